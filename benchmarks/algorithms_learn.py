@@ -38,21 +38,23 @@ from in_process import Rollout, Sampler
 from machine import describe
 
 from rft_platform.algorithms.presets import PRESETS
+from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, OptimizerSpec
 from rft_platform.common.files import digest_json
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
+from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.experience.record import RolloutRow, row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_rollouts
 from rft_platform.rollout.recording.model_handle import state_hash
-from rft_platform.rounds.setup.algorithm import algorithm_spec, optimizer_spec, pipeline_of
+from rft_platform.rounds.setup.algorithm import pipeline_of
 from rft_platform.tasks.task import Task
 from rft_platform.training.data.samples import demonstration_sample
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.packed.packed_policy import score
-from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec, TrainRequest
+from rft_platform.training.protocol import TrainRequest
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "algorithms.md"
@@ -166,14 +168,14 @@ class Run:
         self.start_margin: np.ndarray | None = None
         self.train_tasks, self.held_out = place.tasks("train"), place.tasks("test")
         steps = self.settings["rounds"] * (ROUND_ROWS // STEP_ROWS)
-        algorithm_spec = algorithm_spec(resolve(self.config))
-        if algorithm_spec.critic is not None:
+        spec = resolve(self.config).spec
+        if spec.critic is not None:
             critic = optimizer_spec(self.config.algorithm.critic, steps)
-            algorithm_spec = replace(algorithm_spec, critic=CriticSpec(optimizer=critic))
-        needs_reference = self.preset.reference == "always" or algorithm_spec.beta > 0
+            spec = replace(spec, critic=CriticSpec(optimizer=critic))
+        needs_reference = self.preset.reference == "always" or spec.beta > 0
         self.request = TrainRequest(
             parent=str(place.start), parent_version=0, output=str(self.folder / "checkpoints"),
-            algorithm=algorithm_spec, optimizer=optimizer_spec(self.config.algorithm.optimizer, steps),
+            algorithm=spec, optimizer=optimizer_spec(self.config.algorithm.optimizer, steps),
             train_batch_size=STEP_ROWS, seed=seed,
             reference=str(place.start) if needs_reference else None,
             teacher=str(place.teacher) if self.preset.teacher else None,

@@ -21,12 +21,13 @@ import torch
 from in_process import Sampler, Task, Trainer, one_step, passed, rollout_rows
 
 from rft_platform.algorithms.presets import preset
+from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.training.data.offline_data import read_demonstrations, read_preferences
 from rft_platform.training.data.rollout_rows import TrainingRows
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.plan import stream_steps
 from rft_platform.training.loop.step_metrics import peak_rss_mb
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
+from rft_platform.training.protocol import TrainRequest
 
 Steps = Callable[[int], dict[str, Any]]
 

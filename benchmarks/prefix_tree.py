@@ -32,6 +32,7 @@ import torch
 from machine import describe
 from shape_model import build_shape_model
 
+from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.distributed import Ranks
@@ -39,7 +40,6 @@ from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.models.loading import load_policy
 from rft_platform.training.models.optimizer import apply_step, build_optimizer, clip_gradients
 from rft_platform.training.packed.packed_policy import PackedPolicy, score
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec
 
 HERE = Path(__file__).resolve().parent
 RUNS = 8

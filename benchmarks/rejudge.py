@@ -2,6 +2,9 @@
 
 The rows are made up (prompts and answers as the arithmetic recipe's, eight answers a task); the judge is the built-in
 ``math`` one, then ``numeric``: two judgements of one round, as a backfill from the interface makes them.
+
+The rate of the judge ``regex`` alone is measured with a time limit for every search, and as it is: without one where
+the search is short. The two take turns.
 """
 
 import argparse
@@ -16,6 +19,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 REPEAT = 8
 TOKENS = 32
+PATTERN = r"\\boxed\{(\d+)\}"
 
 
 def make_round(work: Path, rows: int) -> Any:
@@ -77,6 +81,22 @@ def _answer(index: int, repeat: int) -> str:
     return f"Try {repeat}: {index} and {index + 1} make \\boxed{{{2 * index + 1 + repeat % 2}}}."
 
 
+def pattern_rates(texts: list[str], turns: int = 7) -> dict[str, int]:
+    """Answers that the judge ``regex`` scores in a second of processor time: the best of ``turns`` turns each."""
+    from rft_platform.judging.rules import pattern_search
+    from rft_platform.judging.rules.patterns import regex
+
+    free, best = pattern_search._FREE_STEPS, {"every search limited": 0.0, "as it is": 0.0}
+    for _ in range(turns):
+        for name, steps in (("every search limited", -1), ("as it is", free)):
+            pattern_search._FREE_STEPS = steps
+            started = process_time()
+            for text in texts:
+                regex({"answer": "1"}, text, pattern=PATTERN)
+            best[name] = max(best[name], len(texts) / (process_time() - started))
+    return {name: round(rate) for name, rate in best.items()}
+
+
 def main() -> None:
     """Judge twice and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,13 +104,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "rejudge.json")
     given = parser.parse_args()
     from rft_platform.rounds.judge import judge
+    from rft_platform.rounds.setup.taskset_binding import OtherJudge
 
     with tempfile.TemporaryDirectory() as folder:
         project = make_round(Path(folder), given.rows)
         seconds, cpu_seconds = {}, {}
         for name in ("math", "numeric"):
             started, cpu = perf_counter(), process_time()
-            summary = judge(project, 1, name)
+            summary = judge(project, 1, OtherJudge(name))
             seconds[name] = round(perf_counter() - started, 2)
             cpu_seconds[name] = round(process_time() - cpu, 2)
             if not summary["sound"] or summary["rows"] != given.rows:
@@ -104,6 +125,7 @@ def main() -> None:
         "cpu_seconds": cpu_seconds,
         "rows_per_s": {name: round(given.rows / each) for name, each in seconds.items()},
         "judgements_kept": len(versions),
+        "regex_answers_per_cpu_s": pattern_rates([_answer(index, 0) for index in range(given.rows)]),
     }
     given.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))

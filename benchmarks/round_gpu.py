@@ -3,8 +3,12 @@
 ``python benchmarks/round_gpu.py --out FILE`` (``make bench-gpu``) runs two tasks. *even*: prompts of about 60 tokens,
 answers of 512. *uneven*: prompts of 60 to 1,000 tokens, answers of 1 to 1,024 that end by chance. The model has the
 shape of a 0.6 billion parameter Qwen3 with random weights. Our round holds everything: rollouts with text, reward and
-Parquet of every answer, judging, training, publishing, the weights in vLLM, and Dagster. The first round compiles and
-the last one saves its state at once, so both are left out of the medians; so is the peer's first step.
+Parquet of every answer, judging, training, publishing, the weights in vLLM, and Dagster. It is measured from the end of
+the round before to its own end. The first round compiles, the last one saves its state at once, and with ``--offset 1``
+has no exploration beside it, so both are left out of the medians; so is the peer's first step.
+
+With two GPUs visible, engine and trainer use one each; with ``--ranks 2``, the trainer uses both and the engine shares
+one of them.
 
 The peer's script and environment are not part of the repository: ``--peer SCRIPT`` names the script (by default
 ``peers/trl_gpu.py`` below ``RFT_TEST_DATA``), ``--peer-python`` its interpreter. ``--small`` runs a tiny model and the
@@ -22,6 +26,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +70,9 @@ TASKS = {
 SMALL = {"even": Task("even", 8, 4, 24, 256, (1, 1)), "uneven": Task("uneven", 8, 4, 48, 256, (1, 6))}
 
 
-def write_project(work: Path, task: Task, model: Path, rounds: int, small: bool) -> None:
+def write_project(work: Path, task: Task, model: Path, given: argparse.Namespace) -> None:
     """Write tasks, judge and rft.yaml into ``work``."""
+    rounds, small = given.rounds, given.small
     work.mkdir(parents=True)
     rng = random.Random(7)
     with (work / "tasks.jsonl").open("w") as file:
@@ -106,7 +112,13 @@ def write_project(work: Path, task: Task, model: Path, rounds: int, small: bool)
             "rollout_model": {} if small else {"gpu_memory_utilization": 0.35, "dtype": "bfloat16"},
         },
         "engine": {"kind": "transformers" if small else "vllm"},
-        "trainer": {"nproc": 1, "max_checkpoints_to_keep": 1, **({} if small else fast)},
+        "trainer": {
+            "nproc": given.ranks,
+            "max_checkpoints_to_keep": 1,
+            "save_interval": given.save_interval,
+            **({} if small else fast),
+        },
+        "synchronizer": {"sync_offset": given.offset},
         "evaluation": {"every": 1000},
     }
     (work / "rft.yaml").write_text(yaml.safe_dump(config))
@@ -124,7 +136,7 @@ def with_chance_ends(model: Path, target: Path) -> Path:
     return target
 
 
-def run_rounds(work: Path) -> dict[str, Any]:
+def run_rounds(work: Path, logs: Path | None) -> dict[str, Any]:
     """Drive the project in ``work``; seconds and throughput of each round, and the medians of the steady ones."""
     home = work / "home"
     environment = {**os.environ, "RFT_HOME": str(home)}
@@ -136,7 +148,12 @@ def run_rounds(work: Path) -> dict[str, Any]:
         shown = subprocess.run([*rft, "rounds", "--json"], env=environment, check=True, capture_output=True, text=True)
     finally:
         subprocess.run([*rft, "stop"], env=environment, check=False)
+        if logs is not None and (home / "logs").exists():
+            shutil.copytree(home / "logs", logs / work.name, dirs_exist_ok=True)
     rounds = [describe_round(home, entry) for entry in json.loads(shown.stdout)["rounds"] if entry["round"] > 0]
+    for before, current in pairwise(rounds):
+        current["seconds"] = round(current["ended_at"] - before["ended_at"], 2)
+        current["completion_tokens_per_s"] = round(current["completion_tokens"] / current["seconds"])
     steady = rounds[1:-1]
     names = (
         "seconds",
@@ -160,14 +177,13 @@ def describe_round(home: Path, entry: dict[str, Any]) -> dict[str, Any]:
     folder = home / "rounds" / f"r{entry['round']:04d}"
     trained, evaluated = read_json(folder / "train.json"), read_json(folder / "evaluation.json")
     rows = [row for file in folder.glob("rollouts/*.parquet") for row in _token_counts(file)]
-    answers, seconds, phases = sum(count for _, count in rows), sum(entry["seconds"].values()), trained["seconds"]
+    answers, phases = sum(count for _, count in rows), trained["seconds"]
     computing = phases["forward_backward"] + phases["optimizer"]
     return {
         "round": entry["round"],
-        "seconds": round(seconds, 2),
+        "ended_at": (folder / "evaluation.json").stat().st_mtime,
         "split": {name: round(value, 2) for name, value in entry["seconds"].items()},
         "completion_tokens": answers,
-        "completion_tokens_per_s": round(answers / seconds),
         "rollout_tokens_per_s": round(entry["tokens_per_s"]),
         "training_tokens_per_s": round(sum(prompt + count for prompt, count in rows) / computing),
         "mfu": trained["metrics"].get("mfu"),
@@ -205,16 +221,27 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5, help="three or more; the first and the last do not count")
     options.add_argument("--peer", type=Path, default=Path(data) / "peers" / "trl_gpu.py" if data else None)
     options.add_argument("--peer-python", default=sys.executable)
+    options.add_argument("--offset", type=int, default=0, help="rounds that exploration leads training")
+    options.add_argument("--ranks", type=int, default=1, help="trainer ranks")
+    options.add_argument("--save-interval", type=int, help="rounds between two saves of the trainer state; default: 1")
+    options.add_argument("--logs", type=Path, help="folder that gets the logs of the processes")
+    options.add_argument("--no-peer", action="store_true")
     options.add_argument("--small", action="store_true", help="a tiny model on a CPU, without the peer")
     given = options.parse_args()
     if given.rounds < 3:
         options.error(f"--rounds {given.rounds}: give at least 3, because the first and the last do not count")
-    peer = None if given.small or given.peer is None or not given.peer.exists() else given.peer
+    left_out = given.small or given.no_peer or given.peer is None or not given.peer.exists()
+    peer = None if left_out else given.peer
     if peer is None:
-        print("the peer is left out: --small, or --peer names no script (RFT_TEST_DATA is not set)", flush=True)
+        print("the peer is left out: --small, --no-peer, or --peer names no script", flush=True)
     result: dict[str, Any] = {
         "machine": describe("cpu" if given.small else "cuda"),
-        "rounds": given.rounds,
+        "settings": {
+            "rounds": given.rounds,
+            "offset": given.offset,
+            "ranks": given.ranks,
+            "save_interval": given.save_interval,
+        },
         "tasks": {},
     }
     with tempfile.TemporaryDirectory() as temporary:
@@ -224,8 +251,8 @@ def main() -> None:
             task = (SMALL if given.small else TASKS)[name]
             uneven = name == "uneven" and not given.small
             weights = with_chance_ends(model, work / "model-uneven") if uneven else model
-            write_project(work / name, task, weights, given.rounds, given.small)
-            found = run_rounds(work / name)
+            write_project(work / name, task, weights, given)
+            found = run_rounds(work / name, given.logs)
             if peer is not None:
                 found["peer"] = run_peer(peer, given.peer_python, task)
                 found["times_faster"] = round(found["peer"]["median_step_s"] / found["medians"]["seconds"], 2)

@@ -23,10 +23,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe
 from shape_model import build_shape_model
 
+from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.common.errors import TrainerError
 from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.training.protocol import AlgorithmSpec, Layout, OptimizerSpec, StepEvent, TrainRequest
+from rft_platform.training.protocol import Layout, StepEvent, TrainRequest
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 
 VOCABULARY = int(os.environ.get("VOCABULARY", "150000"))

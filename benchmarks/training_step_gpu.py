@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe
 from shape_model import SHAPE, build_shape_model
 
+from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.training.data.samples import Sample, rollout_sample
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.gradients import accumulate_gradients
@@ -29,7 +30,7 @@ from rft_platform.training.loop.step_metrics import DeviceClock
 from rft_platform.training.models.loading import compiled_graphs, load_policy
 from rft_platform.training.models.optimizer import apply_step, build_optimizer, clip_gradients
 from rft_platform.training.packed.packed_policy import warm_up
-from rft_platform.training.protocol import AlgorithmSpec, Layout, OptimizerSpec
+from rft_platform.training.protocol import Layout
 
 GROUPS, RUNS, LONGEST = 64, 8, 1024
 PEAK = 790e12  # bf16 products on an H200, measured

@@ -194,10 +194,11 @@ def warm_model(size: str, data: Path, work: Path) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
     from rft_platform.recipes.arithmetic.model import build_model
     from rft_platform.training.distributed import Ranks
     from rft_platform.training.loop.session import TrainingSession
-    from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
+    from rft_platform.training.protocol import TrainRequest
 
     steps, target = WARM_STEPS[size], work / f"warm-{size}"
     found = target / f"global_step_{steps}"

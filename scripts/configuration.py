@@ -15,6 +15,9 @@ from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rft_platform.config.foreign.keys import KEYS
+from rft_platform.config.foreign.names import REFUSED_REWARDS, REFUSED_WORKFLOWS, REWARDS, WORKFLOWS, Judge
+from rft_platform.config.foreign.treatments import Moved, Noted, Treatment
 from rft_platform.config.schema.rft_config import RftConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -22,7 +25,29 @@ HEADER = """# Configuration reference
 
 Every key of `rft.yaml`. Generated from the schema by `make configuration`; do not edit. An unknown key is refused with
 the nearest known one. `rft run --config rft.yaml --dry-run` shows what a file resolves to.
+
+A value may contain `${oc.env:NAME,DEFAULT}`, an environment variable with an optional default, and `${section.key}`,
+the value of another key of the file ([OmegaConf](https://omegaconf.readthedocs.io)). An expression without a value is
+refused. The project keeps the values: a later change of a variable does not change a started project. So a variable
+whose name ends with `KEY` or `TOKEN`, or contains `SECRET` or `PASSWORD`, is refused: read it in your code, or name it
+in `api_key_env`.
 """
+FOREIGN = """
+## Files of Trinity-RFT
+
+A configuration file of Trinity-RFT loads as it is. Keys that are not listed above are renamed, or accepted with one
+line in the plan that says what takes their place, or refused with the reason. `[]` stands for each entry of a list; the
+keys of `taskset` hold for `tasksets[]` and `eval_tasksets[]`, too.
+
+`stages` of one supervised fine-tuning and one training after it are one project: the first is its `warm_start`.
+A file for Tinker trains a LoRA adapter on this machine. For `on_policy_distill` and `jsd` (here `gkd`), the first of
+`explorer.auxiliary_models` is the teacher; for `mix`, the auxiliary buffer holds the demonstrations
+(`algorithm.experts`).
+
+| key | here |
+|---|---|
+"""
+_REPEATED = ("buffer.explorer_input.tasksets[]", "buffer.explorer_input.eval_tasksets[]", "buffer.eval_tasksets[]")
 _NAMES = {str: "text", int: "integer", float: "number", bool: "true or false", Any: "any value", dict: "mapping"}
 _BOUNDS = {Ge: ("ge", "≥ {}"), Gt: ("gt", "> {}"), Le: ("le", "≤ {}"), Lt: ("lt", "< {}")}
 _LENGTHS = {MinLen: ("min_length", "at least {} long"), MaxLen: ("max_length", "at most {} long")}
@@ -30,7 +55,41 @@ _LENGTHS = {MinLen: ("min_length", "at least {} long"), MaxLen: ("max_length", "
 
 def page() -> str:
     """The text of the page."""
-    return HEADER + "".join(_section("", RftConfig, "", {}))
+    return HEADER + "".join(_section("", RftConfig, "", {})) + "".join(_foreign())
+
+
+def _foreign() -> Iterator[str]:
+    """The keys, workflows and rewards of Trinity-RFT's files."""
+    yield FOREIGN
+    for key, treatment in KEYS:
+        if not key.startswith(_REPEATED):
+            yield f"| {key} | {_cell(_treated(treatment))} |\n"
+    yield "\n### Workflows and rewards\n\n| Trinity-RFT | here |\n|---|---|\n"
+    for name, known in WORKFLOWS.items():
+        yield f"| `{name}` | `workflow: {known.workflow}`{_judged(known.judge)} |\n"
+    for name, judge in REWARDS.items():
+        yield f"| `{name}` | {_judged(judge).removeprefix(', ')} |\n"
+    for name, reason in {**REFUSED_WORKFLOWS, **REFUSED_REWARDS}.items():
+        yield f"| `{name}` | refused: {_cell(reason)} |\n"
+
+
+def _treated(treatment: Treatment) -> str:
+    if isinstance(treatment, Moved):
+        same = not treatment.to.strip(".") or (treatment.to.startswith(".") and treatment.values)
+        return "some values have other names" if same else f"`{treatment.to.removeprefix('.')}`"
+    return f"no effect: {treatment.reason}" if isinstance(treatment, Noted) else f"refused: {treatment.reason}"
+
+
+def _judged(judge: Judge | None) -> str:
+    if judge is None:
+        return ""
+    if isinstance(judge, str):
+        return f", `judge: {judge}`"
+    return ", judges " + " + ".join(f"{part['weight']:g} `{part['judge']}`" for part in judge)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def undocumented() -> list[str]:

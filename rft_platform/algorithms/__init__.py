@@ -5,8 +5,9 @@ when a round is judged) and ``token_advantages`` (computed by the trainer). Read
 
 1. ``presets`` (an ``algorithm_type`` as a ``Preset``; ``choose``: a preset with parts replaced);
 2. ``common.registry`` (``Registry``, look-up by name), ``plugins`` (user modules that register functions);
-3. ``spec`` (``ObjectiveSpec``), ``objective`` (``Objective``: loss, correction, masks, KL, entropy per token),
-   ``common.ratio`` (importance ratios), ``kl`` (estimators, coefficient of a KL penalty in the reward; the penalty is
-   subtracted from the reward in ``training/data/token_advantages.py``);
+3. ``spec`` (``ObjectiveSpec``, ``AlgorithmSpec``, ``OptimizerSpec``: settings of a training as plain values),
+   ``objective`` (``Objective``: loss, correction, masks, KL, entropy per token), ``common.ratio`` (importance ratios),
+   ``kl`` (estimators, coefficient of a KL penalty in the reward; the penalty is subtracted from the reward in
+   ``training/data/token_advantages.py``);
 4. ``aggregation`` (token losses to one number), ``value_loss`` (critic).
 """

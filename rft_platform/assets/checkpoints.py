@@ -1,19 +1,18 @@
 """Training asset: a round's optimiser steps and the resulting checkpoint, registered in MLflow."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from rft_platform.assets.checks import CHECKPOINT_CHECKS, checkpoint_results
-from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
+from rft_platform.assets.common import OWNERS, TRAINER_POOL, links, numbers, path, rft_rounds, round_of
 from rft_platform.assets.run_failure import reports_faults
+from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.experience.file_names import round_key
 from rft_platform.resources import ProjectResource, RegistryResource, TrainerResource
 
 if TYPE_CHECKING:
-    from rft_platform.rounds.project.policy import Policy
-    from rft_platform.training.protocol import TrainResult
+    from rft_platform.rounds.round import PolicyTraining
 
 
 def selection_metadata(note: dict[str, Any] | None) -> dict[str, Any]:
@@ -30,19 +29,22 @@ def selection_metadata(note: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def further_metadata(trained: "Mapping[str, tuple[Policy, TrainResult | None]]") -> dict[str, Any]:
-    """Metadata of the further policies of a training."""
-    found: dict[str, Any] = {}
-    for name, (policy, result) in trained.items():
-        found |= {
-            f"{name}/checkpoint": path(policy.folder),
-            f"{name}/policy_version": policy.policy_version,
-            f"{name}/model_version": policy.model_version or "not registered",
-        }
-        if result is not None:
-            measured = {"optimizer_steps": result.steps, **numbers(result.metrics)}
-            found |= {f"{name}/{metric}": value for metric, value in measured.items()}
-    return found
+_ORIGIN = ("judge_version", "data_digest", "taskset_digest", "config_digest", "code_version")  # `rft trace` shows more
+
+
+def training_metadata(training: "PolicyTraining") -> dict[str, Any]:
+    """Metadata of the training of one policy."""
+    policy, result = training.policy, training.result
+    figures = {} if result is None else {"optimizer_steps": result.steps, **numbers(result.metrics)}
+    found = {
+        "checkpoint": path(policy.folder),
+        "policy_version": policy.policy_version,
+        "model_version": policy.model_version or "not registered",
+        **{name: training.origin[name] for name in _ORIGIN if training.origin.get(name)},
+        **figures,
+    }
+    prefix = "" if policy.name == FIRST_POLICY else f"{policy.name}/"
+    return {f"{prefix}{name}": value for name, value in found.items()}
 
 
 @dg.asset(
@@ -62,25 +64,23 @@ def policy_checkpoint(
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
     """Weights after this round: HF safetensors, resumable state, a manifest with their lineage, a model version."""
+    from rft_platform.rounds.reporting.run_log import mlflow_links
     from rft_platform.rounds.round import Round
     from rft_platform.rounds.selection.pending_rows import selection_note
     from rft_platform.rounds.train import engine_mismatch
 
     opened, number = project.open(), round_of(context)
-    training = Round(opened, number, context.run.run_id).train(trainer.connect(), registry.connect())
-    policy, result = training.policy, training.result
+    versions = registry.connect()
+    trained = Round(opened, number, context.run.run_id).train(trainer.connect(), versions)
+    first = trained.pop(FIRST_POLICY)
+    assert first.result is not None, "the first policy is always trained"
+    metadata: dict[str, Any] = {**links(mlflow_links(opened, versions, first.policy))}
+    metadata |= training_metadata(first) | selection_metadata(selection_note(opened.store, number))
+    metadata |= {f"seconds/{name}": value for name, value in first.result.seconds.items()}
+    for other in trained.values():
+        metadata |= training_metadata(other)
     return dg.MaterializeResult(
-        metadata={
-            "checkpoint": path(policy.folder),
-            "policy_version": policy.policy_version,
-            "model_version": policy.model_version or "not registered",
-            "optimizer_steps": result.steps,
-            "no_op": result.steps == 0,
-            **selection_metadata(selection_note(opened.store, number)),
-            **numbers(result.metrics),
-            **{f"seconds/{name}": value for name, value in result.seconds.items()},
-            **further_metadata(training.further),
-        },
-        data_version=dg.DataVersion(policy.weights_digest),
-        check_results=checkpoint_results(result.steps, engine_mismatch(training.steps)),
+        metadata={**metadata, "no_op": first.result.steps == 0},
+        data_version=dg.DataVersion(first.policy.weights_digest),
+        check_results=checkpoint_results(first.result.steps, engine_mismatch(first.steps)),
     )

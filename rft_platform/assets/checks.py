@@ -78,7 +78,8 @@ EVALUATION_CHECKS = [
     dg.AssetCheckSpec(
         "gate",
         asset="evaluation_report",
-        description="The evaluated policy is at least as good as the champion.",
+        description="The policy becomes champion by the rule of evaluation.gate. If the check fails, the policy was "
+        "not better by that rule, and the champion stays: the round itself is complete.",
     ),
 ]
 

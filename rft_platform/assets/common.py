@@ -1,6 +1,6 @@
 """Shared parts of the asset definitions: the round partitions, pools, owner, and small metadata builders."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,11 @@ def report_table(reports: Sequence[Any]) -> dg.TableMetadataValue:
 def path(folder_or_file: str | Path) -> dg.PathMetadataValue:
     """A path that can be copied in the UI."""
     return dg.MetadataValue.path(str(folder_or_file))
+
+
+def links(pages: Mapping[str, str]) -> dict[str, dg.UrlMetadataValue]:
+    """Links that open in the UI, by label."""
+    return {label: dg.MetadataValue.url(page) for label, page in pages.items()}
 
 
 def _cell(value: Any) -> str | int | float | bool | None:

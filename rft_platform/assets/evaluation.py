@@ -4,7 +4,7 @@ import dagster as dg
 from pydantic import Field
 
 from rft_platform.assets.checks import EVALUATION_CHECKS, evaluation_results
-from rft_platform.assets.common import ENGINE_POOL, OWNERS, numbers, path, report_table, rft_rounds, round_of
+from rft_platform.assets.common import ENGINE_POOL, OWNERS, links, numbers, path, report_table, rft_rounds, round_of
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources import EngineResource, ProjectResource, RegistryResource
 
@@ -35,23 +35,23 @@ def evaluation_report(
 ) -> dg.MaterializeResult:
     """Held-out results of the round's policy, compared with the champion. The measuring engine serves it then."""
     from rft_platform.rounds.offline import evaluate_offline
+    from rft_platform.rounds.project.policy import required
     from rft_platform.rounds.reporting.bench import write_bench
+    from rft_platform.rounds.reporting.run_log import mlflow_links
     from rft_platform.rounds.round import Round
 
-    opened, number = project.open(), round_of(context)
+    opened, number, versions = project.open(), round_of(context), registry.connect()
     if opened.settings.offline:
-        summary = evaluate_offline(
-            opened, engine.connect, registry.connect(), number, force=config.force, promote=config.promote
-        )
+        summary = evaluate_offline(opened, engine.connect, versions, number, force=config.force, promote=config.promote)
     else:
-        summary = Round(opened, number).evaluate(
-            engine.connect(), registry.connect(), force=config.force, promote=config.promote
-        )
+        summary = Round(opened, number).evaluate(engine.connect(), versions, force=config.force, promote=config.promote)
+    policy = required(opened.store, number)
     return dg.MaterializeResult(
         metadata={
             "report": dg.MetadataValue.md(summary.markdown),
             "gate": summary.gate,
             "promoted": summary.promoted,
+            **(links(mlflow_links(opened, versions, policy)) if summary.results else {}),
             **({"picture": path(summary.picture)} if summary.picture else {}),
             **({"compared_with": report_table(summary.compared)} if summary.compared else {}),
             **({} if config.promote else {"all_policies": path(write_bench(opened))}),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from rft_platform.assets.checks import checkpoint_specs, offline_results
-from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
+from rft_platform.assets.common import OWNERS, TRAINER_POOL, links, numbers, path, rft_rounds, round_of
 from rft_platform.assets.offline_data import preference_pairs, sft_dataset
 from rft_platform.assets.policy import base_model
 from rft_platform.assets.run_failure import reports_faults
@@ -60,18 +60,21 @@ def _train(
     from rft_platform.rounds.offline import check_kind, offline_lineage, start_training, train_offline
     from rft_platform.rounds.offline_dataset import required_dataset
     from rft_platform.rounds.register_checkpoint import register
+    from rft_platform.rounds.reporting.run_log import mlflow_links
 
     opened, number, run_id = project.open(), round_of(context), context.run.run_id
     check_kind(opened, kind, number)
     start_training(opened)
     result, steps = train_offline(opened, trainer.connect(), kind, number, run_id)
     origin = offline_lineage(opened, required_dataset(opened, number), run_id)
-    policy = register(opened, registry.connect(), round_number=number, result=result, steps=steps, origin=origin)
+    versions = registry.connect()
+    policy = register(opened, versions, round_number=number, result=result, steps=steps, origin=origin)
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),
             "policy_version": policy.policy_version,
             "model_version": policy.model_version or "not registered",
+            **links(mlflow_links(opened, versions, policy)),
             "optimizer_steps": result.steps,
             "dataset_rows": origin["dataset_rows"],
             "data_digest": origin["data_digest"],

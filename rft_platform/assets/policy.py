@@ -66,7 +66,7 @@ def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource)
 
     opened, number = project.open(), round_of(context)
     policy = Round(opened, number).snapshot()
-    further = explored_with(opened, number)
+    others = {name: each for name, each in explored_with(opened, number).items() if name != policy.name}
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),
@@ -74,8 +74,8 @@ def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource)
             "from_round": policy.round,
             "model_version": policy.model_version or "not registered",
             "weights_digest": policy.weights_digest,
-            **{f"{name}/policy_version": one.policy_version for name, one in further.items()},
-            **{f"{name}/checkpoint": path(one.folder) for name, one in further.items()},
+            **{f"{name}/policy_version": one.policy_version for name, one in others.items()},
+            **{f"{name}/checkpoint": path(one.folder) for name, one in others.items()},
         },
         data_version=dg.DataVersion(policy.weights_digest),
     )

@@ -6,6 +6,7 @@ could change its data during training.
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -41,20 +42,20 @@ class RoundBusyError(TransientError):
 class _RoundLock:
     stream: IO[str]
     run_id: str
+    thread: int
     previous_run: str | None = None  # the run that held the round before, if another one
     cleaned: set[type] = field(default_factory=set)  # resource types in which the previous run's work was stopped
 
 
-_round_locks: dict[Path, _RoundLock] = {}  # by this process, until it ends or its next run starts
+_round_locks: dict[Path, _RoundLock] = {}  # by this process, until its run ends or the thread's next run starts
 
 
 @contextmanager
 def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
     """Run an asset's body as the only run on its round; ``resources`` are the body's resources.
 
-    Raises RoundBusyError that names the other run if there is one. The run holds the round until its process ends or
-    works on another run. If the body is interrupted, its work in engine and trainer is stopped. Work that a killed
-    earlier run left there is stopped too.
+    Raises RoundBusyError that names the other run if there is one. The run holds the round until it ends. If the body
+    is interrupted, its work in engine and trainer is stopped. Work that a killed earlier run left there is stopped too.
     """
     project = next((each for each in resources if isinstance(each, ProjectResource)), None)
     if project is None:
@@ -78,10 +79,12 @@ def hold_round(home: Home, key: str, run_id: str, wait_s: float = _WAIT_S) -> st
     Raises RoundBusyError if another run still holds it after ``wait_s`` seconds.
     """
     file = home.leases / "rounds" / f"{key}.lock"
-    for other, held in list(_round_locks.items()):  # a process works on one run after another
-        if held.run_id != run_id:
+    thread = threading.get_ident()
+    for other, held in list(_round_locks.items()):  # a thread works on one run after another
+        if held.run_id != run_id and held.thread == thread:
             _round_locks.pop(other).stream.close()
-    if file in _round_locks:
+    own = _round_locks.get(file)
+    if own is not None and own.run_id == run_id:
         return None
     file.parent.mkdir(parents=True, exist_ok=True)
     stream, deadline = file.open("a+", encoding="utf-8"), time.monotonic() + wait_s
@@ -100,8 +103,15 @@ def hold_round(home: Home, key: str, run_id: str, wait_s: float = _WAIT_S) -> st
     json.dump({"run_id": run_id, "process": os.getpid()}, stream)
     stream.flush()
     previous_run = previous_run if previous_run != run_id else None
-    _round_locks[file] = _RoundLock(stream, run_id, previous_run)
+    _round_locks[file] = _RoundLock(stream, run_id, thread, previous_run)
     return previous_run
+
+
+def release_rounds(run_id: str) -> None:
+    """Unlock the rounds that a run of this process holds, because it has ended."""
+    for file, held in list(_round_locks.items()):
+        if held.run_id == run_id:
+            _round_locks.pop(file).stream.close()
 
 
 def cancel_work(project: ProjectResource, resources: Sequence[Any]) -> None:
@@ -141,7 +151,7 @@ def _lease_is_alive(lease_file: Path) -> bool:
 
 def _resources_to_clean(context: dg.AssetExecutionContext, resources: Sequence[Any]) -> list[Any]:
     """The engine and trainer resources in which an interrupted previous run may have left work, each once."""
-    held = next((each for file, each in _round_locks.items() if file.stem == _round_key(context)), None)
+    held = next((each for file, each in list(_round_locks.items()) if file.stem == _round_key(context)), None)
     if held is None or held.previous_run is None:
         return []
     heavy = [each for each in resources if isinstance(each, EngineResource | TrainerResource)]

@@ -14,6 +14,7 @@ import dagster as dg
 from rft_platform.assets.round_lock import exclusive_round
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
+from rft_platform.common.processes.signals import interruption
 from rft_platform.config.home import Home
 from rft_platform.observability.log_rotation import bound_logs_now_and_then
 from rft_platform.observability.logs import phase_context
@@ -34,7 +35,8 @@ def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[.
     def asset_body(context: dg.AssetExecutionContext, *args: Any, **kwargs: Any) -> dg.MaterializeResult[Any]:
         try:
             resources = [*args, *kwargs.values()]
-            with asset_phase(context, body.__name__, resources), exclusive_round(context, body.__name__, resources):
+            phase = asset_phase(context, body.__name__, resources)
+            with phase, exclusive_round(context, body.__name__, resources), _as_interruption():
                 result = body(context, *args, **kwargs)
         except dg.Failure:
             raise
@@ -48,6 +50,19 @@ def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[.
         return result
 
     return asset_body
+
+
+@contextmanager
+def _as_interruption() -> Iterator[None]:
+    """While an interrupted command ends its threads, no work begins, and what running work raises is no failure."""
+    if interruption.is_set():
+        raise dg.DagsterExecutionInterruptedError
+    try:
+        yield
+    except Exception as raised:
+        if interruption.is_set():
+            raise dg.DagsterExecutionInterruptedError from raised
+        raise
 
 
 @contextmanager

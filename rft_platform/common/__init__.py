@@ -5,7 +5,8 @@ Read in this order:
 - ``errors``: the platform's errors; ``fault_classification``: any other exception as one of them; ``redaction``:
   masking of secrets in text.
 - ``files``: durable, atomic writes and digests; ``locks``: locks between processes; ``digests``: files of a checkpoint
-  and identity of weights; ``recorded_paths``: paths stored relative to a home; ``sqlite_files``: damaged SQLite files.
+  and identity of weights; ``recorded_paths``: paths stored relative to a home; ``policy_names``: names of policies in
+  what is stored about them; ``sqlite_files``: damaged SQLite files.
 - ``processes``: leases, start and end of long-lived processes.
 - ``user_code`` and ``call_signature``: references to the user's functions, and their parameters.
 - ``threads``: blocking code in threads that may hang; ``progress``: progress reports of long work.

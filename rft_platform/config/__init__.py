@@ -3,9 +3,11 @@
 Read in this order:
 
 - ``schema``: ``RftConfig``, the whole file, and its sections.
-- ``load`` (YAML to ``RftConfig``) with ``paths``; ``allowed_changes``: which settings a started project may change.
-- ``resolve``: ``RunSettings``, the preset merged with the configuration, batch sizes, number of rounds; ``offline``
-  (trainings on a dataset) and ``rollout_limits`` (bounds on workflow runs) belong to it.
+- ``load`` (YAML to ``RftConfig``) with ``interpolation`` (``${...}``), ``foreign`` (files of Trinity-RFT) and
+  ``paths``; ``allowed_changes``: which settings a started project may change.
+- ``resolve``: ``RunSettings``, the preset merged with the configuration, batch sizes, number of rounds;
+  ``training_specs`` (what the trainer receives), ``offline`` (trainings on a dataset) and ``rollout_limits`` (bounds on
+  workflow runs) belong to it.
 - ``gpu_placement``: which GPUs the engines and the trainer use.
 - ``checks``: ``check_config`` refuses what cannot work, before anything starts.
 - ``dry_run``: what ``rft run --dry-run`` prints; ``home``: the folders below ``RFT_HOME``.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rft_platform.config.gpu_placement import GpuPlacement, place
 from rft_platform.config.resolve import Batches, RunLength, RunSettings
 from rft_platform.config.schema.buffer import Taskset
+from rft_platform.config.schema.explorer import Explorer, RolloutModel
 from rft_platform.config.schema.rft_config import RftConfig
 
 
@@ -50,7 +51,7 @@ def run_plan(run: RunSettings, *, gpu_count: int, task_count: int | None = None)
         batches=run.batches if exploring and not config.online else None,
         length=length,
         waits=tuple(_waits(run) if offline is None else _offline_waits(config)),
-        notices=(*config_notices(config, gpu_count), *_length_notices(run, length, task_count)),
+        notices=(*config.notices, *config_notices(config, gpu_count), *_length_notices(run, length, task_count)),
         tasksets=tuple(_tasksets(config)) if offline is None else (),
     )
 
@@ -259,7 +260,6 @@ _NO_EFFECT = {
     "evaluation.schedule": "the schedule nightly_evaluation has its own time, which the Automation tab changes",
     "synchronizer.sync_method": "the engine loads weights from checkpoint files",
     "explorer.service_status_check_interval": "the service looks for new versions twice a second",
-    "synchronizer.sync_timeout": "a launch starts when its inputs exist, without a time limit",
     _STORAGE_TYPE: "experiences are stored as files",
 }
 
@@ -268,9 +268,12 @@ _VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager",
 
 def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]:
     """One line for each setting of the user that has no effect (on a machine with ``gpu_count`` GPUs, if given)."""
+    reasons = dict(_NO_EFFECT)
+    if config.mode not in ("explore", "train"):
+        reasons["synchronizer.sync_timeout"] = "a launch starts when its inputs exist, without a time limit"
     lines = [
         f"{key} has no effect here: {reason}"
-        for key, reason in _NO_EFFECT.items()
+        for key, reason in reasons.items()
         if _value(config, key) != _value(_DEFAULT, key) and not (config.online and key == _STORAGE_TYPE)
     ]
     if config.engine.kind == "transformers" or (config.engine.kind == "auto" and gpu_count == 0):
@@ -287,6 +290,8 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
         lines.append("algorithm.kl_penalty_fn has no effect while kl_penalty_fn_args.kl_coef is 0")
     if gpu_count == 0 and config.cluster.gpu_per_node:
         lines.append(f"cluster.gpu_per_node {config.cluster.gpu_per_node}: this machine has no GPU, so the CPU is used")
+        if (engines := config.explorer.rollout_model.engine_num) > 1:
+            lines.append(f"explorer.rollout_model.engine_num {engines}: these engines share the CPU")
     if config.cluster.node_num > 1 and config.trainer.rendezvous.endpoint is None:
         lines.append("cluster.node_num has no effect on training here while trainer.rendezvous.endpoint is not set")
     if config.trainer.gradient_accumulation_steps > 1 and config.buffer.train_batch_size in (None, "round"):
@@ -295,10 +300,34 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
         if taskset.task_selector != type(taskset.task_selector)():
             key = f"buffer.explorer_input.eval_tasksets[{index}].task_selector"
             lines.append(f"{key} has no effect here: an evaluation runs every task")
+    lines += _always_on_notices(config.explorer)
+    if not config.online:
+        lines += [
+            f"explorer.{key} has no effect here: it is for the online service (rft serve)"
+            for key in ("listen_address", "proxy_port")
+            if _value(config.explorer, key) != _value(_DEFAULT.explorer, key)
+        ]
     lines += _single_call_notices(config)
     if "wandb" in config.monitor.monitor_type:
         lines.append("monitor.monitor_type wandb has no effect here: step metrics go to MLflow and TensorBoard")
     return lines
+
+
+_ALWAYS_ON = {
+    "enable_openai_api": "workflows can always call the policy by OpenAI clients",
+    "enable_history": "every call to the policy is recorded",
+    "enable_auto_tool_choice": "tool calls are parsed whenever a request offers tools",
+}
+
+
+def _always_on_notices(explorer: Explorer) -> Iterator[str]:
+    """One line for each switch that the user set to false; a dumped configuration contains all its keys."""
+    serving = explorer.rollout_model
+    if serving.model_fields_set == set(RolloutModel.model_fields):
+        return
+    for key, reason in _ALWAYS_ON.items():
+        if key in serving.model_fields_set and not getattr(serving, key):
+            yield f"explorer.rollout_model.{key} false has no effect here: {reason}"
 
 
 def _single_call_notices(config: RftConfig) -> Iterator[str]:

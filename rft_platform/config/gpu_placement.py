@@ -1,8 +1,9 @@
 """Which GPUs of this machine the engines and the trainer use.
 
-The engines take the first GPUs: those of the policy, of the auxiliary models, and of further policies. The trainer
-takes the last ones. They share GPUs in mode ``colocate``, and on a machine with a single GPU. The two processes of an
-online project (modes ``serve`` and ``train``) place both alike.
+The engines take the first GPUs: those of the first policy, of the auxiliary models, of the other policies, and in an
+online project those of ``ONLINE_ENGINES``. The trainer takes the last ones. They share GPUs in mode ``colocate``, and
+on a machine with a single GPU. The two processes of a project of two halves (modes ``serve`` or
+``explore``, and ``train``) place both alike.
 """
 
 import os
@@ -10,6 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft_platform.config.schema.rft_config import RftConfig
+
+POLICY_ENGINE = "engine"  #: name of the first policy's engine
+EVALUATION_ENGINE, CANDIDATE_ENGINE = "evaluation", "candidate"
+ONLINE_ENGINES = (EVALUATION_ENGINE, CANDIDATE_ENGINE)  #: beside the engine that serves production traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +52,30 @@ def place(config: RftConfig, gpus: int) -> GpuPlacement:
 
 
 def _engine_gpus(config: RftConfig) -> int:
-    if config.engine.device == "cpu" or (config.mode == "train" and not config.online):
+    explores = config.online or config.buffer.explorer_input.taskset is not None  # maybe by another process
+    if config.engine.device == "cpu" or (config.mode == "train" and not explores):
         return 0
-    explorer = config.explorer
-    further = explorer.rollout_model.tensor_parallel_size * len(config.policies)
-    return explorer.policy_gpus + sum(model.devices for model in explorer.auxiliary_models) + further
+    return engine_gpus(config)[EVALUATION_ENGINE, 0].start
+
+
+def engine_gpus(config: RftConfig) -> dict[tuple[str, int], range]:
+    """Positions of the GPUs of each engine process, by the engine's name and the number of the replica."""
+    explorer, size = config.explorer, config.explorer.rollout_model.tensor_parallel_size
+    firsts = [number // explorer.engines_per_gpu * size for number in range(explorer.rollout_model.engine_num)]
+    found = {(POLICY_ENGINE, number): range(first, first + size) for number, first in enumerate(firsts)}
+    sizes = {
+        (model.lease, number): model.tensor_parallel_size
+        for model in explorer.auxiliary_models
+        for number in range(0 if model.base_url else model.engine_num)
+    }
+    sizes |= dict.fromkeys(
+        [*((policy.lease, 0) for policy in config.policies), *((n, 0) for n in ONLINE_ENGINES)], size
+    )
+    end = explorer.policy_gpus
+    for process, gpus in sizes.items():
+        found[process] = range(end, end + gpus)
+        end += gpus
+    return found
 
 
 def visible_devices(own: range) -> str:

@@ -19,7 +19,9 @@ from pydantic_core import ErrorDetails
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
+from rft_platform.config.foreign.convert import convert
 from rft_platform.config.home import Home
+from rft_platform.config.interpolation import escaped, interpolate, unescaped
 from rft_platform.config.paths import paths_in_home, relative_paths, resolve_paths
 from rft_platform.config.schema.rft_config import RftConfig
 
@@ -96,24 +98,39 @@ def _paths(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def load_config(path: str | os.PathLike[str]) -> RftConfig:
-    """Read, validate and resolve a configuration file.
+    """Read and validate a configuration file, of this platform or of Trinity-RFT.
 
     Relative paths are relative to the file's folder. Raises ``UserError`` with one line for each problem.
     """
     path = Path(path).absolute()
-    return build_config(resolve_paths(read_yaml(path), path.parent), source=str(path))
+    data, notices = read_settings(path)
+    return build_config(data, str(path), notices)
+
+
+def read_settings(path: Path, *, own_functions: bool = False) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The settings in a user's file, not validated, and one line for each foreign key without effect.
+
+    Expressions are interpolated, foreign keys and names are converted, and paths are relative to the file's folder.
+    ``own_functions``: the caller replaces the workflows that the file names. Raises UserError.
+    """
+    given = interpolate(read_yaml(path), str(path), _scalar)
+    data, notices = convert(given, str(path), own_functions=own_functions)
+    return resolve_paths(data, path.parent), notices
 
 
 def load_config_of(home: Home) -> RftConfig:
     """Read the configuration in force of a project, which may have been copied or moved. Raises ``UserError``."""
-    data = paths_in_home(read_yaml(home.config_file), home.root)
+    data = paths_in_home(unescaped(read_yaml(home.config_file)), home.root)
     return build_config(resolve_paths(data, home.root), source=str(home.config_file))
 
 
-def build_config(data: dict[str, Any], source: str = "configuration") -> RftConfig:
-    """Validate a mapping; ``source`` names it in messages. Raises ``UserError`` with one line for each problem."""
+def build_config(data: dict[str, Any], source: str = "configuration", notices: tuple[str, ...] = ()) -> RftConfig:
+    """Validate a mapping; ``source`` names it in messages. Raises ``UserError`` with one line for each problem.
+
+    ``notices``: lines about how the mapping was read, for the plan of a run.
+    """
     try:
-        return RftConfig.model_validate(data)
+        return RftConfig.model_validate(data).with_notices(notices)
     except ValidationError as error:
         faults = [detail for detail in error.errors() if detail["type"] != "default_factory_not_called"]  # a follow-up
         lines = [_describe(detail) for detail in faults]
@@ -125,7 +142,7 @@ def dump_config(config: RftConfig, home: Home | None = None) -> str:
 
     For the file in ``home``, the paths of its own files are relative.
     """
-    data = config.model_dump(mode="json")
+    data = escaped(config.model_dump(mode="json"))
     return yaml.dump(relative_paths(data, home.root) if home else data, Dumper=_Dumper, sort_keys=False)
 
 
@@ -177,6 +194,36 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"{path}: expected sections such as 'model:' at the top, got a {type(data).__name__}")
     return data
+
+
+_SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null"))
+
+
+def _scalar(place: Location, text: str) -> Any:
+    """What YAML reads for an unquoted ``text``: a number, a truth value, null or text. A setting of text stays text."""
+    tag = _UniqueKeyLoader("").resolve(yaml.ScalarNode, text, (True, False))
+    if not text or tag not in _SCALARS or _is_text(place[2:] if place[:1] == ("stages",) else place):
+        return text
+    try:
+        return yaml.load(text, _UniqueKeyLoader)
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def _is_text(place: Location) -> bool:
+    """Whether the schema has a setting of text at ``place``."""
+    section: type[BaseModel] | None = RftConfig
+    field = None
+    for part in (part for part in place if not isinstance(part, int)):
+        field = section.model_fields.get(part) if section is not None else None
+        section = next(_models_in(field.annotation), None) if field is not None else None
+    return field is not None and _has_text(field.annotation)
+
+
+def _has_text(annotation: object) -> bool:
+    if typing.get_origin(annotation) is dict:
+        return False
+    return annotation is str or any(_has_text(part) for part in typing.get_args(annotation))
 
 
 def _describe(detail: ErrorDetails) -> str:

@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 
 from rft_platform.algorithms.plugins import import_plugins
 from rft_platform.algorithms.presets import Preset, choose
+from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec
+from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.config.offline import OfflineKind, offline_kind
 from rft_platform.config.rollout_limits import Patience, RolloutLimits
 from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.config.training_specs import algorithm_spec, lora_spec
 
 #: Rounds of an online run without a limit.
 UNLIMITED_ROUNDS = 10**6
@@ -77,11 +80,32 @@ class RunLength:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """A policy of the run: that of section ``model``, or one of section ``policies``."""
+
+    model_path: str  # of its starting weights
+    key: str  # configuration key of ``model_path``
+    train: bool = True
+
+
+def policies_of(config: RftConfig) -> dict[str, PolicySettings]:
+    """The policies of a run by name, the first one first."""
+    first = PolicySettings(config.model.model_path, "model.model_path")
+    others = (
+        (each.name, PolicySettings(each.model_path, f"policies ({each.name}).model_path", each.train))
+        for each in config.policies
+    )
+    return {FIRST_POLICY: first, **dict(others)}
+
+
+@dataclass(frozen=True, slots=True)
 class RunSettings:
     """The settings of a run: its configuration and everything derived from it."""
 
     config: RftConfig
     algorithm: Preset  # preset of ``algorithm_type``, with the parts that the configuration replaces
+    spec: AlgorithmSpec  # the same, as the trainer receives it
+    lora: LoraSpec | None  # the adapter to train; None: the full weights
     offline: OfflineKind | None  # None: the run explores and trains in rounds
     batches: Batches
     limits: RolloutLimits
@@ -105,11 +129,24 @@ class RunSettings:
             rounds = min(rounds, self.batches.rounds(end))
         return RunLength(rounds, self.batches.steps(rounds))
 
+    def offline_steps(self, rows: int) -> int:
+        """Optimiser steps of an offline training on ``rows`` rows."""
+        given, passes = self.config.offline_steps, self.config.buffer.total_epochs
+        return given or math.ceil(passes * rows / self.batches.train_batch_size)
+
 
 def resolve(config: RftConfig) -> RunSettings:
     """Resolve ``config`` and import its plugins. Raises UserError for unknown algorithm parts or options."""
     algorithm = _algorithm(config)
-    return RunSettings(config, algorithm, offline_kind(config, algorithm), _batches(config, algorithm), _limits(config))
+    return RunSettings(
+        config=config,
+        algorithm=algorithm,
+        spec=algorithm_spec(config, algorithm),
+        lora=lora_spec(config),
+        offline=offline_kind(config, algorithm),
+        batches=_batches(config, algorithm),
+        limits=_limits(config),
+    )
 
 
 def _algorithm(config: RftConfig) -> Preset:
@@ -186,5 +223,6 @@ def _limits(config: RftConfig) -> RolloutLimits:
         max_retries=explorer.max_retry_times,
         truncated_reward=explorer.truncated_reward,
         group_policy=explorer.group_policy,
+        max_prompt_tokens=config.model.max_prompt_tokens,
         patience=Patience(dynamic.ratio if dynamic.enable else None, over.ratio, over.wait_after_min),
     )

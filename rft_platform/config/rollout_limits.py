@@ -36,6 +36,7 @@ class RolloutLimits:
     truncated_reward: float | None = 0.0  # of a run that exceeded the context and has no reward; None: such a run fails
     group_policy: GroupPolicy = "complete"
     patience: Patience = field(default_factory=Patience)
+    max_prompt_tokens: int | None = None  # of a workflow of one call; a run with a longer prompt fails
 
     @property
     def passes(self) -> int:

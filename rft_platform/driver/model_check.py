@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.files import atomic_path
+from rft_platform.config.resolve import policies_of
 from rft_platform.config.schema.rft_config import RftConfig
 
 _TRAINING_MODES = ("both", "train", "colocate")
@@ -64,15 +65,13 @@ def model_check(config: RftConfig) -> Iterator[ModelCheck]:
     """Check the policies in local folders that ``config`` trains, in parallel with the block."""
     from rft_platform.inference.launch.launcher import check_model_folder
 
-    models = {"model.model_path": config.model.model_path}
-    models |= {f"policies ({entry.name}).model_path": entry.model_path for entry in config.policies}
     local: dict[str, Path] = {}
-    for key, name in models.items() if config.mode in _TRAINING_MODES else ():
+    for policy in policies_of(config).values() if config.mode in _TRAINING_MODES else ():
         with suppress(UserError):  # the check of the run's other settings reports it
-            folder = Path(name)
+            folder = Path(policy.model_path)
             if folder.is_dir():
                 check_model_folder(folder)
-                local[key] = folder
+                local[policy.key] = folder
     check = ModelCheck(local, config.model.max_model_len)
     try:
         yield check

@@ -37,11 +37,10 @@ def offline_problems(project: "Project") -> Iterator[str]:
 
 def offline_notices(project: "Project") -> Iterator[str]:
     """Lines about the dataset's size, rows left out, and held-out tasks that also occur in the dataset."""
-    from rft_platform.rounds.offline import offline_steps
     from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset
 
     dataset = load_dataset(project)
-    steps = offline_steps(project, len(dataset.rows))
+    steps = project.settings.offline_steps(len(dataset.rows))
     yield f"{dataset.report.source}: {len(dataset.rows):,} rows, {steps:,} optimiser steps"
     if said := dataset.report.left_out():
         yield f"{dataset.report.source}: {said}"
@@ -72,7 +71,7 @@ def _too_long(project: "Project", source: str) -> Iterator[str]:
 
 def _length_problems(project: "Project") -> Iterator[str]:
     """A finished training cannot be extended; a new one has to start from its weights."""
-    from rft_platform.rounds.offline import ROUND, offline_steps
+    from rft_platform.rounds.offline import ROUND
     from rft_platform.rounds.offline_dataset import read_dataset
     from rft_platform.rounds.project.notes import TRAIN
 
@@ -80,7 +79,7 @@ def _length_problems(project: "Project") -> Iterator[str]:
     if trained is None or dataset is None:
         return
     too_long = int(trained.get("metrics", {}).get("rows_too_long", 0))
-    wanted = offline_steps(project, dataset.rows - too_long)
+    wanted = project.settings.offline_steps(dataset.rows - too_long)
     if trained["steps"] not in (0, wanted):
         yield (
             f"{project.config.project}/{project.config.name} has trained {trained['steps']} steps and its settings "

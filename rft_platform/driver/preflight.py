@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.user_code import load_object
 from rft_platform.config.allowed_changes import check_unchanged
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.dry_run import RunPlan, run_plan
 from rft_platform.config.gpu_placement import gpu_count
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
+from rft_platform.config.resolve import policies_of
 from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.driver.console import notes
 from rft_platform.driver.machine import cpu_count
 from rft_platform.driver.model_check import model_check
 from rft_platform.driver.offline_checks import offline_notices, offline_problems
 from rft_platform.driver.prompt_lengths import check_prompt_lengths, task_lines
+from rft_platform.driver.service_checks import service_problems
 
 if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
 
 _LEAST_FREE = 256 * 2**20  # bytes: databases, logs and rows of a small run
 _COPIES = 6  # a checkpoint is weights and two moments; a round writes the next beside the last
-_DRIVEN_MODES = ("both", "explore", "train", "bench")
-_NOT_BUILT = {
-    "colocate": "engine and trainer run in separate processes, also on one GPU, so mode both does the same",
-}
 
 
 def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = False) -> RunPlan:
@@ -46,10 +46,12 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
         raise UserError(refusal)
     project = Project(home, config)
     check_config(project.settings, cpu_count=cpu_count(), gpu_count=gpu_count())
-    with model_check(config) as models:
+    with notes().status("checking settings, data and code") as status, model_check(config) as models:
         problems = list(_problems(project))
         problems += [] if dry else _missing_models(config)
-        problems = problems or list(models.problems())  # takes seconds: only if all other checks pass
+        if not problems:  # the check of the models takes seconds: only if all other checks pass
+            status.update("checking that the trainer accepts the model")
+            problems = list(models.problems())
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
     if not dry:
@@ -65,9 +67,6 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
 
 def _wrong_command(config: RftConfig, service: bool) -> str | None:
     """Why this command cannot run the configuration; None if it can."""
-    if config.mode in _NOT_BUILT:
-        driven = ", ".join(_DRIVEN_MODES)
-        return f"mode {config.mode}: {_NOT_BUILT[config.mode]}; `rft run` drives the modes {driven}"
     if config.online and not service:
         return (
             f"mode {config.mode} without a taskset and with storage_type sql trains on production traffic: start it "
@@ -119,6 +118,7 @@ def _problems(project: "Project") -> Iterator[str]:
     """One line per problem that would make the run fail."""
     from rft_platform.inference.launch.launcher import check_model_folder
     from rft_platform.rounds.selection.task_selection import check_selector
+    from rft_platform.rounds.selection.training_groups import priority_of
     from rft_platform.rounds.setup.algorithm import check_algorithm, check_operators
     from rft_platform.rounds.setup.connections import check_engines
     from rft_platform.rounds.setup.side_engines import check_keys
@@ -133,6 +133,10 @@ def _problems(project: "Project") -> Iterator[str]:
     yield from _attempt(check_writable, home)
     if no_room := list(_attempt(check_room, home, model if _writes_checkpoints(config) else None)):
         yield from () if is_finished(project) else no_room
+    yield from _attempt(priority_of, config.buffer.trainer_input.experience_buffer.replay_buffer)
+    yield from _service_functions(config)
+    if not (is_finished(project) or (config.online and home.holds_results)):  # a restart does not wait for others
+        yield from service_problems(config)
     if _serves(project):
         yield from _attempt(check_engines, config)
     if model.is_dir():
@@ -146,6 +150,14 @@ def _problems(project: "Project") -> Iterator[str]:
         yield from _attempt(check_workflow, project, taskset)
         yield from _attempt(check_judge, project, taskset)
         yield from _attempt(check_prompt_lengths, project, taskset)
+
+
+def _service_functions(config: RftConfig) -> Iterator[str]:
+    """One line for each function of the online service that cannot be imported."""
+    for reference in config.service.selection:
+        yield from _attempt(load_object, reference, "service.selection")
+    if config.service.redaction is not None:
+        yield from _attempt(load_object, config.service.redaction, "service.redaction")
 
 
 def is_finished(project: "Project") -> bool:
@@ -185,11 +197,9 @@ def _unfetched_models(config: RftConfig) -> list[str]:
 
 def _models(config: RftConfig) -> dict[str, str]:
     """The models for which an engine starts, by configuration key."""
-    models = {"model.model_path": config.model.model_path}
-    for entry in config.explorer.auxiliary_models:
-        if not entry.base_url:
-            models[f"explorer.auxiliary_models ({entry.known_as}).model_path"] = entry.model_path
-    return models | {f"policies ({entry.name}).model_path": entry.model_path for entry in config.policies}
+    models = {policy.key: policy.model_path for policy in policies_of(config).values()}
+    own = [entry for entry in config.explorer.auxiliary_models if not entry.base_url]
+    return models | {f"explorer.auxiliary_models ({entry.known_as}).model_path": entry.model_path for entry in own}
 
 
 def _data_notices(project: "Project") -> Iterator[str]:

@@ -3,9 +3,11 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.common.policy_names import stored_name
 from rft_platform.common.recorded_paths import from_record
 from rft_platform.driver.run_cost import launch_seconds
 from rft_platform.experience.file_names import round_key
+from rft_platform.rounds.project.notes import POLICY
 from rft_platform.rounds.reporting.round_history import time_split
 from rft_platform.rounds.selection.pending_rows import selection_note
 from rft_platform.rounds.selection.row_selection import rounds_of
@@ -101,8 +103,8 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
 
 
 def _further_versions(project: "Project", number: int) -> dict[str, int]:
-    names = [entry.name for entry in project.config.policies]
-    notes = {name: project.store.read_note(number, f"policy-{name}") for name in names}
+    _, *others = project.policies
+    notes = {name: project.store.read_note(number, stored_name(POLICY, name)) for name in others}
     return {name: note["policy_version"] for name, note in notes.items() if note is not None}
 
 

@@ -2,19 +2,21 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import RftError
+from rft_platform.common.files import write_text
 from rft_platform.common.processes.gc_control import importing, keep_imports
 from rft_platform.common.processes.signals import terminable, undisturbed
+from rft_platform.common.processes.strays import naming_starter
 from rft_platform.common.user_code import find_working_folder
 from rft_platform.config.home import Home
 from rft_platform.driver.live import showing_progress
 from rft_platform.driver.round_lines import RoundNews
 from rft_platform.driver.run_cost import recorded_cost
-from rft_platform.jobs.driver_lock import refuse_second_driver
+from rft_platform.jobs.driver_lock import is_half, other_half_runs, refuse_second_driver
 from rft_platform.observability.log_rotation import logs_bounded
 from rft_platform.observability.logs import configured
 from rft_platform.observability.masked_output import masked
@@ -33,13 +35,13 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
     Stops the engine and trainer that it started, unless ``detach``; those that ran before keep running. The definitions
     read the home from the environment, so call ``use_home`` first.
     """
-    refuse_second_driver(project.home)
-    with terminable(), started_processes_end(project.home, console, detach), recorded_cost(project.home) as cost:
+    refuse_second_driver(project.home, project.config.mode)
+    ending = started_processes_end(project.home, console, detach, project.config.mode)
+    with terminable(), ending, recorded_cost(project.home) as cost:
         with console.status("loading"), importing():
             from dagster import DagsterExecutionInterruptedError
 
             from rft_platform.definitions import defs
-            from rft_platform.jobs.dagster_internals.pool_claims import PoolWaitInterrupted
             from rft_platform.jobs.driver import drive
         keep_imports()  # no user code is loaded yet; excludes the imported objects from later collections
         try:
@@ -53,10 +55,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
                 result = drive(project, defs)
                 if result.failed:  # that failure is raised below
                     screen.take_back_failure()
-        except PoolWaitInterrupted:  # the trainer may work for the run that has the slot
-            raise KeyboardInterrupt from None
-        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
-            _cancel_training(project)
+        except DagsterExecutionInterruptedError:
             raise KeyboardInterrupt from None
         cost.launches = [
             {"kind": done.kind, "round": done.round, "run_id": done.run_id, "wall_s": done.wall_s}
@@ -75,19 +74,44 @@ def use_home(home: Home) -> None:
 
 
 @contextmanager
-def started_processes_end(home: Home, console: "Console", detach: bool = False) -> Iterator[None]:
-    """Stop the engine and the trainer that were started in the block; those that ran before it keep running."""
-    before = {held.identity for held in leases_of(home) if held.alive}
-    try:
-        yield
-    finally:
-        if not detach:
-            with undisturbed(), console.status("stopping engine and trainer"):
-                wait_for_starts(home)
-                for held in leases_of(home):
-                    if held.identity not in before:
-                        stop(held)
-                stop_strays(home, keep=before)
+def started_processes_end(home: Home, console: "Console", detach: bool = False, mode: str = "both") -> Iterator[None]:
+    """Stop the engine and the trainer that the block started.
+
+    Those that ran before it, or that another command started meanwhile, keep running. The drivers of modes explore and
+    train use the same processes: the one that ends last stops those of both.
+    """
+    with naming_starter() as starter:
+        noted = _note_starter(home, mode, starter)
+        try:
+            yield
+        finally:
+            if detach:
+                for file in noted[:1]:
+                    file.unlink(missing_ok=True)
+            elif not other_half_runs(home, mode):
+                with undisturbed(), console.status("stopping engine and trainer"):
+                    wait_for_starts(home)
+                    others = () if other_half_runs(home, mode) else noted  # it may have started meanwhile
+                    starters = {starter, *(file.read_text() for file in others if file.exists())}
+                    for held in leases_of(home):
+                        if held.lease.started_by in starters:
+                            stop(held)
+                    for each in starters:
+                        stop_strays(home, each)
+                    for file in others or noted[:1]:
+                        file.unlink(missing_ok=True)
+
+
+def _note_starter(home: Home, mode: str, starter: str) -> list[Path]:
+    """Write the name of a half's starter to its file; returns its file and that of the other half.
+
+    Returns none for a mode that is no half.
+    """
+    if not is_half(mode):
+        return []
+    own, other = (home.leases / f"{each}.starter" for each in (mode, "train" if mode == "explore" else "explore"))
+    write_text(own, starter)
+    return [own, other]
 
 
 @contextmanager
@@ -98,17 +122,6 @@ def prints_go_to(log: Path) -> Iterator[None]:
         quiet = masked(stream)
         with redirect_stdout(quiet), redirect_stderr(quiet):
             yield
-
-
-def _cancel_training(project: "Project") -> None:
-    """Cancel the training that the interrupted drive requested; a trainer that stays reloads its parent's state.
-
-    If the trainer does not answer within seconds, ``started_processes_end`` stops it.
-    """
-    from rft_platform.rounds.setup.connections import trainer_client
-
-    with suppress(RftError):
-        trainer_client(project).cancel()
 
 
 def _failure(result: "DriveResult") -> RftError:

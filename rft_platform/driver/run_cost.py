@@ -10,6 +10,7 @@ from typing import Any
 
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import read_json, write_json
+from rft_platform.common.locks import locked
 from rft_platform.config.home import Home
 from rft_platform.servers.leases import leases_of, processor_seconds
 
@@ -40,7 +41,8 @@ def recorded_cost(home: Home) -> Iterator[DriveCost]:
         for held in leases_of(home):
             cost.cpu_s += processor_seconds(held) - (before.get(held.identity, 0.0) if held.alive else 0.0)
         try:
-            write_json(_file(home), [*map(asdict, drive_costs(home)), asdict(cost)])
+            with locked(_file(home)):  # the two halves of a project may end together
+                write_json(_file(home), [*map(asdict, drive_costs(home)), asdict(cost)])
         except (OSError, RftError) as error:  # bookkeeping must neither fail a run nor hide its error
             LOG.warning("the cost of this run was not recorded: %s", error)
 

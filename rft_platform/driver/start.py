@@ -2,9 +2,10 @@
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
+from rft_platform.config.allowed_changes import changed_keys, check_unchanged
 from rft_platform.config.dry_run import RunPlan
 from rft_platform.config.home import Home
-from rft_platform.config.load import dump_config
+from rft_platform.config.load import dump_config, load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.console import notes
 from rft_platform.driver.preflight import check_run
@@ -22,10 +23,23 @@ def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
 
 
 def write_config(home: Home, config: RftConfig) -> None:
-    """Write the configuration that every process of the project reads. Raises UserError while another run is active."""
-    from rft_platform.jobs.driver_lock import refuse_second_driver
+    """Write the configuration that every process of the project reads. Raises UserError while another run is active.
 
-    refuse_second_driver(home)
+    The other half of the project (modes explore and train) may be running: then its configuration stays in force, and
+    another one is refused.
+    """
+    from rft_platform.jobs.driver_lock import other_half_runs, refuse_second_driver
+
+    refuse_second_driver(home, config.mode)
+    if other_half_runs(home, config.mode) and home.config_file.exists():
+        running = load_config_of(home)
+        check_unchanged(running, config)
+        if changed := changed_keys(running, config).keys() - {"mode"}:
+            raise UserError(
+                f"the other half of this project runs with other values of {', '.join(sorted(changed))}: give both "
+                "halves the same settings apart from `mode`, or change them while neither runs"
+            )
+        return
     write_text(home.config_file, dump_config(config, home))
     home.make_private()  # the folder may have existed before
 

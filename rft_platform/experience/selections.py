@@ -6,11 +6,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from rft_platform.common.files import atomic_path
+from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.experience.parquet import read_table, write_table
 from rft_platform.experience.schema import RECORD_KEY, VERSION_KEY
 from rft_platform.experience.store import ExperienceStore
 
-NAME = "row_selection"  # of the file and its note; those of a further policy end in its name
+ROW_SELECTION = "row_selection"  # stem of the file and its note
 
 #: Use of a row. ``fresh`` and ``replay`` rows were trained on (``replay`` rows not for the first time); a filter of the
 #: judgement dropped ``filtered`` rows; ``stale`` rows were sampled by weights that were too old.
@@ -31,23 +32,18 @@ SELECTION_SCHEMA = pa.schema(
 )
 
 
-def selection_name(policy: str | None = None) -> str:
-    """Base name of the selections of a policy; None: the first policy."""
-    return NAME if policy is None else f"{NAME}-{policy}"
-
-
-def selection_file(store: ExperienceStore, number: int, policy: str | None = None) -> Path:
+def selection_file(store: ExperienceStore, number: int, policy: str = FIRST_POLICY) -> Path:
     """Path of the selection of a policy's training in a round; the file may not exist."""
-    return store.round_folder(number) / f"{selection_name(policy)}.parquet"
+    return store.round_folder(number) / f"{stored_name(ROW_SELECTION, policy)}.parquet"
 
 
 def selection_files(store: ExperienceStore, number: int) -> list[Path]:
     """The existing selection files of all policies in a round."""
-    return sorted(store.round_folder(number).glob(f"{NAME}*.parquet"))
+    return sorted(store.round_folder(number).glob(f"{ROW_SELECTION}*.parquet"))
 
 
 def write_selection(
-    store: ExperienceStore, number: int, rows: Sequence[dict[str, object]], policy: str | None = None
+    store: ExperienceStore, number: int, rows: Sequence[dict[str, object]], policy: str = FIRST_POLICY
 ) -> Path:
     """Write the rows that the training of a round takes, in the order in which they were selected."""
     target = selection_file(store, number, policy)
@@ -57,7 +53,7 @@ def write_selection(
 
 
 def read_selection(
-    store: ExperienceStore, number: int, columns: list[str] | None = None, policy: str | None = None
+    store: ExperienceStore, number: int, columns: list[str] | None = None, policy: str = FIRST_POLICY
 ) -> pa.Table:
     """The rows that the training of a round took; raises StorageError if the file is missing."""
     return read_table(selection_file(store, number, policy), SELECTION_SCHEMA, columns)

@@ -1,38 +1,50 @@
 """In-process driver: runs the jobs that the plan returns in this process, on the persistent Dagster instance.
 
-The daemon and its sensors do the same in other processes. Both leave the same runs, assets and lineage.
+The daemon and its sensors do the same in other processes. Both leave the same runs, assets and lineage. Where
+exploration may lead training (``synchronizer.sync_offset``), a second thread trains while this one explores.
 """
 
 import gc
 import logging
+import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import dagster as dg
 
 from rft_platform.assets.common import rft_rounds
+from rft_platform.assets.round_lock import cancel_work, release_rounds
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
+from rft_platform.common.processes.signals import interruption
 from rft_platform.jobs.alerts import alert_run_failed
 from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckFailedError
+from rft_platform.jobs.dagster_internals.pool_claims import PoolWaitInterrupted
 from rft_platform.jobs.dagster_internals.run_workers import driver_tags
-from rft_platform.jobs.driver_lock import driver_lock
+from rft_platform.jobs.driver_lock import driver_lock, is_half, other_half_runs
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.jobs import BENCH, JOB_OF_KIND, add_next_round, run_tags
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
+from rft_platform.resources import EngineResource, ProjectResource, TrainerResource
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
 from rft_platform.rounds.planning.state import Action, Plan
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.connections import trainer_client
 
 LOG = logging.getLogger(__name__)
 
 #: Events go to the instance; the terminal is reserved for progress.
 _QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
+_ALL_KINDS = frozenset(JOB_OF_KIND)
+_TRAININGS = frozenset({"sync"})
+
 _POLL_S = 0.5  # while waiting for a retry
+_INTERRUPTED_S = 20.0  # for a training to end after Ctrl-C; the next drive ends a run that took longer
 
 #: Launches between full garbage collections. A Dagster run leaves half a megabyte of reference cycles. Python searches
 #: old objects for them only after their number grew by a quarter: with all libraries loaded, 30 rounds.
@@ -64,33 +76,184 @@ class DriveResult:
 def drive(project: Project, definitions: dg.Definitions, max_launches: int | None = None) -> DriveResult:
     """Launch what the plan returns until everything is done, a launch has failed permanently, or a limit is reached.
 
-    Failures of earlier drives are not counted: starting the driver again implies that their cause is fixed.
+    With a limit, there is one launch at a time. In modes explore and train it waits for the other half: as long as that
+    has a driver, else for ``synchronizer.sync_timeout`` seconds. Failures of earlier drives are not counted: starting
+    the driver again implies that their cause is fixed.
     """
-    result, attempts = DriveResult(), _Attempts()
-    with driver_lock(project.home), open_instance(project.home, capture_output=False) as instance:
+    with driver_lock(project.home, project.config.mode), open_instance(project.home, capture_output=False) as instance:
         _alert(
             project, instance, end_orphaned_runs(instance), "the process that drove this run ended before the run did"
         )
         reconcile_materializations(project, instance, launches(instance).failures)
         add_next_round(instance, project)
-        while max_launches is None or len(result.launched) < max_launches:
-            plan = plan_next(observe(project, attempts.launches(), now=time.monotonic()))
-            if not plan.actions and not plan.failed and plan.retry_in is not None:
-                _wait(plan, attempts)
-                continue
-            if plan.finished or plan.failed or not plan.actions:
-                result.finished, result.failed = plan.finished, plan.failed
-                break
-            launched = _launch(instance, definitions, plan.actions[0])
-            result.launched.append(launched)
-            attempts.note(launched)
-            if len(result.launched) % _COLLECT_EVERY == 0:
-                gc.collect()
-            result.error = launched.error or result.error
-            if launched.error is not None:
-                _alert(project, instance, [launched.run_id], cause_line(launched.error))
+        driven = _Drive(project, definitions, instance, max_launches)
+        try:
+            if max_launches is None and _overlaps(project):
+                driven.run_two_threads()
+            else:
+                driven.run(_ALL_KINDS)
+        except PoolWaitInterrupted:  # the trainer may work for the run that has the slot
+            raise
+        except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+            if project.config.mode != "explore":  # the trainer then works for the other half
+                _cancel_training(project)
+            raise
         add_next_round(instance, project)
-    return result
+    return driven.result
+
+
+def _overlaps(project: Project) -> bool:
+    """Whether explorations run beside trainings. In the dynamic styles they take turns, so that a drive is repeatable:
+    what a training takes depends on what has landed."""
+    config = project.config
+    return (
+        config.mode in ("both", "colocate")
+        and not config.synchronizer.dynamic
+        and config.synchronizer.offset_rounds > 0
+    )
+
+
+def _cancel_training(project: Project) -> None:
+    """Cancel the training that the interrupted drive requested; a trainer that stays reloads its parent's state.
+
+    A trainer that does not answer within seconds is left to the caller.
+    """
+    with suppress(RftError):
+        trainer_client(project).cancel()
+
+
+class _Drive:
+    """The launches of one drive. Two threads may ``run`` launches of different kinds at the same time."""
+
+    def __init__(
+        self, project: Project, definitions: dg.Definitions, instance: dg.DagsterInstance, max_launches: int | None
+    ) -> None:
+        self.result = DriveResult()
+        self._project = project
+        self._definitions = definitions
+        self._instance = instance
+        self._max_launches = max_launches
+        self._attempts = _Attempts()
+        self._half = _OtherHalf(project)
+        self._changed = threading.Condition()  # guards the attempts, the result, and what follows
+        self._running: set[tuple[str, int]] = set()
+        self._ended = False
+
+    def run_two_threads(self) -> None:
+        """Run the trainings in a second thread, as the two sensors share the work. Only this thread gets Ctrl-C."""
+        errors: list[BaseException] = []
+
+        def run_trainings() -> None:
+            try:
+                self.run(_TRAININGS)
+            except BaseException as error:
+                errors.append(error)
+
+        interruption.clear()
+        trainings = threading.Thread(target=run_trainings, name="trainings", daemon=True)
+        trainings.start()
+        try:
+            self.run(_ALL_KINDS - _TRAININGS)
+            trainings.join()
+        except BaseException:
+            interruption.set()  # stays set while the thread lives: what it raises then is no failure
+            home = ProjectResource(home=str(self._project.home.root))
+            until = time.monotonic() + _INTERRUPTED_S
+            while trainings.is_alive() and time.monotonic() < until:  # again: it may request work just now
+                cancel_work(home, [TrainerResource(project=home), EngineResource(project=home)])
+                trainings.join(_POLL_S)
+            if not trainings.is_alive():
+                interruption.clear()
+            raise
+        if errors:
+            raise errors[0]
+
+    def run(self, kinds: frozenset[str]) -> None:
+        """Run launches of these kinds, one after the other, until the drive ends."""
+        try:
+            while (action := self._next(kinds)) is not None:
+                self._note(_launch(self._instance, self._definitions, action))
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _next(self, kinds: frozenset[str]) -> Action | None:
+        """The next launch of these kinds, when the plan has one; None at the end of the drive."""
+        with self._changed:
+            while not self._ended and (self._max_launches is None or len(self.result.launched) < self._max_launches):
+                known, now = self._attempts.launches(self._running), time.monotonic()
+                expected = self._half.expected()
+                plan = plan_next(observe(self._project, known, now, other_half=expected))
+                if plan.finished or plan.failed:
+                    self.result.finished, self.result.failed = plan.finished, plan.failed
+                    return None
+                for action in plan.actions:
+                    if action.kind in kinds:
+                        self._running.add((action.kind, action.round))
+                        return action
+                if not plan.actions and not self._running and plan.retry_in is None:
+                    if expected and self._half.wait(plan):
+                        continue
+                    self.result.failed = self._half.missing
+                    return None
+                self._attempts.log_retries(plan)
+                self._changed.wait(None if plan.retry_in is None else min(plan.retry_in, _POLL_S))
+        return None
+
+    def _note(self, launched: Launched) -> None:
+        with self._changed:
+            self._running.discard((launched.kind, launched.round))
+            self.result.launched.append(launched)
+            self.result.error = launched.error or self.result.error
+            self._attempts.note(launched)
+            self._changed.notify_all()
+        if len(self.result.launched) % _COLLECT_EVERY == 0:
+            gc.collect()
+        if launched.error is not None:
+            _alert(self._project, self._instance, [launched.run_id], cause_line(launched.error))
+
+
+@dataclass(slots=True)
+class _OtherHalf:
+    """The driver of the other half of the project, for one of mode explore or train."""
+
+    project: Project
+    missing: str | None = None  # why waiting for it has ended
+    alone_since: float | None = None
+    said: tuple[str, ...] = ()
+
+    def expected(self) -> bool:
+        """Whether the other half is done by another driver, which may start later.
+
+        In the dynamic styles an explorer explores without a trainer.
+        """
+        config = self.project.config
+        if not is_half(config.mode) or self.project.settings.offline is not None:
+            return False
+        alone = config.mode == "explore" and config.synchronizer.dynamic
+        return not alone or other_half_runs(self.project.home, config.mode)
+
+    def wait(self, plan: Plan) -> bool:
+        """Sleep for a short time; False if the other half has had no driver for too long."""
+        config = self.project.config
+        if plan.waiting != self.said:
+            LOG.log(logging.INFO if self.said else logging.WARNING, "waits: %s", "; ".join(plan.waiting))
+            self.said = plan.waiting
+        now, limit = time.monotonic(), config.synchronizer.sync_timeout
+        if other_half_runs(self.project.home, config.mode):
+            self.alone_since = None
+        elif self.alone_since is None:
+            self.alone_since = now
+        elif now - self.alone_since > limit:
+            other = "train" if config.mode == "explore" else "explore"
+            self.missing = (
+                f"{'; '.join(plan.waiting)}, and no driver of the other half has run for {limit:g} s "
+                f"(synchronizer.sync_timeout): start `rft run` with mode {other}"
+            )
+            return False
+        time.sleep(_POLL_S)
+        return True
 
 
 def _alert(project: Project, instance: dg.DagsterInstance, run_ids: list[str], cause: str) -> None:
@@ -113,19 +276,18 @@ class _Attempts:
         if error is not None:
             self.failures[key] = Failures(known.count + 1, cause_line(error), error.retryable, time.monotonic())
 
-    def launches(self) -> Launches:
-        return Launches(failures=dict(self.failures))
+    def launches(self, running: set[tuple[str, int]]) -> Launches:
+        return Launches(running=frozenset(running), failures=dict(self.failures))
 
-
-def _wait(plan: Plan, attempts: _Attempts) -> None:
-    """Sleep for a short part of the wait for the next retry; log each wait once."""
-    failures = str(sorted(attempts.failures.items()))
-    if failures not in attempts.logged_waits:
-        attempts.logged_waits.add(failures)
+    def log_retries(self, plan: Plan) -> None:
+        """Log each retry that the plan waits for, once."""
+        failures = str(sorted(self.failures.items()))
+        if plan.retry_in is None or failures in self.logged_waits:
+            return
+        self.logged_waits.add(failures)
         for line in plan.waiting:
             if ": retry " in line:  # only the retry, not other reasons for waiting
                 LOG.warning("%s", line)
-    time.sleep(min(plan.retry_in or 0.0, _POLL_S))
 
 
 def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: Action) -> Launched:
@@ -144,6 +306,8 @@ def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: A
         )
     except Exception as raised:
         error = _fault_of(raised)
+    finally:
+        release_rounds(run_id)
     return Launched(action.kind, action.round, run_id, time.perf_counter() - wall, time.process_time() - cpu, error)
 
 

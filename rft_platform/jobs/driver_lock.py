@@ -1,4 +1,7 @@
-"""Lock of the in-process driver, held while its process lives; tells whether a project is being driven now."""
+"""Locks of the in-process drivers, held while their processes live; they tell whether a project is being driven now.
+
+A project has one driver, or two halves side by side: one of mode explore and one of mode train.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -7,30 +10,46 @@ from rft_platform.common.errors import TransientError, UserError
 from rft_platform.common.locks import is_locked, locked
 from rft_platform.config.home import Home
 
-_LOCK = "driver.lock"
+#: The lock of each half; every other mode holds both.
+_HALVES = {"train": "driver.lock", "explore": "explorer.lock"}
 _WAIT_S = 5.0  # another driver may be about to end; a working one takes hours
 
 
 @contextmanager
-def driver_lock(home: Home) -> Iterator[None]:
-    """Hold the lock of the project's only driver during the block. Raises UserError if there is another one."""
+def driver_lock(home: Home, mode: str = "both") -> Iterator[None]:
+    """Hold the lock of the project's only driver of ``mode`` during the block. Raises UserError if there is another."""
     with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(home.leases / _LOCK, _WAIT_S))
-        except TransientError:
-            raise _second_driver(home) from None
+        for lock in _locks(mode):
+            try:
+                stack.enter_context(locked(home.leases / lock, _WAIT_S))
+            except TransientError:
+                raise _second_driver(home) from None
         yield
 
 
 def driver_is_running(home: Home) -> bool:
-    """Whether an `rft run` or `rft demo` is driving this project."""
-    return is_locked(home.leases / _LOCK)
+    """Whether an `rft run` or `rft demo` is driving this project, or half of it."""
+    return any(is_locked(home.leases / lock) for lock in _HALVES.values())
 
 
-def refuse_second_driver(home: Home) -> None:
-    """Raise UserError if another driver is running, because the two would wait for each other silently."""
-    if driver_is_running(home):
+def other_half_runs(home: Home, mode: str) -> bool:
+    """Whether ``mode`` is one half, and a driver of the other half is running."""
+    return mode in _HALVES and any(is_locked(home.leases / _HALVES[other]) for other in _HALVES if other != mode)
+
+
+def is_half(mode: str) -> bool:
+    """Whether ``mode`` leaves a half of the project to another driver."""
+    return mode in _HALVES
+
+
+def refuse_second_driver(home: Home, mode: str = "both") -> None:
+    """Raise UserError if another driver is running whose work is not the other half of ``mode``."""
+    if any(is_locked(home.leases / lock) for lock in _locks(mode)):
         raise _second_driver(home)
+
+
+def _locks(mode: str) -> list[str]:
+    return [_HALVES[mode]] if mode in _HALVES else list(_HALVES.values())
 
 
 def _second_driver(home: Home) -> UserError:

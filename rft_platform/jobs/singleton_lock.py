@@ -3,8 +3,9 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.locks import try_lock
@@ -19,12 +20,23 @@ def singleton_lock(path: Path, what: str, **details: object) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as stream:
         if not try_lock(stream):
-            stream.seek(0)
-            raise UserError(f"{what} is already running ({_holder(stream.read())}): stop it first, or use it")
+            raise _is_held(stream, what)
         stream.truncate(0)
         json.dump({"process": os.getpid(), **details}, stream)
         stream.flush()
         yield
+
+
+def refuse_if_held(path: Path, what: str) -> None:
+    """Raise UserError that names the holder of the lock at ``path`` if there is one; writes nothing."""
+    with suppress(FileNotFoundError), path.open(encoding="utf-8") as stream:
+        if not try_lock(stream, shared=True):
+            raise _is_held(stream, what)
+
+
+def _is_held(stream: IO[str], what: str) -> UserError:
+    stream.seek(0)
+    return UserError(f"{what} is already running ({_holder(stream.read())}): stop it first, or use it")
 
 
 def _holder(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rft_platform.common.errors import UserCodeError
+from rft_platform.common.policy_names import FIRST_POLICY
 
 _log = logging.getLogger(__name__)
 
@@ -21,9 +22,9 @@ class RunJudgement:
     error: str | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)  # of further policies that got another reward
 
-    def of_policy(self, policy: str | None) -> "RunJudgement":
+    def of_policy(self, policy: str) -> "RunJudgement":
         """Return the judgement with the reward of one policy."""
-        return self if policy is None else replace(self, reward=self.rewards.get(policy, self.reward))
+        return self if policy == FIRST_POLICY else replace(self, reward=self.rewards.get(policy, self.reward))
 
 
 def refuse_beyond(runs: list[RunJudgement], most: float | None) -> list[RunJudgement]:

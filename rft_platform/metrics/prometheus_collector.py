@@ -18,6 +18,7 @@ from rft_platform.metrics.catalogue import Sample, families
 from rft_platform.metrics.process_metrics import Engines, driver_samples, run_samples, trainer_samples
 from rft_platform.metrics.round_metrics import RowTotals, outcome_samples, plan_samples
 from rft_platform.rounds.project.project import Project
+from rft_platform.serving.database import FIRST_IMPORTED
 
 LOG = logging.getLogger(__name__)
 
@@ -77,11 +78,11 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def _lag(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Difference between the newest policy version and each engine's version."""
+    """Difference between the newest policy version and each engine's version, unless that was imported."""
     known = {(sample.name, *sample.labels): sample.value for sample in samples}
     trained = known.get(("rft_policy_version_trained",))
     for (name, *labels), served in known.items():
-        if name == "rft_policy_version_served" and trained is not None:
+        if name == "rft_policy_version_served" and trained is not None and served <= FIRST_IMPORTED:
             yield Sample("rft_policy_version_lag", trained - served, tuple(labels))
 
 

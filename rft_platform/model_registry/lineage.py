@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import DamagedError, RegistryLostError, UserError
 from rft_platform.common.files import digest_file, read_json
+from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.model_registry.manifests import Manifest, all_manifests, chain, descendants
 from rft_platform.model_registry.sqlite_reader import model_name, read_versions
 from rft_platform.model_registry.traces import (
@@ -92,7 +93,7 @@ def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], used: set[st
         return number == row["round"] and lineage.get("judge_version") in used
     if str(row["round"]) not in settled["judge_versions"]:
         return False
-    taken = read_selection(store, number, ["row_id", "use"], lineage.get("policy")).to_pylist()
+    taken = read_selection(store, number, ["row_id", "use"], lineage.get("policy", FIRST_POLICY)).to_pylist()
     return any(one["row_id"] == row["row_id"] and one["use"] in TRAINED_ON for one in taken)
 
 
@@ -216,7 +217,7 @@ def _selection_read(
     """Return the fields for rows that were selected one by one: the selection file and the rollouts behind it."""
     from rft_platform.experience.selections import TRAINED_ON, selection_file
 
-    settled, file = lineage["row_selection"], selection_file(store, training, lineage.get("policy"))
+    settled, file = lineage["row_selection"], selection_file(store, training, lineage.get("policy", FIRST_POLICY))
     versions = {int(number): version for number, version in settled["judge_versions"].items()}
     rollouts, retired, same = [], [], file.is_file() and digest_file(file) == settled["sha256"]
     if verify and not same:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rft_platform.common.digests import checkpoint_damage, digest_once
 from rft_platform.common.errors import DamagedError, RegistryLostError, StorageError, UserError
+from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import database_file
 from rft_platform.model_registry.mlflow_client import check_name, is_server, open_client
+from rft_platform.model_registry.pages import run_link
 from rft_platform.model_registry.tracking import TrainingRun
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ class NotedVersion:
     note: Path
 
 
-#: Returns the newest recorded version of a policy of the project (None: the first policy); None if there is none.
-Noted: TypeAlias = Callable[[str | None], NotedVersion | None]
+#: Returns the newest recorded version of a policy of the project; None if there is none.
+Noted: TypeAlias = Callable[[str], NotedVersion | None]
 
 
 class ModelRegistry:
@@ -75,7 +77,7 @@ class ModelRegistry:
         project: str,
         model_name: str,
         noted: Noted | None = None,
-        policy: str | None = None,
+        policy: str = FIRST_POLICY,
     ) -> None:
         self.tracking_uri = tracking_uri
         self.artifact_root = artifact_root
@@ -87,11 +89,13 @@ class ModelRegistry:
         self._opened: tuple[MlflowClient, str] | None = None
         self._siblings: dict[str, ModelRegistry] = {}
 
-    def sibling(self, policy: str) -> "ModelRegistry":
-        """Return the registry of another policy of the project; its model is called ``<model_name>-<policy>``."""
+    def of_policy(self, policy: str) -> "ModelRegistry":
+        """Return the registry of a policy of the project. ``self`` must be that of the first policy."""
+        if policy == self._policy:
+            return self
         with self._lock:
             if policy not in self._siblings:
-                name = f"{self.model_name}-{policy}"
+                name = stored_name(self.model_name, policy)
                 self._siblings[policy] = ModelRegistry(
                     self.tracking_uri, self.artifact_root, self.project, name, self._noted, policy
                 )
@@ -109,6 +113,10 @@ class ModelRegistry:
         """Return the MLflow run of the training ``name``: a new one the first time, later the same one continued."""
         client, experiment_id = self._open()
         return TrainingRun.find_or_create(client, experiment_id, check_name(name, "training run"), tags or {})
+
+    def run_link(self, name: str) -> str:
+        """Link to the MLflow page with the curves of the training ``name``."""
+        return run_link(self._open()[1], self.training_run(name).run_id)
 
     def register_checkpoint(
         self, folder: Path, policy_version: int, tags: Mapping[str, Any], run_id: str | None = None

@@ -7,8 +7,14 @@ from pathlib import Path
 
 from rft_platform.model_registry.models import CHECKPOINT_TAG, MODEL_URI, RegisteredModel
 from rft_platform.model_registry.moved_database import follow_home
+from rft_platform.model_registry.tracking import RUN_TAG
 
 _PREFIX = "sqlite:///"
+_RUN = (
+    "SELECT e.experiment_id, r.run_uuid FROM experiments e JOIN runs r ON r.experiment_id = e.experiment_id "
+    "JOIN tags t ON t.run_uuid = r.run_uuid WHERE e.name = ? AND t.key = ? AND t.value = ? "
+    "AND r.lifecycle_stage = 'active'"
+)
 _DELETED = "Deleted_Internal"  # stage of a deleted version in MLflow
 
 
@@ -28,17 +34,20 @@ def read_versions(tracking_uri: str, name: str) -> list[RegisteredModel] | None:
         return None
 
 
-def read_experiment_id(tracking_uri: str, name: str) -> str | None:
-    """The id of the experiment ``name``; None if there is none, or direct reading is not possible."""
+def read_training_run(tracking_uri: str, experiment: str, name: str) -> tuple[str, str] | None:
+    """The ids of ``experiment`` and of its training run ``name``.
+
+    None if there is no such run, or direct reading is not possible.
+    """
     path = Path(tracking_uri.removeprefix(_PREFIX))
     if not tracking_uri.startswith(_PREFIX) or not path.is_file():
         return None
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as connection:
-            found = connection.execute("SELECT experiment_id FROM experiments WHERE name = ?", [name]).fetchone()
+            found = connection.execute(_RUN, [experiment, RUN_TAG, name]).fetchone()
     except sqlite3.Error:
         return None
-    return None if found is None else str(found[0])
+    return None if found is None else (str(found[0]), str(found[1]))
 
 
 def model_name(address: str) -> str | None:

@@ -5,9 +5,12 @@
         client.feedback(answer, reward=1.0)
 
 Feedback has an id, so a request that is repeated after a lost connection counts once. Leaving the block commits.
+A feedback or commit above the service's rate limit waits and is sent again.
 """
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -33,6 +36,9 @@ DEFAULT_URL = "http://127.0.0.1:8010"
 _Client = TypeVar("_Client", openai.OpenAI, openai.AsyncOpenAI)
 _HEADERS = {"task_id": "x-rft-task", "run_id": "x-rft-run", "conversation_id": "x-rft-conversation"}
 _SUBJECT = "x-rft-subject"
+_SHORTEST_WAIT_S = 0.1
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0  # between the retries after a failure, as in OpenAI's client
+_SENT_ONCE: openai.RequestOptions = {"max_retries": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,43 @@ def _total(results: Iterable[FeedbackResult]) -> FeedbackResult:
     )
 
 
+class _Retries:
+    """When a feedback or commit is sent again; neither counts twice.
+
+    The retries of OpenAI's client, which know no limit of time, are switched off for both: these take their place.
+    """
+
+    def __init__(self, longest_s: float, most: int) -> None:
+        self._deadline = time.monotonic() + longest_s
+        self._most = most  # retries after failures that are not those of the rate limit
+        self._failures = 0
+
+    def pause_s(self, error: openai.APIError) -> float:
+        """Seconds until the request may be sent again; raises ``error`` if it may not, or that is too late."""
+        if isinstance(error, openai.RateLimitError):
+            pause = max(_SHORTEST_WAIT_S, _retry_after_s(error))
+            if time.monotonic() + pause > self._deadline:
+                raise error
+            return pause
+        if self._failures >= self._most or not _is_transient(error):
+            raise error
+        self._failures += 1
+        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self._failures - 1))
+
+
+def _retry_after_s(error: openai.RateLimitError) -> float:
+    try:
+        return float(error.response.headers.get("retry-after", "1"))
+    except ValueError:  # a date
+        return 1.0
+
+
+def _is_transient(error: openai.APIError) -> bool:
+    if isinstance(error, openai.APIStatusError):
+        return error.status_code in (408, 409) or error.status_code >= 500
+    return isinstance(error, openai.APIConnectionError)
+
+
 class _Shared(Generic[_Client]):
     """What both clients share: the OpenAI client ``openai``, whose calls the service records, and a run's place."""
 
@@ -105,14 +148,20 @@ class _Shared(Generic[_Client]):
         *,
         metrics: Iterable[Metric] = (),
         commit_at_exit: bool = True,
+        rate_limit_wait_s: float = 60.0,
         **openai_options: Any,
     ) -> None:
-        """``metrics``: what feedback may name beside ``reward``. Further options are those of the OpenAI client."""
+        """``metrics``: what feedback may name beside ``reward``. Further options are those of the OpenAI client.
+
+        A feedback or commit that gets status 429 is sent again after ``Retry-After``, for ``rate_limit_wait_s``
+        at most; one that fails otherwise is sent again as often as ``max_retries`` of the OpenAI client says.
+        """
         root, options = _options(base_url, api_key, openai_options)
         self.openai = self._kind(**options)
         self.place = Place()
         self._requests = _Requests(root, FeedbackForm(metrics))
         self._commits = commit_at_exit
+        self._rate_limit_wait_s = rate_limit_wait_s
 
     def run(
         self,
@@ -165,8 +214,7 @@ class OnlineClient(_Shared[openai.OpenAI]):
     ) -> CommitResult:
         """Hand labelled calls to training; without arguments all of them."""
         body = self._requests.commit(task_id, run_id, max_age_s)
-        answer: Any = self.openai.post(self._requests.commit_url, body=body, cast_to=object)
-        return CommitResult.of(answer)
+        return CommitResult.of(self._post(self._requests.commit_url, body))
 
     def close(self) -> None:
         """Close the connections."""
@@ -191,10 +239,17 @@ class OnlineClient(_Shared[openai.OpenAI]):
 
     def _send_feedback(self, body: dict[str, Any]) -> FeedbackResult:
         try:
-            answer: Any = self.openai.post(self._requests.feedback_url, body=body, cast_to=object)
+            return FeedbackResult.of(self._post(self._requests.feedback_url, body))
         except openai.NotFoundError as error:
             return _unknown(error)
-        return FeedbackResult.of(answer)
+
+    def _post(self, url: str, body: dict[str, Any]) -> Any:
+        retries = _Retries(self._rate_limit_wait_s, self.openai.max_retries)
+        while True:
+            try:
+                return self.openai.post(url, body=body, cast_to=object, options=_SENT_ONCE)
+            except openai.APIError as error:
+                time.sleep(retries.pause_s(error))
 
 
 class AsyncOnlineClient(_Shared[openai.AsyncOpenAI]):
@@ -216,8 +271,7 @@ class AsyncOnlineClient(_Shared[openai.AsyncOpenAI]):
     ) -> CommitResult:
         """See ``OnlineClient.commit``."""
         body = self._requests.commit(task_id, run_id, max_age_s)
-        answer: Any = await self.openai.post(self._requests.commit_url, body=body, cast_to=object)
-        return CommitResult.of(answer)
+        return CommitResult.of(await self._post(self._requests.commit_url, body))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -242,7 +296,14 @@ class AsyncOnlineClient(_Shared[openai.AsyncOpenAI]):
 
     async def _send_feedback(self, body: dict[str, Any]) -> FeedbackResult:
         try:
-            answer: Any = await self.openai.post(self._requests.feedback_url, body=body, cast_to=object)
+            return FeedbackResult.of(await self._post(self._requests.feedback_url, body))
         except openai.NotFoundError as error:
             return _unknown(error)
-        return FeedbackResult.of(answer)
+
+    async def _post(self, url: str, body: dict[str, Any]) -> Any:
+        retries = _Retries(self._rate_limit_wait_s, self.openai.max_retries)
+        while True:
+            try:
+                return await self.openai.post(url, body=body, cast_to=object, options=_SENT_ONCE)
+            except openai.APIError as error:
+                await asyncio.sleep(retries.pause_s(error))

@@ -5,6 +5,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from rft_platform.common.policy_names import stored_name
 from rft_platform.common.progress import announce, report
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import RolloutRow
@@ -18,7 +19,6 @@ from rft_platform.rounds.project.notes import EXPLORE, SNAPSHOT
 from rft_platform.rounds.project.policy import (
     Policy,
     deploy,
-    explored_with,
     explorer_of,
     is_published,
     snapshot_of,
@@ -36,17 +36,17 @@ from rft_platform.tasks.task import Task
 def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number: int) -> dict[str, Any]:
     """Roll out every explore batch of a round with ``policy`` and store the rows; returns the round's report.
 
-    The policies of section ``policies`` explore too, with the versions of the round's snapshots. A repeated call
+    The other policies explore too, with the versions of the round's snapshots. A repeated call
     produces the same rows with the same ids.
     """
     config = project.config
     with repair_on_failure(project, policy):
         canary_delta = deploy(engine, policy)
-    started, further = perf_counter(), explored_with(project, round_number)
-    sampling: dict[str | None, Policy] = {None: policy}
-    sampling.update(further)
-    stored = StoredRollouts(project, round_number, sampling)
-    with serving_auxiliaries(project) as auxiliaries, serving_policies(project, further) as engines:
+    started = perf_counter()
+    _, *others = project.policies
+    policies = {policy.name: policy} | {name: snapshot_of(project.store, round_number, name) for name in others}
+    stored = StoredRollouts(project, round_number, policies)
+    with serving_auxiliaries(project) as auxiliaries, serving_policies(project, policies) as engines:
         roll_out = partial(_roll_out, project, engine, auxiliaries, engines, round_number)
         selection, signal = TaskSelection(project, round_number, policy.round), SignalCount(project)
         batches: list[RolloutBatch] = []
@@ -64,10 +64,9 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
     summary = {
         **total.as_dict(),
         "seconds": perf_counter() - started,  # includes writing the rows
-        "policy_version": policy.policy_version,
+        **{stored_name("policy_version", name, "/"): each.policy_version for name, each in policies.items()},
         "policy_round": policy.round,
         "weights_digest": policy.weights_digest,
-        **{f"policy_version/{name}": one.policy_version for name, one in further.items()},
         "taskset_digest": project.tasks.digest,
         "canary_delta": canary_delta,
         "task_selection": selection.as_dict(),
@@ -137,14 +136,15 @@ def _roll_out(
 
 
 def snapshot_for(project: Project, number: int) -> Policy:
-    """Record the policies that a round explores with, including those of section ``policies``; returns the first.
+    """Record the policies that a round explores with; returns the first.
 
     ``fixed``: the newest of round ``number - 1 - offset_rounds`` or later. ``dynamic_by_trainer``: the newest.
     ``dynamic_by_explorer``: the newest, chosen again after every ``sync_interval`` batches.
     """
     sync, store = project.config.synchronizer, project.store
-    for entry in project.config.policies:
-        take_snapshot(store, number, sync.offset_rounds, name=entry.name)
+    _, *others = project.policies
+    for name in others:
+        take_snapshot(store, number, sync.offset_rounds, name=name)
     if not sync.dynamic:
         return take_snapshot(store, number, sync.offset_rounds)
     going_on = None

@@ -19,11 +19,11 @@ from rft_platform.tasks.dataset import TaskDataset
 def measure(project: Project, engine: PolicyEngine, round_number: int) -> list[EvaluationResult]:
     """Sampled and greedy scores on every held-out taskset, in the order of the configuration.
 
-    The policies of section ``policies`` take part in the versions that the round published.
+    The other policies take part in the versions that the round published.
     """
     settings = project.config.evaluation
-    results, further = [], ended_with(project, round_number)
-    with serving_auxiliaries(project) as auxiliaries, serving_policies(project, further) as engines:
+    results, policies = [], ended_with(project, round_number)
+    with serving_auxiliaries(project) as auxiliaries, serving_policies(project, policies) as engines:
         for taskset, dataset in project.eval_tasks:
             runs = taskset.rollout_args.n or settings.sampled_n
             greedy = settings.greedy

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.policy_names import FIRST_POLICY, policy_column, stored_name
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.quality import (
     JUDGED_COLUMNS,
@@ -35,6 +36,7 @@ LOG = logging.getLogger(__name__)
 
 
 PASS_REWARD = 1.0
+_OF_EVERY_POLICY = ("mean_reward", "rows_with_signal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +139,14 @@ def _last_question(messages: list[dict[str, Any]]) -> str:
 def reward_figures(
     project: Project, judged: Sequence[JudgedRow], rows: Sequence[RolloutRow], has_advantage: bool
 ) -> dict[str, float]:
-    """Reward figures of the first policy, and of others as ``<figure>/<name>``. Both lists have the same order."""
-    first = _reward_summary(_of_policy(judged, rows, None), has_advantage=has_advantage)
-    return {**first, **_further_rewards(project, judged, rows)}
-
-
-def _of_policy(judged: Sequence[JudgedRow], rows: Sequence[RolloutRow], policy: str | None) -> list[JudgedRow]:
-    return [one for one, row in zip(judged, rows, strict=True) if row.call.policy == policy]
-
-
-def _further_rewards(project: Project, judged: Sequence[JudgedRow], rows: Sequence[RolloutRow]) -> dict[str, float]:
-    """Mean reward and number of rows with a signal, for each policy of section ``policies``."""
+    """Reward figures of the first policy, and some of the others as ``<figure>/<name>``. The lists have one order."""
     found: dict[str, float] = {}
-    for entry in project.config.policies:
-        summary = _reward_summary(_of_policy(judged, rows, entry.name), has_advantage=True)
-        found |= {f"{name}/{entry.name}": summary[name] for name in ("mean_reward", "rows_with_signal")}
+    for name in project.policies:
+        column = policy_column(name)
+        own = [one for one, row in zip(judged, rows, strict=True) if row.call.policy == column]
+        summary = _reward_summary(own, has_advantage)
+        shown = summary if name == FIRST_POLICY else _OF_EVERY_POLICY
+        found |= {stored_name(figure, name, "/"): summary[figure] for figure in shown}
     return found
 
 

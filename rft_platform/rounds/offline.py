@@ -4,7 +4,6 @@ For the plan, the store and the registry it is the only round of its project. It
 evaluation are stored in ``r0001`` in the same way as those of any round.
 """
 
-import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +14,7 @@ from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import UserError
 from rft_platform.config.load import config_digest
 from rft_platform.config.offline import OfflineKind
+from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.experience.file_names import round_key
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.evaluate import RoundEvaluation, evaluate_round, is_due
@@ -25,8 +25,6 @@ from rft_platform.rounds.project.policy import Policy, publish, published, requi
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.algorithm import (
     loaded_digest,
-    lora_spec,
-    optimizer_spec,
     reference_folder,
     spec_with_critic,
     teacher_folder,
@@ -60,7 +58,7 @@ def train_offline(
         request=request,
         parent=parent,
         round=round_number,
-        total_steps=offline_steps(project, dataset.rows),
+        total_steps=project.settings.offline_steps(dataset.rows),
         reads=(parent,),
         canary_sequences=partial(_canary_sequences, Path(dataset.path), Path(parent.folder)),
     )
@@ -109,9 +107,7 @@ def offline_request(project: Project, dataset: DatasetFile, parent: Policy, dags
         parent_version=parent.policy_version,
         output=str(project.checkpoints),
         algorithm=algorithm,
-        optimizer=optimizer_spec(
-            config.algorithm.optimizer, offline_steps(project, dataset.rows), config.trainer.grad_clip
-        ),
+        optimizer=optimizer_spec(config.algorithm.optimizer, project.settings.offline_steps(dataset.rows)),
         demonstrations=None if pairs else dataset.path,
         preferences=dataset.path if pairs else None,
         train_batch_size=project.batches.train_batch_size,
@@ -121,7 +117,7 @@ def offline_request(project: Project, dataset: DatasetFile, parent: Policy, dags
         max_tokens_per_row=config.model.max_model_len,
         seed=config.seed,
         fresh_optimizer=True,
-        lora=lora_spec(project),
+        lora=project.settings.lora,
         reference=reference_folder(project, algorithm),
         teacher=teacher_folder(project),
         save_interval=config.trainer.save_interval,
@@ -129,12 +125,6 @@ def offline_request(project: Project, dataset: DatasetFile, parent: Policy, dags
         max_checkpoints_to_keep=config.trainer.max_checkpoints_to_keep,
         lineage=offline_lineage(project, dataset, dagster_run_id),
     )
-
-
-def offline_steps(project: Project, rows: int) -> int:
-    """Optimiser steps of a training on ``rows`` rows."""
-    config = project.config
-    return config.offline_steps or math.ceil(config.buffer.total_epochs * rows / project.batches.train_batch_size)
 
 
 def offline_lineage(project: Project, dataset: DatasetFile, dagster_run_id: str) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.rounds.project.policy import Policy, parent_of, publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.run_log import monitor_round, monitor_steps
-from rft_platform.rounds.setup.noted_versions import run_name, version_tags
+from rft_platform.rounds.setup.noted_versions import version_tags
 from rft_platform.training.protocol import StepEvent, TrainResult
 
 if TYPE_CHECKING:
@@ -22,19 +23,19 @@ def register(
     result: TrainResult,
     steps: Sequence[StepEvent],
     origin: Mapping[str, Any],
-    name: str | None = None,
+    name: str = FIRST_POLICY,
 ) -> Policy:
     """Log the round's steps and register its checkpoint; returns the published policy with its model version.
 
     ``origin`` is the lineage of the weights (``rounds.train.lineage``); it becomes the version's tags. A no-op round
-    registers nothing: its policy keeps the parent's model version. ``name`` selects the policy; each policy has its own
-    model and MLflow run.
+    registers nothing: its policy keeps the parent's model version. Each policy has its own model and MLflow
+    run.
     """
     policy = published(project.store, round_number, name)
     assert policy is not None, "train publishes the policy"
-    registry = registry if name is None else registry.sibling(name)
-    run = registry.training_run(run_name(project, name), {"rft.config_digest": origin["config_digest"]})
-    if name is None:
+    registry = registry.of_policy(name)
+    run = registry.training_run(stored_name(project.config.name, name), {"rft.config_digest": origin["config_digest"]})
+    if name == FIRST_POLICY:
         judged = project.store.read_note(round_number, "judge") or {}
         run.log_round(round_number, judged, prefix="round/")
         monitor_round(project, round_number, judged, prefix="round/")

@@ -1,7 +1,7 @@
 """The stages of a round, in order: from tasks to weights that are trained, registered, served and evaluated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.inference.interface import PolicyEngine
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTraining:
-    """Result of the train stage: the first policy, and each further policy with its result (None: not trained)."""
+class PolicyTraining:
+    """Result of the train stage for one policy."""
 
     policy: Policy
-    result: TrainResult
+    result: TrainResult | None  # None: the policy is not trained (``train: false``)
     steps: list[StepEvent]
-    further: Mapping[str, tuple[Policy, TrainResult | None]]
+    origin: Mapping[str, Any] = field(default_factory=dict)  # the lineage of the weights; empty if not trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +75,27 @@ class Round:
         """
         return judge(self.project, self.number, other)
 
-    def train(self, trainer: "TrainerClient", registry: "ModelRegistry") -> RoundTraining:
-        """Train on the rows, publish the new weights as a checkpoint, and register it as a model version.
+    def train(self, trainer: "TrainerClient", registry: "ModelRegistry") -> dict[str, PolicyTraining]:
+        """Train every policy on its rows, publish the new weights as checkpoints, and register them as model versions.
 
-        The further policies train before the first one, whose note marks the round as trained.
+        The first policy trains last: its note marks the round as trained. A repeated call does not repeat a training
+        whose weights are published already.
         """
-        further = train_further(
-            self.project, trainer, registry, round_number=self.number, dagster_run_id=self.dagster_run_id
-        )
-        result, steps = train(self.project, trainer, round_number=self.number, dagster_run_id=self.dagster_run_id)
-        origin = lineage(self.project, self.number, self.dagster_run_id)
-        policy = register(self.project, registry, round_number=self.number, result=result, steps=steps, origin=origin)
-        return RoundTraining(policy, result, steps, further)
+        refuse_if_next_round_is_trained(self.project.store, self.number)
+        first, *others = self.project.policies
+        return {name: self.train_policy(name, trainer, registry) for name in (*others, first)}
+
+    def train_policy(self, name: str, trainer: "TrainerClient", registry: "ModelRegistry") -> PolicyTraining:
+        """The train stage for one policy. One that is not trained keeps its weights, published for this round too."""
+        project, number = self.project, self.number
+        if not project.policies[name].train:
+            kept = replace(parent_of(project.store, number, name), round=number)
+            publish(project.store, kept)
+            return PolicyTraining(kept, None, [])
+        result, steps = train(project, trainer, number, self.dagster_run_id, name)
+        origin = lineage(project, number, self.dagster_run_id, name)
+        registered = register(project, registry, number, result, steps, origin, name)
+        return PolicyTraining(registered, result, steps, origin)
 
     def evaluate(
         self, engine: PolicyEngine, registry: "ModelRegistry", *, force: bool = False, promote: bool = True
@@ -97,32 +106,3 @@ class Round:
         champion does not change.
         """
         return evaluate_round(self.project, engine, registry, self.number, force=force, promote=promote)
-
-
-def train_further(
-    project: Project, trainer: "TrainerClient", registry: "ModelRegistry", *, round_number: int, dagster_run_id: str
-) -> dict[str, tuple[Policy, TrainResult | None]]:
-    """Train each further policy on its own rows, one after the other, and register the results.
-
-    A repeated call does not repeat a training that is already published. A policy with ``train: false`` is published
-    unchanged, with None as its result.
-    """
-    store = project.store
-    refuse_if_next_round_is_trained(store, round_number)
-    done: dict[str, tuple[Policy, TrainResult | None]] = {}
-    for entry in project.config.policies:
-        if not entry.train:
-            # the parent's weights under this round's number, so that the next round finds them
-            kept = replace(parent_of(store, round_number, entry.name), round=round_number)
-            publish(store, kept)
-            done[entry.name] = kept, None
-            continue
-        result, steps = train(
-            project, trainer, round_number=round_number, dagster_run_id=dagster_run_id, policy=entry.name
-        )
-        origin = lineage(project, round_number, dagster_run_id, entry.name)
-        policy = register(
-            project, registry, round_number=round_number, result=result, steps=steps, origin=origin, name=entry.name
-        )
-        done[entry.name] = policy, result
-    return done

@@ -14,17 +14,20 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import digest_json
+from rft_platform.common.policy_names import FIRST_POLICY, policy_column, stored_name
 from rft_platform.common.progress import announce, report
 from rft_platform.common.recorded_paths import to_record
 from rft_platform.config.load import config_digest
+from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.selections import selection_file
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
 from rft_platform.rounds.project.code_version import code_version
-from rft_platform.rounds.project.notes import JUDGE, TRAIN, note_of
+from rft_platform.rounds.project.notes import JUDGE, TRAIN
 from rft_platform.rounds.project.policy import Policy, parent_of, publish, published, required
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.repair import refuse_damaged_rows, repair_on_failure
@@ -38,19 +41,12 @@ from rft_platform.rounds.selection.production_demonstrations import (
 from rft_platform.rounds.selection.row_selection import rounds_of, select_rows
 from rft_platform.rounds.setup.algorithm import (
     loaded_digest,
-    lora_spec,
-    optimizer_spec,
     reference_folder,
     spec_with_critic,
     teacher_folder,
 )
 from rft_platform.rounds.setup.demonstrations import write_demonstrations
-from rft_platform.training.protocol import (
-    AlgorithmSpec,
-    StepEvent,
-    TrainRequest,
-    TrainResult,
-)
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
 if TYPE_CHECKING:
     from rft_platform.training.service.trainer_client import TrainerClient
@@ -77,15 +73,14 @@ class Training:
 
 
 def train(
-    project: Project, trainer: "TrainerClient", round_number: int, dagster_run_id: str, policy: str | None = None
+    project: Project, trainer: "TrainerClient", round_number: int, dagster_run_id: str, policy: str = FIRST_POLICY
 ) -> tuple[TrainResult, list[StepEvent]]:
     """Run the optimiser steps of a round and publish the resulting policy.
 
     A round in which no row has a gradient is recorded as a no-op: its policy is its parent's. ``dagster_run_id`` is the
-    orchestrator's run id, kept in the lineage. ``policy`` selects a further policy; None is the first.
+    orchestrator's run id, kept in the lineage. ``policy`` is the name of the policy to train.
     """
     store = project.store
-    refuse_if_next_round_is_trained(store, round_number)
     parent = parent_of(store, round_number, policy)
     selection = select_rows(project, round_number, parent) if project.config.selects_rows else None
     for number in rounds_read(round_number, selection):
@@ -120,7 +115,7 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
         parent_version=parent.policy_version,
         output=str(project.checkpoints_of(policy)),
         algorithm=algorithm,
-        optimizer=optimizer_spec(config.algorithm.optimizer, project.length.steps, config.trainer.grad_clip),
+        optimizer=optimizer_spec(config.algorithm.optimizer, project.length.steps),
         rollouts=tuple(str(file) for number in rounds for file in store.rollout_files(number)),
         judged=tuple(str(_judged_file(store, number, selection)) for number in rounds),
         selection=None if selection is None else str(selection_file(store, round_number, policy)),
@@ -129,7 +124,7 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
         max_tokens_per_row=config.model.max_model_len,
         seed=config.seed + round_number,
         fresh_optimizer=parent.policy_version == 0,
-        lora=lora_spec(project),
+        lora=project.settings.lora,
         reference=reference_folder(project, algorithm, policy),
         teacher=teacher_folder(project),
         demonstrations=demonstrations,
@@ -145,7 +140,7 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
 def _when_to_save(project: Project, round_number: int, selection: Mapping[str, Any] | None) -> Literal["now", "later"]:
     """Save the trainer state later, in the background, if another training follows that continues from memory."""
     last = round_number >= project.rounds_budget or bool(selection and selection["last"])
-    alternates = bool(project.config.policies)  # each policy's training replaces the state of another one
+    alternates = len(project.policies) > 1  # each policy's training replaces the state of another one
     return "now" if last or alternates or not project.config.trainer.save_in_background else "later"
 
 
@@ -181,17 +176,16 @@ def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) 
     return str(target)
 
 
-def lineage(project: Project, round_number: int, dagster_run_id: str, policy: str | None = None) -> dict[str, Any]:
+def lineage(project: Project, round_number: int, dagster_run_id: str, policy: str = FIRST_POLICY) -> dict[str, Any]:
     """Origin of a round's weights, stored in the checkpoint's manifest and the tags of its model version."""
     config, store = project.config, project.store
     selection = selection_note(store, round_number, policy) if config.selects_rows else None
-    bases: dict[str | None, str] = {entry.name: entry.model_path for entry in config.policies}
     return {
         "round": round_number,
         "project": config.project,
         "name": config.name,
-        "base_model": bases.get(policy, config.model.model_path),
-        **({} if policy is None else {"policy": policy}),
+        "base_model": project.policies[policy].model_path,
+        **({} if policy == FIRST_POLICY else {"policy": policy}),
         "algorithm": config.algorithm.algorithm_type,
         "taskset_digest": project.tasks.digest,
         **({CORRECTIONS_UNTIL: round_number} if trains_on_corrections(project) else {}),
@@ -233,21 +227,22 @@ def _operators(store: ExperienceStore, round_number: int) -> dict[str, str]:
 def steps_expected(project: Project, round_number: int) -> int:
     """Expected optimiser steps for a round's rows; rows without a gradient are still counted."""
     judged = project.store.read_note(round_number, JUDGE) or {}
-    rows = judged.get("rows", 0) - judged.get("dropped_rows", 0) if not project.config.policies else 0
+    rows = judged.get("rows", 0) - judged.get("dropped_rows", 0) if len(project.policies) == 1 else 0
     return math.ceil((rows or project.batches.experiences_a_round) / project.batches.train_batch_size)
 
 
-def _canary_sequences(project: Project, round_number: int, policy: str | None = None) -> list[list[int]]:
+def _canary_sequences(project: Project, round_number: int, policy: str = FIRST_POLICY) -> list[list[int]]:
     """A few whole sequences of the round, from the policy's own calls."""
     rows = project.store.read_rollouts(round_number, columns=["prompt_ids", "response_ids", "policy"])
-    called = [index for index, name in enumerate(rows["policy"].to_pylist()) if name == policy][:_CANARY_ROWS]
+    own = policy_column(policy)
+    called = [index for index, name in enumerate(rows["policy"].to_pylist()) if name == own][:_CANARY_ROWS]
     return [[*row["prompt_ids"], *row["response_ids"]] for row in rows.take(called).to_pylist()]
 
 
 def run_training(project: Project, trainer: "TrainerClient", training: Training) -> tuple[TrainResult, list[StepEvent]]:
     """Run the optimiser steps and publish the resulting policy; the parent's weights if no row has a gradient."""
     store, parent = project.store, training.parent
-    key = round_key(training.round) if parent.name is None else f"{round_key(training.round)} {parent.name}"
+    key = stored_name(round_key(training.round), parent.name, " ")
     steps: list[StepEvent] = []
 
     def on_step(event: StepEvent) -> None:
@@ -282,7 +277,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         note["judge_version"] = judge_version
     if training.selection is not None:
         note["row_selection"] = dict(training.selection)
-    store.write_note(training.round, note_of(TRAIN, parent.name), note)
+    store.write_note(training.round, stored_name(TRAIN, parent.name), note)
     publish(store, policy)
     return result, steps
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.progress import report
 from rft_platform.config.load import config_digest
 from rft_platform.config.schema.trainer import WarmStart
+from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.inference.canary import Canary
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.heldout_evaluation import sampled_pass
@@ -18,11 +20,10 @@ from rft_platform.rounds.project.code_version import code_version
 from rft_platform.rounds.project.notes import WARM_START
 from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.setup.algorithm import optimizer_spec
 from rft_platform.rounds.setup.connections import base_model_folder, start_all, start_folder
 from rft_platform.rounds.setup.demonstrations import write_demonstrations
 from rft_platform.training.checkpoint.manifest import MANIFEST
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest
+from rft_platform.training.protocol import StepEvent, TrainRequest
 
 if TYPE_CHECKING:
     from rft_platform.training.service.trainer_client import TrainerClient
@@ -73,12 +74,13 @@ class WarmStartCourse:
 
     def run(self) -> Policy:
         """Train from the base model; returns the resulting policy as version 0."""
-        settings, legs = self.settings, self.project.warm_start_checkpoints
+        legs = self.project.warm_start_checkpoints
         if legs.exists():  # left by an interrupted run; starting over gives the same weights
             shutil.rmtree(legs)
         self.folder = str(base_model_folder(self.project))
         demonstrations = self.project.store.round_folder(0) / "demonstrations.parquet"
-        digest = write_demonstrations(settings, demonstrations)
+        digest = write_demonstrations(self.settings, demonstrations)
+        settings = self.settings = _with_steps(self.settings, demonstrations)
         report("warm start", 0, settings.steps, self.goal)
         peak = optimizer_spec(settings.optimizer, settings.steps)
         while self.step < settings.steps and not self._mark_reached():
@@ -163,6 +165,16 @@ class WarmStartCourse:
         return Canary(sequences, self.trainer.score(sequences))
 
 
+def _with_steps(settings: WarmStart, demonstrations: Path) -> WarmStart:
+    """``settings`` with the number of steps of their passes over the demonstrations."""
+    if settings.epochs is None:
+        return settings
+    import pyarrow.parquet as pq
+
+    rows = settings.epochs * pq.read_metadata(demonstrations).num_rows
+    return settings.model_copy(update={"steps": -(-rows // settings.batch_size)})
+
+
 def _keep_manifest_only(checkpoint: Path) -> None:
     """Remove the previous leg's weights; keep its manifest, which is part of the lineage."""
     for item in checkpoint.iterdir():
@@ -173,8 +185,9 @@ def _keep_manifest_only(checkpoint: Path) -> None:
 
 
 def publish_starts(project: Project) -> None:
-    """Publish version 0 of each further policy, its base model; keep what is already published."""
-    for entry in project.config.policies:
-        if published(project.store, 0, entry.name) is None:
-            folder = start_folder(project, entry)
-            publish(project.store, Policy(str(folder), 0, digest_weights(folder), round=0, name=entry.name))
+    """Publish version 0 of each policy but the first: its base model. Keep what is already published."""
+    _, *others = project.policies
+    for name in others:
+        if published(project.store, 0, name) is None:
+            folder = start_folder(project, name)
+            publish(project.store, Policy(str(folder), 0, digest_weights(folder), round=0, name=name))

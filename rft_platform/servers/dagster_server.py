@@ -1,7 +1,8 @@
 """Dagster's webserver behind the web guard: ``python -m rft_platform.servers.dagster_server -w workspace.yaml``.
 
 It takes the options of ``dagster-webserver``. That command serves everybody who reaches its port, executes GraphQL
-mutations sent by GET, and has no option for a middleware. Its application factory is therefore replaced.
+mutations sent by GET, and has no option for a middleware. Its application factory is therefore replaced. The server
+also redirects MLflow links.
 """
 
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
+from rft_platform.servers.mlflow_redirect import MlflowRedirect
 from rft_platform.web_guard.asgi import WebGuard
 from rft_platform.web_guard.token import access_token
 
@@ -46,6 +48,7 @@ def guard_application(cli: ModuleType, token: str) -> None:
     @wraps(make_app)
     def make_guarded_app(context: Any, path_prefix: str = "", *arguments: Any, **options: Any) -> WebGuard:
         app = make_app(context, path_prefix, *arguments, **options)
+        app = MlflowRedirect(app)
         return WebGuard(app, token, public={f"{path_prefix}{HEALTH}"}, graphql=f"{path_prefix}/graphql")
 
     setattr(cli, _MAKE_APP, make_guarded_app)

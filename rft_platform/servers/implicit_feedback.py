@@ -17,9 +17,10 @@ from rft_platform.config.schema.service import ImplicitFeedback
 from rft_platform.judging.judge_context import JudgeContext, JudgeState
 from rft_platform.judging.llm.reactions import ReactionJudge
 from rft_platform.rounds.project.project import Project
+from rft_platform.serving.incoming import NewFeedback
 from rft_platform.serving.reports.reactions import Reaction, unjudged_reactions
-from rft_platform.serving.rules.declared_metrics import IMPLICIT, IMPLICIT_ID
-from rft_platform.serving.traffic import REWARD, NewFeedback, TrafficStore
+from rft_platform.serving.rules.declared_metrics import IMPLICIT, IMPLICIT_ID, REWARD
+from rft_platform.serving.traffic import TrafficStore
 
 LOG = logging.getLogger(__name__)
 _MOST = 32  # reactions that are judged together

@@ -1,6 +1,5 @@
 """Find and end a project's long-lived processes by their lease files: engine replicas, auxiliary models, trainer."""
 
-from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,17 +57,12 @@ def stop(held: HeldLease) -> bool:
     return alive
 
 
-def stop_strays(home: Home, keep: Container[tuple[int, float]] = ()) -> list[int]:
-    """End processes that were started for this project's leases; returns their ids.
+def stop_strays(home: Home, starter: str | None = None) -> list[int]:
+    """End processes that were started for this project's leases, or only those that ``starter`` started.
 
-    Processes of a lease whose holder's identity is in ``keep`` are left alone.
+    Returns their ids.
     """
-    ended = []
-    for path in leases_started_below(home.leases):
-        lease = read_lease(path)
-        if lease is None or (lease.pid, lease.create_time) not in keep:
-            ended += end_strays(path)
-    return ended
+    return [pid for path in leases_started_below(home.leases, starter) for pid in end_strays(path, starter=starter)]
 
 
 def processor_seconds(held: HeldLease) -> float:

@@ -25,11 +25,12 @@ from rft_platform.servers.project_progress import ProjectProgress
 from rft_platform.servers.release_controller import ReleaseController
 from rft_platform.servers.traffic_watch import TrafficWatch
 from rft_platform.serving.app import CommitRule, build_app
+from rft_platform.serving.erasure import TrafficErasure
 from rft_platform.serving.gateway import TrafficApp
 from rft_platform.serving.owner import claim
+from rft_platform.serving.pages.reader import TrafficReader
 from rft_platform.serving.pages.routes import PageData, page_routes
 from rft_platform.serving.preferences import PreferenceStore
-from rft_platform.serving.reader import TrafficReader
 from rft_platform.serving.release_routes import release_routes
 from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, Metric
 from rft_platform.serving.rules.rate_limits import RateLimits
@@ -135,9 +136,9 @@ def redaction_of(project: Project) -> Redaction:
 
 def keep(project: Project, store: TrafficStore, rule: CommitRule, stop: threading.Event) -> None:
     """Erase old calls without feedback, and commit where the configuration asks for it, until ``stop`` is set."""
-    service = project.config.service
+    service, erasure = project.config.service, TrafficErasure(traffic_database(project))
     while not stop.wait(service.commit_interval_s or _UPKEEP_S):
-        steps: list[Callable[[], object]] = [lambda: store.expire(service.retention_days * 86_400)]
+        steps: list[Callable[[], object]] = [lambda: erasure.expire(service.retention_days * 86_400)]
         if service.commit_interval_s is not None:
             steps.append(lambda: store.commit(group_size=rule.group_size, group_deadline_s=rule.group_deadline_s))
         for step in steps:

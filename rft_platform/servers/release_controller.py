@@ -17,10 +17,11 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import policy_of_version, released_policy
 from rft_platform.rounds.setup.connections import connect_engine
 from rft_platform.rounds.setup.online_engines import connect_candidate_engine, shares_engine
+from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_decisions import decide, reject
 from rft_platform.serving.release_store import Release, ReleaseStore
 from rft_platform.serving.releases.canary import CanaryRule
-from rft_platform.serving.routing import Router, ServedEngine, ServedRelease
+from rft_platform.serving.releases.routing import Router, ServedEngine, ServedRelease
 
 LOG = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class ReleaseController:
     ) -> None:
         self._project = project
         self._store = store
+        service = project.config.service
+        self._least_serving = service.least_in_service if service.weight_update == "rolling" else None
         self._connect_base, self._connect_candidate = connect_base, connect_candidate
         self._deploying = threading.Lock()  # the gateway looks for a lost engine in a thread of its own
         self._base: PolicyEngine | None = None
@@ -111,16 +114,19 @@ class ReleaseController:
                 self._base = self._connect_base(self._project)
             engine, policy = self._base, self._policy(running)
             if policy is not None and not self._is_newer_on_purpose(engine, policy):
-                deploy(engine, policy)
+                deploy(engine, policy, self._least_serving)
             status = engine.status()
             version = status.policy_version if policy is None else policy.policy_version
             self._deployed = (version, time.monotonic())
             return self._served(engine)
 
     def _is_newer_on_purpose(self, engine: PolicyEngine, policy: Policy) -> bool:
-        """Whether an evaluation on a shared engine has deployed a newer version, and no decision chose a version."""
+        """Whether an evaluation on a shared engine has deployed a newer version, and no decision chose a version.
+
+        No evaluation deploys an imported version: one is there by an earlier decision.
+        """
         shared = self._store.served() is None and shares_engine(self._project)
-        return shared and engine.status().policy_version > policy.policy_version
+        return shared and policy.policy_version < engine.status().policy_version <= FIRST_IMPORTED
 
     def _deploy_candidate(self, running: Release) -> ServedEngine | None:
         """The engine of the candidate; None if it cannot be served, which ends the release."""

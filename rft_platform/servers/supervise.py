@@ -2,18 +2,17 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.errors import RftError
 from rft_platform.common.files import last_lines
 from rft_platform.common.processes.spawn import stop_process, wait_until_ended
 from rft_platform.observability.log_rotation import bound_logs_now_and_then
@@ -35,7 +34,8 @@ class Server:
     env: Mapping[str, str]
     is_ready: Callable[[], bool]
     url: str | None = None
-    port: int | None = None
+    pages: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of pages to begin with, by what they show."""
     restarts: int = 0
     """Maximum number of restarts within ten minutes; the next death ends the command."""
     leaves_work: bool = False
@@ -83,49 +83,6 @@ class Children(list[Child]):
         self[number] = _start(server, child.log.parent)
         again = f"started again ({len(recent) + 1} of {server.restarts} times)"
         return f"{server.name} ended with exit code {child.process.returncode}: {again}, see {child.log}"
-
-
-def check_ports(servers: Sequence[Server]) -> None:
-    """Raise UserError for a port that is taken, reserved, or used twice."""
-    ports = [server.port for server in servers if server.port is not None]
-    for server in servers:
-        if server.port is None:
-            continue
-        if ports.count(server.port) > 1:
-            raise UserError(f"port {server.port} is used twice: choose another with --port or --mlflow-port")
-        check_port(server.name, server.port)
-
-
-def check_port(name: str, port: int) -> None:
-    """Raise UserError if the port of the server ``name`` is taken or reserved."""
-    if not may_listen(port):
-        raise UserError(f"port {port} is reserved for the system: choose 1024 or higher for {name}")
-    if not port_is_free(port):
-        option = "--port" if name == "Dagster" else f"--{name.lower()}-port"
-        raise UserError(f"port {port} is taken: free it, or choose another one for {name} with {option}")
-
-
-def port_is_free(port: int) -> bool:
-    """Whether this port of the loopback interface is free."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def may_listen(port: int) -> bool:
-    """Whether this user has the permission to listen on this port."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except PermissionError:
-            return False
-        except OSError:
-            pass
-    return True
 
 
 @contextmanager

@@ -15,8 +15,10 @@ from rft_platform.common.files import write_text
 from rft_platform.common.redaction import redact
 from rft_platform.common.user_code import OWN_SAFE_PATH, SAFE_PATH
 from rft_platform.config.home import Home
+from rft_platform.model_registry.pages import run_page
 from rft_platform.observability.logs import wants_json
-from rft_platform.servers import dagster_server, mlflow_server
+from rft_platform.servers import dagster_server, mlflow_redirect, mlflow_server
+from rft_platform.servers.ports import Port
 from rft_platform.servers.supervise import Server
 from rft_platform.web_guard.sign_in import sign_in_url
 from rft_platform.web_guard.token import access_token
@@ -24,6 +26,7 @@ from rft_platform.web_guard.token import access_token
 if TYPE_CHECKING:
     import dagster as dg
 
+    from rft_platform.config.schema.rft_config import RftConfig
     from rft_platform.rounds.project.project import Project
 
 _HOST = "127.0.0.1"
@@ -33,6 +36,7 @@ _BEAT_AGE_S = 120.0
 _PACKAGE = Path(rft_platform.__file__).parent
 
 SENSORS = ("next_round_sensor", "experience_threshold_sensor")
+_RESULTS = "/assets/evaluation_report"
 _REPOSITORY = {"repositoryLocationName": "rft_platform", "repositoryName": "__repository__"}
 _START = """
 mutation($sensor: SensorSelector!) {
@@ -42,36 +46,57 @@ _START_TIMEOUT_S = 60.0
 _START_POLL_S = 0.5
 
 
+def ui_ports(
+    home: Home, config: "RftConfig | None", port: int, mlflow_port: int, metrics_port: int | None = None
+) -> list[Port]:
+    """The ports that ``ui_servers`` will use; ``config`` is None for a home without a project."""
+    ports = [Port(port, "Dagster", "--port")]
+    if not _runs_elsewhere(_tracking_uri(home, config)):
+        ports.append(Port(mlflow_port, "MLflow", "--mlflow-port"))
+    if metrics_port is not None:
+        ports.append(Port(metrics_port, "metrics", "--metrics-port"))
+    return ports
+
+
+def online_port(config: "RftConfig") -> Port:
+    """The port of the online service."""
+    return Port(config.explorer.proxy_port, "the service", "explorer.proxy_port")
+
+
 def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_port: int | None = None) -> list[Server]:
     """The Dagster webserver and MLflow, and on request the daemon and metrics.
 
     An MLflow server elsewhere is listed without a command.
     """
+    from rft_platform.config.load import load_config_of
     from rft_platform.jobs.instance import open_instance
     from rft_platform.jobs.jobs import add_next_round
     from rft_platform.rounds.project.project import Project
 
     instance = open_instance(home)
     instance.get_runs_count()  # creates the databases here, so that two servers do not race to create them
-    if home.config_file.exists():
+    config = load_config_of(home) if home.config_file.exists() else None
+    if config is not None:
         add_next_round(instance, Project.open(home))
     python, env = [sys.executable, "-P", "-m"], _environment(home, port)
     token, workspace = access_token(home.web_token), ["-w", str(_workspace(home))]
     url = f"http://{_HOST}:{port}"
+    tracking_uri = _tracking_uri(home, config)
+    elsewhere = _runs_elsewhere(tracking_uri)
+    mlflow_url = redact(tracking_uri) if elsewhere else f"http://{_HOST}:{mlflow_port}"
     servers = [
         Server(
             name="Dagster",
             command=[*python, dagster_server.__name__, *workspace, "-h", _HOST, "-p", str(port), *_log_format()],
-            env=env,
-            port=port,
+            env={mlflow_redirect.ADDRESS: mlflow_url, **env},
             url=sign_in_url(url, token),
+            pages={"results": sign_in_url(url, token, _RESULTS)} if config is not None else {},
             is_ready=serves_guarded(url, dagster_server.HEALTH),
             restarts=_RESTARTS,
         )
     ]
-    tracking_uri = _tracking_uri(home)
-    if tracking_uri.startswith(("http://", "https://")):
-        servers.append(Server(name="MLflow", command=[], env=env, url=redact(tracking_uri), is_ready=lambda: True))
+    if elsewhere:
+        servers.append(Server(name="MLflow", command=[], env=env, url=mlflow_url, is_ready=lambda: True))
     else:
         servers.append(_mlflow(home, tracking_uri, mlflow_port, python, env, token))
     if daemon:
@@ -99,7 +124,6 @@ def online_server(home: Home, project: "Project", port: int) -> Server:
         name="service",
         command=[sys.executable, "-P", "-m", "rft_platform.servers.online_service"],
         env=_environment(home, port),
-        port=explorer.proxy_port,
         url=f"{_url(listens_on, explorer.proxy_port)}/v1",
         is_ready=answers(f"{_url(probed, explorer.proxy_port)}/health", host="localhost"),
         restarts=_RESTARTS,
@@ -129,7 +153,6 @@ def _metrics(port: int, python: list[str], env: Mapping[str, str]) -> Server:
         name="metrics",
         command=command,
         env=env,
-        port=port,
         url=f"{url}/metrics",
         is_ready=serves_guarded(url, "/healthz", guarded="/metrics"),
         restarts=_RESTARTS,
@@ -151,28 +174,31 @@ def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Ma
         name="MLflow",
         command=command,
         env={**env, mlflow_server.BACKEND: tracking_uri},  # may hold a password, which `ps` would show in arguments
-        port=port,
-        url=sign_in_url(url, token) + _experiment_page(home, tracking_uri),
+        url=sign_in_url(url, token) + _curves(home, tracking_uri),
         is_ready=serves_guarded(url, mlflow_server.HEALTH),
         restarts=_RESTARTS,
     )
 
 
-def _experiment_page(home: Home, tracking_uri: str) -> str:
-    """The page of the project's experiment in MLflow's interface; "" before its first run."""
+def _curves(home: Home, tracking_uri: str) -> str:
+    """The page with the project's curves, as the part after the address of MLflow; "" before the first run."""
     from rft_platform.config.load import load_config_of
-    from rft_platform.model_registry.sqlite_reader import read_experiment_id
+    from rft_platform.model_registry.sqlite_reader import read_training_run
 
     if not home.config_file.exists():
         return ""
-    number = read_experiment_id(tracking_uri, load_config_of(home).project)
-    return "" if number is None else f"#/experiments/{number}"
+    config = load_config_of(home)
+    found = read_training_run(tracking_uri, config.project, config.name)
+    return "" if found is None else f"#{run_page(*found)}"
 
 
-def _tracking_uri(home: Home) -> str:
-    from rft_platform.config.load import load_config_of
+def _runs_elsewhere(tracking_uri: str) -> bool:
+    """Whether a tracking URI is that of an MLflow server, which is not started here."""
+    return tracking_uri.startswith(("http://", "https://"))
 
-    configured = load_config_of(home).registry.tracking_uri if home.config_file.exists() else None
+
+def _tracking_uri(home: Home, config: "RftConfig | None") -> str:
+    configured = None if config is None else config.registry.tracking_uri
     return os.environ.get("MLFLOW_TRACKING_URI") or configured or f"sqlite:///{home.mlflow / 'mlflow.db'}"
 
 

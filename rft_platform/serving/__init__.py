@@ -4,14 +4,14 @@ Read in this order:
 
 - ``database``, ``migrations``: the tables, and how the database is opened and upgraded.
 - ``owner``: the project that a database belongs to.
+- ``incoming``: calls and feedback that have just arrived, with redacted texts.
 - ``traffic``: the life of a recorded call: recorded, labelled, committed, consumed.
+- ``erasure``: expiry, and how a person is forgotten.
 - ``writer``: the one thread that uses the database, and what happens when it is slow.
-- ``reader``: threads that only read, for the pages.
 - ``selection``: strategies that decide which calls are recorded.
 - ``gateway``: the OpenAI API in front of the engine, which records what it answers.
-- ``releases``: pure decisions on versions. ``release_store``: versions, canaries and A/B tests in the database;
-  ``release_decisions``: automatic decisions; ``release_commands``, ``release_routes``: those of people.
-- ``routing``: which engine answers a request while a release runs.
+- ``releases``: pure decisions on versions, and routing. ``release_store``: versions, canaries and A/B tests in the
+  database; ``release_decisions``: automatic decisions; ``release_commands``, ``release_routes``: those of people.
 - ``preferences``, ``pages``: preferences of people, and the web pages.
 - ``reports``: demonstrations and figures, computed from the tables.
 - ``rules``: pure rules: the choice of a round's rows, limits, redaction, metrics, alerts.

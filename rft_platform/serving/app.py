@@ -21,10 +21,11 @@ from rft_platform.inference.serving.api_guard import check_caller, contained, he
 from rft_platform.inference.serving.request_body import read_body, replayed
 from rft_platform.serving.database import DatabaseUnavailableError
 from rft_platform.serving.gateway import TrafficApp
+from rft_platform.serving.incoming import NewFeedback
 from rft_platform.serving.request_bodies import CommitRequest, FeedbackRequest
 from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, MetricError, further_id
 from rft_platform.serving.rules.rate_limits import LimitExceededError, RateLimits
-from rft_platform.serving.traffic import FeedbackResult, NewFeedback
+from rft_platform.serving.traffic import FeedbackResult
 from rft_platform.serving.writer import TrafficWriter
 from rft_platform.web_guard.checks import configured_hosts
 
@@ -242,22 +243,15 @@ def _check_metrics(given: FeedbackRequest, declared: DeclaredMetrics | None) -> 
     if declared is None:
         return
     try:
-        declared.numbers(_values_of(given), names_answers=given.msg_ids is not None)
+        declared.numbers(given.values, names_answers=given.msg_ids is not None)
     except MetricError as error:
         raise ApiError(400, str(error), "invalid_metric", error.metric) from None
-
-
-def _values_of(given: FeedbackRequest) -> dict[str, float]:
-    """The metrics of a feedback with their values, its own metric first."""
-    value = given.reward if given.value is None else given.value
-    own = {} if value is None else {given.metric: value}
-    return own | given.metrics | own
 
 
 def _feedback_of(given: FeedbackRequest, tenant: str) -> list[NewFeedback]:
     """One feedback for each metric; the first has the comment and the correction."""
     rating = given.user_feedback
-    values = _values_of(given)
+    values = given.values
     metric = next(iter(values), given.metric)
     first = NewFeedback(
         feedback_id=given.feedback_id or secrets.token_hex(16),

@@ -35,6 +35,7 @@ RECORDED, LABELLED, COMMITTED, CONSUMED = "recorded", "labelled", "committed", "
 UNTRAINABLE, STALE, EXPIRED, FORGOTTEN = "untrainable", "stale", "expired", "forgotten"
 STATES = (RECORDED, LABELLED, COMMITTED, CONSUMED, UNTRAINABLE, STALE, EXPIRED, FORGOTTEN)
 
+FIRST_IMPORTED = 1_000_000_000  #: policy versions above it were trained by another project
 MIGRATIONS = Path(__file__).with_name("migrations")  #: the folder of Alembic's scripts
 _BUSY_TIMEOUT_MS = 30_000
 _FILE = "rft_file"  # of a connection's record: device and inode of its file

@@ -22,10 +22,11 @@ from rft_platform.rollout.recording.gateway import RecordingApp, RunRecord
 from rft_platform.rollout.recording.gateway_connections import GatewayConnections
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.httpx_compat import wire
+from rft_platform.serving.database import FIRST_IMPORTED
+from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall
 from rft_platform.serving.releases.assignment import CANDIDATE
-from rft_platform.serving.routing import Route, Router, ServedEngine
+from rft_platform.serving.releases.routing import Route, Router, ServedEngine
 from rft_platform.serving.selection import Selection
-from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, NewCall
 from rft_platform.serving.writer import TrafficWriter
 from rft_platform.web_guard.checks import bearer_token, tokens_match
 
@@ -216,7 +217,7 @@ class TrafficApp(RecordingApp):
                     recorded_at=call.created_at,
                     tenant=tenant,
                     variant=route.variant,
-                    trainable=call.temperature > 0 and call.top_p >= 1 and call.top_k <= 0,
+                    trainable=_is_trainable(call),
                     **place,
                 )
             )
@@ -267,3 +268,9 @@ def place_of(headers: Mapping[str, str], request: Mapping[str, Any], *, record_k
     }
     found = {name: next((value for value in values if value is not None), None) for name, values in candidates.items()}
     return {name: str(value)[:LONGEST_NAME] for name, value in found.items() if value is not None}
+
+
+def _is_trainable(call: ModelCall) -> bool:
+    """Whether importance ratios of the call are known, and the project's own weights sampled it."""
+    imported = call.policy_version is not None and call.policy_version > FIRST_IMPORTED
+    return call.temperature > 0 and call.top_p >= 1 and call.top_k <= 0 and not imported

@@ -21,7 +21,7 @@ class ServableVersion:
     """One version of the policy that can serve."""
 
     version: int  # policy version
-    round: int
+    round: int | None  # None: another project trained it, and it was imported
     model_version: str | None  # in the model registry
     released: bool  # it serves unless another version was chosen: its evaluation promoted it, or none was due
     scores: dict[str, float]  # of its evaluation on held-out tasks

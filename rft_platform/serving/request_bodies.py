@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rft_platform.serving.gateway import LONGEST_NAME
-from rft_platform.serving.rules.declared_metrics import IMPLICIT_ID
-from rft_platform.serving.traffic import MOST_IDS, REWARD
+from rft_platform.serving.rules.declared_metrics import IMPLICIT, IMPLICIT_ID, REWARD
+from rft_platform.serving.traffic import MOST_IDS
 
 _MOST_CHOICES = 10_000
 _MOST_METRICS = 100  # of one feedback
@@ -52,7 +52,11 @@ class UserFeedback(BaseModel):
 
 
 class FeedbackRequest(StorableBody):
-    """How well a run did: the ids of its answers and a reward, or the values of other declared metrics."""
+    """How well a run did: the ids of its answers and a reward, or the values of other declared metrics.
+
+    A metric has one value: ``metric`` with ``value``, ``reward`` and ``metrics`` may all be given, but not differ. The
+    reward is the value of a ``metric`` that has no other value.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -97,6 +101,28 @@ class FeedbackRequest(StorableBody):
         if all(each is None for each in says):
             raise ValueError("reward is missing: expected a finite number, a value, metrics, a comment or a correction")
         return self
+
+    @model_validator(mode="after")
+    def _has_one_value_a_metric(self) -> "FeedbackRequest":
+        says = (self.value, self.reward, self.comment, self.correction, self.user_feedback)
+        if self.metric not in {REWARD, *self.metrics} and all(each is None for each in says):
+            raise ValueError(f"value is missing: expected that of the metric {self.metric!r}")
+        if IMPLICIT in {self.metric, *self.metrics}:
+            raise ValueError(f"the metric {IMPLICIT!r} is reserved for implicit feedback: use another one")
+        for name, value in self._given():
+            if value != self.values[name]:
+                raise ValueError(f"the metric {name!r} has two values, {self.values[name]:g} and {value:g}")
+        return self
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The value of each metric: first that of ``metric``, then the reward, then the others."""
+        return dict(self._given())
+
+    def _given(self) -> list[tuple[str, float]]:
+        rewarded = self.metric if self.value is None and self.metric not in self.metrics else REWARD
+        given = [(self.metric, self.value), (rewarded, self.reward), *self.metrics.items()]
+        return [(name, value) for name, value in given if value is not None]
 
 
 class CommitRequest(StorableBody):

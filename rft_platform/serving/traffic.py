@@ -10,18 +10,17 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Engine, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, defer
 
-from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.errors import UserError
 from rft_platform.serving.database import (
     COMMITTED,
     CONSUMED,
-    EXPIRED,
     FORGOTTEN,
     LABELLED,
     RECORDED,
@@ -36,62 +35,23 @@ from rft_platform.serving.database import (
     readings,
     transactions,
 )
-from rft_platform.serving.preferences import Preference
-from rft_platform.serving.rules.action_types import action_of
-from rft_platform.serving.rules.declared_metrics import REWARD as REWARD
+from rft_platform.serving.incoming import (
+    NewCall,
+    NewFeedback,
+    redacted_feedback,
+    row_of_call,
+    row_of_feedback,
+)
+from rft_platform.serving.rules.declared_metrics import REWARD
 from rft_platform.serving.rules.redaction import Redaction
 from rft_platform.serving.rules.round_rows import CommittedRow, RoundRule, choose_rows
 
 LOG = logging.getLogger(__name__)
 
-ENGINE, TEMPLATE_HASH = "engine", "template_hash"  #: keys of ``Call.model_call`` beside the fields of a recorded call
 MOST_IDS = 10_000  #: messages that one feedback may name
 NO_LIMITS = RoundRule()  #: a round takes all committed rows
 
-_SAID = ("comment", "correction", "tags", "user_feedback")  # parts of a feedback's body that hold text
 _NUMBERS = 10_000  # row numbers in one statement
-
-
-@dataclass(frozen=True, slots=True)
-class NewCall:
-    """A call that has just been answered."""
-
-    msg_id: str
-    choice: int
-    model_call: dict[str, Any]  # JSON of the recorded call
-    policy_version: int | None
-    tokens: int  # prompt and response
-    recorded_at: float
-    tenant: str = ""
-    subject: str | None = None
-    conversation: str | None = None
-    task_id: str | None = None
-    run_id: str | None = None
-    variant: str | None = None
-    trainable: bool = True  # False: temperature 0, top_p or top_k, without which there is no importance ratio
-
-
-@dataclass(frozen=True, slots=True)
-class NewFeedback:
-    """A report about the calls of ``msg_ids``, or without them about a run (``task_id``, ``run_id``) or conversation.
-
-    ``value`` is the metric's value; None for a comment or a correction alone.
-    """
-
-    feedback_id: str
-    msg_ids: Sequence[str]
-    value: float | None
-    metric: str = REWARD
-    task_id: str | None = None
-    run_id: str | None = None
-    conversation: str | None = None
-    comment: str | None = None
-    correction: str | None = None
-    choice: int | None = None  # of the messages' choices; None: all
-    only_unlabelled: bool = False  # leave calls alone that have a reward
-    tags: Mapping[str, Any] = field(default_factory=dict)
-    request: Mapping[str, Any] = field(default_factory=dict)
-    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +86,20 @@ class TrafficStore:
 
     # --- recorded
 
-    def record(self, calls: Iterable[NewCall]) -> int:
-        """Store answered calls and return how many are new; a call that is stored already is left alone."""
-        values = [
-            {name: getattr(stored, name) for name in NewCall.__dataclass_fields__ if name != "trainable"}
-            | {"state": RECORDED if stored.trainable else UNTRAINABLE, "action": action_of(call.model_call)}
-            for call, stored in ((call, self._redacted_call(call)) for call in calls)
-        ]
-        if not values:
+    def prepare(self, call: NewCall) -> dict[str, Any]:
+        """The row of an answered call, with redacted texts. Raises UserCodeError if the redaction fails."""
+        return row_of_call(call, self._redaction)
+
+    def insert(self, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Store prepared rows and return how many are new; a call that is stored already is left alone."""
+        if not rows:
             return 0
         with self._engine.begin() as connection:  # many rows of one statement, which is compiled once
-            return int(connection.execute(self._insert_new(Call), values).rowcount)
+            return int(connection.execute(self._insert_new(Call), rows).rowcount)
+
+    def record(self, calls: Iterable[NewCall]) -> int:
+        """Prepare and store answered calls."""
+        return self.insert([self.prepare(call) for call in calls])
 
     # --- labelled
 
@@ -146,14 +109,14 @@ class TrafficStore:
         The calls of one feedback become one run, unless they belong to a run already. A later reward replaces an
         earlier one until the row is committed; both stay in the history. A feedback without a known id is not stored.
         """
-        now, feedback = self._clock(), self._redacted_feedback(feedback)
+        now, feedback = self._clock(), redacted_feedback(feedback, self._redaction)
         with self._transaction() as session:
             calls = self._calls_of(session, feedback)
             known = {call.msg_id for call in calls}
             unknown = tuple(each for each in dict.fromkeys(feedback.msg_ids) if each not in known)
             if not calls:
                 return FeedbackResult(unknown=unknown)
-            row = _row_of(feedback, now)
+            row = row_of_feedback(feedback, now)
             if not session.connection().execute(self._insert_new(Feedback).values(row)).rowcount:
                 return FeedbackResult(duplicate=len(known), unknown=unknown)
             session.add_all(FeedbackCall(feedback_id=row["feedback_id"], number=call.number) for call in calls)
@@ -309,76 +272,6 @@ class TrafficStore:
             )
             return {state: found[state] for state in STATES}
 
-    def expire(self, older_than_s: float) -> int:
-        """Erase calls recorded longer ago than this that have no reward or became stale; returns their number.
-
-        Calls with a correction stay: they are demonstrations.
-        """
-        corrected = (
-            select(FeedbackCall.number)
-            .join(Feedback, Feedback.feedback_id == FeedbackCall.feedback_id)
-            .where(FeedbackCall.number == Call.number, Feedback.correction.is_not(None))
-        )
-        with self._transaction() as session:
-            done = session.execute(
-                update(Call)
-                .where(Call.state.in_((RECORDED, UNTRAINABLE, STALE)), Call.recorded_at < self._clock() - older_than_s)
-                .where(~corrected.exists())
-                .values(state=EXPIRED, model_call={})
-            )
-            return int(done.rowcount)  # type: ignore[attr-defined]
-
-    def forget(self, subject: str) -> list[Call]:
-        """Erase the calls of a person, and what was said about them; returns the calls, without their content.
-
-        The person's name is replaced by its digest, by which a repeated call finds them. Raises UserError while a round
-        collects some of them.
-        """
-        name = hashlib.sha256(subject.encode()).hexdigest()
-        with self._transaction() as session:
-            query = select(Call).where(Call.subject.in_((subject, name))).options(defer(Call.model_call))
-            calls = list(session.scalars(query.with_for_update()))
-            collecting = {call.batch for call in calls if call.state == COMMITTED and call.batch is not None}
-            if collecting:
-                raise UserError(f"round {min(collecting)} collects rows of this subject now: repeat this in a minute")
-            for call in calls:
-                call.subject, call.conversation, call.model_call, call.state = name, None, {}, FORGOTTEN
-            about = select(FeedbackCall.feedback_id).join(Call).where(Call.subject == name)
-            session.flush()
-            session.execute(
-                update(Feedback)
-                .where(Feedback.feedback_id.in_(about))
-                .values(comment=None, correction=None, tags={}, request={})
-            )
-            numbers = select(Call.number).where(Call.subject == name)
-            session.execute(
-                update(Preference)
-                .where(or_(Preference.left_call.in_(numbers), Preference.right_call.in_(numbers)))
-                .values(comment=None)
-            )
-            session.flush()
-            session.expunge_all()
-            return calls
-
-    def compact(self) -> None:
-        """Remove erased bytes from an SQLite database's files; PostgreSQL's VACUUM does it by itself.
-
-        Raises StorageError if another process keeps an old part of them open: the erased bytes are still there then.
-        """
-        if self._engine.dialect.name != "sqlite":
-            return
-        with self._engine.connect() as connection:
-            raw = connection.connection.driver_connection
-            assert raw is not None
-            connection.rollback()
-            raw.execute("VACUUM").close()
-            busy, *_ = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            if busy:
-                raise StorageError(
-                    "the write-ahead log of the database still holds erased text, because another process reads it: "
-                    "repeat this in a minute"
-                )
-
     def log(self, kind: str, reason: str, **details: Any) -> None:
         """Append an event to the audit log."""
         with self._transaction() as session:
@@ -392,22 +285,6 @@ class TrafficStore:
             return found
 
     # --- helpers
-
-    def _redacted_call(self, call: NewCall) -> NewCall:
-        """The call as it may be stored: without tokens if its text was changed, and then not for training."""
-        changed = self._redaction.model_call(call.model_call)
-        return call if changed is None else replace(call, model_call=changed, trainable=False)
-
-    def _redacted_feedback(self, feedback: NewFeedback) -> NewFeedback:
-        redact = self._redaction
-        said = {name: redact.value(feedback.request[name]) for name in _SAID if name in feedback.request}
-        return replace(
-            feedback,
-            comment=redact.text(feedback.comment),
-            correction=redact.text(feedback.correction),
-            tags=redact.value(feedback.tags),
-            request={**feedback.request, **said},
-        )
 
     def _insert_new(self, table: type[Any]) -> Any:
         """An INSERT that leaves existing rows alone."""
@@ -441,15 +318,6 @@ class TrafficStore:
         for number, tenant, task_id, msg_id, subject, version in session.execute(query):
             person = None if subject is None else (tenant, subject)
             yield CommittedRow(number, (tenant, task_id or msg_id), person, version)
-
-
-def _row_of(feedback: NewFeedback, now: float) -> dict[str, Any]:
-    kept = ("feedback_id", "tenant", "metric", "value", "comment", "correction")
-    row = {name: getattr(feedback, name) for name in kept}
-    if feedback.tenant:  # each tenant has ids of its own
-        name = f"{feedback.tenant}/{feedback.feedback_id}"
-        row["feedback_id"] = hashlib.sha256(name.encode()).hexdigest()
-    return row | {"received_at": now, "tags": dict(feedback.tags), "request": dict(feedback.request)}
 
 
 def _is_repeated(call: Call, feedback: NewFeedback) -> bool:

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from sqlalchemy.exc import DBAPIError
 
 from rft_platform.serving.database import DatabaseUnavailableError, answering, cause, is_unavailable
-from rft_platform.serving.traffic import NewCall, TrafficStore
+from rft_platform.serving.incoming import NewCall
+from rft_platform.serving.traffic import TrafficStore
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -142,32 +143,51 @@ class TrafficWriter:
             calls.append(each)
         return calls
 
-    def _write(self, calls: list[NewCall]) -> bool:
-        """Write calls, one by one if the database refuses one of them: only that one is dropped.
+    def _write(self, calls: list[NewCall]) -> None:
+        """Write the calls at the head of the queue; one that cannot be written is dropped alone."""
+        rows = []  # redacted once, however often a transaction is repeated
+        for call in calls:
+            try:
+                rows.append(self._store.prepare(call))
+            except Exception as error:
+                self._drop(call.msg_id, f"its text cannot be redacted: {error}")
+        self._insert(rows)
+
+    def _insert(self, rows: list[dict[str, Any]]) -> bool:
+        """Insert rows, one by one if the database refuses one of them: only that one is dropped.
 
         False if the service stops and the database does not work.
         """
         try:
-            if not self._record(calls):
+            if not self._repeat_insert(rows):
                 self._give_up()
                 return False
-            self.counts.recorded += len(calls)
         except Exception as error:
-            if len(calls) > 1:
-                return all(self._write([call]) for call in calls)
-            self.counts.dropped += 1
-            LOG.error("the call %s is dropped, the database refuses it: %s", calls[0].msg_id, cause(error))
-        with self._changed:
-            for _ in calls:
-                self._queue.popleft()
+            if len(rows) > 1:
+                return all(self._insert([row]) for row in rows)
+            self._drop(rows[0]["msg_id"], f"the database refuses it: {cause(error)}")
+            return True
+        self.counts.recorded += len(rows)
+        self._leave_queue(len(rows))
         return True
 
-    def _record(self, calls: list[NewCall]) -> bool:
-        """Write calls in one transaction, which is repeated while the database does not work; False: gave up."""
+    def _drop(self, msg_id: str, why: str) -> None:
+        self.counts.dropped += 1
+        LOG.error("the call %s is dropped, %s", msg_id, why)
+        self._leave_queue(1)
+
+    def _leave_queue(self, calls: int) -> None:
+        """Shorten the queue's head by calls that were written or dropped; all calls of a group leave it together."""
+        with self._changed:
+            for _ in range(calls):
+                self._queue.popleft()
+
+    def _repeat_insert(self, rows: list[dict[str, Any]]) -> bool:
+        """Insert rows in one transaction, which is repeated while the database does not work; False: gave up."""
         wait = _FIRST_RETRY_S
         while True:
             try:
-                self._store.record(calls)
+                self._store.insert(rows)
                 return True
             except DBAPIError as error:
                 if not is_unavailable(error):
@@ -175,7 +195,7 @@ class TrafficWriter:
                 self.counts.failures += 1
                 LOG.warning(
                     "%d calls cannot be written to the database, repeated in %.1f s: %s",
-                    len(calls), wait, cause(error),
+                    len(rows), wait, cause(error),
                 )  # fmt: skip
                 if self._closing:
                     return False

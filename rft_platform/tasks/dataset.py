@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from rft_platform.tasks.sources import located_rows
 from rft_platform.tasks.task import Task
 
 LISTED = 10  # line numbers listed in a report
+_MEANINGS = {"prompt_key": "question", "response_key": "reference answer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,9 @@ def _collect(
     duplicates: list[int] = []
     empty: list[int] = []
     total = 0
-    keys = [key for key in (prompt_key, response_key) if key is not None]
+    wanted = {"prompt_key": prompt_key, "response_key": response_key}
+    settings = {name: column for name, column in wanted.items() if column is not None}
+    keys = list(settings.values())
     for number, row in numbered:
         total += 1
         columns.update(dict.fromkeys(row))
@@ -108,20 +111,25 @@ def _collect(
         empty=len(empty),
         empty_lines=tuple(empty[:LISTED]),
     )
-    _require(report, keys, kept=len(kept))
+    _require(report, settings, kept=len(kept))
     return report, kept.values()
 
 
-def _require(report: DatasetReport, keys: list[str], kept: int) -> None:
+def _require(report: DatasetReport, settings: Mapping[str, str], kept: int) -> None:
+    """Raise UserError if rows, columns or values are missing; ``settings`` maps keys of ``format`` to columns."""
     if report.rows == 0:
         raise UserError(f"{report.source}: the dataset is empty; expected at least one row")
-    for key in keys:
-        if key not in report.columns:
-            near = difflib.get_close_matches(key, report.columns, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"{report.source}: no column {key!r}; the columns are {', '.join(report.columns)}{hint}")
+    for name, column in settings.items():
+        if column not in report.columns:
+            near = difflib.get_close_matches(column, report.columns, n=1, cutoff=0.75)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise UserError(
+                f"{report.source}: no column {column!r}; the columns are {', '.join(report.columns)}. "
+                f"Set format.{name} of the taskset to the column of the {_MEANINGS[name]}{hint}, or to null if there "
+                "is none"
+            )
     if kept == 0:
-        raise UserError(f"{report.source}: all {report.rows} rows lack a value of {' or '.join(keys)}")
+        raise UserError(f"{report.source}: all {report.rows} rows lack a value of {' or '.join(settings.values())}")
 
 
 def is_empty(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
-from rft_platform.algorithms.spec import ObjectiveSpec
+from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec, OptimizerSpec
 from rft_platform.common import errors
 from rft_platform.common.errors import RftError, TrainerError, UserError
 
@@ -40,62 +40,6 @@ class Layout:
         """Raise UserError for options that this device does not support."""
         if self.cpu_offload and device_type != "cuda":
             raise UserError("trainer.cpu_offload moves parameters from a GPU to the host: without a GPU turn it off")
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSpec:
-    """AdamW and its learning-rate schedule over global optimiser steps."""
-
-    lr: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    eps: float = 1e-8
-    clip_grad: float = 1.0
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    lr_warmup_steps: int = 0
-    schedule_start: int = 0  # global step at which the schedule (warm-up, then decay) begins
-    total_steps: int | None = None  # end of the decay; needed by linear and cosine
-
-
-@dataclass(frozen=True, slots=True)
-class LoraSpec:
-    """A LoRA adapter to train instead of the full weights."""
-
-    rank: int = 32
-    alpha: int = 32
-    target_modules: str | tuple[str, ...] = "all-linear"
-
-
-@dataclass(frozen=True, slots=True)
-class CriticSpec:
-    """A value model that is trained in the same steps as the policy, with its own optimizer (PPO)."""
-
-    folder: str | None = None  # HF model whose body initialises it; None: that of the policy
-    optimizer: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1e-5))
-    value_clip: float = 0.2  # a value that moved further than this towards its return has no gradient
-    warmup_steps: int = 0  # optimiser steps that train the critic only
-
-
-@dataclass(frozen=True, slots=True)
-class KlPenaltySpec:
-    """A KL penalty in the reward of each token, for algorithms with token advantages."""
-
-    estimator: str = "k1"
-    coef: float = 0.0
-    target: float | None = None  # adapt ``coef`` towards this KL in nats per token (Ziegler et al., arXiv 1909.08593)
-    horizon: float = 10_000.0  # tokens over which ``coef`` adapts
-
-
-@dataclass(frozen=True, slots=True)
-class AlgorithmSpec(ObjectiveSpec):
-    """Objective, token advantage and critic by name (``rft_platform.algorithms``), with their arguments."""
-
-    token_advantage: str | None = None  # computed in the trainer (needs values or log-probs); None: as judged
-    token_advantage_args: dict[str, Any] = field(default_factory=dict)
-    kl_penalty: KlPenaltySpec | None = None
-    critic: CriticSpec | None = None
-    expert_weight: float | None = None  # share of the loss for demonstrations mixed into rollouts (``mix``)
-    plugins: tuple[str, ...] = ()  # modules to import first; they register user functions
 
 
 @dataclass(frozen=True, slots=True)

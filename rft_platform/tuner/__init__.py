@@ -9,10 +9,13 @@ Read in this order:
 - ``sections``: the settings that users give for model, dataset and algorithm.
 - ``translation``: from the arguments to the platform's configuration, with ``functions``, ``config_layers`` and
   ``experiment_paths``.
+- ``model_selection``: ``select_model()``; ``refused``: names of the API for what the platform does not have.
 - ``result``: ``TuneResult``; ``event_loops``: calls from notebooks.
 """
 
 from rft_platform.rollout.class_style import Experience, ModelWrapper, Task, Workflow
+from rft_platform.tuner.model_selection import select_model
+from rft_platform.tuner.refused import PromptTuneConfig, TinkerConfig, tune_prompt
 from rft_platform.tuner.result import TuneResult
 from rft_platform.tuner.sections import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from rft_platform.tuner.tuning import tune
@@ -32,7 +35,9 @@ __all__ = [
     "JudgeOutput",
     "JudgeType",
     "ModelWrapper",
+    "PromptTuneConfig",
     "Task",
+    "TinkerConfig",
     "TuneResult",
     "TunerModelConfig",
     "Workflow",
@@ -40,5 +45,7 @@ __all__ = [
     "WorkflowType",
     "check_judge_function",
     "check_workflow_function",
+    "select_model",
     "tune",
+    "tune_prompt",
 ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.load import build_config, read_yaml
+from rft_platform.config.load import build_config, read_settings
 from rft_platform.config.paths import resolve_paths
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.tuner.config_layers import Layer, merged, nested, value_at
@@ -102,7 +102,8 @@ class TuneArguments:
 
 def translate(arguments: TuneArguments, functions: TunedFunctions) -> tuple[RftConfig, ExperimentPaths]:
     """Return the configuration to run and the location of its experiment. Raises UserError if something is missing."""
-    file = {} if arguments.config_path is None else _file_layer(Path(arguments.config_path).absolute(), arguments)
+    path = None if arguments.config_path is None else Path(arguments.config_path).absolute()
+    file, notices = ({}, ()) if path is None else _file_layer(path, arguments)
     _require(arguments, file)
     wanted = merged(_settings(arguments, defaults=True), file, _settings(arguments, defaults=False))
     paths = experiment_paths(
@@ -111,15 +112,15 @@ def translate(arguments: TuneArguments, functions: TunedFunctions) -> tuple[RftC
         arguments.experiment_name or value_at(file, "name"),
     )
     data = merged(wanted, _fixed(wanted, arguments, functions, paths))
-    return build_config(resolve_paths(data, Path.cwd()), "tune"), paths
+    return build_config(resolve_paths(data, Path.cwd()), "tune", notices), paths
 
 
-def _file_layer(file: Path, arguments: TuneArguments) -> Layer:
-    """Return the keys that a YAML file sets, without any defaults."""
-    data = resolve_paths(read_yaml(file), file.parent)
+def _file_layer(file: Path, arguments: TuneArguments) -> tuple[Layer, tuple[str, ...]]:
+    """Return the keys that a YAML file sets, without any defaults, and lines about keys without effect."""
+    data, notices = read_settings(file, own_functions=True)
     if arguments.train_dataset is not None and value_at(data, _TASKSET_KEY):
         data = merged(nested({f"{_TASKSET_KEY}.path": arguments.train_dataset.path}), data)  # the file may leave it out
-    return build_config(data, str(file)).model_dump(mode="json", exclude_unset=True)
+    return build_config(data, str(file)).model_dump(mode="json", exclude_unset=True), notices
 
 
 def _require(arguments: TuneArguments, file: Layer) -> None:

@@ -12,9 +12,9 @@ from rft_platform.web_guard.checks import tokens_match
 TOKEN_PARAMETER = "token"
 
 
-def sign_in_url(url: str, token: str) -> str:
-    """``url`` with the token as a query parameter, for a browser."""
-    return f"{url}/?{urlencode({TOKEN_PARAMETER: token})}"
+def sign_in_url(url: str, token: str, page: str = "/") -> str:
+    """The address of a page of the server ``url`` with the token as a query parameter, for a browser."""
+    return f"{url}{page}?{urlencode({TOKEN_PARAMETER: token})}"
 
 
 def cookie_is_valid(headers: Mapping[str, str], token: str) -> bool:

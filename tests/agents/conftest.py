@@ -114,8 +114,9 @@ def watch(stacks: list[str], log_folder: Path) -> list[RolloutRow]:
 
 def teach(ranks: Any, model: Path, shown: list[dict[str, Any]], target: Path) -> None:
     """Train until the demonstrations are known by heart."""
+    from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
     from rft_platform.training.loop.session import TrainingSession
-    from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
+    from rft_platform.training.protocol import TrainRequest
 
     work = target.with_suffix(".work")
     shutil.rmtree(work, ignore_errors=True)

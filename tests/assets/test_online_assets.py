@@ -16,7 +16,7 @@ from rft_platform.resources import ProjectResource
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
-from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
+from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 
 
 @pytest.fixture

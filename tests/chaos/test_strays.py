@@ -8,7 +8,13 @@ from pathlib import Path
 import psutil
 
 from rft_platform.common.processes.lease import Lease, write_lease
-from rft_platform.common.processes.strays import end_strays, lease_environment, leases_started_below, started_for
+from rft_platform.common.processes.strays import (
+    end_strays,
+    lease_environment,
+    leases_started_below,
+    naming_starter,
+    started_for,
+)
 from rft_platform.config.home import Home
 from rft_platform.servers.leases import stop_strays
 
@@ -36,12 +42,14 @@ def test_strays_of_a_lease_are_ended_and_those_of_others_are_not(tmp_path):
     assert end_strays(mine) == []
 
 
-def test_what_holds_its_lease_and_shall_stay_stays(tmp_path):
+def test_of_one_starter_only_its_own_strays_are_ended(tmp_path):
     home = Home(tmp_path)
-    with start_for(home.leases / "engine.json") as holder, start_for(home.leases / "trainer.json") as stray:
+    with start_for(home.leases / "engine.json") as holder, naming_starter() as starter:
         created = psutil.Process(holder.pid).create_time()
         lease = Lease("engine", holder.pid, created, "127.0.0.1", 1, "secret", "", 0.0, {})
         write_lease(home.leases / "engine.json", lease)
-        assert stop_strays(home, keep={(holder.pid, created)}) == [stray.pid]
+        with start_for(home.leases / "trainer.json") as stray:
+            assert stop_strays(home, starter) == [stray.pid]
+            assert stop_strays(home, starter) == []
         assert holder.poll() is None
         assert stop_strays(home) == [holder.pid]

@@ -1,5 +1,6 @@
 """The dry run finds what a run would stumble over later, and says what it read."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import Result
 
 from rft_platform.common.errors import UserError
@@ -126,3 +128,14 @@ def test_a_run_that_ends_within_its_warm_up_is_planned_with_a_notice(
 
     assert planned.exit_code == 0, planned.output
     assert "algorithm.optimizer.lr_warmup_steps 10 is not less than the 1 steps of the run" in planned.stdout
+
+
+def test_a_terminal_shows_what_is_checked_and_clears_it(
+    home: Home, write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no model is accepted yet
+    shown = io.StringIO()
+    monkeypatch.setattr(preflight, "notes", lambda: Console(file=shown, force_terminal=True, width=80))
+    preflight.check_run(home, load_config(write_config(model={"model_path": str(tiny_model)})), dry=True)
+    assert "checking that the trainer accepts the model" in shown.getvalue()  # the checks before it may end too soon
+    assert shown.getvalue().endswith("\x1b[2K"), "the line is cleared"

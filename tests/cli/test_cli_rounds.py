@@ -22,7 +22,7 @@ from rft_platform.driver.preflight import is_finished
 from rft_platform.driver.round_lines import EQUAL, RoundNews, describe_round, nothing_trained, round_lines
 from rft_platform.driver.run_cost import recorded_cost
 from rft_platform.experience.record import JudgedRow
-from rft_platform.experience.selections import selection_name
+from rft_platform.experience.selections import ROW_SELECTION
 from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.project.policy import Policy, publish
@@ -159,7 +159,7 @@ def test_rows_that_an_earlier_training_took_are_said_to_be(
         store.write_note(number, "explore", {"rows": 32})
     for number, sources in ((1, (1,)), (2, (2, 3))):
         store.write_note(number, "train", {"metrics": {}, "steps": 1, "seconds": {}})
-        store.write_note(number, selection_name(), {"judge_versions": {str(source): "judge-1" for source in sources}})
+        store.write_note(number, ROW_SELECTION, {"judge_versions": {str(source): "judge-1" for source in sources}})
     assert [line.trained_in for line in round_lines(Project.open(home))] == [None, None, 2]
     assert "trained in r0002" in rft("rounds").stdout
 

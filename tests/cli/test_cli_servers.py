@@ -18,8 +18,10 @@ from rft_platform.cli.views import health
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.processes.spawn import free_port, wait_until_ended
 from rft_platform.config.home import Home
-from rft_platform.servers.supervise import Server, check_ports, port_is_free, serving, wait_for_end
-from rft_platform.servers.ui_servers import answers
+from rft_platform.config.load import load_config
+from rft_platform.servers.ports import Port, check_ports, port_is_free
+from rft_platform.servers.supervise import Server, serving, wait_for_end
+from rft_platform.servers.ui_servers import answers, ui_ports
 
 # A server with a child of its own, as web servers with workers are.
 _WITH_A_WORKER = """
@@ -35,7 +37,7 @@ def server(
 ) -> Server:
     arguments = [] if port is None else [str(port)]
     command = [sys.executable, "-c", program, *arguments]
-    return Server("Web", command, dict(os.environ), is_ready, port=port, **options)
+    return Server("Web", command, dict(os.environ), is_ready, **options)
 
 
 def test_a_server_answers_inside_and_is_gone_outside_with_all_it_started(tmp_path: Path) -> None:
@@ -47,7 +49,7 @@ def test_a_server_answers_inside_and_is_gone_outside_with_all_it_started(tmp_pat
         family = [psutil.Process(children[0].process.pid), *psutil.Process(children[0].process.pid).children()]
         assert len(family) == 2
         with pytest.raises(UserError, match=f"port {port} is taken"):
-            check_ports([web])
+            check_ports([Port(port, "Web", "--port")])
 
     assert wait_until_ended(family, 0) == []
     assert port_is_free(port)
@@ -101,10 +103,11 @@ def test_ports_are_checked_before_anything_starts() -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} is taken: free it, or choose another one for Web"):
-            check_ports([server("", port=port)])
-    with pytest.raises(UserError, match=f"port {port} is used twice"):
-        check_ports([server("", port=port), server("", port=port)])
+        taken = f"port {port} is taken: free it, or choose another one for Web with --web-port"
+        with pytest.raises(UserError, match=taken):
+            check_ports([Port(port, "Web", "--web-port")])
+    with pytest.raises(UserError, match=f"port {port} is used twice, for Web and Files: .* with --files-port"):
+        check_ports([Port(port, "Web", "--web-port"), Port(port, "Files", "--files-port")])
 
 
 @pytest.mark.slow
@@ -147,13 +150,50 @@ time.sleep(600)
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_taken_port_is_refused_before_the_databases_are_made(home: Home, rft: Callable[..., Result]) -> None:
+@pytest.mark.parametrize("option", ["--port", "--mlflow-port", "--metrics-port"])
+def test_a_taken_port_is_refused_before_anything_is_written(
+    home: Home, rft: Callable[..., Result], write_config: Callable[..., Path], option: str
+) -> None:
+    ports = {"--port": free_port(), "--mlflow-port": free_port()}
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        port = other.getsockname()[1]
-        refused = rft("ui", "--port", str(port))
+        ports[option] = other.getsockname()[1]
+        options = [str(word) for pair in ports.items() for word in pair]
+        refused = rft("ui", "--config", str(write_config()), *options)
     assert refused.exit_code == 2
-    assert f"error: port {port} is taken" in refused.stderr
-    assert not (home.dagster / "history").exists()
-    assert not (home.mlflow / "mlflow.db").exists()
+    assert f"error: port {ports[option]} is taken" in refused.stderr
+    assert f"with {option}" in refused.stderr
+    assert not home.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "taken", "refused"),
+    [
+        ("both", "--port", "Dagster with --port"),
+        ("both", "--mlflow-port", "MLflow with --mlflow-port"),
+        ("serve", "proxy_port", "the service with explorer.proxy_port"),
+    ],
+)
+def test_the_ports_of_the_online_service_are_checked_first(
+    home: Home, rft: Callable[..., Result], write_config: Callable[..., Path], mode: str, taken: str, refused: str
+) -> None:
+    ports = {"--port": free_port(), "--mlflow-port": free_port(), "proxy_port": free_port()}
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        ports[taken] = other.getsockname()[1]
+        config = write_config(mode=mode, explorer={"proxy_port": ports.pop("proxy_port")})
+        options = [str(word) for pair in ports.items() for word in pair]
+        result = rft("serve", "--config", str(config), *options)
+    assert result.exit_code == 2
+    assert "is taken: free it, or choose another one for " + refused in result.stderr
+    assert not home.root.exists()
+
+
+def test_an_mlflow_server_elsewhere_needs_no_port_here(tmp_path: Path, write_config: Callable[..., Path]) -> None:
+    config = load_config(write_config(registry={"tracking_uri": "http://mlflow.example:5000"}))
+    assert [port.server for port in ui_ports(Home(tmp_path / "home"), config, 3000, 3000, 9464)] == [
+        "Dagster",
+        "metrics",
+    ]

@@ -17,7 +17,7 @@ from rft_platform.common.errors import TransientError
 from rft_platform.common.locks import locked
 from rft_platform.common.processes.lease import Lease, holder, is_alive, read_lease, write_lease
 from rft_platform.common.processes.spawn import stop_holder
-from rft_platform.common.processes.strays import lease_environment
+from rft_platform.common.processes.strays import lease_environment, naming_starter
 from rft_platform.config.home import Home
 from rft_platform.servers.leases import leases_of, stop, stop_strays
 
@@ -139,7 +139,7 @@ def test_setting_the_clock_neither_loses_nor_forges_a_lease(home, engine, strang
         {"create_time": "yesterday"}, {"create_time": None}, {"create_time": float("nan")}, {"port": 10**6},
         {"port": "80"}, {"host": 7}, {"token": None}, {"details": []}, {"started_at": "now"}, {"start_ticks": "many"},
         {"folder": {}}, {"folder": "here"}, {"folder": {"path": 7, "device": 1, "inode": 1}}, {"more": 1},
-        {"model_digest": 5}, {"kind": None},
+        {"model_digest": 5}, {"kind": None}, {"started_by": 7},
     ],
 )  # fmt: skip
 def test_a_lease_with_values_of_wrong_types_counts_as_none(home, engine, changes):
@@ -147,6 +147,18 @@ def test_a_lease_with_values_of_wrong_types_counts_as_none(home, engine, changes
     assert read_lease(home.leases / "engine.json") is None
     assert leases_of(home) == []
     assert engine.poll() is None
+
+
+def test_a_lease_names_the_command_that_started_its_process(home, engine):
+    path = home.leases / "engine.json"
+    assert leases_of(home)[0].lease.started_by is None
+    with naming_starter() as starter:
+        write_lease(path, lease_of(engine.pid))
+    assert leases_of(home)[0].lease.started_by == starter
+    edit(path, started_by="absent")  # a lease of a previous version
+    (held,) = leases_of(home)
+    assert held.alive
+    assert held.lease.started_by is None
 
 
 def test_a_deeply_nested_lease_counts_as_none(home):

@@ -10,7 +10,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.allowed_changes import changed_keys, check_unchanged
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.dry_run import config_notices, render_plan, run_plan
-from rft_platform.config.gpu_placement import gpu_count, place, visible_devices
+from rft_platform.config.gpu_placement import engine_gpus, gpu_count, place, visible_devices
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
@@ -162,12 +162,13 @@ def test_gpus_are_counted(make_config: MakeConfig) -> None:
     assert problems(make_config(**four), gpu_count=5) == []
     assert "4 devices, and 2 are available" in problems(make_config(**four), gpu_count=2)[0]
     assert "this machine has 2 GPUs" in problems(make_config(cluster__gpu_per_node=4), gpu_count=2)[0]
-    # A file written for a GPU host still runs on a processor, as many replicas as there are processors.
+    # A file written for a GPU host still runs on a processor; its replicas share the processors.
     elsewhere = make_config(cluster__gpu_per_node=4, **four)
     assert problems(elsewhere, gpu_count=0) == []
     assert any("tensor_parallel_size has no effect" in line for line in config_notices(elsewhere, gpu_count=0))
     assert problems(make_config(explorer__rollout_model__engine_num=2), cpu_count=2) == []
     assert "this machine has 2 processors" in problems(make_config(explorer__rollout_model__engine_num=3))[0]
+    assert problems(make_config(explorer__rollout_model__engine_num=3, cluster__gpu_per_node=4)) == []
 
 
 def test_engines_take_the_first_gpus_and_the_trainer_the_last_ones(make_config: MakeConfig) -> None:
@@ -178,7 +179,8 @@ def test_engines_take_the_first_gpus_and_the_trainer_the_last_ones(make_config: 
     plan = render_plan(run_plan(resolve(apart), gpu_count=8))
     assert "torchrun worker group, 3 x cuda, GPU 5, 6, 7" in plan
     assert place(apart, 0).trainer is None  # on a processor
-    assert place(make_config(mode="train", trainer__nproc=3), 8).trainer is None  # it has the machine for itself
+    halves = [place(make_config(mode=mode, trainer__nproc=3), 8) for mode in ("explore", "train")]
+    assert halves[0].engines == halves[1].engines == 1 and halves[1].trainer == range(5, 8)
     beside = make_config(engine__device="cpu", trainer__nproc=2)
     assert place(beside, 2).trainer is None and not place(beside, 2).shared
 
@@ -207,6 +209,23 @@ def test_gpus_of_further_policies_are_counted(make_config: MakeConfig) -> None:
     two = [{"name": name, "model_path": "owner/model"} for name in ("rival", "critic")]
     (found,) = [line for line in problems(make_config(policies=two), gpu_count=2) if "devices" in line]
     assert "and 2 for policies needs 3 devices, and 2 are available" in found
+
+
+def test_each_engine_process_has_its_own_gpus(make_config: MakeConfig) -> None:
+    explorer = {
+        "rollout_model": {"engine_num": 3},
+        "engines_per_gpu": 2,
+        "auxiliary_models": [
+            {"name": "judge", "model_path": "owner/model", "engine_num": 2, "tensor_parallel_size": 2},
+            {"name": "far", "model": "m", "base_url": "http://somewhere/v1"},
+        ],
+    }
+    config = make_config(explorer=explorer, policies=[{"name": "rival", "model_path": "owner/model"}])
+    judge, found = config.explorer.auxiliary_models[0].lease, engine_gpus(config)
+    assert [found["engine", number] for number in range(3)] == [range(1), range(1), range(1, 2)]
+    assert [found[judge, number] for number in range(2)] == [range(2, 4), range(4, 6)]
+    assert [found[name, 0].start for name in ("policy-rival", "evaluation", "candidate")] == [6, 7, 8]
+    assert place(config, 8).engines == 7
 
 
 def test_the_devices_of_a_process_are_a_part_of_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:

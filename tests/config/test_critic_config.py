@@ -11,7 +11,6 @@ from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.algorithm import Critic
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.rounds.setup.algorithm import algorithm_spec
 
 MakeConfig = Callable[..., RftConfig]
 
@@ -28,13 +27,13 @@ def test_ppo_has_a_critic_with_settings_of_its_own(make_config: MakeConfig) -> N
     config = make_config(algorithm__algorithm_type="ppo", algorithm__critic={"lr": 3e-5, "warmup_steps": 2})
     assert problems(config) == []
     assert config.algorithm.critic == Critic(lr=3e-5, warmup_steps=2, value_clip=0.2)
-    spec = algorithm_spec(resolve(config))
+    spec = resolve(config).spec
     assert spec.critic is not None and spec.token_advantage == "gae"
 
 
 def test_gae_brings_its_critic_to_another_preset(make_config: MakeConfig) -> None:
     config = make_config(algorithm__advantage_fn="gae", algorithm__advantage_fn_args={"lam": 0.95, "whiten": False})
-    spec = algorithm_spec(resolve(config))
+    spec = resolve(config).spec
     assert spec.critic is not None and spec.token_advantage_args == {"lam": 0.95, "whiten": False}
     assert PRESETS["grpo"].critic is False
 

@@ -1,5 +1,6 @@
 """A headless Chromium, driven over its debugging protocol: pages as a person, or a hostile site, opens them."""
 
+import base64
 import json
 import shutil
 import subprocess
@@ -56,6 +57,10 @@ class Tab:
         while not self.run(f"Boolean({expression})"):
             assert time.monotonic() < deadline, f"never true: {expression}; page: {self.run('document.body.innerText')}"
             time.sleep(0.1)
+
+    def picture(self, file: Path) -> None:
+        """Write a picture of what the window shows."""
+        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
 
 @contextmanager

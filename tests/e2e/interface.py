@@ -58,6 +58,7 @@ query($key: AssetKeyInput!, $partition: String!) {
   assetNodeOrError(assetKey: $key) { ... on AssetNode {
     assetMaterializations(partitions: [$partition], limit: 1) {
       metadataEntries { label ... on JsonMetadataEntry { jsonString } ... on TextMetadataEntry { text }
+        ... on UrlMetadataEntry { url }
         ... on TableMetadataEntry { table { records } } }
     }
   } }
@@ -73,6 +74,14 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = 90.0) -> 
         assert time.monotonic() < deadline, f"never happened in {timeout:.0f} s: {what}"
         time.sleep(0.05)
     return value
+
+
+def stretched(seconds: float) -> float:
+    """``seconds`` of a quiet machine, as long as they take now beside the other processes of this machine."""
+    began, used = time.perf_counter(), time.process_time()
+    while time.process_time() - used < 0.1:
+        pass
+    return seconds * max(1.0, (time.perf_counter() - began) / 0.1)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from rft_platform.config.home import Home
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
-from rft_platform.serving.traffic import NewCall, NewFeedback
+from rft_platform.serving.incoming import NewCall, NewFeedback
 from tests.e2e.conftest import ProjectFolder, small_config
 
 pytestmark = pytest.mark.slow

@@ -5,12 +5,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
 import psutil
 import pytest
-from interface import running_ui, wait_for
+import yaml
+from interface import FINISHED, running_ui, stretched, wait_for
 
 import rft_platform
 from rft_platform.common.processes.lease import read_lease
@@ -22,6 +25,7 @@ from rft_platform.rounds.setup.connections import connect_engine, connect_traine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+NOT_FINISHED = [status for status in dg.DagsterRunStatus if status.value not in FINISHED]
 WORKSPACE = str(Path(rft_platform.__file__).parent / "jobs" / "workspace.yaml")
 
 
@@ -44,8 +48,6 @@ def make_lasting(make_project, tiny_model):
         settings = lasting(tiny_model, rounds, offset, tasks)
         sizes = settings.pop("buffer_settings")
         project = make_project(name, **settings)
-        import yaml
-
         config = yaml.safe_load(project.config.read_text())
         config["buffer"].update(sizes)
         project.config.write_text(yaml.safe_dump(config))
@@ -67,6 +69,13 @@ def each_phase_once(rounds: int) -> dict:
     return {("warm_start_job", None): 1} | {(job, key): 1 for job in ("explore_job", "sync_round_job") for key in keys}
 
 
+def is_done(home: Path, rounds: int) -> bool:
+    """Whether every phase has succeeded and no run is left; ``successes`` says whether one was doubled."""
+    with open_instance(Home(home)) as instance:
+        left = instance.get_runs_count(dg.RunsFilter(statuses=NOT_FINISHED))
+    return not left and set(successes(home)) >= set(each_phase_once(rounds))
+
+
 def spans(home: Path, step: str) -> dict[str, tuple[float, float]]:
     """Start and end of a step that succeeded, by round."""
     found = {}
@@ -83,7 +92,7 @@ def test_one_kick_closes_all_rounds_and_exploration_overlaps_training(make_lasti
     with running_ui(project, "--auto"):
         last = project.home / "rounds" / "r0003" / "evaluation.json"
         wait_for(last.exists, "round 3 is evaluated", 480)
-        wait_for(lambda: successes(project.home) == each_phase_once(3), "the last run ends", 20)
+        wait_for(lambda: is_done(project.home, 3), "the last run ends", 120)
         time.sleep(3)  # three ticks more: nothing is launched beyond the budget
         assert successes(project.home) == each_phase_once(3)
     explored, trained = spans(project.home, "rollout_batches"), spans(project.home, "policy_checkpoint")
@@ -117,10 +126,6 @@ def opened(project) -> Project:
     return Project.open(Home(project.home))
 
 
-def tokens_made(project) -> float:
-    return connect_engine(opened(project)).metrics()["completion_tokens"]
-
-
 def is_training(project) -> bool:
     lease = read_lease(project.home / "leases" / "trainer.json")
     return lease is not None and bool(connect_trainer(opened(project)).status()["busy"])
@@ -133,23 +138,39 @@ def worker_of(project, run: str) -> psutil.Process:
     return psutil.Process(pid)
 
 
-def holds_engine(project) -> bool:
-    with open_instance(Home(project.home)) as instance:
-        return instance.event_log_storage.get_concurrency_info("engine").active_slot_count > 0
+def computes(project) -> bool:
+    """Whether the engine computes: it uses the processor for more than answers to questions about its state."""
+    engine = connect_engine(opened(project))
+    before = engine.status().cpu_seconds
+    time.sleep(stretched(1))
+    return engine.status().cpu_seconds - before > 0.3
+
+
+@contextmanager
+def exploring_for_minutes(project) -> Iterator[None]:
+    """Runs that are launched in the block explore many times the tasks' usual number of answers."""
+    file = project.home / "rft.yaml"
+    usual = file.read_text()
+    config = yaml.safe_load(usual)
+    config["algorithm"]["repeat_times"] *= 40
+    file.write_text(yaml.safe_dump(config))
+    try:
+        yield
+    finally:
+        file.write_text(usual)
 
 
 def test_cancelled_rollouts_end_within_seconds_and_leave_the_engine_idle(disturbed):
     ui, project = disturbed
-    run = ui.launch("explore_job", "r0001")
-    wait_for(lambda: holds_engine(project), "rollouts begin")
-    started = time.monotonic()
-    ui.terminate(run)
-    assert ui.end_of(run) == "CANCELED"
-    assert time.monotonic() - started < 10
-    wait_for(lambda: slots(project) == 0, "pool slots are free", 10)
-    before = tokens_made(project)
-    time.sleep(1)
-    assert tokens_made(project) == before, "the engine still works for nobody"
+    with exploring_for_minutes(project):
+        run = ui.launch("explore_job", "r0001")
+        wait_for(lambda: computes(project), "rollouts begin", 240)
+        limit, started = stretched(10), time.monotonic()
+        ui.terminate(run)
+        assert ui.end_of(run) == "CANCELED"
+        assert time.monotonic() - started < limit
+    wait_for(lambda: slots(project) == 0, "pool slots are free", limit)
+    wait_for(lambda: not computes(project), "the engine no longer works for nobody", limit)
     assert not (project.home / "rounds" / "r0001" / "explore.json").exists()
 
 
@@ -168,12 +189,12 @@ def test_cancelled_training_frees_the_trainer_within_seconds(disturbed):
     ui, project = disturbed
     run = ui.launch("sync_round_job", "r0001")
     wait_for(lambda: is_training(project), "the training begins")
-    started = time.monotonic()
+    limit, started = stretched(15), time.monotonic()
     ui.terminate(run)
     assert ui.end_of(run) == "CANCELED"
-    wait_for(lambda: not is_training(project), "the trainer is idle", 10)
-    wait_for(lambda: slots(project) == 0, "pool slots are free", 10)
-    assert time.monotonic() - started < 15
+    wait_for(lambda: not is_training(project), "the trainer is idle", limit)
+    wait_for(lambda: slots(project) == 0, "pool slots are free", limit)
+    assert time.monotonic() - started < limit
     assert not (project.home / "rounds" / "r0001" / "policy.json").exists()
 
 
@@ -186,11 +207,11 @@ def test_a_killed_run_worker_is_found_and_its_slot_is_freed(disturbed):
     assert server is not None
     server.suspend()  # a code server that does not see it either
     try:
-        started = time.monotonic()
+        limit, started = stretched(20), time.monotonic()
         worker.kill()
-        assert ui.end_of(run, timeout=30) == "FAILURE"
-        wait_for(lambda: slots(project) == 0, "pool slots are free", 20)
-        assert time.monotonic() - started < 20
+        assert ui.end_of(run, timeout=limit) == "FAILURE"
+        wait_for(lambda: slots(project) == 0, "pool slots are free", limit)
+        assert time.monotonic() - started < limit
     finally:
         server.resume()
 
@@ -213,11 +234,12 @@ def test_daemons_killed_and_doubled_close_the_rounds_without_doing_anything_twic
         ui.child("rft_platform.jobs.daemon").kill()
         ui.child("rft_platform.servers.dagster_server").kill()
         last = project.home / "rounds" / "r0002" / "evaluation.json"
-        wait_for(last.exists, "round 2 is evaluated", 240)
-        wait_for(lambda: successes(project.home) == each_phase_once(2), "the last run ends", 20)
+        wait_for(last.exists, "round 2 is evaluated", 480)
+        wait_for(lambda: is_done(project.home, 2), "the last run ends", 120)
+        assert successes(project.home) == each_phase_once(2)
     finally:
         second.terminate()
-        second.wait(timeout=30)
+        second.wait(timeout=stretched(30))
     assert ui.ask("{ version }")["version"], "the webserver was started again"
     assert ui.process.poll() is None
 

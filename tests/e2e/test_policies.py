@@ -13,6 +13,7 @@ import yaml
 
 from rft_platform.cli.commands.trace import find_trace
 from rft_platform.common.files import write_text
+from rft_platform.common.policy_names import FIRST_POLICY, policy_column
 from rft_platform.config.home import Home
 from rft_platform.driver.round_lines import round_lines
 from rft_platform.experience.queries import task_outcomes
@@ -22,7 +23,7 @@ from rft_platform.rounds.project.policy import published, required
 from rft_platform.rounds.project.project import Project
 
 pytestmark = pytest.mark.slow
-NAMES = (None, "rival")
+NAMES = (FIRST_POLICY, "rival")
 
 #: Drives the project; between the two trainings of round 2 the trainer is killed. Then trains both of that round anew,
 #: from the same parents, and prints the digests of the weights that this leads to.
@@ -32,6 +33,7 @@ from dataclasses import replace
 from rft_platform import definitions
 from rft_platform.config.home import Home
 from rft_platform.jobs.driver import drive
+from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.common.processes.lease import read_lease
 from rft_platform.rounds import train as rounds_train
 from rft_platform.rounds.project.policy import parent_of
@@ -39,8 +41,8 @@ from rft_platform.rounds.setup.connections import connect_trainer
 from rft_platform.rounds.project.project import Project
 project = Project.open(Home.from_environment())
 train, killed = rounds_train.train, []
-def kills(project, trainer, *, round_number, dagster_run_id, policy=None):
-    if policy is None and round_number == 2 and not killed:  # the first policy, which trains last
+def kills(project, trainer, round_number, dagster_run_id, policy):
+    if policy == FIRST_POLICY and round_number == 2 and not killed:  # the first policy, which trains last
         killed.append(read_lease(project.home.leases / "trainer.json").pid)
         os.kill(killed[0], signal.SIGKILL)
     return train(project, trainer, round_number, dagster_run_id, policy)
@@ -49,10 +51,10 @@ done = drive(project, definitions.defs)
 assert done.finished, done.failed or done.error
 again = {}
 with tempfile.TemporaryDirectory() as folder:
-    for name in (None, "rival"):
+    for name in (FIRST_POLICY, "rival"):
         request = rounds_train.train_request(project, parent_of(project.store, 2, name), 2, "")
         result = connect_trainer(project).train(replace(request, output=f"{folder}/{name}"))
-        again[str(name)] = result.weights_digest
+        again[name] = result.weights_digest
 trainer = read_lease(project.home.leases / "trainer.json").pid
 print(json.dumps({"killed": killed, "trainer": trainer, "again": again}))
 """
@@ -89,7 +91,7 @@ def played(
     return Project.open(home), json.loads(done.stdout.splitlines()[-1])
 
 
-def trained_on(project: Project, number: int, name: str | None) -> set[str]:
+def trained_on(project: Project, number: int, name: str) -> set[str]:
     rows = read_selection(project.store, number, policy=name).to_pylist()
     return {row["row_id"] for row in rows if row["use"] in TRAINED_ON}
 
@@ -98,7 +100,7 @@ def test_each_policy_is_trained_on_the_calls_that_named_it(played: tuple[Project
     project, _ = played
     for number in (1, 2):
         rows = project.store.rollout_rows(number)
-        by_policy = {name: {row.row_id for row in rows if row.policy == name} for name in NAMES}
+        by_policy = {name: {row.row_id for row in rows if row.policy == policy_column(name)} for name in NAMES}
         assert [len(ids) for ids in by_policy.values()] == [16, 32]
         judged = {row.row_id: row for row in project.store.judged_rows(number)}
         for row in rows:
@@ -108,7 +110,7 @@ def test_each_policy_is_trained_on_the_calls_that_named_it(played: tuple[Project
             assert trained_on(project, number, name) == ids
             before, after = required(project.store, number - 1, name), required(project.store, number, name)
             assert after.weights_digest != before.weights_digest and after.policy_version > before.policy_version
-            sampled_by = {row.policy_version for row in rows if row.policy == name}
+            sampled_by = {row.policy_version for row in rows if row.policy == policy_column(name)}
             assert sampled_by == {before.policy_version}
             assert Path(after.folder).parent == project.checkpoints_of(name)
             assert after.canary is not None and after.model_version == str(number)
@@ -122,17 +124,17 @@ def test_a_trainer_killed_between_the_two_changes_nothing(played: tuple[Project,
     project, said = played
     assert said["killed"] and said["trainer"] not in said["killed"], "another trainer went on"
     for name in NAMES:
-        assert said["again"][str(name)] == required(project.store, 2, name).weights_digest
+        assert said["again"][name] == required(project.store, 2, name).weights_digest
 
 
 def test_weights_and_rows_are_traced_by_policy(played: tuple[Project, dict[str, Any]]) -> None:
     project, _ = played
-    for target, name in (("r0002", None), ("r0002/rival", "rival")):
+    for target, name in (("r0002", FIRST_POLICY), ("r0002/rival", "rival")):
         found = find_trace(project, target, verify=True)
         assert isinstance(found, CheckpointTrace) and found.complete and len(found.trainings) == 2
         for training, number in zip(found.trainings, (2, 1), strict=True):
             assert training.rows_trained == len(trained_on(project, number, name)) and training.data_unchanged
-            assert training.more.get("policy") == name and training.result.model_version == number
+            assert training.more.get("policy") == policy_column(name) and training.result.model_version == number
     row = find_trace(project, min(trained_on(project, 1, "rival")))
     assert isinstance(row, RowTrace) and row.policy == "rival"
     policy = published(project.store, 1, "rival")

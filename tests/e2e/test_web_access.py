@@ -19,12 +19,14 @@ from dagster_graphql import DagsterGraphQLClient
 from interface import Ui, running_ui
 
 from rft_platform.common.processes.spawn import free_port
+from rft_platform.config.home import Home
+from rft_platform.rounds.project.project import Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 #: What a careless user may call a file: modules of the standard library and of ours, imported early or late.
 SHADOWS = ("gql", "types", "datasets", "httpx", "duckdb", "statistics", "yaml", "queue", "tokenizers")
-JUDGE = "def length(task, response) -> float:\n    return float(len(response) > 1)\n"
+JUDGE = "def length(task, response) -> float:\n    return float(len(response) % 2)\n"
 MUTATION = (
     'mutation{addDynamicPartition(repositorySelector:{repositoryLocationName:"rft_platform",'
     'repositoryName:"__repository__"},partitionsDefName:"rft_round",partitionKey:"KEY"){__typename}}'
@@ -240,3 +242,24 @@ def test_runs_of_commands_are_shown_with_their_job_and_can_be_executed_again(ui:
     again = ui.ask(EXECUTE_AGAIN, parent=on_its_page[0]["runId"])["launchPipelineReexecution"]
     assert again["__typename"] == "LaunchRunSuccess", again
     assert ui.end_of(again["run"]["runId"], timeout=600) == "SUCCESS", ui.tags(again["run"]["runId"])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_links_of_an_asset_open_its_run_and_its_model_version_in_mlflow(
+    ui: Ui, project: Any, tmp_path: Path, host: str
+) -> None:
+    """A user who has opened only the Dagster link follows the links of the asset (the run by a test before)."""
+    address, mlflow = ui.url.replace("127.0.0.1", host), ui.mlflow_url.replace("127.0.0.1", host)
+    entries = ui.metadata("policy_checkpoint", "r0001")
+    name, version = Project.open(Home(project.home)).model_name, project.note(1, "policy")["model_version"]
+    shown = {"mlflow_run": "eval/sampled_pass", "mlflow_model": f"Version {version}"}
+    with browser(tmp_path / "profile") as tab:
+        for label, words in shown.items():
+            tab.open(f"{address}/assets/policy_checkpoint?view=partitions&partition=r0001&token={ui.token}")
+            link = f"document.querySelector(`a[href='{entries[label]['url']}']`)"
+            tab.wait_for(link)
+            tab.run(f"{link}.target = '', {link}.click()")  # in this tab, which is the one that is watched
+            tab.wait_for(f"location.href.startsWith('{mlflow}/#')")
+            tab.wait_for(f"document.body.innerText.includes({words!r})")
+            tab.picture(tmp_path / f"{label}.png")
+    assert entries["mlflow_model"]["url"].endswith(f"/models/{name}/versions/{version}")

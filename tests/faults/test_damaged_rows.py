@@ -12,6 +12,7 @@ from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.round import Round
 from rft_platform.rounds.train import train
 
 from .conftest import round_rows
@@ -111,7 +112,7 @@ def test_a_round_with_a_successor_is_not_trained_again(explored: Project):
     publish(explored.store, Policy("checkpoint", 2, "d2", 1))
     publish(explored.store, Policy("later", 4, "d4", 2))
     with pytest.raises(UserError, match="r0001 cannot be trained again, because the next round"):
-        train(explored, None, 1, "run")
+        Round(explored, 1, "run").train(None, None)
 
 
 def test_an_unsound_judgement_is_kept_but_not_in_force(project: Project):

@@ -12,10 +12,11 @@ import pytest
 
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
+from rft_platform.serving.incoming import NewCall
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_routes import release_routes
 from rft_platform.serving.release_store import ReleaseStore
-from rft_platform.serving.traffic import NewCall, TrafficStore
+from rft_platform.serving.traffic import TrafficStore
 from rft_platform.serving.writer import TrafficWriter
 from tests.fuzz.bodies import ODD_STRINGS, Bodies
 

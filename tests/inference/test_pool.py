@@ -24,6 +24,8 @@ from rft_platform.inference.launch.pool_start import find_or_start_pool
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.inference.pool.weights import PoolWeights
 from rft_platform.recipes.arithmetic.model import build_model
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.runner.run_rollouts import run_rollouts
@@ -252,6 +254,91 @@ def test_deploy_brings_up_a_replica_that_serves_other_weights(
     assert {replica.client.status().policy_version for replica in pool.replicas.serving()} == {3}
     pool.pause("wait")  # a deploy that was interrupted
     assert deploy(pool, policy) is not None and not pool.status().paused
+
+
+def test_a_rolling_update_keeps_a_replica_in_service_and_fails_no_request(
+    pool: EnginePool, tiny_model: Path, other_weights: Path
+) -> None:
+    versions: list[int] = []
+    in_service: list[int] = []
+    failures: list[Exception] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        clients = RecordingClients(pool.base_url, 60.0, pool.replicas, pool.api_key)
+        messages: list[Any] = [{"role": "user", "content": "1 + 1 ="}]
+        while not stop.is_set():
+            with clients.sync_client(RunHistory("tiny", SamplingParams(4), 0)) as client:
+                try:
+                    answer = client.chat.completions.with_raw_response.create(
+                        model="tiny", messages=messages, max_tokens=4
+                    )
+                    versions.append(int(answer.headers["x-policy-version"]))
+                except Exception as error:
+                    failures.append(error)
+
+    def watch() -> None:
+        while not stop.is_set():
+            in_service.append(len(pool.replicas.serving()))
+            time.sleep(0.001)
+
+    canary = Canary(PROMPTS[:4], score_of(pool, other_weights, tiny_model))
+    policy = Policy(str(other_weights), 3, digest_weights(other_weights), 1, canary)
+    threads = [threading.Thread(target=work) for work in (ask, ask, ask, watch)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: failures or len(versions) > 5)
+    assert deploy(pool, policy, least_serving=1) is not None
+    asked = len(versions)
+    wait_until(lambda: failures or len(versions) > asked + 5)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert set(versions) == {0, 3}
+    assert set(in_service) == {1, 2}
+    assert {replica.client.status().policy_version for replica in pool.replicas.serving()} == {3}
+    with pytest.raises(EngineError, match="one cannot be updated while 2 serve"):
+        deploy(pool, Policy(str(tiny_model), 4, digest_weights(tiny_model), 2), least_serving=2)
+    assert {replica.client.status().policy_version for replica in pool.replicas.serving()} == {3}
+
+
+def score_of(pool: EnginePool, weights: Path, before: Path) -> list[list[float]]:
+    """The log-probs of these weights; the pool has the weights ``before`` afterwards."""
+    pool.update_weights(weights, 1)
+    scores = pool.score(PROMPTS[:4])
+    pool.update_weights(before, 0)
+    return scores
+
+
+def test_a_rolling_update_is_rolled_back_if_the_canary_of_a_replica_fails(
+    misled: Callable[[Path], EnginePool], policy_engine: PolicyEngine, tiny_model: Path, other_weights: Path
+) -> None:
+    wrong = misled(other_weights)
+    canary = Canary(PROMPTS[:4], policy_engine.score(PROMPTS[:4]))
+    with pytest.raises(WeightMismatchError, match=wrong.replicas.serving()[1].url):
+        deploy(wrong, Policy(str(tiny_model), 9, digest_weights(tiny_model), 1, canary), least_serving=1)
+    assert_first_weights(wrong, tiny_model)
+
+
+def test_a_replica_that_cannot_be_rolled_back_is_marked_down(
+    misled: Callable[[Path], EnginePool],
+    policy_engine: PolicyEngine,
+    tiny_model: Path,
+    other_weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise EngineError("the previous weights are gone")
+
+    wrong, marked = misled(other_weights), list[int]()
+    monkeypatch.setattr(wrong._weights, "restore", refuse)
+    monkeypatch.setattr(wrong.replicas, "on_down", marked.append)  # instead of a restart
+    canary = Canary(PROMPTS[:4], policy_engine.score(PROMPTS[:4]))
+    with pytest.raises(WeightMismatchError):
+        deploy(wrong, Policy(str(tiny_model), 9, digest_weights(tiny_model), 1, canary), least_serving=1)
+    assert marked == [0] == list(wrong.replicas.down())
+    assert [replica.number for replica in wrong.replicas.serving()] == [1]  # restored by its own check
 
 
 def test_a_replica_that_comes_back_wrong_is_not_let_in(

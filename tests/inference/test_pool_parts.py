@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rft_platform.common.errors import EngineError
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.launch.pool_start import find_or_start_pool, replica_gpus
+from rft_platform.inference.launch.pool_start import engine_devices, find_or_start_pool
 from rft_platform.inference.pool.partition import ROWS_A_SHARE, level, partition
 from rft_platform.inference.pool.replicas import PROBE_AFTER_S, Replica, Replicas
 
@@ -118,10 +118,10 @@ def test_replicas_that_share_a_gpu_start_one_after_the_other() -> None:
 
 def test_each_replica_has_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [replica_gpus(number, 2) for number in range(2)] == ["0,1", "2,3"]
+    assert [engine_devices(range(first, first + 2)) for first in (0, 2)] == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 3,GPU-1")
-    assert [replica_gpus(number, 1) for number in range(3)] == ["5", "3", "GPU-1"]
+    assert [engine_devices(range(number, number + 1)) for number in range(3)] == ["5", "3", "GPU-1"]
     with pytest.raises(Exception, match="engine_num"):
-        replica_gpus(1, 2)
+        engine_devices(range(2, 4))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert replica_gpus(1, 1) == ""
+    assert engine_devices(range(1, 2)) == ""

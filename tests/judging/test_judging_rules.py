@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.judging.response_text import response_text
+from rft_platform.judging.rules.countdown import countdown
 from rft_platform.judging.rules.matching import contains, exact_match, matches_format, within_length
 from rft_platform.judging.rules.mathematics import are_equal
 from rft_platform.judging.rules.numbers import final_number, gsm8k, numeric
@@ -190,3 +191,30 @@ def test_the_text_of_any_response() -> None:
     assert response_text([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "a\nb"
     assert response_text(42) == "42"
     assert response_text({"role": "assistant", "content": None, "tool_calls": []}) == ""
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("<think>4 * 6</think> <answer>(8 - 4) * 6 * 1</answer>", 1.0),
+        ("<answer>1</answer> or <answer>6 * (8 - 4) / 1 = 24</answer>", 1.0),
+        ("<answer>8 * (4 - 1)</answer>", 0.1),  # 6 is not used
+        ("<answer>4 * 6 * 1</answer>", 0.1),  # 8 is not used
+        ("<answer>8 + 4 + 6 + 1</answer>", 0.1),  # 19
+        ("<answer>24</answer>", 0.1),
+        ("<answer>6 / (4 - 4)</answer>", 0.1),
+        ("<answer>8 ** 4 + 6 - 1</answer>", 0.1),
+        ("<answer>__import__('os')</answer>", 0.1),
+        ("(8 - 4) * 6 * 1", 0.0),
+    ],
+)
+def test_countdown_asks_for_each_number_once_and_the_target(response: str, reward: float) -> None:
+    puzzle = {"target": 24, "numbers": [1, 4, 6, 8]}
+    assert countdown({"answer": puzzle}, response) == reward
+    assert countdown({"answer": str(puzzle)}, response) == reward
+    assert countdown({"goal": puzzle}, response, answer_key="goal", form_reward=0) == float(reward == 1)
+
+
+def test_countdown_names_the_column_without_a_puzzle() -> None:
+    with pytest.raises(ValueError, match="column 'answer': expected target and numbers"):
+        countdown({"answer": "24"}, "<answer>1</answer>")

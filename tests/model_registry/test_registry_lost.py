@@ -20,9 +20,11 @@ from rft_platform.rounds.maintenance.rebuild_registry import rebuild_registry
 from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.register_checkpoint import register
+from rft_platform.rounds.reporting.imported_versions import NO_ROUND, imported_policies
 from rft_platform.rounds.reporting.promotion import roll_back
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.setup.noted_versions import check_registry
+from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.training.protocol import StepEvent, TrainResult
 
 ROUNDS, NO_OP = 5, 3  # round 3 trains nothing; rounds 2 and 5 are promoted
@@ -200,6 +202,21 @@ def test_numbers_that_are_taken_are_replaced_in_the_notes(project: Project, empt
     folders = {found.version: found.folder.name for found in new_registry(project).versions()}
     assert folders == {1: "global_step_10", 2: "global_step_4", 3: "global_step_8", 4: "global_step_2"}
     assert report.champion == 1
+
+
+@pytest.mark.slow
+def test_imported_versions_are_registered_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = project.checkpoints / "imported" / "1"
+    policy = Policy(str(folder), FIRST_IMPORTED + 1, "digest-imported", NO_ROUND)
+    origin = {"parent": "/models/base", "parent_version": 0, "lineage": {}}
+    write_json(folder / MANIFEST, {"policy_version": 4, "weights_digest": "digest-imported", **origin})
+    write_json(folder / "version.json", {"policy": policy.to_note(project.home.root), "source": "/data/dpo"})
+    (report,) = rebuild_registry(project, new_registry(project, check=False))[1:]
+    assert (report.model, report.registered, report.candidate) == ("paper-lost-imported", [1], 1)
+    assert imported_policies(project) == [replace(policy, model_version="1")]
+    lose_database(project, monkeypatch)
+    (report,) = rebuild_registry(project, new_registry(project, check=False))[1:]
+    assert report.registered == [1]
 
 
 def test_gaps_keep_later_numbers(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

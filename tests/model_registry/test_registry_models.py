@@ -12,7 +12,7 @@ from rft_platform.common.errors import DamagedError, RegistryError, StorageError
 from rft_platform.common.files import digest_file, write_json
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.models import ModelRegistry
-from rft_platform.model_registry.sqlite_reader import read_experiment_id
+from rft_platform.model_registry.sqlite_reader import read_training_run
 
 
 def checkpoint(tmp_path: Path, step: int) -> Path:
@@ -145,11 +145,13 @@ def test_weights_that_are_not_what_was_registered_are_not_handed_out(registry: M
         registry.resolve(f"models:/demo-model/{version}", verify=True)
 
 
-def test_the_experiment_is_found_in_the_file(registry: ModelRegistry, tmp_path: Path) -> None:
+def test_the_training_run_is_found_in_the_file(registry: ModelRegistry, tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}"
-    assert read_experiment_id(uri, "demo") is None, "before the first run"
-    registry.training_run("first")
-    assert read_experiment_id(uri, "demo") == "1"
-    assert read_experiment_id("http://127.0.0.1:1", "demo") is None
+    assert read_training_run(uri, "demo", "first") is None, "before the first run"
+    registry.training_run("second")
+    run = registry.training_run("first")
+    assert read_training_run(uri, "demo", "first") == ("1", run.run_id)
+    assert registry.run_link("first") == f"/mlflow#/experiments/1/runs/{run.run_id}/model-metrics"
+    assert read_training_run("http://127.0.0.1:1", "demo", "first") is None
     (tmp_path / "mlflow" / "mlflow.db").write_bytes(b"damaged")
-    assert read_experiment_id(uri, "demo") is None
+    assert read_training_run(uri, "demo", "first") is None

@@ -16,11 +16,13 @@ from rft_platform.common.processes.lease import write_lease
 from rft_platform.definitions import defs
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.jobs.instance import open_instance
-from rft_platform.metrics.catalogue import CATALOGUE
+from rft_platform.metrics import prometheus_collector
+from rft_platform.metrics.catalogue import CATALOGUE, Sample
 from rft_platform.metrics.prometheus_collector import PlatformCollector
 from rft_platform.metrics.server import serving_metrics
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.serving.database import FIRST_IMPORTED
 from tests.experience.samples import judged, rollouts
 
 Values = dict[tuple[str, ...], float]
@@ -138,6 +140,13 @@ def test_engine_and_trainer_are_asked_through_their_leases(
     assert found["rft_policy_version_lag"] == {("engine",): 6 - served}
     assert found["rft_engine_requests_total"][("engine",)] == policy_engine.metrics()["requests"]
     assert found["rft_trainer_up"][()] == 0
+
+
+def test_an_imported_version_has_no_lag() -> None:
+    served = {"engine": 38.0, "engine-candidate": FIRST_IMPORTED + 1.0}
+    samples = [Sample("rft_policy_version_served", version, (name,)) for name, version in served.items()]
+    found = list(prometheus_collector._lag([Sample("rft_policy_version_trained", 40.0), *samples]))
+    assert found == [Sample("rft_policy_version_lag", 2.0, ("engine",))]
 
 
 def test_a_source_that_cannot_be_read_spoils_no_other(project: Project) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.common.errors import RftError
 from rft_platform.common.processes.lease import read_lease
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 from rft_platform.observability.logs import phase_context
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
+from rft_platform.training.protocol import TrainRequest
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 
 

@@ -1,14 +1,16 @@
 """Single-turn workflows: one engine call for the whole batch, no HTTP."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from rft_platform.common.errors import EngineError
+from rft_platform.common.errors import EngineError, UserCodeError
 from rft_platform.experience.record import row_id
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.runner.single_turn import SingleTurn
+from rft_platform.tasks.task import Task
 
 from .fake_engine import FakeEngine, decode, render
 from .samples import roll_out, tasks
@@ -76,3 +78,19 @@ def test_dead_engine(offline: FakeEngine) -> None:
 
 def test_no_tasks(offline: FakeEngine) -> None:
     assert explore(offline, count=0).rows == []
+
+
+def test_a_prompt_beyond_the_limit_fails_alone(offline: FakeEngine) -> None:
+    lengths = [len(render(SingleTurn("be brief").messages(task))) for task in long_and_short()]
+    batch = roll_out(offline, long_and_short(), SingleTurn("be brief"), max_prompt_tokens=min(lengths))
+    assert [row.task_id for row in batch.rows] == ["task-0", "task-0"]
+    assert (batch.report.failed, batch.report.dropped_groups) == (2, 1)
+    (reason,) = batch.report.errors
+    assert f"more than {min(lengths)} tokens (model.max_prompt_tokens)" in reason
+    with pytest.raises(UserCodeError, match=r"model\.max_prompt_tokens"):
+        explore(offline, max_prompt_tokens=1)
+
+
+def long_and_short() -> list[Task]:
+    short, long = tasks(2)
+    return [short, replace(long, prompt=long.prompt * 9)]

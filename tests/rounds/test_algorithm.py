@@ -9,14 +9,14 @@ import pytest
 
 from rft_platform.algorithms.common.registry import REGISTRIES
 from rft_platform.algorithms.presets import PRESETS
+from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, KlPenaltySpec
 from rft_platform.common.errors import UserError
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.dry_run import config_notices
 from rft_platform.config.load import build_config, dump_config, load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.rounds.setup.algorithm import algorithm_spec, check_algorithm, check_operators, pipeline_of
-from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
+from rft_platform.rounds.setup.algorithm import check_algorithm, check_operators, pipeline_of
 
 Configure = Callable[..., RftConfig]
 EXPERTS = {"experts": {"path": "demonstrations.jsonl"}}
@@ -74,7 +74,7 @@ def test_every_preset_that_explores_is_sound_and_told_to_the_trainer(configure: 
             continue
         config = configure(name, **(teacher if preset.teacher else {}), **(experts if preset.experts else {}))
         assert problems(config) == "", name
-        spec = algorithm_spec(resolve(config))
+        spec = resolve(config).spec
         assert (spec.policy_loss, spec.loss_agg_mode) == (preset.policy_loss, preset.loss_agg_mode)
         assert spec.token_advantage == preset.token_advantage
         assert (spec.critic == CriticSpec()) == preset.critic
@@ -97,7 +97,7 @@ def test_every_key_reaches_the_trainer(configure: Configure) -> None:
         rollout_correction={"mode": "decoupled", "weight_cap": 3, "token_mask": [0.5, 5], "sequence_mask": [0.9, 1.1]},
     )
     assert problems(config) == ""
-    assert algorithm_spec(resolve(config)) == AlgorithmSpec(
+    assert resolve(config).spec == AlgorithmSpec(
         policy_loss="cispo",
         policy_loss_args={"clip_high": 0.5},
         loss_agg_mode="seq-mean-token-sum-norm",
@@ -121,13 +121,13 @@ def test_a_written_out_configuration_means_the_same(configure: Configure, tmp_pa
         file = tmp_path / f"{name}.yaml"
         file.write_text(dump_config(config))
         again = load_config(file)
-        assert (again, problems(again), algorithm_spec(resolve(again))) == (config, "", algorithm_spec(resolve(config)))
+        assert (again, problems(again), resolve(again).spec) == (config, "", resolve(config).spec)
 
 
 def test_the_constant_length_is_that_of_the_longest_response(configure: Configure) -> None:
-    assert algorithm_spec(resolve(configure("dr_grpo", model_keys={"max_response_tokens": 96}))).loss_norm_length == 96
-    assert algorithm_spec(resolve(configure("dr_grpo", model_keys={"max_model_len": 300}))).loss_norm_length == 150
-    assert algorithm_spec(resolve(configure("grpo", model_keys={"max_response_tokens": 96}))).loss_norm_length is None
+    assert resolve(configure("dr_grpo", model_keys={"max_response_tokens": 96})).spec.loss_norm_length == 96
+    assert resolve(configure("dr_grpo", model_keys={"max_model_len": 300})).spec.loss_norm_length == 150
+    assert resolve(configure("grpo", model_keys={"max_response_tokens": 96})).spec.loss_norm_length is None
 
 
 def test_filters_come_from_preset_and_keys(configure: Configure) -> None:
@@ -210,8 +210,8 @@ def test_what_fits_is_let_pass(configure: Configure) -> None:
 
 def test_the_entropy_bonus_can_be_switched_off(configure: Configure) -> None:
     given = {"entropy_loss_fn_args": {"entropy_coef": 0.1}}
-    assert algorithm_spec(resolve(configure(entropy_loss_fn="default", **given))).entropy_coef == 0.1
-    assert algorithm_spec(resolve(configure(entropy_loss_fn="none", **given))).entropy_coef == 0.0
+    assert resolve(configure(entropy_loss_fn="default", **given)).spec.entropy_coef == 0.1
+    assert resolve(configure(entropy_loss_fn="none", **given)).spec.entropy_coef == 0.0
 
 
 @pytest.mark.parametrize(
@@ -315,6 +315,6 @@ def test_a_plugins_loss_can_be_configured(configure: Configure, plugin: str) -> 
     assert "unknown policy_loss_fn 'my_loss'" in problems(configure(**keys))
     config = configure(**keys, plugins=[plugin])
     assert problems(config) == ""
-    assert algorithm_spec(resolve(config)).plugins == (plugin,)
+    assert resolve(config).spec.plugins == (plugin,)
     with pytest.raises(UserError, match="cannot be imported"):
-        algorithm_spec(resolve(configure(plugins=["no_such_plugin"])))
+        resolve(configure(plugins=["no_such_plugin"]))

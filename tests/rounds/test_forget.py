@@ -19,7 +19,7 @@ from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.serving.database import CONSUMED, FORGOTTEN
-from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
+from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 
 SECRET, OTHER = "Ann's landlady is Mrs Quillfeather", "Bob asks for a refund"
 TOKENS = {"ann": [401, 402, 403], "bob": [301, 302]}

@@ -9,15 +9,16 @@ import yaml
 from rft_platform.common.digests import MANIFEST
 from rft_platform.common.errors import DamageRepairedError
 from rft_platform.common.files import write_json, write_text
+from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.config.home import Home
 from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.maintenance.checkpoint_retention import thin_checkpoints
 from rft_platform.rounds.project.policy import Policy, explored_with, is_published, publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.repair import repair_checkpoint
-from rft_platform.rounds.round import train_further
+from rft_platform.rounds.round import PolicyTraining, Round
 
-NAMES = (None, "rival", "guard")
+NAMES = (FIRST_POLICY, "rival", "guard")
 
 
 class NoChampion:
@@ -55,20 +56,19 @@ def test_each_policy_is_found_under_its_name(project: Project) -> None:
 
 def test_a_round_keeps_the_versions_that_it_settled_on(project: Project) -> None:
     first = snapshot_for(project, 3)
-    assert (first.name, first.policy_version) == (None, 2)
+    assert (first.name, first.policy_version) == (FIRST_POLICY, 2)
     found = {name: (one.name, one.policy_version) for name, one in explored_with(project, 3).items()}
-    assert found == {"rival": ("rival", 2), "guard": ("guard", 2)}
+    assert found == {name: (name, 2) for name in NAMES}
     project.store.withdraw_note(2, "policy-rival")  # its checkpoint is gone: the offset permits the round before
     snapshot_for(project, 3)
     found = {name: one.policy_version for name, one in explored_with(project, 3).items()}
-    assert found == {"rival": 1, "guard": 2}
+    assert found == {FIRST_POLICY: 2, "rival": 1, "guard": 2}
 
 
 def test_a_policy_that_is_not_trained_stays_as_it_is(project: Project) -> None:
-    guard = project.config.model_copy(update={"policies": project.config.policies[1:]})
-    alone = Project(project.home, guard)
-    kept, result = train_further(alone, None, None, round_number=3, dagster_run_id="run")["guard"]  # type: ignore[arg-type]
-    assert result is None and kept == published(project.store, 3, "guard")
+    trained = Round(project, 3).train_policy("guard", None, None)  # type: ignore[arg-type]
+    kept = published(project.store, 3, "guard")
+    assert kept is not None and trained == PolicyTraining(kept, None, [])
     assert (kept.round, kept.policy_version, kept.weights_digest) == (3, 2, "guard2")
 
 

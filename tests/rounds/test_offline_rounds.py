@@ -19,7 +19,6 @@ from rft_platform.rounds.offline import (
     evaluate_offline,
     offline_lineage,
     offline_request,
-    offline_steps,
     starting_policy,
 )
 from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset, make_dataset, required_dataset
@@ -130,7 +129,7 @@ def test_request_says_the_same_whoever_asks(make_offline):
     assert request.reference == request.parent == published(project.store, 0).folder
     assert (request.algorithm.policy_loss, request.algorithm.policy_loss_args) == ("dpo", {"beta": 0.3})
     assert (request.epochs, request.max_steps, request.save_interval) == (3, None, 2)
-    assert request.optimizer.total_steps == offline_steps(project, 10) == 8
+    assert request.optimizer.total_steps == project.settings.offline_steps(10) == 8
     origin = offline_lineage(project, dataset, "run")
     assert origin["data_digest"] == dataset.digest and origin["source"].endswith("data.jsonl")
 

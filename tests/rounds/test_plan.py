@@ -116,6 +116,20 @@ def test_modes_leave_the_other_half_to_someone_else():
     assert plan_next(project((DONE, DONE), mode="train")).finished
 
 
+def test_two_halves_keep_the_order_of_one_driver():
+    waits = LaunchState()
+    assert plan_next(project((DONE, waits), mode="explore", other_half=True)).waiting == (
+        "r0002 explores after r0001 is trained",
+    )
+    assert launches(project((DONE, DONE), mode="explore", other_half=True)) == [("explore", 2)]
+    plan = plan_next(project((DONE, DONE), mode="train", other_half=True))
+    assert not plan.finished and plan.waiting == ("r0002 trains when it has 1 rows, 0 so far",)
+    assert plan_next(project(*[(DONE, DONE)] * 3, mode="train", other_half=True)).finished
+    assert plan_next(project(mode="train", other_half=True, warm_start=waits)).waiting == (
+        "r0000 is made by the driver of mode explore",
+    )
+
+
 @given(offset=st.integers(0, 2), budget=st.integers(1, 6))
 def test_acting_on_the_plan_always_finishes_within_the_offset(offset: int, budget: int):
     explored = synced = 0

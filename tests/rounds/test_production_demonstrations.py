@@ -22,8 +22,8 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_demonstrations import FILE, collect_demonstrations
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.rounds.train import train_request
+from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.serving.reports.demonstrations import DemonstrationStore
-from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.training.data import conversations
 from tests.rounds.test_forget import files_with
 

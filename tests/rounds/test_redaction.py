@@ -17,10 +17,11 @@ from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.servers.online_service import redaction_of
+from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.serving.preferences import PreferenceStore
 from rft_platform.serving.reports.demonstrations import DemonstrationStore
 from rft_platform.serving.rules.redaction import Redaction
-from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback, TrafficStore
+from rft_platform.serving.traffic import TrafficStore
 from rft_platform.serving.writer import TrafficWriter
 from tests.rounds.test_forget import files_with
 

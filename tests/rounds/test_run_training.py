@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.rounds.project.notes import TRAIN
 from rft_platform.rounds.project.policy import Policy
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.train import Training, run_training
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest, TrainResult
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
 
 class Resumed:

@@ -9,8 +9,10 @@ from alembic.config import Config
 from sqlalchemy import create_engine, inspect
 
 from rft_platform.serving.database import MIGRATIONS, open_database
+from rft_platform.serving.erasure import TrafficErasure
+from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.reports.demonstrations import DemonstrationStore
-from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
+from rft_platform.serving.traffic import TrafficStore
 from rft_platform.tasks.column_mapping import Columns
 from rft_platform.tasks.offline_dataset import load_conversations
 from tests.serving.conftest import Clock
@@ -77,13 +79,14 @@ def test_each_round_takes_the_corrections_that_no_round_before_took(traffic, dem
     assert demonstrations.settle(3) == []
 
 
-def test_a_corrected_call_does_not_expire_and_a_forgotten_one_is_gone(traffic, demonstrations, clock) -> None:
+def test_a_corrected_call_does_not_expire_and_a_forgotten_one_is_gone(traffic, demonstrations, engine, clock) -> None:
+    erasure = TrafficErasure(engine, clock)
     traffic.record([call("a", subject="ann"), call("b")])
     traffic.give_feedback(correct("f1", "a"))
     clock.now += 100
-    assert traffic.expire(older_than_s=50) == 1
+    assert erasure.expire(older_than_s=50) == 1
     assert [row["msg_id"] for row in demonstrations.rows()] == ["a"]
-    traffic.forget("ann")
+    erasure.forget("ann")
     assert demonstrations.rows() == []
 
 

@@ -18,8 +18,9 @@ from rft_platform.judging.llm.reactions import read_verdict
 from rft_platform.rounds.project.project import Project
 from rft_platform.servers.implicit_feedback import ImplicitRewards
 from rft_platform.serving.database import open_database
+from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.reports.reactions import unjudged_reactions
-from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
+from rft_platform.serving.traffic import TrafficStore
 from tests.judging.conftest import JudgeServer
 
 

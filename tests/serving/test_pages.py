@@ -19,13 +19,14 @@ from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.http_server import server_config
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
+from rft_platform.serving.incoming import NewCall, NewFeedback
+from rft_platform.serving.pages.reader import TrafficReader
 from rft_platform.serving.pages.routes import PageData, Progress, Watch, page_routes
 from rft_platform.serving.preferences import PreferenceStore
-from rft_platform.serving.reader import TrafficReader
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_store import ReleaseStore
 from rft_platform.serving.reports.traffic_figures import traffic_figures
-from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
+from rft_platform.serving.traffic import TrafficStore
 from rft_platform.serving.writer import TrafficWriter
 from rft_platform.web_guard.checks import bearer_token
 from tests.e2e.browser import Tab, browser

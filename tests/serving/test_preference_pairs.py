@@ -7,8 +7,10 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.serving.database import open_database
+from rft_platform.serving.erasure import TrafficErasure
+from rft_platform.serving.incoming import NewCall
 from rft_platform.serving.preferences import PreferenceStore
-from rft_platform.serving.traffic import NewCall, TrafficStore
+from rft_platform.serving.traffic import TrafficStore
 from rft_platform.tasks.column_mapping import Columns
 from rft_platform.tasks.offline_dataset import load_pairs
 
@@ -91,7 +93,7 @@ def test_a_forgotten_person_leaves_no_comment_and_no_pair(calls) -> None:
     calls.add("m", "84", "83", subject="ann")
     pair = calls.preferences.next_pair()
     calls.preferences.pick(pair.left, pair.right, "left", "Ann asked this")
-    calls.traffic.forget("ann")
+    TrafficErasure(calls.engine).forget("ann")
     assert calls.preferences.pairs() == []
     with calls.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT picked, comment FROM preferences").all() == [("left", None)]

@@ -17,8 +17,9 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import release_commands
 from rft_platform.servers import release_controller
 from rft_platform.servers.release_controller import ReleaseController
+from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_decisions import MOST_FAILURES, decide
-from rft_platform.serving.routing import Router
+from rft_platform.serving.releases.routing import Router
 
 
 class SimulatedEngine:
@@ -111,6 +112,19 @@ def test_new_versions_serve_once_they_are_released(tmp_path) -> None:
     world.commands.promote(None)
     world.controller.step(router)
     assert world.base.loaded == [2, 1, 3]
+
+
+@pytest.mark.parametrize(("deployed", "loads"), [(2, []), (FIRST_IMPORTED + 1, [1])])
+def test_a_shared_engine_keeps_the_version_of_an_evaluation_and_no_imported_one(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, deployed: int, loads: list[int]
+) -> None:
+    monkeypatch.setattr(release_controller, "shares_engine", lambda project: True)
+    world = World(tmp_path)
+    world.publish(1)
+    world.base.update_weights(Path("other"), deployed)
+    world.base.loaded.clear()
+    world.start()
+    assert world.base.loaded == loads
 
 
 def test_without_held_out_tasks_a_round_releases_its_version(tmp_path) -> None:

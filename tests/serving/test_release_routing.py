@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from rft_platform.serving.gateway import place_of
 from rft_platform.serving.releases.assignment import Split
+from rft_platform.serving.releases.routing import Router, ServedRelease
 from rft_platform.serving.request_bodies import FeedbackRequest
-from rft_platform.serving.routing import Router, ServedRelease
 
 BASE: Any = SimpleNamespace(name="base")
 OTHER: Any = SimpleNamespace(name="candidate")

@@ -4,12 +4,13 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.serving.database import open_database
+from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_decisions import MOST_FAILURES, decide
 from rft_platform.serving.release_store import Release, ReleaseStore
 from rft_platform.serving.releases.ab_test import ABRule
 from rft_platform.serving.releases.canary import CanaryRule, Successes
-from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
+from rft_platform.serving.traffic import TrafficStore
 
 VERSIONS = [
     ServableVersion(version, version, str(version), version < 3, {"reward": version / 10}) for version in range(4)

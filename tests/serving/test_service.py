@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -19,6 +20,7 @@ from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
 from rft_platform.serving.gateway import ServedEngine, TrafficApp
+from rft_platform.serving.request_bodies import FeedbackRequest
 from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, Metric
 from rft_platform.serving.rules.rate_limits import RateLimits
 from rft_platform.serving.selection import SamplingRateStrategy, Selection
@@ -53,6 +55,7 @@ class Service:
         self.gateway = TrafficApp(
             find, writer, Selection([SamplingRateStrategy.of(rate)]), SamplingParams(max_tokens=8), tenants=keys
         )
+        self.limits = limits
         app = build_app(self.gateway, writer, CommitRule(), dict, limits=limits, metrics=metrics)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -125,13 +128,43 @@ def test_the_bodies_of_the_java_client_are_accepted(service) -> None:
         "", "[]", "{}", '{"msg_ids": "a", "reward": 1}', '{"msg_ids": [], "reward": 1}', '{"msg_ids": ["a"]}',
         '{"msg_ids": ["a"], "reward": "x"}', '{"msg_ids": ["a"], "reward": NaN}', '{"msg_ids": ["a"], "reward": 1e999}',
         '{"msg_ids": [1], "reward": 1}', '{"msg_ids": ["a"], "reward": true, "tags": []}', '{"reward": 1}',
-        '{"msg_ids": ["\\ud800"], "reward": []}',
+        '{"msg_ids": ["\\ud800"], "reward": []}', '{"msg_ids": ["a"], "metric": "implicit", "value": 1}',
+        '{"msg_ids": ["a"], "reward": 1, "metrics": {"implicit": 1}}', '{"msg_ids": ["a"], "metric": "m"}',
+        '{"msg_ids": ["a"], "metric": "implicit", "reward": 1}',
+        '{"msg_ids": ["a"], "metric": "implicit", "comment": "x"}',
+        '{"msg_ids": ["a"], "metric": "m", "metrics": {"n": 1}}',
+        '{"msg_ids": ["a"], "value": 0, "reward": 1}', '{"msg_ids": ["a"], "reward": 1, "metrics": {"reward": 0}}',
     ],
 )  # fmt: skip
 def test_a_feedback_that_is_none_is_refused(service, body) -> None:
     answer = service.post("/feedback", body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
+
+
+def test_a_reward_beside_another_metric_is_stored_too(service) -> None:
+    answer = service.client().chat.completions.create(model="m", messages=QUESTION, max_tokens=3)
+    given = {"msg_ids": [answer.id], "metric": "helpful", "value": 4, "reward": 0.5, "feedback_id": "f"}
+    assert service.post("/feedback", json.dumps(given)).json()["matched"] == 1
+    (call,) = service.store.calls([answer.id])
+    assert call.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("said", "values"),
+    [
+        ({"metric": "helpful", "reward": 1}, {"helpful": 1}),
+        ({"metric": "helpful", "reward": 1, "comment": "x"}, {"helpful": 1}),
+        ({"metric": "helpful", "metrics": {"helpful": 3}}, {"helpful": 3}),
+        ({"metric": "helpful", "metrics": {"helpful": 3}, "reward": 1}, {"helpful": 3, "reward": 1}),
+        ({"metric": "helpful", "metrics": {"solved": 1}, "reward": 2}, {"helpful": 2, "solved": 1}),
+        ({"metric": "helpful", "value": 2, "reward": 1}, {"helpful": 2, "reward": 1}),
+        ({"metric": "helpful", "comment": "x"}, {}),
+        ({"metric": "helpful", "user_feedback": {"rating": 4}}, {}),
+    ],
+)
+def test_a_metric_without_a_value_of_its_own(said: dict[str, Any], values: dict[str, float]) -> None:
+    assert FeedbackRequest(msg_ids=["a"], **said).values == values
 
 
 def test_feedback_on_unknown_messages_is_not_found(service) -> None:

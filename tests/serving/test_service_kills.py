@@ -25,7 +25,8 @@ from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.serving.database import CONSUMED, LABELLED, open_database
-from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback, TrafficStore
+from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
+from rft_platform.serving.traffic import TrafficStore
 
 KILLS = 20
 ROWS = 6  # of a round

@@ -15,8 +15,10 @@ from rft_platform.experience.record import ModelCall
 from rft_platform.rounds.selection.production_rows import rows_of_traffic
 from rft_platform.serving import database
 from rft_platform.serving.database import open_database
+from rft_platform.serving.erasure import TrafficErasure
+from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.rules.round_rows import CommittedRow, RoundRule, choose_rows
-from rft_platform.serving.traffic import CommitResult, FeedbackResult, NewCall, NewFeedback, TrafficStore
+from rft_platform.serving.traffic import CommitResult, FeedbackResult, TrafficStore
 
 RECORDED = {
     "msg_id": "a", "policy_version": 3, "prompt_ids": [1], "response_ids": [2], "rollout_logprobs": [-0.5],
@@ -164,16 +166,17 @@ def test_a_feedback_is_about_one_choice(store) -> None:
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_erased_text_that_another_process_keeps_open_is_reported(store, url, monkeypatch) -> None:
     monkeypatch.setattr(database, "_BUSY_TIMEOUT_MS", 50)
-    own = TrafficStore(open_database(url))
+    engine = open_database(url)
+    own, erasure = TrafficStore(engine), TrafficErasure(engine)
     own.record([call("a", subject="ann")])
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
         other.execute("BEGIN").close()
         other.execute("SELECT COUNT(*) FROM calls").fetchall()
-        own.forget("ann")
+        erasure.forget("ann")
         with pytest.raises(StorageError, match="still holds erased text"):
-            own.compact()
+            erasure.compact()
         other.execute("ROLLBACK").close()
-    own.compact()
+    erasure.compact()
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -262,11 +265,11 @@ def test_the_choice_of_rows_takes_linear_time() -> None:
     assert time.process_time() - before < 2
 
 
-def test_unlabelled_calls_expire(store, clock) -> None:
+def test_unlabelled_calls_expire(store, url, clock) -> None:
     store.record([call("a"), call("b")])
     store.give_feedback(feedback("f", "a"))
     clock.now += 100
-    assert store.expire(older_than_s=50) == 1
+    assert TrafficErasure(open_database(url), clock).expire(older_than_s=50) == 1
     assert store.counts()["expired"] == 1
 
 
@@ -338,9 +341,9 @@ def test_runs_of_a_round_have_unique_names(store) -> None:
     assert [row.run_id for row in rows][:2] == ["online/t/r", "online:1/t/r"]
 
 
-def test_what_is_said_about_a_forgotten_call_is_not_kept(store) -> None:
+def test_what_is_said_about_a_forgotten_call_is_not_kept(store, url) -> None:
     store.record([call("a", subject="ann")])
-    store.forget("ann")
+    TrafficErasure(open_database(url)).forget("ann")
     assert store.give_feedback(feedback("f1", "a", comment="ann was unhappy")) == FeedbackResult(unknown=("a",))
 
 

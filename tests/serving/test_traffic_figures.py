@@ -13,10 +13,11 @@ from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.servers.traffic_watch import TrafficWatch
 from rft_platform.serving.database import open_database
+from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.reports.traffic_figures import traffic_figures
 from rft_platform.serving.rules.action_types import action_of
 from rft_platform.serving.rules.alerts import ActionFigures
-from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
+from rft_platform.serving.traffic import TrafficStore
 
 TOOL = {"type": "function", "function": {"name": "refund", "parameters": {"type": "object", "required": ["order"]}}}
 NOW = 1_000_000.0

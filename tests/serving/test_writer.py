@@ -8,7 +8,9 @@ from sqlalchemy.exc import DataError, OperationalError
 
 from rft_platform.common.errors import StorageError
 from rft_platform.serving.database import DatabaseUnavailableError, open_database
-from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
+from rft_platform.serving.incoming import NewCall, NewFeedback
+from rft_platform.serving.rules.redaction import Redaction
+from rft_platform.serving.traffic import TrafficStore
 from rft_platform.serving.writer import TrafficWriter
 
 
@@ -33,7 +35,7 @@ async def test_feedback_finds_the_call_that_was_recorded_just_before(store) -> N
 
 async def test_a_full_queue_drops_and_counts(store) -> None:
     writer, blocked = TrafficWriter(store, most_waiting=3), threading.Event()
-    store.record = lambda calls: blocked.wait()  # type: ignore[method-assign]
+    store.insert = lambda rows: blocked.wait()  # type: ignore[method-assign]
     taken = [writer.record(call(number)) for number in range(5)]
     assert taken == [True] * 3 + [False] * 2
     assert writer.counts.dropped == 2
@@ -42,14 +44,14 @@ async def test_a_full_queue_drops_and_counts(store) -> None:
 
 
 async def test_a_database_that_fails_for_a_while_loses_nothing(store) -> None:
-    writer, real, failing = TrafficWriter(store), store.record, threading.Event()
+    writer, real, failing = TrafficWriter(store), store.insert, threading.Event()
 
-    def record(calls):
+    def insert(rows):
         if not failing.is_set():
             raise OperationalError("insert", {}, Exception("database or disk is full"))
-        return real(calls)
+        return real(rows)
 
-    store.record = record  # type: ignore[method-assign]
+    store.insert = insert  # type: ignore[method-assign]
     for number in range(10):
         writer.record(call(number))
     await asyncio.sleep(0.3)
@@ -58,6 +60,24 @@ async def test_a_database_that_fails_for_a_while_loses_nothing(store) -> None:
     assert (await writer.run(lambda each: each.counts()))["recorded"] == 10
     assert writer.counts.recorded == 10
     writer.close()
+
+
+async def test_a_call_is_redacted_once_however_often_its_transaction_is_repeated(tmp_path) -> None:
+    redaction = Redaction(lambda text: "[removed]")
+    store = TrafficStore(open_database(f"sqlite:///{tmp_path / 'traffic.db'}"), redaction=redaction)
+    writer, real, tries = TrafficWriter(store), store.insert, iter(range(10))
+
+    def insert(rows):
+        if next(tries) < 2:
+            raise OperationalError("insert", {}, Exception("database or disk is full"))
+        return real(rows)
+
+    store.insert = insert  # type: ignore[method-assign]
+    messages = [{"role": "user", "content": "my name is Ann"}]
+    writer.record(NewCall("m", 0, {"messages": messages}, 1, 5, 0.0))
+    assert (await writer.run(lambda each: each.counts()))["untrainable"] == 1
+    writer.close()
+    assert (writer.counts.failures, redaction.calls) == (2, 1)
 
 
 async def test_a_request_that_waits_too_long_is_refused(store) -> None:
@@ -86,14 +106,14 @@ async def test_a_request_that_nobody_waits_for_is_withdrawn(store) -> None:
 
 
 async def test_a_call_that_the_database_refuses_is_dropped_alone(store) -> None:
-    writer, real, blocked = TrafficWriter(store), store.record, threading.Event()
+    writer, real, blocked = TrafficWriter(store), store.insert, threading.Event()
 
-    def record(calls):
-        if any(each.msg_id == "m3" for each in calls):
+    def insert(rows):
+        if any(row["msg_id"] == "m3" for row in rows):
             raise DataError("insert", {}, Exception("unsupported Unicode escape sequence"))
-        return real(calls)
+        return real(rows)
 
-    store.record = record  # type: ignore[method-assign]
+    store.insert = insert  # type: ignore[method-assign]
     first = asyncio.create_task(writer.run(lambda each: blocked.wait()))
     await asyncio.sleep(0.05)
     for number in range(6):
@@ -106,8 +126,8 @@ async def test_a_call_that_the_database_refuses_is_dropped_alone(store) -> None:
 
 
 async def test_calls_are_written_in_groups_and_a_request_does_not_wait_for_them(store) -> None:
-    writer, groups, real = TrafficWriter(store), list[int](), store.record
-    store.record = lambda calls: groups.append(len(calls)) or real(calls)  # type: ignore[method-assign]
+    writer, groups, real = TrafficWriter(store), list[int](), store.insert
+    store.insert = lambda rows: groups.append(len(rows)) or real(rows)  # type: ignore[method-assign]
     for number in range(50):
         writer.record(call(number))
     assert (await writer.run(lambda each: each.counts()))["recorded"] == 50

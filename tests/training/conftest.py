@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.session import TrainingSession
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
+from rft_platform.training.protocol import TrainRequest
 from tests.experience.samples import step_row
 
 END = 2  # <|im_end|> of the tiny model

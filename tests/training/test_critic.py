@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_platform.algorithms.spec import CriticSpec, OptimizerSpec
 from rft_platform.common.errors import NonFiniteError, UserError
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.critic_step import accumulate_value_gradients, compute_values, step_critic
 from rft_platform.training.models.critic import Critic, PackedCritic, load_critic
 from rft_platform.training.models.optimizer import build_optimizer
-from rft_platform.training.protocol import CriticSpec, OptimizerSpec
 
 CLIP = 0.2
 

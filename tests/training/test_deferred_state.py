@@ -10,12 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
+from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, LoraSpec, OptimizerSpec
 from rft_platform.common.digests import SAVED_STATE, checkpoint_damage
 from rft_platform.common.errors import DiskFullError, StorageError
 from rft_platform.training.checkpoint.content import Draft
 from rft_platform.training.checkpoint.manifest import read_manifest
 from rft_platform.training.loop.session import TrainingSession
-from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, LoraSpec, OptimizerSpec, TrainRequest, TrainResult
+from rft_platform.training.protocol import TrainRequest, TrainResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # up to ten trainings in one test
 

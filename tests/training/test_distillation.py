@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from rft_platform.algorithms.losses.gkd import generalized_jsd
+from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.distillation import check_vocabulary
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.packed.packed_policy import PackedPolicy
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest
+from rft_platform.training.protocol import StepEvent, TrainRequest
 
 BETAS = [0.0, 0.1, 0.5, 1.0]
 PAIRS = [(f"{a}+{b}=?", str(a + b)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80)]]

@@ -9,10 +9,10 @@ import pytest
 
 from rft_platform.algorithms.common.registry import REGISTRIES
 from rft_platform.algorithms.losses.registry import LOSSES
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import UserError
 from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
-from rft_platform.training.protocol import AlgorithmSpec
 
 POLICY_GRADIENT = sorted(name for name in LOSSES.names() if LOSSES.get(name).policy_gradient)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rft_platform.algorithms.objective import Objective
+from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.common.errors import TrainingCancelled, UserError
 from rft_platform.training.checkpoint.reading import read_position
 from rft_platform.training.data.samples import Sample
@@ -20,7 +21,7 @@ from rft_platform.training.loop.plan import Planner
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.models.loading import load_policy
 from rft_platform.training.packed.packed_policy import PackedPolicy
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest
+from rft_platform.training.protocol import StepEvent, TrainRequest
 
 ANSWERS = [(f"{a}+{b}=?", str(a + b)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80), (12, 12)]]
 

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec, OptimizerSpec
 from rft_platform.training.loop.session import TrainingSession
-from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpec, StepEvent, TrainRequest
+from rft_platform.training.protocol import StepEvent, TrainRequest
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 
 pytestmark = pytest.mark.slow

@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 
+from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, KlPenaltySpec, LoraSpec, OptimizerSpec
 from rft_platform.common.errors import NonFiniteError, TrainingCancelled, UserError
 from rft_platform.common.files import read_json
 from rft_platform.training.data.samples import Sample, rollout_sample
@@ -20,16 +21,7 @@ from rft_platform.training.loop.critic_step import compute_values
 from rft_platform.training.loop.precompute import Precompute
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.loop.training_run import TrainingRun
-from rft_platform.training.protocol import (
-    AlgorithmSpec,
-    CriticSpec,
-    KlPenaltySpec,
-    LoraSpec,
-    OptimizerSpec,
-    StepEvent,
-    TrainRequest,
-    TrainResult,
-)
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
 CRITIC = CriticSpec(optimizer=OptimizerSpec(lr=1e-3))
 PPO = AlgorithmSpec(policy_loss_args={"clip_low": 0.2, "clip_high": 0.2}, token_advantage="gae", critic=CRITIC)

@@ -12,17 +12,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, OptimizerSpec
 from rft_platform.common.errors import TrainerError
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.models.shards import ShardReader
-from rft_platform.training.protocol import (
-    AlgorithmSpec,
-    CriticSpec,
-    OptimizerSpec,
-    StepEvent,
-    TrainRequest,
-    TrainResult,
-)
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 from rft_platform.training.service.trainer_client import find_or_start_trainer
 
 pytestmark = pytest.mark.slow

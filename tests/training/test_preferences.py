@@ -13,12 +13,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec, OptimizerSpec
 from rft_platform.common.errors import TrainingCancelled, UserError
 from rft_platform.training.data.offline_data import read_preferences
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop import precompute
 from rft_platform.training.loop.session import TrainingSession
-from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpec, StepEvent, TrainRequest
+from rft_platform.training.protocol import StepEvent, TrainRequest
 
 ROWS = [(f"{a}+{b}=?", str(a + b), str(a + b + 1)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80), (9, 9), (12, 1)]]
 DPO = AlgorithmSpec(policy_loss="dpo", loss_agg_mode="seq-mean-token-sum")

@@ -9,13 +9,14 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, LoraSpec, OptimizerSpec
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import RftError, StorageError, TrainingCancelled
 from rft_platform.common.files import read_json
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.loop.training_run import TrainingRun
 from rft_platform.training.models.shards import ShardReader, write_shards
-from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, LoraSpec, OptimizerSpec, StepEvent
+from rft_platform.training.protocol import StepEvent
 
 LORA = LoraSpec(rank=4, alpha=8)
 ALLOWED = {".safetensors", ".json", ".jinja", ".md"}  # README.md comes with an adapter

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import demonstration_sample
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.models.loading import check_tied, load_policy
-from rft_platform.training.protocol import AlgorithmSpec, Layout, LoraSpec
+from rft_platform.training.protocol import Layout
 
 SFT = AlgorithmSpec(policy_loss="sft")
 

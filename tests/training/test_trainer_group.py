@@ -11,11 +11,12 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
+from rft_platform.algorithms.spec import OptimizerSpec
 from rft_platform.common.errors import TrainerError, TrainingCancelled, UserError
 from rft_platform.common.processes.lease import read_lease
 from rft_platform.common.processes.spawn import wait_until_ended
 from rft_platform.training.launch import TrainerSpec
-from rft_platform.training.protocol import OptimizerSpec, StepEvent, TrainResult
+from rft_platform.training.protocol import StepEvent, TrainResult
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 from tests.training.conftest import whole_state
 

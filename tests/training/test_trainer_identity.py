@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, LoraSpec
 from rft_platform.common import digests
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import DamagedError
 from rft_platform.common.files import read_json, write_sealed_json
 from rft_platform.training.checkpoint.manifest import identify
 from rft_platform.training.loop.session import TrainingSession
-from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, Layout, LoraSpec
+from rft_platform.training.protocol import Layout
 
 LORA = LoraSpec(rank=2, alpha=4)
 

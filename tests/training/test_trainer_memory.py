@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, OptimizerSpec
 from rft_platform.common.errors import NonFiniteError, StorageError, TrainingCancelled, UserError
 from rft_platform.training.loop import session as session_module
 from rft_platform.training.loop.session import TrainingSession
-from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec, StepEvent
+from rft_platform.training.protocol import StepEvent
 
 
 class Memory:

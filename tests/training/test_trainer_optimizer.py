@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from rft_platform.algorithms.spec import OptimizerSpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.models.optimizer import (
     apply_step,
@@ -14,7 +15,6 @@ from rft_platform.training.models.optimizer import (
     clip_gradients,
     learning_rate,
 )
-from rft_platform.training.protocol import OptimizerSpec
 
 
 @pytest.mark.parametrize(

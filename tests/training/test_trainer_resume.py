@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from rft_platform.algorithms.spec import LoraSpec, OptimizerSpec
 from rft_platform.common.errors import TrainerError, TrainingCancelled
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
-from rft_platform.training.protocol import Layout, LoraSpec, OptimizerSpec, StepEvent
+from rft_platform.training.protocol import Layout, StepEvent
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 from tests.training.conftest import whole_state
 

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.algorithms.objective import Objective
+from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, OptimizerSpec
 from rft_platform.common.errors import NonFiniteError, StorageError, UserError
 from rft_platform.experience.selections import SELECTION_SCHEMA
 from rft_platform.training.data.offline_data import read_demonstrations
 from rft_platform.training.data.rollout_rows import read_rollouts
 from rft_platform.training.loop.plan import Planner
-from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec
 
 
 def read(request, policy_gradient: bool = True):

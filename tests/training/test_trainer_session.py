@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec, OptimizerSpec
 from rft_platform.common.errors import NonFiniteError, StorageError, TrainerError, TrainingCancelled, UserError
 from rft_platform.common.files import read_json
 from rft_platform.training.loop.session import TrainingSession
-from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpec, StepEvent, TrainRequest, TrainResult
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
 PAIRS = [(f"{a}+{b}=?", str(a + b)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80)]]
 
@@ -84,6 +85,18 @@ def test_a_resumed_training_equals_an_undisturbed_one(session, ranks, round_requ
     cold = train(session, after(following, middle, output=str(tmp_path / "cold"), fresh_optimizer=True))
     assert cold.weights_digest != straight.weights_digest
     assert float(moments(cold.checkpoint)["model.norm.weight.step"]) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_score_between_two_trainings_changes_nothing(ranks, round_request, tmp_path, dtype) -> None:
+    """In bfloat16 FSDP gathers parameters; an optimizer made after a forward pass must still update the shards."""
+    session = TrainingSession(ranks, dtype)
+    first = train(session, round_request(output=str(tmp_path / "first")))
+    session.score([[5, 6, 7, 8]])
+    following = {"seed": 1, "parent": first.checkpoint, "parent_version": first.policy_version}
+    held = train(session, round_request(**following, output=str(tmp_path / "held")))
+    loaded = train(TrainingSession(ranks, dtype), round_request(**following, output=str(tmp_path / "loaded")))
+    assert first.weights_digest != held.weights_digest == loaded.weights_digest
 
 
 def test_an_identical_request_is_answered_from_the_store(session, ranks, round_request) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, KlPenaltySpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.rollout_rows import TrainingRows
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.data.token_advantages import check_token_parts, set_token_advantages
 from rft_platform.training.loop.plan import group_steps
 from rft_platform.training.loop.training_run import share_of_rank
-from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
 
 SPEC = AlgorithmSpec(
     token_advantage="gae",

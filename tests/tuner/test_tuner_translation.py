@@ -154,6 +154,19 @@ def test_a_file_says_what_the_arguments_do_not(tmp_path: Path) -> None:
     assert (config.evaluation.every, paths.project) == (2, "from-file")
 
 
+def test_a_file_with_variables_writes_where_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "checkpoint_root_dir: ${oc.env:SOME_ROOT,./saved}\nmodel: {model_path: '${oc.env:SOME_MODEL}'}\n"
+    )
+    monkeypatch.delenv("SOME_ROOT", raising=False)
+    monkeypatch.setenv("SOME_MODEL", "owner/set")
+    config, paths = translate(model=None, config_path="config.yaml", experiment_name="one")
+    assert (paths.root, config.checkpoint_root_dir) == (tmp_path / "saved", str(tmp_path / "saved"))
+    assert config.model.model_path == "owner/set"
+    monkeypatch.setenv("SOME_ROOT", str(tmp_path / "elsewhere"))
+    assert translate(config_path="config.yaml")[1].root == tmp_path / "elsewhere"
+
+
 def test_arguments_override_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(YAML)
     config, paths = translate(

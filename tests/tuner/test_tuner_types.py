@@ -27,7 +27,8 @@ def test_the_public_names_are_those_of_the_api() -> None:
     names = {
         "tune", "AlgorithmConfig", "WorkflowType", "WorkflowOutput", "JudgeType", "JudgeOutput", "DatasetConfig",
         "TunerModelConfig", "check_workflow_function", "check_judge_function", "TuneResult",
-        "Workflow", "ModelWrapper", "Task", "Experience",
+        "Workflow", "ModelWrapper", "Task", "Experience", "select_model",
+        "PromptTuneConfig", "TinkerConfig", "tune_prompt",
     }  # fmt: skip
     assert set(tuner.__all__) == names
     assert all(hasattr(tuner, name) for name in names)

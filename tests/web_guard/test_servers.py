@@ -7,6 +7,7 @@ import pytest
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.servers import dagster_server, mlflow_server
+from rft_platform.servers.mlflow_redirect import MlflowRedirect
 from rft_platform.servers.ui_servers import serves_guarded
 from rft_platform.web_guard.asgi import WebGuard
 
@@ -25,7 +26,8 @@ def test_dagsters_command_serves_what_the_replaced_function_makes(monkeypatch: p
     cli.host_dagster_ui_with_workspace_process_context(context, "127.0.0.1", 3000, "", "warning")
     (app,) = served
     assert isinstance(app, WebGuard)
-    assert (app.app, app.token, app.graphql) == ("the application", "0123456789abcdef", "/graphql")
+    assert (app.token, app.graphql) == ("0123456789abcdef", "/graphql")
+    assert app.app == MlflowRedirect("the application")
 
 
 def test_an_unknown_webserver_is_refused() -> None:

@@ -50,7 +50,8 @@ def demo(
         check_room(home)
     if fresh and (moved := move_aside(home)):
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
-    config = with_rounds(with_engine(demo_config(home, seed), engine), rounds)
+    with console.status("preparing the demo's model and tasks"):
+        config = with_rounds(with_engine(demo_config(home, seed), engine), rounds)
     check_run(home, config)
     write_config(home, config)
     project = Project.open(home)

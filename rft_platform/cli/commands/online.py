@@ -26,25 +26,29 @@ def serve(
     from rft_platform.driver.preflight import check_run, check_writable
     from rft_platform.driver.run import use_home
     from rft_platform.driver.start import begin
-    from rft_platform.jobs.singleton_lock import singleton_lock
+    from rft_platform.jobs.singleton_lock import refuse_if_held, singleton_lock
     from rft_platform.rounds.project.project import Project
-    from rft_platform.servers.supervise import check_ports
-    from rft_platform.servers.ui_servers import online_server, ui_servers
+    from rft_platform.servers.ports import check_ports
+    from rft_platform.servers.ui_servers import online_port, online_server, ui_ports, ui_servers
 
     home = Home.from_environment()
     check_writable(home)
     use_home(home)
-    if config is not None:
-        begin(home, load_config(config), service=True)
-    project = Project.open(home)
-    if config is None:
-        check_run(home, project.config, service=True)
-    mode = project.config.mode
+    loaded = load_config(config) if config is not None else Project.open(home).config
+    mode = loaded.mode
     trains = train and mode != "serve"
-    with singleton_lock(home.leases / "ui.lock", f"`rft ui` of {home.root}", Dagster=f"port {port}"):
+    lock, name = home.leases / "ui.lock", f"`rft ui` of {home.root}"
+    refuse_if_held(lock, name)
+    ports = ui_ports(home, loaded, port, mlflow_port) if mode != "serve" else []
+    check_ports([*ports, online_port(loaded)] if mode != "train" else ports)
+    if config is not None:
+        begin(home, loaded, service=True)
+    else:
+        check_run(home, loaded, service=True)
+    project = Project.open(home)
+    with singleton_lock(lock, name, Dagster=f"port {port}"):
         servers = ui_servers(home, port, mlflow_port, daemon=trains) if mode != "serve" else []
         servers += [online_server(home, project, port)] if mode != "train" else []
-        check_ports(servers)
         serve_until_interrupted(home, servers, sensors_of=f"http://127.0.0.1:{port}" if trains else None)
 
 

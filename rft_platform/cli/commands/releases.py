@@ -1,8 +1,9 @@
-"""``rft models list, compare, promote, rollback, canary, ab, report``: which version serves production traffic.
+"""``rft models list, import, compare, promote, rollback, canary, ab, report``: which version serves production traffic.
 
 The commands write decisions to the service's database; a running service carries them out within a second.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,6 +80,28 @@ def promote(
         raise UserError("rft models promote: expected a version, or --newest")
     _commands().promote(version, reason)
     _print("the newest released version serves from now on" if newest else f"version {version} serves from now on")
+
+
+@models.command("import")
+def import_version(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Folder global_step_<n> of another project, for example of a DPO training.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Import weights that another project trained, as a version that can serve. Start a canary of it next."""
+    from dataclasses import asdict
+
+    from rft_platform.driver.console import print_json
+    from rft_platform.rounds.reporting.imported_versions import import_checkpoint
+    from rft_platform.rounds.setup.connections import connect_registry
+
+    project = _project()
+    policy = import_checkpoint(project, connect_registry(project), checkpoint)
+    if as_json:
+        print_json(asdict(policy))
+        return
+    _print(f"version {policy.policy_version} was imported: `rft models canary {policy.policy_version}` tests it")
 
 
 @models.command()
@@ -181,7 +204,8 @@ def _versions_table(versions: list[dict[str, Any]]) -> "Table":
     for each in versions:
         scores = ", ".join(f"{name} {each['scores'][name]:.3f}" for name in list(each["scores"])[:2])
         traffic = each.get("traffic", 0)
-        values = (each["version"], each["round"], each["model_version"] or "", "yes" if each["released"] else "no")
+        origin = "imported" if each["round"] is None else each["round"]
+        values = (each["version"], origin, each["model_version"] or "", "yes" if each["released"] else "no")
         table.add_row(*map(str, values), f"{traffic:.0%}" if traffic else "", scores)
     return table
 

@@ -38,7 +38,7 @@ def run(
     from rft_platform.cli.views.round_table import print_rounds
     from rft_platform.rounds.project.project import Project
 
-    project = Project.open(home)
+    project = Project.open(home).in_mode(loaded.mode)
     console.print(plan.title, style="bold", markup=False)
     try:
         drive_project(project, console, detach_engines)

@@ -83,12 +83,13 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
             )
         return trace_checkpoint(policy.folder, store, registry, verify=verify)
     if (of_policy := re.fullmatch(_OF_POLICY, target)) and not Path(target).is_dir():
-        names = [entry.name for entry in project.config.policies]
-        if of_policy[2] not in names:
-            known = ", ".join(names) or "none"
-            raise UserError(f"{target}: no policy {of_policy[2]!r}; the section policies has {known}")
-        further = required(store, round_number(of_policy[1]), of_policy[2])
-        return trace_checkpoint(further.folder, store, registry.sibling(of_policy[2]), verify=verify)
+        number, name = round_number(of_policy[1]), of_policy[2]
+        _, *others = project.policies
+        if name not in others:
+            known = ", ".join(others) or "none"
+            raise UserError(f"{target}: no policy {name!r}; the section policies has {known}")
+        policy = required(store, number, name)
+        return trace_checkpoint(policy.folder, store, registry.of_policy(name), verify=verify)
     if target.startswith("models:/") or Path(target).is_dir():
         return trace_checkpoint(target, store, _of_model(project, registry, target), verify=verify)
     if not re.fullmatch(_ROW, target):
@@ -108,9 +109,10 @@ def _meant(project: "Project", target: str) -> str:
 
 
 def _of_model(project: "Project", registry: "ModelRegistry", target: str) -> "ModelRegistry":
-    """The registry of the policy, first or further, to which the checkpoint or model ``target`` belongs."""
-    for entry in project.config.policies:
-        other, folder = registry.sibling(entry.name), project.checkpoints_of(entry.name)
+    """The registry of the policy to which the checkpoint or model ``target`` belongs."""
+    _, *others = project.policies
+    for name in others:
+        other, folder = registry.of_policy(name), project.checkpoints_of(name)
         if target.startswith((f"models:/{other.model_name}/", f"models:/{other.model_name}@")):
             return other
         if not target.startswith("models:/") and folder.absolute() in Path(target).absolute().parents:

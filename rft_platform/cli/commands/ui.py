@@ -32,15 +32,15 @@ def ui(
     """Serve the Dagster and MLflow interfaces on this machine until Ctrl-C. A server that dies is restarted."""
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
-    from rft_platform.config.load import load_config
+    from rft_platform.config.load import load_config, load_config_of
     from rft_platform.driver.console import notes
     from rft_platform.driver.preflight import check_writable
     from rft_platform.driver.run import use_home
     from rft_platform.driver.start import begin
     from rft_platform.jobs.sensor_interval import sensor_interval_s
-    from rft_platform.jobs.singleton_lock import singleton_lock
-    from rft_platform.servers.supervise import check_port, check_ports
-    from rft_platform.servers.ui_servers import ui_servers
+    from rft_platform.jobs.singleton_lock import refuse_if_held, singleton_lock
+    from rft_platform.servers.ports import check_ports
+    from rft_platform.servers.ui_servers import ui_ports, ui_servers
 
     if auto and not daemon:
         raise UserError("--auto turns on sensors, which need the daemon: leave out --no-daemon")
@@ -48,14 +48,17 @@ def ui(
     home = Home.from_environment()
     check_writable(home)
     use_home(home)
-    if config is not None:
-        begin(home, load_config(config))
-    elif not home.config_file.exists():
+    in_force = load_config_of(home) if home.config_file.exists() else None
+    loaded = in_force if config is None else load_config(config)
+    lock, name = home.leases / "ui.lock", f"`rft ui` of {home.root}"
+    refuse_if_held(lock, name)
+    check_ports(ui_ports(home, loaded, port, mlflow_port, metrics_port))
+    if loaded is None:
         notes().print(f"no project in {home.root} yet: `rft ui --config rft.yaml` starts one", markup=False)
-    with singleton_lock(home.leases / "ui.lock", f"`rft ui` of {home.root}", Dagster=f"port {port}"):
-        check_port("Dagster", port)  # before the databases are opened, which takes seconds
+    elif config is not None:
+        begin(home, loaded)
+    with singleton_lock(lock, name, Dagster=f"port {port}"):
         servers = ui_servers(home, port, mlflow_port, daemon, metrics_port)
-        check_ports(servers)
         serve_until_interrupted(home, servers, sensors_of=f"http://127.0.0.1:{port}" if auto else None)
 
 
@@ -74,6 +77,8 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
         with terminable(), serving(servers, home.logs) as children:
             for server in servers:
                 print_link(server.name, server.url or "running")
+                for what, page in server.pages.items():
+                    print_link(f"  {what}", page)
             if sensors_of is not None:
                 start_sensors(sensors_of, access_token(home.web_token))
                 console.print(f"{'sensors':<10} on", markup=False)

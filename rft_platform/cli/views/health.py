@@ -16,7 +16,7 @@ from rft_platform.config.home import Home
 from rft_platform.driver.machine import cpu_count, installed_version
 from rft_platform.driver.preflight import check_room, check_writable, nearest_folder
 from rft_platform.servers.leases import HeldLease, leases_of
-from rft_platform.servers.supervise import port_is_free
+from rft_platform.servers.ports import port_is_free
 
 _PACKAGE = "rft-platform"
 _PORTS = {

@@ -4,6 +4,8 @@ A server writes its lease when it is ready to serve and removes it when it ends.
 start time) and the folder that the lease was written in. It is valid only if both agree: the folder is the one it was
 written in (a lease in a copied home belongs to the original), and the process was started for this lease (the pid may
 have been reused). Any other lease is ignored, and replaced by the next start.
+
+A lease also names the command that started the process, so that a command ends only what it started itself.
 """
 
 import json
@@ -21,6 +23,7 @@ from rft_platform.common.files import atomic_path, read_json
 
 CREATE_TIME_TOLERANCE_S = 1.0  # creation times derive from the kernel's boot time, which moves when the clock is set
 LEASE_VARIABLE = "RFT_LEASE"  # environment variable with the path of the lease that a process was started for
+STARTER_VARIABLE = "RFT_STARTED_BY"  # environment variable with the name of the command that started a process
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Lease:
     started_at: float  # seconds since the epoch
     details: dict[str, Any]
     start_ticks: int | None = field(default=None, compare=False)  # since the boot, so independent of the clock
+    started_by: str | None = field(default=None, compare=False)  # None: a command that does not end what it starts
     file: Path | None = field(default=None, compare=False)  # path where it was written; None: not read from a file
 
 
@@ -57,7 +61,8 @@ def read_lease(path: Path) -> Lease | None:
 def write_lease(path: Path, lease: Lease) -> None:
     """Write ``lease`` atomically; the file is readable by its owner only from the first byte on.
 
-    Adds the folder's path, device and inode, and the start ticks of the process.
+    Adds the folder's path, device and inode, and the start ticks of the process. ``started_by`` is by default that of
+    the calling process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     device, inode = _identity(path.parent)
@@ -65,6 +70,7 @@ def write_lease(path: Path, lease: Lease) -> None:
     values = {item.name: getattr(lease, item.name) for item in fields(lease) if item.name != "file"}
     if lease.start_ticks is None and find_process(lease.pid, lease.create_time) is not None:
         values["start_ticks"] = _start_ticks(lease.pid)
+    values["started_by"] = lease.started_by or os.environ.get(STARTER_VARIABLE)
     with atomic_path(path) as temp:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
@@ -135,6 +141,8 @@ def _parse(document: Any) -> Lease:
     integers = (lease.pid, lease.port, *(() if lease.start_ticks is None else (lease.start_ticks,)))
     if not all(isinstance(value, str) for value in texts) or not isinstance(lease.details, Mapping):
         raise TypeError("a lease needs text for kind, host, token and model_digest, and a mapping for details")
+    if not isinstance(lease.started_by, str | None):
+        raise TypeError("a lease needs text for started_by, or null")
     if not all(type(value) is int for value in integers) or not 0 < lease.pid < 2**31 or not 0 < lease.port < 2**16:
         raise ValueError("a lease needs positive integers for pid and port")
     if not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):

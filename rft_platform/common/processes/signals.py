@@ -4,6 +4,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+#: Set while an interrupted command ends its other threads, which receive no signals.
+interruption = threading.Event()
 
 
 @contextmanager
@@ -18,6 +22,29 @@ def terminable() -> Iterator[None]:
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def interruptible_loop() -> Iterator[None]:
+    """Let SIGINT and SIGTERM cancel the main task of an ``asyncio.Runner`` in the block: it raises KeyboardInterrupt.
+
+    A handler that raises another BaseException, as Dagster's does, may be called within a callback of the event loop,
+    which would only log the exception: the signal would be lost.
+    """
+    handlers = {number: signal.getsignal(number) for number in _handled(signal.SIGINT, signal.SIGTERM)}
+    replaced = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in replaced:
+        own = signal.default_int_handler if number == signal.SIGINT else _raise_interrupt
+        signal.signal(number, own)
+    try:
+        yield
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+
+
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from rft_platform.config.checks.models import auxiliary_problems, policies_probl
 from rft_platform.config.checks.sizes import gate_problems, size_problems
 from rft_platform.config.checks.synchronizer import sync_problems
 from rft_platform.config.checks.texts import name_problems, secret_problems
-from rft_platform.config.offline import offline_problems
+from rft_platform.config.offline import offline_kind, offline_problems
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
 from rft_platform.config.schema.rft_config import RftConfig
@@ -56,6 +56,12 @@ def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     inputs = config.buffer.explorer_input
     if config.mode in _EXPLORING and inputs.taskset is None and not config.online:
         yield f"buffer.explorer_input.taskset is not set: mode {config.mode} needs tasks; give it a path"
+    explored = config.mode == "train" and preset.trains_on == "rollouts" and offline_kind(config, preset) is None
+    if explored and inputs.taskset is None and not config.online:
+        yield (
+            "buffer.explorer_input.taskset is not set: mode train trains on the rounds of a project that explores "
+            "tasks; give it the path that they have, or set experience_buffer.storage_type: sql for production traffic"
+        )
     if config.mode == "bench" and not inputs.eval_tasksets:
         yield "buffer.explorer_input.eval_tasksets is empty: mode bench needs at least one"
     names = [taskset.name or f"{taskset.path}:{taskset.split}" for taskset in inputs.eval_tasksets]
@@ -214,6 +220,12 @@ def _online_problems(config: RftConfig) -> Iterator[str]:
     for key, is_set in refused.items():
         if is_set:
             yield f"{key}: rounds of production traffic take committed rows once, in the style fixed; leave it out"
+    service, replicas = config.service, config.explorer.rollout_model.engine_num
+    if service.weight_update == "rolling" and service.least_in_service >= replicas:
+        yield (
+            f"service.least_in_service {service.least_in_service}: a rolling update takes one of "
+            f"{replicas} replicas out of service; lower it, or raise explorer.rollout_model.engine_num"
+        )
 
 
 def _unbuilt_problems(config: RftConfig) -> Iterator[str]:

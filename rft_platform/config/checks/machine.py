@@ -98,7 +98,7 @@ def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Itera
     serving, cluster = config.explorer.rollout_model, config.cluster
     if gpu_count and cluster.node_num == 1 and (cluster.gpu_per_node or 0) > gpu_count:
         yield f"cluster.gpu_per_node {cluster.gpu_per_node}: this machine has {gpu_count} GPUs; set it to {gpu_count}"
-    if gpu_count == 0 and serving.engine_num > cpu_count:
+    if gpu_count == 0 and serving.engine_num > cpu_count and not cluster.gpu_per_node:
         yield (
             f"explorer.rollout_model.engine_num {serving.engine_num}: this machine has {cpu_count} processors; set it "
             f"to {cpu_count} or less"

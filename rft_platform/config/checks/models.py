@@ -103,7 +103,7 @@ def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:
     kind = f"algorithm.algorithm_type {algorithm.algorithm_type}"
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
     return [
-        (f"mode {config.mode}", config.mode != "both", "set it to both"),
+        (f"mode {config.mode}", config.mode not in ("both", "colocate"), "set it to both"),
         ("warm_start", config.warm_start is not None, _WARM_START_INSTEAD),
         ("model.lora_configs", bool(config.model.lora_configs), "train full weights"),
         (f"synchronizer.sync_style {sync.sync_style}", sync.dynamic, "set it to fixed"),

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AliasChoices,
-    BeforeValidator,
     Discriminator,
     Field,
     NonNegativeFloat,
@@ -14,7 +13,7 @@ from pydantic import (
     Tag,
 )
 
-from rft_platform.config.schema.section import Section
+from rft_platform.config.schema.section import Section, aliases
 
 _SELECTORS = {"offline_easy2hard": "easy_to_hard"}
 
@@ -50,7 +49,7 @@ class TaskSelector(Section):
 
     selector_type: Annotated[
         Literal["sequential", "shuffle", "random", "easy_to_hard", "difficulty_based"],
-        BeforeValidator(lambda value: _SELECTORS.get(value, value)),
+        aliases(_SELECTORS),
     ] = "shuffle"
     """``shuffle``: a new permutation in each epoch. ``random``: each batch is drawn independently. ``easy_to_hard``:
     sorted within each epoch. ``difficulty_based``: tasks whose pass rate is probably near a target.

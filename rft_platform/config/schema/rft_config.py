@@ -5,12 +5,12 @@ from copy import deepcopy
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    PrivateAttr,
     model_validator,
 )
 
@@ -18,7 +18,7 @@ from rft_platform.config.schema.algorithm import Algorithm
 from rft_platform.config.schema.buffer import Buffer
 from rft_platform.config.schema.evaluation import Evaluation, Monitor, Registry
 from rft_platform.config.schema.explorer import Engine, Explorer
-from rft_platform.config.schema.section import Section
+from rft_platform.config.schema.section import Section, aliases
 from rft_platform.config.schema.service import Service
 from rft_platform.config.schema.trainer import Trainer, WarmStart
 
@@ -53,7 +53,9 @@ class Model(Section):
     max_model_len: PositiveInt | None = None
     """Prompt and response together. Default: the model's own limit."""
     max_prompt_tokens: PositiveInt | None = None
-    """Tokens that prompts may take: together with ``max_response_tokens`` at most ``max_model_len``."""
+    """Tokens that prompts may have, with the chat template: together with ``max_response_tokens`` at most
+    ``max_model_len``. A run of the workflow single_turn with a longer prompt fails alone, with its task's name. Prompts
+    of other workflows are limited by ``max_model_len`` only."""
     max_response_tokens: PositiveInt | None = None
     """Limit of a response. Default: half of ``max_model_len``, or 1024."""
     temperature: NonNegativeFloat = 1.0
@@ -126,13 +128,11 @@ class DataProcessor(Section):
 class Synchronizer(Section):
     """When the explorer takes new weights, and how they are transferred. A version is an optimiser step."""
 
-    sync_method: Annotated[
-        Literal["nccl", "memory", "checkpoint"], BeforeValidator(lambda value: _SYNC_METHODS.get(value, value))
-    ] = "checkpoint"
+    sync_method: Annotated[Literal["nccl", "memory", "checkpoint"], aliases(_SYNC_METHODS)] = "checkpoint"
     """``online`` is an alias of nccl, ``offline`` an alias of checkpoint."""
     sync_style: Annotated[
         Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer"],
-        BeforeValidator(lambda value: _SYNC_STYLES.get(value, value)),
+        aliases(_SYNC_STYLES),
     ] = "fixed"
     """``explorer_driven`` is an alias of dynamic_by_explorer, ``trainer_driven`` of dynamic_by_trainer."""
     sync_interval: PositiveInt = 1
@@ -145,7 +145,8 @@ class Synchronizer(Section):
     train on it. In the dynamic styles the explorer waits instead of exceeding it. Older rows are left out and counted.
     Default: no limit."""
     sync_timeout: PositiveFloat = 3600.0
-    """Seconds to wait for the other side. Accepted for compatibility, without effect: a stage waits without a limit."""
+    """Modes explore and train: seconds to wait for the other half while it has no driver. Other modes wait without a
+    limit."""
 
     @property
     def dynamic(self) -> bool:
@@ -173,7 +174,7 @@ class RftConfig(Section):
     project: str = Field(default="rft", min_length=1)
     """Name of the project, part of checkpoint paths and of the registered model's name."""
     group: str = ""
-    """Label for the runs of related experiments."""
+    """Label for the runs of related experiments: tag ``rft.group`` of the MLflow run."""
     name: str = Field(default="default", min_length=1)
     """Name of the experiment."""
     checkpoint_root_dir: str | None = None
@@ -200,11 +201,23 @@ class RftConfig(Section):
     registry: Registry = Registry()
     service: Service = Service()
 
+    _notices: tuple[str, ...] = PrivateAttr(default=())
+
     @model_validator(mode="before")
     @classmethod
     def _one_place_a_setting(cls, data: Any) -> Any:
         """Merge keys that are synonyms of one setting into the key that the platform reads."""
         return _fold_synonyms(data) if isinstance(data, dict) else data
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Lines about how the file was read: foreign keys without effect. They are not part of the configuration."""
+        return self._notices
+
+    def with_notices(self, notices: tuple[str, ...]) -> "RftConfig":
+        """This configuration with lines about how its file was read."""
+        self._notices = notices
+        return self
 
     @property
     def offline_steps(self) -> int | None:

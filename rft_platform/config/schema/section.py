@@ -1,6 +1,18 @@
-"""Base class of all sections of the configuration."""
+"""Base class of all sections of the configuration, and other names of values."""
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+
+def aliases(names: Mapping[str, str]) -> BeforeValidator:
+    """A validator that replaces other names of a value; values of a wrong type are left for the validation."""
+
+    def replaced(value: Any) -> Any:
+        return names.get(value, value) if isinstance(value, str) else value
+
+    return BeforeValidator(replaced)
 
 
 class Section(BaseModel):

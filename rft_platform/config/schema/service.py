@@ -100,6 +100,13 @@ class Service(Section):
     implicit_feedback: ImplicitFeedback | None = None
     """null: only people and programs reward answers."""
     alerts: Alerts = Alerts()
+    weight_update: Literal["together", "rolling"] = "together"
+    """How several replicas (``explorer.rollout_model.engine_num``) take new weights. ``together``: all at once, and
+    requests wait meanwhile. ``rolling``: one after another, each is compared with the trainer's log-probs before the
+    next, and all return to the previous weights if one fails. Of an imported version only the weights' digest is
+    compared."""
+    least_in_service: PositiveInt = 1
+    """Replicas that take requests at any time of a rolling update."""
     canary_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the traffic that a newly released version gets as a canary, until its success rate promotes it or rolls
     it back. 0: it serves all traffic at once."""

@@ -89,6 +89,8 @@ class WarmStart(Section):
     """Demonstrations per optimiser step."""
     steps: PositiveInt = 400
     """Maximum number of optimiser steps."""
+    epochs: PositiveInt | None = None
+    """Passes over the demonstrations; they replace ``steps``."""
     eval_every: PositiveInt = 25
     """Optimiser steps between two evaluations for ``stop_at``."""
     stop_at: float | None = Field(default=None, ge=0, le=1)

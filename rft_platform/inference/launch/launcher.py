@@ -15,6 +15,7 @@ from rft_platform.common.locks import LOCK_TIMEOUT_S, locked
 from rft_platform.common.processes.lease import is_alive, read_lease, remove_lease
 from rft_platform.common.processes.spawn import StartError, start_detached, stop_holder, stop_process, wait_for_lease
 from rft_platform.common.processes.strays import end_strays, lease_environment
+from rft_platform.config.gpu_placement import POLICY_ENGINE
 from rft_platform.inference.client import HEARTBEAT_TIMEOUT_S, EngineClient
 from rft_platform.inference.serving.chat_template import load_template
 from rft_platform.inference.serving.lifecycle import EXIT_USER_ERROR
@@ -22,7 +23,6 @@ from rft_platform.inference.vllm_engine.settings import VllmOptions
 from rft_platform.inference.vllm_engine.versions import installed_in, required_in
 
 LEASE_FILE = "engine.json"
-ENGINE = "engine"  # name of the policy's engine
 TRANSFORMERS_PACKAGE = "rft_platform.inference.transformers_engine"
 VLLM_PACKAGE = "rft_platform.inference.vllm_engine"
 Kind = Literal["auto", "transformers", "vllm"]
@@ -61,7 +61,7 @@ def find_or_start_engine(
     home_logs: Path,
     spec: EngineSpec = EngineSpec(),
     *,
-    name: str = ENGINE,
+    name: str = POLICY_ENGINE,
     replica: int = 0,
     gpus: str | None = None,
     start_timeout_s: float = 600.0,
@@ -141,7 +141,7 @@ def resolve_kind(kind: Kind, device: str, python: str) -> Literal["transformers"
     return "transformers" if found is None or found.for_cpu else "vllm"
 
 
-def replica_name(replica: int, name: str = ENGINE) -> str:
+def replica_name(replica: int, name: str = POLICY_ENGINE) -> str:
     """Stem of a replica's lease and log files."""
     return name if replica == 0 else f"{name}-{replica}"
 

@@ -64,18 +64,17 @@ def end_surplus(home_leases: Path, count: int) -> None:
                 remove_lease(path, lease.pid)
 
 
-def replica_gpus(number: int, gpus_each: int, first: int = 0) -> str:
-    """CUDA_VISIBLE_DEVICES of replica ``number``: its slice of the devices that the caller may use.
+def engine_devices(own: range) -> str:
+    """CUDA_VISIBLE_DEVICES of an engine process with the GPUs at the positions ``own`` of those of the caller.
 
-    The first ``first`` devices are left to other processes. Raises UserError if there are too few devices.
+    Raises UserError if there are too few devices.
     """
-    own = range(first + number * gpus_each, first + (number + 1) * gpus_each)
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices is not None and not gpu_count():
         return devices
     if devices is not None and own.stop > gpu_count():
         raise UserError(
-            f"explorer.rollout_model.engine_num: replica {number} needs devices {own.start} to {own.stop - 1} of "
+            f"explorer.rollout_model.engine_num: an engine needs devices {own.start} to {own.stop - 1} of "
             f"CUDA_VISIBLE_DEVICES={devices}; lower engine_num or tensor_parallel_size, or show more devices"
         )
     return visible_devices(own)

@@ -2,11 +2,13 @@
 
 Batches are split over the replicas by load. A replica that does not answer is marked down, its share is repeated on
 another (seeded draws do not depend on the replica), and it is restarted while the others keep serving. A call fails
-only if no replica is left. The replicas change weights together or not at all.
+only if no replica is left. The replicas change weights together or, in ``roll``, one after another; if one refuses, all
+keep the previous weights.
 """
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -172,6 +174,37 @@ class EnginePool:
                     self._restore_previous(replica, before.get(replica))
             raise refusals[0]
 
+    def roll(self, change: Callable[[EngineClient], T], least_serving: int) -> list[T]:
+        """Change the weights of one replica after another, while at least ``least_serving`` others take requests.
+
+        ``change`` loads and checks the weights of one replica, and restores them if it fails. After an error the
+        replicas that were changed get their previous weights, one after another; the error is raised. A replica that is
+        down takes the weights when it returns.
+        """
+        changed: list[tuple[Replica, EngineStatus]] = []
+        results = []
+        with self._weights.changing:
+            self._weights.forget()
+            for replica in self.replicas.serving():
+                try:
+                    before = replica.client.status()
+                    with self.replicas.out_of_service(replica, least_serving):
+                        results.append(change(replica.client))
+                    changed.append((replica, before))
+                except RftError as error:
+                    if self._broadcaster.is_gone(replica, error):
+                        continue
+                    if replica.client.status().paused:  # it could not restore its weights
+                        self.replicas.mark_down(replica, str(error))
+                    for other, previous in changed:
+                        self._roll_back(other, previous, least_serving)
+                    raise
+            if not changed:
+                raise self.replicas.none_left()
+            self._weights.settled(Path(changed[0][0].client.status().weights_path))
+            self.status()
+        return results
+
     def pause(self, mode: PauseMode = "wait") -> None:
         """Hold new requests; ``abort`` ends running requests, ``wait`` lets them finish, ``keep`` freezes them."""
         with self._membership:
@@ -243,14 +276,32 @@ class EnginePool:
                     client.pause(self._paused)
                 self.replicas.join(Replica(number, client))
 
-    def _restore_previous(self, replica: Replica, before: EngineStatus | RftError | None) -> None:
-        """Restore a replica's previous weights; if that fails, mark it down until it is restarted."""
-        try:
-            if not isinstance(before, EngineStatus):
-                raise EngineError(f"the version that it served is unknown: {before}")
-            self._weights.restore(replica.client, before)
-        except RftError as error:
-            self.replicas.mark_down(replica, f"it could not restore its previous weights: {error}")
+    def _restore_previous(
+        self,
+        replica: Replica,
+        before: EngineStatus | RftError | None,
+        aside: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """Restore a replica's previous weights; if that fails, mark it down until it is restarted.
+
+        It serves no requests while ``aside`` is entered. If too few others are active for this, it serves meanwhile.
+        """
+        failure: RftError | None = None
+        with ExitStack() as stack:
+            with suppress(EngineError):
+                stack.enter_context(aside or nullcontext())
+            try:
+                if not isinstance(before, EngineStatus):
+                    raise EngineError(f"the version that it served is unknown: {before}")
+                self._weights.restore(replica.client, before)
+            except RftError as error:
+                failure = error
+        if failure is not None:  # after the block, because only an active replica can be marked down
+            self.replicas.mark_down(replica, f"it could not restore its previous weights: {failure}")
+
+    def _roll_back(self, replica: Replica, before: EngineStatus, least_serving: int) -> None:
+        """Restore a replica's previous weights after a rolling update that failed at another one."""
+        self._restore_previous(replica, before, self.replicas.out_of_service(replica, least_serving))
 
     def _learn(self, status: EngineStatus) -> None:
         for replica in self.replicas.serving()[:1]:

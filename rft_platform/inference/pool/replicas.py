@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -135,6 +136,24 @@ class Replicas:
         with self._lock:
             if number in self._down:
                 self._down[number] = why
+
+    @contextmanager
+    def out_of_service(self, replica: Replica, least: int) -> Iterator[None]:
+        """Give ``replica`` no new requests during the block.
+
+        Raises EngineError unless at least ``least`` other replicas are active.
+        """
+        with self._lock:
+            if self._serving.get(replica.number) is not replica:
+                raise EngineError(f"replica {replica.number} is down")
+            if len(self._serving) <= least:
+                active = f"{len(self._serving)} of {self.count} replicas are active"
+                raise EngineError(f"{active}: one cannot be updated while {least} serve")
+            del self._serving[replica.number]
+        try:
+            yield
+        finally:
+            self.join(replica)
 
     def join(self, replica: Replica) -> None:
         """Make ``replica`` active."""

@@ -41,8 +41,12 @@ class PoolWeights:
 
     def change(self, client: EngineClient, folder: Path, policy_version: int) -> None:
         """Load new weights into one replica."""
-        self._served = self._scored = None
+        self.forget()
         client.update_weights(folder, policy_version)
+
+    def forget(self) -> None:
+        """Forget the common weights: they are about to change."""
+        self._served = self._scored = None
 
     def settled(self, folder: Path) -> None:
         """Record that all replicas serve ``folder``."""

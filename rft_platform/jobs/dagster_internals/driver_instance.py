@@ -1,5 +1,7 @@
 """Dagster's instance: load it, adapt it for processes that execute runs themselves."""
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,21 @@ def load_instance(folder: Path, capture_output: bool = True) -> dg.DagsterInstan
 
 
 class DriverInstance(MaskedInstance):
-    """Adds the origin of its job to every run created here.
+    """Adds the origin of its job to every run created here, and lets two threads execute runs at the same time.
 
     ``execute_in_process`` omits the origin. Dagster's interface then shows the run neither in the timeline nor on the
-    page of its job, and cannot re-execute it.
+    page of its job, and cannot re-execute it. At the start of each run Dagster configures the log handlers of
+    ``dagster.yaml`` anew: it waits for all handlers of the process while it holds the lock of ``logging``, and a run of
+    another thread that stores an event holds its handler and waits for that lock.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._yaml_handlers = super().get_yaml_python_handlers()
+
+    def get_yaml_python_handlers(self) -> Sequence[logging.Handler]:
+        """The log handlers of ``dagster.yaml``, configured once."""
+        return self._yaml_handlers
 
     def create_run_for_job(self, job_def: dg.JobDefinition, *arguments: Any, **options: Any) -> dg.DagsterRun:
         """Create the run with its origin."""

@@ -12,6 +12,9 @@ import dagster as dg
 from dagster._utils.concurrency import ConcurrencyClaimStatus
 from dagster._utils.interrupts import check_captured_interrupt
 
+from rft_platform.common.processes.signals import interruption
+from rft_platform.jobs.dagster_internals.run_workers import is_driven_here
+
 _POLL_S = 0.25
 _TURN_S = 2.0  # time for one call: then the executor looks for other steps
 _PARTITION_TAG = "dagster/partition"
@@ -35,12 +38,12 @@ def make_claims_interruptible(instance: dg.DagsterInstance) -> None:
     ) -> ConcurrencyClaimStatus:
         until = time.monotonic() + _TURN_S
         while not (status := claim(concurrency_key, run_id, step_key, priority)).is_claimed:
-            if check_captured_interrupt():
+            if check_captured_interrupt() or interruption.is_set():
                 raise PoolWaitInterrupted(f"interrupted while {step_key} waited for the pool {concurrency_key}")
             if time.monotonic() > until:
                 if (run_id, step_key) not in waiting:
                     waiting.add((run_id, step_key))
-                    LOG.warning("%s waits: %s", step_key, _holders(instance, concurrency_key))
+                    _log_wait(instance, step_key, concurrency_key)
                 return status.with_sleep_interval(0.0)
             time.sleep(_POLL_S)
         return status
@@ -48,15 +51,17 @@ def make_claims_interruptible(instance: dg.DagsterInstance) -> None:
     setattr(storage, claim.__name__, wait_and_claim)
 
 
-def _holders(instance: dg.DagsterInstance, pool: str) -> str:
-    """Which runs have the slots of the pool."""
-    held = instance.event_log_storage.get_concurrency_info(pool).claimed_slots
-    names = [_name(instance, slot.run_id) for slot in held]
-    return f"the pool {pool} is taken by {', '.join(names) or 'a launch that begins'}"
+def _log_wait(instance: dg.DagsterInstance, step_key: str, pool: str) -> None:
+    """Log which runs have the slots of the pool, unless this process runs them: then the wait is part of its plan."""
+    slots = instance.event_log_storage.get_concurrency_info(pool).claimed_slots
+    held = {slot.run_id: instance.get_run_by_id(slot.run_id) for slot in slots}
+    if held and all(run is not None and is_driven_here(run) for run in held.values()):
+        return
+    names = ", ".join(_name(run_id, run) for run_id, run in held.items()) or "a launch that begins"
+    LOG.warning("%s waits: the pool %s is taken by %s", step_key, pool, names)
 
 
-def _name(instance: dg.DagsterInstance, run_id: str) -> str:
-    run = instance.get_run_by_id(run_id)
+def _name(run_id: str, run: dg.DagsterRun | None) -> str:
     if run is None:
         return f"run {run_id[:8]}"
     partition = run.tags.get(_PARTITION_TAG)

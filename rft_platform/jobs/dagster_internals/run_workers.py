@@ -151,6 +151,11 @@ def driver_of(run: dg.DagsterRun) -> str | None:
     return tag if tag is not None and tag.partition("@")[2].partition("@")[2] in ("", run.run_id) else None
 
 
+def is_driven_here(run: dg.DagsterRun) -> bool:
+    """Whether this process is the run's driver."""
+    return run.tags.get(DRIVER_TAG) == driver_tags(run.run_id)[DRIVER_TAG]
+
+
 def driver_is_alive(tag: str) -> bool:
     """Whether the process in a ``driver_tags`` value still runs."""
     pid, created, *_ = tag.split("@")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from rft_platform.common.errors import JudgeUnavailableError, UserError
 from rft_platform.common.fault_classification import described, user_place
+from rft_platform.common.processes.signals import interruptible_loop
 from rft_platform.common.threads import call_in_thread
 from rft_platform.experience.record import METRIC_EXPECTED, is_metric_value
 from rft_platform.judging.execution.compose import JudgePart, JudgeSpec
@@ -256,7 +257,8 @@ def _wait(job: Coroutine[Any, Any, Result]) -> Result:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(job)
+        with interruptible_loop():
+            return asyncio.run(job)
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, job).result()
 

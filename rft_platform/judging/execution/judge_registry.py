@@ -10,6 +10,7 @@ from rft_platform.judging.execution.agentscope_metrics import MetricJudge, is_me
 from rft_platform.judging.llm.comparing import PairwiseJudge
 from rft_platform.judging.llm.scoring import GradingSettings, LlmJudge
 from rft_platform.judging.rules.code import code
+from rft_platform.judging.rules.countdown import countdown
 from rft_platform.judging.rules.matching import contains, exact_match, matches_format, within_length
 from rft_platform.judging.rules.mathematics import math
 from rft_platform.judging.rules.numbers import gsm8k, numeric
@@ -24,6 +25,7 @@ RULES: Mapping[str, JudgeFunction | GroupJudge] = MappingProxyType(
         "numeric": numeric,
         "gsm8k": gsm8k,
         "math": math,
+        "countdown": countdown,
         "contains": contains,
         "regex": regex,
         "json_schema": json_schema,

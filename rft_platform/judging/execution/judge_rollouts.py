@@ -8,6 +8,7 @@ from typing import Any
 
 from rft_platform.algorithms.advantages.registry import compute_advantages
 from rft_platform.common.errors import NAMED, StorageError, UserCodeError, UserError
+from rft_platform.common.policy_names import FIRST_POLICY, policy_of_column
 from rft_platform.config.home import Home
 from rft_platform.config.schema.buffer import MAX_ABS_REWARD
 from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, JudgedRow, RolloutRow, valid_text
@@ -137,12 +138,11 @@ def judge_rollouts(
     )
     version = WORKFLOW_REWARD if judge is None else judge.version
     learn = _Learning(advantage_fn, advantage_args or {}, pipeline or Pipeline(), wanted_groups, version)
-    policies = list(dict.fromkeys(row.call.policy for row in rows)) or [None]
-    if policies == [None]:
-        return learn.judged(rows, runs)
+    by_policy: dict[str, list[RolloutRow]] = {} if rows else {FIRST_POLICY: []}
+    for row in rows:
+        by_policy.setdefault(policy_of_column(row.call.policy), []).append(row)
     parts = {}
-    for policy in policies:
-        own = [row for row in rows if row.call.policy == policy]
+    for policy, own in by_policy.items():
         took_part = {row.run_id for row in own}
         parts[policy] = learn.judged(own, [run.of_policy(policy) for run in runs if run.run_id in took_part], policy)
     return _joined(rows, parts)
@@ -158,7 +158,7 @@ class _Learning:
     wanted_groups: int | None
     version: str
 
-    def judged(self, rows: Sequence[RolloutRow], runs: list[RunJudgement], policy: str | None = None) -> JudgedRollouts:
+    def judged(self, rows: Sequence[RolloutRow], runs: list[RunJudgement], policy: str) -> JudgedRollouts:
         """Return the judged rows of one policy, with rewards and advantages."""
         runs, out, reports = _processed(rows, runs, self.pipeline, self.wanted_groups)
         by_run = {run.run_id: run for run in runs}
@@ -167,7 +167,7 @@ class _Learning:
             _judged(row, by_run[row.run_id], advantages.get(row.row_id, 0.0), self.version, out.rows.get(row.row_id))
             for row in rows
         ]
-        if policy is not None:
+        if policy != FIRST_POLICY:
             reports = tuple(replace(report, name=f"{report.name} ({policy})") for report in reports)
         return JudgedRollouts(judged, runs, reports)
 
@@ -193,10 +193,10 @@ class _Learning:
         return {row: value for row, value in made if row not in out.rows}
 
 
-def _joined(rows: Sequence[RolloutRow], parts: Mapping[str | None, JudgedRollouts]) -> JudgedRollouts:
+def _joined(rows: Sequence[RolloutRow], parts: Mapping[str, JudgedRollouts]) -> JudgedRollouts:
     """Join the judged rows of all policies, in the order of ``rows``; a run of several has the first's judgement."""
     by_row = {row.row_id: row for part in parts.values() for row in part.rows}
-    first_last = sorted(parts, key=lambda policy: policy is None)
+    first_last = sorted(parts, key=lambda policy: policy == FIRST_POLICY)
     runs = {run.run_id: run for policy in first_last for run in parts[policy].runs}
     in_order = [runs[name] for name in dict.fromkeys(row.run_id for row in rows)]
     reports = tuple(report for part in parts.values() for report in part.operators)

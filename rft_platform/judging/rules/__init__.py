@@ -3,6 +3,7 @@
 - ``matching``: ``exact_match``, ``contains``, ``matches_format``, ``within_length``.
 - ``numbers``: ``numeric``, ``gsm8k``, and one spelling of numbers, which ``mathematics`` (``math``) also uses.
 - ``patterns``: ``regex``, ``json_schema``, ``tags``; ``pattern_search``, ``json_schema``: searches with a time limit.
+- ``countdown``: ``countdown``, arithmetic with given numbers.
 - ``code``: ``code``, which runs programs in ``judging.sandbox``.
 - ``tool_use``: ``tool_use``; ``penalties``: ``length_penalty``, ``steps_penalty``, and ``shortest``, a judge of groups.
 

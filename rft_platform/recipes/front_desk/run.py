@@ -21,7 +21,8 @@ from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.recipes.front_desk.customers import Customers, Habits
 from rft_platform.recipes.front_desk.questions import corpus, write_questions
 
-_START_S = 300.0
+_START_S = 1800.0  # on a machine that is busy with other work; a service that ends is noticed at once
+_SAY_S = 30.0
 _STOP_S = 60.0
 _LOOK_S = 2.0
 _ENOUGH = 100  # answers that a success rate is computed from
@@ -116,7 +117,7 @@ def served(home: Home, config: Path, url: str, say: Callable[[str], None]) -> It
         )
     try:
         say("starting the service, then the warm start on demonstrations (about a minute)")
-        _wait_until_ready(service, home, url, log)
+        _wait_until_ready(service, home, url, log, say)
         say(log.read_text(encoding="utf-8", errors="replace").strip())
         yield
     finally:
@@ -129,11 +130,26 @@ def served(home: Home, config: Path, url: str, say: Callable[[str], None]) -> It
         subprocess.run([*rft, "stop"], env=environment, stdout=subprocess.DEVNULL, timeout=_STOP_S)
 
 
-def _wait_until_ready(service: "subprocess.Popen[bytes]", home: Home, url: str, log: Path) -> None:
-    deadline, start = time.monotonic() + _START_S, home.rounds / "r0000" / "evaluation.json"
-    while not (start.exists() and _answers(f"{url}/health")):
-        if service.poll() is not None or time.monotonic() > deadline:
-            raise RftError(f"the service did not start; the end of {log}:\n{last_lines(log)}")
+def _wait_until_ready(
+    service: "subprocess.Popen[bytes]", home: Home, url: str, log: Path, say: Callable[[str], None]
+) -> None:
+    """Wait for the service and its warm start, and say now and then which of them is waited for."""
+    began = said = time.monotonic()
+    start, served = home.rounds / "r0000" / "evaluation.json", False
+    while not (start.exists() and served):
+        served = served or _answers(f"{url}/health")
+        code, now = service.poll(), time.monotonic()
+        if code is not None:
+            raise RftError(f"the service ended with exit code {code}; the end of {log}:\n{last_lines(log)}")
+        awaited = "the warm start" if served else "the service"
+        if now - began > _START_S:
+            raise RftError(
+                f"{awaited} was not ready after {_START_S:.0f} s; on a busy machine try again with a new RFT_HOME; "
+                f"the end of {log}:\n{last_lines(log)}"
+            )
+        if now - said > _SAY_S:
+            said = now
+            say(f"{now - began:4.0f} s  waiting for {awaited}")
         time.sleep(0.5)
 
 

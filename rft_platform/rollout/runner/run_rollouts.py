@@ -111,7 +111,11 @@ def _run_all(
     """Return the rows of all runs that succeeded, in run order, and the failures of the others."""
     if isinstance(workflow, SingleTurnWorkflow):
         tally, requested = Tally(), len(batch.tasks) * batch.repeat_times
-        rows = _storable(run_single_turn(engine, status, workflow, batch), batch, tally)
+        sampled, too_long = run_single_turn(engine, status, workflow, batch, limits.max_prompt_tokens)
+        for run in too_long:
+            reason = f"the prompt has more than {limits.max_prompt_tokens} tokens (model.max_prompt_tokens)"
+            tally.add_failure(run, 0, UserCodeError(reason))
+        rows = _storable(sampled, batch, tally)
         if on_progress is not None:
             on_progress(requested, requested)
         return rows, tally

@@ -7,7 +7,7 @@ from typing import Any
 from rft_platform.experience.record import ModelCall, RolloutRow
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
 from rft_platform.rollout.recording.run_ids import derive_seed
-from rft_platform.rollout.runs.run import ExploreBatch, row_of_call
+from rft_platform.rollout.runs.run import ExploreBatch, Run, row_of_call
 from rft_platform.rollout.workflow import SingleTurnWorkflow
 from rft_platform.tasks.task import Task
 
@@ -25,14 +25,26 @@ class SingleTurn:
 
 
 def run_single_turn(
-    engine: PolicyEngine, status: EngineStatus, workflow: SingleTurnWorkflow, batch: ExploreBatch
-) -> list[RolloutRow]:
-    """Return one row for each answer to every task, except answers that the engine aborted.
+    engine: PolicyEngine,
+    status: EngineStatus,
+    workflow: SingleTurnWorkflow,
+    batch: ExploreBatch,
+    max_prompt_tokens: int | None = None,
+) -> tuple[list[RolloutRow], list[Run]]:
+    """Return one row for each answer to every task, except answers that the engine aborted, and the runs without one.
+
+    A prompt of more than ``max_prompt_tokens`` is not sampled; its runs are those returned.
 
     It makes three engine calls for the whole batch: render all prompts, sample all groups, decode all answers.
     """
     conversations = [workflow.messages(task) for task in batch.tasks]
-    prompts = engine.render(conversations)
+    rendered = engine.render(conversations)
+    fits = [max_prompt_tokens is None or len(prompt) <= max_prompt_tokens for prompt in rendered]
+    too_long = [run for run in batch.runs() if not fits[run.index]]
+    if not any(fits):
+        return [], too_long
+    prompts = [prompt for prompt, fitting in zip(rendered, fits, strict=True) if fitting]
+    conversations = [messages for messages, fitting in zip(conversations, fits, strict=True) if fitting]
     sampling = replace(batch.sampling, n=batch.repeat_times, seed=derive_seed(batch.seed, batch.round, batch.number))
     created_at, started = time(), perf_counter()
     generations = engine.generate(prompts, sampling)
@@ -43,8 +55,8 @@ def run_single_turn(
         for completion in generation.completions
     ]
     texts = engine.decode([completion.token_ids for _, _, completion in sampled])
-    rows = []
-    for run, (messages, generation, completion), text in zip(batch.runs(), sampled, texts, strict=True):
+    runs, rows = [run for run in batch.runs() if fits[run.index]], []
+    for run, (messages, generation, completion), text in zip(runs, sampled, texts, strict=True):
         if completion.finish_reason == "abort":
             continue
         call = ModelCall(
@@ -66,4 +78,4 @@ def run_single_turn(
         row = row_of_call(run, 0, call, status)
         row.run_output = text
         rows.append(row)
-    return rows
+    return rows, too_long

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from rft_platform.common.call_signature import accepted_arguments
+from rft_platform.common.processes.signals import interruptible_loop
 from rft_platform.common.threads import call_in_thread, end_forked_child
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.workflow import AgentWorkflow, LocalWorkflow, SingleTurnWorkflow, WorkflowOutput
@@ -96,7 +97,8 @@ def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
     """
     runner = asyncio.Runner()
     try:
-        return runner.run(main)
+        with interruptible_loop():
+            return runner.run(main)
     finally:
         if remaining := asyncio.all_tasks(runner.get_loop()):
             asyncio.set_event_loop(None)

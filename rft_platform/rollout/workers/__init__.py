@@ -7,4 +7,5 @@ The worker's side imports only the standard library and ``openai`` at module top
 - ``worker_wire``: the JSON lines between parent and worker.
 - ``worker``: the process, and the guardian that kills it when its parent ends.
 - ``worker_service``: loads the workflow once and makes the attempts that the parent requests.
+- ``import_check``: before a run, whether the workers' interpreter can import the workflow.
 """

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.digests import MANIFEST, THINNED, lacks_state
 from rft_platform.common.files import write_json
+from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.model_registry.models import PREVIOUS_TAG
-from rft_platform.rounds.project.notes import SNAPSHOT, note_of
+from rft_platform.rounds.project.notes import SNAPSHOT
 from rft_platform.rounds.project.policy import Policy, published, snapshot_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.pending_rows import trained_through
@@ -40,14 +41,13 @@ def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
     if project.config.trainer.max_checkpoints_to_keep is None:
         return []
     champions = _champions(registry)
-    names = [None, *(entry.name for entry in project.config.policies)]
-    thinned = [folder for name in names for folder in _thin_policy(project, champions, name)]
+    thinned = [folder for name in project.policies for folder in _thin_policy(project, champions, name)]
     _delete_discarded(project)
     return thinned
 
 
-def _thin_policy(project: Project, champions: set[Path], name: str | None) -> list[Path]:
-    """``thin_checkpoints`` for one of the project's policies; champions are versions of the first policy."""
+def _thin_policy(project: Project, champions: set[Path], name: str) -> list[Path]:
+    """``thin_checkpoints`` for one of the project's policies."""
     limit, every = project.config.trainer.max_checkpoints_to_keep, project.config.trainer.keep_every
     store = project.store
     policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number, name)) is not None]
@@ -68,10 +68,10 @@ def _champions(registry: "ModelRegistry") -> set[Path]:
     return {version.folder for version in (champion, *previous)}
 
 
-def in_use(project: Project, name: str | None = None) -> set[Path]:
+def in_use(project: Project, name: str = FIRST_POLICY) -> set[Path]:
     """The folders of the starting policy and of the policies that untrained rounds explore with."""
     store, start = project.store, published(project.store, 0, name)
-    exploring = [n for n in store.rounds() if store.has_note(n, note_of(SNAPSHOT, name))]
+    exploring = [n for n in store.rounds() if store.has_note(n, stored_name(SNAPSHOT, name))]
     if project.config.synchronizer.dynamic:  # the next batch may continue with the newest
         through = trained_through(project)
         exploring = [n for n in exploring if n > through or n == exploring[-1]]
@@ -81,7 +81,7 @@ def in_use(project: Project, name: str | None = None) -> set[Path]:
     return used if start is None else used | {Path(start.folder)}
 
 
-def needed_to_repeat(project: Project, name: str | None = None) -> list[Policy]:
+def needed_to_repeat(project: Project, name: str = FIRST_POLICY) -> list[Policy]:
     """Policies that a killed trainer needs to make the state of the newest one: newest first.
 
     These are the newest one, and while the trainer state of one is not saved, the one before it.

@@ -16,8 +16,9 @@ from rft_platform.rounds.maintenance.erasure import erase_rows
 from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_demonstrations import CORRECTIONS_UNTIL, erase_demonstrations
-from rft_platform.rounds.selection.production_rows import traffic_store
+from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.serving.database import Call
+from rft_platform.serving.erasure import TrafficErasure
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
@@ -46,7 +47,7 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
     """
     if not project.config.online:
         raise UserError("this project serves no production traffic, and no other rows have a subject")
-    traffic = traffic_store(project)
+    traffic = TrafficErasure(traffic_database(project))
     calls = traffic.forget(subject)
     if not calls:
         raise UserError(f"no recorded call names the subject {subject!r}")
@@ -73,7 +74,8 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
         tuple(ref for folder, ref in descendants.items() if folder not in trained),
     )
     rounds = ", ".join(map(round_key, found.rounds)) or "no round"
-    traffic.log("forgotten", f"{found.rows} calls of one subject were erased; rows of {rounds}", **found.to_json())
+    said = f"{found.rows} calls of one subject were erased; rows of {rounds}"
+    traffic_store(project).log("forgotten", said, **found.to_json())
     return found
 
 

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import StorageError
+from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.model_registry.manifests import Manifest, all_manifests
 from rft_platform.model_registry.models import CANDIDATE, CHAMPION, DIGEST_TAG, PREVIOUS_TAG
-from rft_platform.rounds.project.notes import EVALUATION, TRAIN, note_of
+from rft_platform.rounds.project.notes import EVALUATION, TRAIN
 from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.imported_versions import MODEL as IMPORTED
+from rft_platform.rounds.reporting.imported_versions import imported_policies, register_imported
 from rft_platform.rounds.reporting.round_history import evaluation_of
 from rft_platform.rounds.reporting.run_log import record_evaluation, scores_of
-from rft_platform.rounds.setup.noted_versions import RegisteredPolicy, registered_policies, run_name, version_tags
+from rft_platform.rounds.setup.noted_versions import RegisteredPolicy, registered_policies, version_tags
 from rft_platform.training.protocol import StepEvent
 
 if TYPE_CHECKING:
@@ -48,24 +51,22 @@ def rebuild_registry(project: Project, registry: "ModelRegistry") -> list[Rebuil
 
     ``registry`` must be connected without the check for lost versions. Raises StorageError for a damaged manifest.
     """
-    names = [None, *(entry.name for entry in project.config.policies)]
-    models = {name: registry if name is None else registry.sibling(name) for name in names}
+    models = {name: registry.of_policy(name) for name in project.policies}
     reports = {name: _rebuild_versions(project, model, name) for name, model in models.items()}
     lost = [name for name, report in reports.items() if models[name].model_tag(_OPEN)]
     if lost:
         _log_rounds(project, registry)
     for name in lost:
         _log_steps(project, models[name], name)
+    _restore_champion(project, registry, reset=FIRST_POLICY in lost)
     for name, report in reports.items():
-        if name is None:
-            _restore_champion(project, registry, reset=name in lost)
         report.champion, report.candidate = (_aliased(models[name], alias) for alias in (CHAMPION, CANDIDATE))
     for name in lost:
         models[name].set_model_tag(_OPEN, None)
-    return list(reports.values())
+    return [*reports.values(), *_rebuild_imported(project, registry)]
 
 
-def _rebuild_versions(project: Project, registry: "ModelRegistry", name: str | None) -> Rebuilt:
+def _rebuild_versions(project: Project, registry: "ModelRegistry", name: str) -> Rebuilt:
     store, report = project.store, Rebuilt(registry.model_name)
     manifests = {manifest.folder: manifest for manifest in _manifests(project, name)}
     known = {version.version: version.tags.get(DIGEST_TAG) for version in registry.versions()}
@@ -76,7 +77,7 @@ def _rebuild_versions(project: Project, registry: "ModelRegistry", name: str | N
     if not missing:
         return report
     registry.set_model_tag(_OPEN, "yes")  # lets a later call complete an interrupted rebuild
-    run_id = registry.training_run(run_name(project, name)).run_id
+    run_id = registry.training_run(stored_name(project.config.name, name)).run_id
     free = max(known, default=0) + 1
     # First the versions that can keep their number; a number that is taken is replaced by a new one at the end.
     for one in sorted(missing, key=lambda one: (one.version < free, one.version)):
@@ -96,6 +97,17 @@ def _rebuild_versions(project: Project, registry: "ModelRegistry", name: str | N
     return report
 
 
+def _rebuild_imported(project: Project, registry: "ModelRegistry") -> list[Rebuilt]:
+    """Register the imported versions that MLflow lacks; no report if the project has none."""
+    if not imported_policies(project):
+        return []
+    model = registry.of_policy(IMPORTED)
+    known = {version.version for version in model.versions()}
+    register_imported(project, registry)
+    missing = [version.version for version in model.versions() if version.version not in known]
+    return [Rebuilt(model.model_name, missing, candidate=_aliased(model, CANDIDATE))]
+
+
 def _fill(registry: "ModelRegistry", before: RegisteredPolicy, unnoted: list[Manifest], run_id: str) -> None:
     """Use up a number that no note names: register a checkpoint without a note, or create and delete a version."""
     older = [manifest for manifest in unnoted if manifest.policy_version < before.policy.policy_version]
@@ -108,7 +120,7 @@ def _fill(registry: "ModelRegistry", before: RegisteredPolicy, unnoted: list[Man
     registry.register_checkpoint(manifest.folder, manifest.policy_version, tags, run_id)
 
 
-def _manifests(project: Project, name: str | None) -> list[Manifest]:
+def _manifests(project: Project, name: str) -> list[Manifest]:
     """Manifests of the published checkpoints. Those of warm-start legs and quarantined ones are in deeper folders."""
     folder = project.checkpoints_of(name)
     return [manifest for manifest in all_manifests(folder) if manifest.folder.parent == folder]
@@ -124,7 +136,7 @@ def _renumber(project: Project, one: RegisteredPolicy, version: int) -> None:
 
 def _log_rounds(project: Project, registry: "ModelRegistry") -> None:
     """Log the metrics of judgements and evaluations, and the evaluation reports."""
-    run = registry.training_run(run_name(project, None))
+    run = registry.training_run(project.config.name)
     for number in project.store.rounds():
         policy = published(project.store, number)
         if number and policy is not None:
@@ -135,10 +147,10 @@ def _log_rounds(project: Project, registry: "ModelRegistry") -> None:
             record_evaluation(project, registry, policy, scores_of(result, differences), note.get("gate", ""))
 
 
-def _log_steps(project: Project, registry: "ModelRegistry", name: str | None) -> None:
-    run = registry.training_run(run_name(project, name))
+def _log_steps(project: Project, registry: "ModelRegistry", name: str) -> None:
+    run = registry.training_run(stored_name(project.config.name, name))
     for number in project.store.rounds():
-        note = project.store.read_note(number, note_of(TRAIN, name)) or {}
+        note = project.store.read_note(number, stored_name(TRAIN, name)) or {}
         run.log_steps([StepEvent(**event) for event in note.get("step_events", [])])
 
 

@@ -60,8 +60,7 @@ def closed_rounds(project: Project) -> list[int]:
 
 def _rounds_to_repeat(project: Project) -> set[int]:
     """Rounds with rows of trainings whose trainer state is not saved."""
-    names = [None, *(entry.name for entry in project.config.policies)]
-    folders = {Path(policy.folder) for name in names for policy in needed_to_repeat(project, name)}
+    folders = {Path(policy.folder) for name in project.policies for policy in needed_to_repeat(project, name)}
     return {n for folder in folders if lacks_state(folder) for n in _rounds_read(read_manifest(folder).lineage)}
 
 

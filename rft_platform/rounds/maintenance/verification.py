@@ -115,16 +115,14 @@ def _checkpoint_fault(folder: Path, digest: bool, superseded: bool) -> str | Non
 
 
 def _checkpoint_folders(project: Project) -> Iterator[Path]:
-    policies = [None, *(entry.name for entry in project.config.policies)]
-    for folder in [*map(project.checkpoints_of, policies), project.warm_start_checkpoints]:
+    for folder in [*map(project.checkpoints_of, project.policies), project.warm_start_checkpoints]:
         yield from folder.glob(f"{CHECKPOINT_PREFIX}*")
 
 
 def _policies(project: Project) -> Iterator[Policy]:
     """Every policy whose note can be read; the check of the notes reports the others."""
-    names = [None, *(entry.name for entry in project.config.policies)]
     for number in project.store.rounds():
-        for name in names:
+        for name in project.policies:
             try:
                 policy = published(project.store, number, name)
             except (StorageError, TypeError):

@@ -31,7 +31,8 @@ def plan_next(state: ProjectState) -> Plan:
 
     A project runs its warm start, then exploration and sync of each round. Round k may explore once round
     ``k - 1 - offset_rounds`` is synced; it may train once it is explored and round k-1 is synced. Explorations run one
-    after another, and so do syncs; with an offset the two overlap. An offline training is a single launch.
+    after another, and so do syncs; with an offset the two overlap. In modes explore and train the other half may be
+    done by another driver; the order is the same. An offline training is a single launch.
 
     In the dynamic styles, batches are explored one after another. Training k takes the rows that have landed by then,
     from any round. It starts as soon as they are enough, or when no more will come. There are never more trainings than
@@ -43,6 +44,8 @@ def plan_next(state: ProjectState) -> Plan:
         training = _round(state, 1).sync
         return Plan(finished=True) if training.done else _collect([_launch_step(state.offline, 1, training, state)])
     if state.warm_start is not None and not state.warm_start.done:
+        if state.mode == "train" and state.other_half:
+            return Plan(waiting=("r0000 is made by the driver of mode explore",))
         return _collect([_launch_step("warm_start", 0, state.warm_start, state)])
     wanted = _last_round(state)
     steps = [step for step in (_next_exploration(state, wanted), _next_sync(state, wanted)) if step is not None]
@@ -64,12 +67,9 @@ def _next_evaluation(state: ProjectState) -> Plan:
 
 
 def _last_round(state: ProjectState) -> int:
-    """The last round to process. Mode train uses the rounds explored elsewhere; other modes use the budget."""
-    return (
-        len(state.rounds)
-        if state.mode == "train" and state.sync_style == "fixed" and state.committed_rows is None
-        else state.rounds_budget
-    )
+    """The last round to process: that of the budget, or in mode train the last one explored if nobody explores more."""
+    explored = state.mode == "train" and state.sync_style == "fixed" and state.committed_rows is None
+    return len(state.rounds) if explored and not state.other_half else state.rounds_budget
 
 
 def _next_exploration(state: ProjectState, wanted: int) -> Step | None:
@@ -85,7 +85,8 @@ def _next_exploration(state: ProjectState, wanted: int) -> Step | None:
         held = None if launch.running else held_back(state, number)
         return held or _launch_step("explore", number, launch, state)
     needs = number - 1 - state.offset_rounds
-    if state.mode == "both" and needs >= 1 and not _round(state, needs).sync.done and not launch.running:
+    trains = state.mode == "both" or state.other_half
+    if trains and needs >= 1 and not _round(state, needs).sync.done and not launch.running:
         return f"{round_key(number)} explores after {round_key(needs)} is trained"
     return _launch_step("explore", number, launch, state)
 

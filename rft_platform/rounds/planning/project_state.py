@@ -62,9 +62,12 @@ class Launches:
         )
 
 
-def observe(project: Project, launches: Launches, now: float | None = None) -> ProjectState:
+def observe(
+    project: Project, launches: Launches, now: float | None = None, *, other_half: bool = False
+) -> ProjectState:
     """The state on which ``plan_next`` decides. Reads the notes of open rounds only.
 
+    ``other_half``: in mode explore or train another driver does the other half.
     ``now`` is the time on the clock of the launches' end times; None means seconds since the epoch.
     """
     mode, sync = project.config.mode, project.config.synchronizer
@@ -83,6 +86,7 @@ def observe(project: Project, launches: Launches, now: float | None = None) -> P
         offline=project.settings.offline,
         committed_rows=committed_rows(project) if project.config.online else None,
         mode=mode if mode in ("explore", "train", "bench") else "both",
+        other_half=other_half,
         unmeasured=_unmeasured(project, launches) if mode == "bench" else (),
         now=time.time() if now is None else now,
         first_retry_s=first_retry_s(),

@@ -56,6 +56,7 @@ class ProjectState:
     landed: PendingRows = field(default_factory=PendingRows)
     warm_start: LaunchState | None = None  # None: the project has none
     mode: Literal["both", "explore", "train", "bench"] = "both"
+    other_half: bool = False  # modes explore and train: another driver does the other half at the same time
     unmeasured: tuple[tuple[int, LaunchState], ...] = ()  # mode bench: rounds whose policy is not evaluated yet
     offline: OfflineKind | None = None  # a training on a dataset: the only round, without exploration
     committed_rows: int | None = None  # online: rows of production traffic for the next round; None: rows are explored

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import DamagedError, StorageError
+from rft_platform.common.policy_names import FIRST_POLICY, policy_column, policy_of_column, stored_name
 from rft_platform.common.recorded_paths import from_record, to_record
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary, update_checked
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds.project.notes import POLICY, SNAPSHOT, note_of
+from rft_platform.inference.pool.engine_pool import EnginePool
+from rft_platform.rounds.project.notes import POLICY, SNAPSHOT
 from rft_platform.rounds.project.project import Project
 
 
@@ -24,31 +26,32 @@ class Policy:
     round: int  # the round that published it; 0 is the starting policy
     canary: Canary | None = None  # the trainer's log-probs for these weights on a few sequences
     model_version: str | None = None  # version in the model registry
-    name: str | None = None  # in section ``policies``; None: the first policy
+    name: str = FIRST_POLICY
 
     @classmethod
     def from_note(cls, note: dict[str, Any], home: Path) -> "Policy":
         """Read back what ``to_note`` made, in the project's folder of today."""
         canary, folder = note.get("canary"), from_record(note["folder"], home)
-        return cls(**{**note, "folder": str(folder), "canary": Canary(**canary) if canary else None})
+        known = {"canary": Canary(**canary) if canary else None, "name": policy_of_column(note.get("name"))}
+        return cls(**{**note, **known, "folder": str(folder)})
 
     def to_note(self, home: Path) -> dict[str, Any]:
         """The note of this policy; its folder is relative to ``home`` if it is there."""
-        return {**asdict(self), "folder": to_record(self.folder, home)}
+        return {**asdict(self), "folder": to_record(self.folder, home), "name": policy_column(self.name)}
 
 
 def publish(store: ExperienceStore, policy: Policy) -> None:
     """Record the policy that a round ended with; from now on later rounds may explore with it."""
-    store.write_note(policy.round, note_of(POLICY, policy.name), policy.to_note(store.home))
+    store.write_note(policy.round, stored_name(POLICY, policy.name), policy.to_note(store.home))
 
 
-def published(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy | None:
-    """The policy that a round published, or None. ``name`` selects a further policy; None is the first."""
-    note = store.read_note(round_number, note_of(POLICY, name))
+def published(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> Policy | None:
+    """The policy ``name`` that a round published, or None."""
+    note = store.read_note(round_number, stored_name(POLICY, name))
     return None if note is None else Policy.from_note(note, store.home)
 
 
-def required(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
+def required(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> Policy:
     """The policy that a round published. Raises StorageError if there is none."""
     policy = published(store, round_number, name)
     if policy is None:
@@ -56,12 +59,12 @@ def required(store: ExperienceStore, round_number: int, name: str | None = None)
     return policy
 
 
-def parent_of(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
+def parent_of(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> Policy:
     """The policy that a round's training starts from, i.e. the policy of the round before."""
     return _need(published(store, round_number - 1, name), round_number, round_number - 1)
 
 
-def explorer_of(store: ExperienceStore, round_number: int, offset_rounds: int, name: str | None = None) -> Policy:
+def explorer_of(store: ExperienceStore, round_number: int, offset_rounds: int, name: str = FIRST_POLICY) -> Policy:
     """The policy that round k explores with: the newest one of the rounds ``k - 1 - offset_rounds`` to ``k - 1``."""
     oldest = max(0, round_number - 1 - offset_rounds)
     for candidate in range(round_number - 1, oldest - 1, -1):
@@ -76,20 +79,19 @@ def take_snapshot(
     round_number: int,
     offset_rounds: int,
     going_on: Policy | None = None,
-    name: str | None = None,
+    name: str = FIRST_POLICY,
 ) -> Policy:
     """Choose the policy that a round explores with, and record it; policies published later do not change it.
 
     A round that is explored again keeps its snapshot and therefore gets the same rows. Another policy is chosen only if
-    the recorded one is gone and the round is not trained yet. ``going_on`` is used instead of the newest policy;
-    ``name`` selects a further policy.
+    the recorded one is gone and the round is not trained yet. ``going_on`` is used instead of the newest policy.
     """
-    if store.read_note(round_number, note_of(SNAPSHOT, name)) is not None:
+    if store.read_note(round_number, stored_name(SNAPSHOT, name)) is not None:
         settled = snapshot_of(store, round_number, name)
         if is_published(store, settled) or published(store, round_number) is not None:
             return settled
     policy = going_on or explorer_of(store, round_number, offset_rounds, name)
-    store.write_note(round_number, note_of(SNAPSHOT, name), policy.to_note(store.home))
+    store.write_note(round_number, stored_name(SNAPSHOT, name), policy.to_note(store.home))
     return policy
 
 
@@ -99,9 +101,9 @@ def is_published(store: ExperienceStore, policy: Policy) -> bool:
     return origin is not None and origin.weights_digest == policy.weights_digest
 
 
-def snapshot_of(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
+def snapshot_of(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> Policy:
     """The policy recorded by ``take_snapshot``. Raises StorageError if there is none."""
-    note = store.read_note(round_number, note_of(SNAPSHOT, name))
+    note = store.read_note(round_number, stored_name(SNAPSHOT, name))
     if note is None:
         raise StorageError(
             f"{round_key(round_number)} has no policy snapshot: materialise policy_snapshot for it first"
@@ -109,17 +111,23 @@ def snapshot_of(store: ExperienceStore, round_number: int, name: str | None = No
     return Policy.from_note(note, store.home)
 
 
-def deploy(engine: PolicyEngine, policy: Policy) -> float | None:
+def deploy(engine: PolicyEngine, policy: Policy, least_serving: int | None = None) -> float | None:
     """Make the engine serve exactly ``policy``; after a weight change, compare it with the trainer's log-probs.
 
     Returns the canary's mean |delta log-prob| in nats, or None if nothing changed or no canary is known. Raises
     WeightMismatchError if the engine's log-probs differ from the trainer's for these weights, and DamagedError if the
     files it read are not the published ones. The engine then keeps serving its previous weights.
+
+    With ``least_serving`` the replicas of a pool are updated and compared one after another, while at least so many of
+    them take requests.
     """
     before = engine.status()
     same = (before.policy_version, before.weights_digest) == (policy.policy_version, policy.weights_digest)
     if same and not before.paused:  # a paused engine was left before its check ended, so repeat it
         return None
+    if least_serving is not None and isinstance(engine, EnginePool):
+        found = engine.roll(lambda client: deploy(client, policy), least_serving)
+        return max((each for each in found if each is not None), default=None)
     difference = None
     if policy.canary is None:
         engine.update_weights(Path(policy.folder), policy.policy_version)
@@ -147,10 +155,10 @@ def _need(policy: Policy | None, round_number: int, oldest: int) -> Policy:
 
 
 def explored_with(project: Project, round_number: int) -> dict[str, Policy]:
-    """The further policies that a round explores with, by name."""
-    return {entry.name: snapshot_of(project.store, round_number, entry.name) for entry in project.config.policies}
+    """The policies that a round explores with, by name."""
+    return {name: snapshot_of(project.store, round_number, name) for name in project.policies}
 
 
 def ended_with(project: Project, round_number: int) -> dict[str, Policy]:
-    """The further policies that a round has published, by name."""
-    return {entry.name: required(project.store, round_number, entry.name) for entry in project.config.policies}
+    """The policies that a round has published, by name."""
+    return {name: required(project.store, round_number, name) for name in project.policies}

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.policy_names import stored_name
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
-from rft_platform.config.resolve import Batches, RunLength, RunSettings, resolve
+from rft_platform.config.resolve import Batches, PolicySettings, RunLength, RunSettings, policies_of, resolve
 from rft_platform.config.schema.buffer import Taskset
-from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.config.schema.rft_config import Mode, RftConfig
 from rft_platform.experience.store import ExperienceStore
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class Project:
             )
         return cls(home, _load_config_once(home, home.config_file.stat().st_mtime_ns))
 
+    def in_mode(self, mode: Mode) -> "Project":
+        """This project as a driver of ``mode`` sees it: the file has the mode of the driver that wrote it."""
+        return self if mode == self.config.mode else Project(self.home, self.config.model_copy(update={"mode": mode}))
+
     @cached_property
     def store(self) -> ExperienceStore:
         """The rows of all rounds."""
@@ -45,9 +50,9 @@ class Project:
         root = self.config.checkpoint_root_dir
         return (Path(root) if root else self.home.checkpoints) / self.config.project / self.config.name
 
-    def checkpoints_of(self, policy: str | None) -> Path:
-        """Folder of the checkpoints of a policy of section ``policies``; None: the first policy."""
-        return self.checkpoints if policy is None else self.checkpoints / policy
+    def checkpoints_of(self, policy: str) -> Path:
+        """Folder of the checkpoints of a policy."""
+        return Path(stored_name(str(self.checkpoints), policy, "/"))
 
     @property
     def warm_start_checkpoints(self) -> Path:
@@ -80,6 +85,11 @@ class Project:
     def eval_tasks(self) -> list[tuple[Taskset, "TaskDataset"]]:
         """The held-out tasks, each with the taskset that defines how they are run and judged."""
         return [(taskset, load_taskset(taskset)) for taskset in self.config.buffer.explorer_input.eval_tasksets]
+
+    @cached_property
+    def policies(self) -> dict[str, PolicySettings]:
+        """The policies by name, the first one first."""
+        return policies_of(self.config)
 
     @cached_property
     def settings(self) -> RunSettings:

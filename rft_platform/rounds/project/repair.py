@@ -10,13 +10,14 @@ from pathlib import Path
 from rft_platform.common.digests import MANIFEST, THINNED, checkpoint_damage, digest_weights
 from rft_platform.common.errors import DamagedError, DamageRepairedError, StorageError, UserError, WeightMismatchError
 from rft_platform.common.files import write_json
+from rft_platform.common.policy_names import stored_name
 from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX
 from rft_platform.experience.file_ledger import ROLLOUTS
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.manifests import Manifest, read_manifest
-from rft_platform.rounds.project.notes import EVALUATION, POLICY, note_of
+from rft_platform.rounds.project.notes import EVALUATION, POLICY
 from rft_platform.rounds.project.policy import Policy, published
 from rft_platform.rounds.project.project import Project
 
@@ -106,7 +107,7 @@ def contradiction(project: Project, policy: Policy) -> DamagedFile | None:
     differing = [name for name in noted if noted[name] != made[name]]
     if not differing:
         return None
-    note = project.store.round_folder(policy.round) / f"{note_of(POLICY, policy.name)}.json"
+    note = project.store.round_folder(policy.round) / f"{stored_name(POLICY, policy.name)}.json"
     if _describes(manifest, folder):
         said = ", ".join(f"{name} is {noted[name]}, expected {made[name]}" for name in differing)
         return DamagedFile(note, f"contradicts {folder / MANIFEST}: {said}; restore the note from a copy")
@@ -184,7 +185,7 @@ def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: s
     """Withdraw the notes, then move the folder: the notes must not outlive the folder they refer to."""
     folder = Path(policy.folder)
     for number in reversed(rounds):
-        for note in (EVALUATION, *(note_of(name, policy.name) for name in _NOTES)):
+        for note in (EVALUATION, *(stored_name(name, policy.name) for name in _NOTES)):
             project.store.withdraw_note(number, note)
     # must not start with the checkpoint prefix, because lineage searches for it
     target = project.checkpoints / ASIDE / f"damaged.{folder.name}.{secrets.token_hex(3)}"

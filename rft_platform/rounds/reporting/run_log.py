@@ -1,14 +1,19 @@
-"""Log steps, rounds and evaluations to TensorBoard, if ``monitor.monitor_type`` names it, and evaluations to MLflow."""
+"""Log steps, rounds and evaluations to TensorBoard, if ``monitor.monitor_type`` names it, and evaluations to MLflow.
+
+``mlflow_links`` gives the links from Dagster to MLflow's pages.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.file_names import round_key
+from rft_platform.model_registry.pages import version_link
 from rft_platform.model_registry.tensorboard import TensorBoardRun
-from rft_platform.rounds.project.policy import Policy, ended_with
+from rft_platform.rounds.project.policy import Policy, required
 from rft_platform.rounds.project.project import Project
 from rft_platform.training.protocol import StepEvent
 
@@ -16,7 +21,7 @@ if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
 
 
-def monitor_steps(project: Project, round_number: int, steps: Sequence[StepEvent], policy: str | None = None) -> None:
+def monitor_steps(project: Project, round_number: int, steps: Sequence[StepEvent], policy: str = FIRST_POLICY) -> None:
     """Write the metrics of a round's optimiser steps. A retrained round is written again."""
     run = _tensorboard(project, policy)
     if run is not None and steps:
@@ -30,13 +35,12 @@ def monitor_round(project: Project, round_number: int, metrics: Mapping[str, Any
         run.log_round(f"{round_key(round_number)}-{prefix.strip('/')}", round_number, metrics, prefix)
 
 
-def _tensorboard(project: Project, policy: str | None = None) -> TensorBoardRun | None:
+def _tensorboard(project: Project, policy: str = FIRST_POLICY) -> TensorBoardRun | None:
     if "tensorboard" not in project.config.monitor.monitor_type:
         return None
     given = project.config.monitor.tensorboard_dir
     folder = Path(given) if given else project.home.tensorboard
-    of_policy = "" if policy is None else f"-{policy}"
-    return TensorBoardRun(folder, f"{project.config.project}-{project.config.name}{of_policy}")
+    return TensorBoardRun(folder, stored_name(f"{project.config.project}-{project.config.name}", policy))
 
 
 def scores_of(result: EvaluationResult, differences: Sequence[Comparison]) -> dict[str, float]:
@@ -47,8 +51,10 @@ def scores_of(result: EvaluationResult, differences: Sequence[Comparison]) -> di
 def record_evaluation(
     project: Project, registry: "ModelRegistry", policy: Policy, scores: Mapping[str, float], gate: str
 ) -> None:
-    """Record the numbers and the report in MLflow, TensorBoard and the model version."""
+    """Record the numbers and the report in MLflow, TensorBoard and the policies' model versions."""
     run = registry.training_run(project.config.name)
+    if project.config.group:
+        run.set_tags({"rft.group": project.config.group})
     run.log_round(policy.round, scores, prefix="eval/")
     monitor_round(project, policy.round, scores, prefix="eval/")
     for name in ("report.md", "learning_curve.png"):
@@ -58,11 +64,15 @@ def record_evaluation(
     if policy.model_version is not None:
         passes = {name: scores.get(name) for name in ("sampled_pass", "greedy_pass")}
         registry.annotate(int(policy.model_version), {"gate": gate, **passes})
-    annotate_further(project, registry, policy.round, scores)
+    for name in project.policies:
+        other = policy if name == policy.name else required(project.store, policy.round, name)
+        if other is not policy and other.model_version is not None:
+            registry.of_policy(name).annotate(int(other.model_version), scores)
 
 
-def annotate_further(project: Project, registry: "ModelRegistry", round_number: int, scores: Mapping[str, Any]) -> None:
-    """Add the scores of a round's evaluation to the model versions of the further policies that took part."""
-    for name, policy in ended_with(project, round_number).items():
-        if policy.model_version is not None:
-            registry.sibling(name).annotate(int(policy.model_version), scores)
+def mlflow_links(project: Project, registry: "ModelRegistry", policy: Policy) -> dict[str, str]:
+    """Links to the MLflow pages of the project's training run and of the policy's model version."""
+    links = {"mlflow_run": registry.run_link(project.config.name)}
+    if policy.model_version is not None:
+        links["mlflow_model"] = version_link(project.model_name, policy.model_version)
+    return links

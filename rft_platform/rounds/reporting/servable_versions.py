@@ -6,8 +6,10 @@ from rft_platform.common.errors import UserError
 from rft_platform.rounds.project.notes import EVALUATION
 from rft_platform.rounds.project.policy import Policy, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.imported_versions import imported_policies
 from rft_platform.rounds.reporting.round_history import evaluation_of
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
+from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_store import ReleaseStore
 from rft_platform.serving.rules.round_rows import RoundRule
@@ -29,6 +31,8 @@ def servable_versions(project: Project) -> list[ServableVersion]:
         found[policy.policy_version] = ServableVersion(
             policy.policy_version, policy.round, policy.model_version, is_released(project, policy), scores
         )
+    for policy in imported_policies(project):
+        found[policy.policy_version] = ServableVersion(policy.policy_version, None, policy.model_version, False, {})
     return sorted(found.values(), key=lambda version: version.version)
 
 
@@ -67,13 +71,15 @@ def oldest_trainable(project: Project) -> int | None:
     if limit is None:
         return None
     served, released = ReleaseStore(traffic_database(project)).served(), released_policy(project)
-    newest = served if served is not None else None if released is None else released.policy_version
+    own = served is not None and served <= FIRST_IMPORTED
+    newest = served if own else None if released is None else released.policy_version
     return None if newest is None else newest - limit
 
 
 def policy_of_version(project: Project, version: int) -> Policy | None:
-    """The published policy with this policy version."""
-    return next((policy for policy in _newest_first(project) if policy.policy_version == version), None)
+    """The published or imported policy with this policy version."""
+    known = imported_policies(project) if version > FIRST_IMPORTED else _newest_first(project)
+    return next((policy for policy in known if policy.policy_version == version), None)
 
 
 def _newest_first(project: Project) -> Iterator[Policy]:

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rft_platform.experience.selections import selection_name
+from rft_platform.common.policy_names import FIRST_POLICY, stored_name
+from rft_platform.experience.selections import ROW_SELECTION
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.notes import JUDGE, POLICY, ROW_SELECTION
+from rft_platform.rounds.project.notes import JUDGE, POLICY
 from rft_platform.rounds.project.project import Project
 
 
@@ -79,9 +80,9 @@ def through(note: dict[str, Any] | None) -> int:
     return min((int(number) for number in note["left"]), default=note["landed"] + 1) - 1
 
 
-def selection_note(store: ExperienceStore, number: int, policy: str | None = None) -> dict[str, Any] | None:
+def selection_note(store: ExperienceStore, number: int, policy: str = FIRST_POLICY) -> dict[str, Any] | None:
     """The row selection of a round's training of a policy; None before it is settled, and for round 0."""
-    note: dict[str, Any] | None = store.read_note(number, selection_name(policy)) if number else None
+    note: dict[str, Any] | None = store.read_note(number, stored_name(ROW_SELECTION, policy)) if number else None
     return note
 
 

@@ -13,8 +13,9 @@ from rft_platform.common.locks import locked
 from rft_platform.experience.record import LARGEST_TOP_K, ModelCall, RolloutRow, row_id
 from rft_platform.rounds.project.project import Project
 from rft_platform.serving.database import Call, open_database
+from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH
 from rft_platform.serving.rules.redaction import Redaction
-from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, TrafficStore
+from rft_platform.serving.traffic import TrafficStore
 from rft_platform.tasks.task import Task
 
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rft_platform.common.files import digest_file
+from rft_platform.common.policy_names import stored_name
 from rft_platform.experience.selections import (
     FILTERED,
     FRESH,
     REPLAY,
+    ROW_SELECTION,
     STALE,
     read_selection,
     selection_file,
-    selection_name,
     write_selection,
 )
 from rft_platform.rounds.project.policy import Policy, published, snapshot_of
@@ -22,7 +23,6 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.pending_rows import pending_rows_by_round, rows_wanted, selection_note
 from rft_platform.rounds.selection.training_groups import (
     Group,
-    PolicyRows,
     by_priority,
     groups_of,
     priority_of,
@@ -79,7 +79,7 @@ def select_rows(project: Project, number: int, parent: Policy) -> dict[str, Any]
     ]
     file = write_selection(store, number, rows, name)
     note = _describe(project, chosen, rows, parent, landed) | {"sha256": digest_file(file), "settled_at": time.time()}
-    store.write_note(number, selection_name(name), note)
+    store.write_note(number, stored_name(ROW_SELECTION, name), note)
     return note
 
 
@@ -115,9 +115,8 @@ def rounds_of(note: Mapping[str, Any]) -> list[int]:
 def _fresh(project: Project, number: int, parent: Policy) -> tuple[list[Group], int]:
     """Groups that no training before ``number`` took, in order, and the last round considered."""
     if not project.config.synchronizer.dynamic:
-        several, store = bool(project.config.policies), project.store
-        own = PolicyRows(parent.name, snapshot_of(store, number, parent.name).policy_version) if several else None
-        return groups_of(store, number, own), number
+        snapshot = snapshot_of(project.store, number, parent.name) if len(project.policies) > 1 else None
+        return groups_of(project.store, number, snapshot), number
     store, before = project.store, selection_note(project.store, number - 1) or {}
     left = pending_rows_by_round(store, before)
     taken = _taken(project, number, {int(n) for n in before.get("left", ())})
@@ -161,7 +160,7 @@ def _describe(
     }
 
 
-def _still_valid(project: Project, number: int, note: dict[str, Any], policy: str | None) -> bool:
+def _still_valid(project: Project, number: int, note: dict[str, Any], policy: str) -> bool:
     """Whether the selection file is unchanged and no round whose rows it reuses was retired since."""
     file, fresh = selection_file(project.store, number, policy), set(note["fresh_rounds"])
     if not file.is_file() or digest_file(file) != note["sha256"]:

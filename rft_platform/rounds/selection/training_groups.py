@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.policy_names import policy_column
 from rft_platform.common.user_code import load_object
 from rft_platform.config.schema.buffer import ReplayBuffer
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.selections import TRAINED_ON, read_selection
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.policy import published
+from rft_platform.rounds.project.policy import Policy, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.pending_rows import newest, selection_note
 
@@ -40,14 +41,6 @@ class Group:
     def key(self) -> tuple[int, str]:
         """Unique key of the group within the project."""
         return self.round, self.group_id
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyRows:
-    """Selects the rows of one policy, if several policies train on their own rows."""
-
-    name: str | None  # None: the first policy
-    explored_with: int  # policy version
 
 
 def linear_decay(model_version: int, use_count: int, decay: float) -> float:
@@ -122,8 +115,8 @@ def _trainings(project: Project, before: int) -> Iterator[tuple[int, float]]:
             yield number, note["settled_at"]
 
 
-def groups_of(store: ExperienceStore, number: int, policy: PolicyRows | None = None) -> list[Group]:
-    """The groups of a round by its active judgement, in row order; ``policy`` restricts them to one policy's rows.
+def groups_of(store: ExperienceStore, number: int, snapshot: Policy | None = None) -> list[Group]:
+    """The groups of a round by its active judgement, in row order; with the ``snapshot`` of a policy, its rows alone.
 
     Raises StorageError if the round is not explored and judged.
     """
@@ -133,9 +126,10 @@ def groups_of(store: ExperienceStore, number: int, policy: PolicyRows | None = N
         raise StorageError(f"{key} has no judged experiences to train on: launch explore_job for {key}")
     rows = store.read_judged(number, judge_version, columns=["row_id", "group_id", "dropped_by"]).to_pylist()
     version = explored["policy_version"]
-    if policy is not None:
-        version, called = policy.explored_with, store.read_rollouts(number, columns=["row_id", "policy"]).to_pylist()
-        own = {row["row_id"] for row in called if row["policy"] == policy.name}
+    if snapshot is not None:
+        version, column = snapshot.policy_version, policy_column(snapshot.name)
+        called = store.read_rollouts(number, columns=["row_id", "policy"]).to_pylist()
+        own = {row["row_id"] for row in called if row["policy"] == column}
         rows = [row for row in rows if row["row_id"] in own]
     kept: dict[str, list[str]] = {}
     filtered: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """The configured algorithm as specifications: for the trainer, and for the pipeline of judged experiences.
 
-``algorithm_spec`` and the functions after it fill the parts of a train request; ``pipeline_of`` lists the operators.
-``check_algorithm`` and ``check_operators`` refuse parts that do not fit together.
+``reference_folder`` and the functions after it fill the parts of a train request that need a project's folders;
+``pipeline_of`` lists the operators. ``check_algorithm`` and ``check_operators`` refuse parts that do not fit together.
 """
 
 from collections.abc import Iterator
@@ -10,10 +10,13 @@ from dataclasses import replace
 from rft_platform.algorithms.advantages.registry import ADVANTAGES
 from rft_platform.algorithms.plugins import import_plugins, plugins_digest
 from rft_platform.algorithms.presets import Preset
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import UserError
+from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.config.resolve import RunSettings
-from rft_platform.config.schema.algorithm import Optimizer, RolloutCorrection
+from rft_platform.config.schema.algorithm import RolloutCorrection
 from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.judging.execution.columns import experiences_of
 from rft_platform.judging.execution.experience_pipeline import Operator, Pipeline
 from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
@@ -24,13 +27,6 @@ from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
 from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import model_folder
-from rft_platform.training.protocol import (
-    AlgorithmSpec,
-    CriticSpec,
-    KlPenaltySpec,
-    LoraSpec,
-    OptimizerSpec,
-)
 
 _PLAIN = RolloutCorrection()
 
@@ -44,34 +40,6 @@ def loaded_digest(config: RftConfig) -> str | None:
     return plugins_digest(config.algorithm.plugins)
 
 
-def algorithm_spec(run: RunSettings) -> AlgorithmSpec:
-    """The configured algorithm as the trainer receives it; a critic gets the default CriticSpec (``critic_spec``)."""
-    config, settings, chosen = run.config, run.config.algorithm, run.algorithm
-    correction, penalty = settings.rollout_correction, settings.kl_penalty_fn_args
-    averaged = chosen.loss_agg_mode == "seq-mean-token-sum-norm"
-    return AlgorithmSpec(
-        policy_loss=chosen.policy_loss,
-        policy_loss_args=dict(chosen.policy_loss_args),
-        loss_agg_mode=chosen.loss_agg_mode,
-        loss_norm_length=settings.loss_norm_length or (config.model.response_limit if averaged else None),
-        beta=settings.beta,
-        kl_loss=settings.kl_loss_fn or "k2",
-        entropy_coef=settings.entropy_coef,
-        token_mask=correction.token_mask,
-        row_mask=correction.sequence_mask,
-        correction=correction.mode,
-        weight_cap=correction.weight_cap,
-        token_advantage=chosen.token_advantage,
-        token_advantage_args=dict(chosen.token_advantage_args),
-        kl_penalty=KlPenaltySpec(settings.kl_penalty_fn or "k1", penalty.kl_coef, penalty.target, penalty.horizon)
-        if penalty.kl_coef
-        else None,
-        critic=CriticSpec() if chosen.critic else None,
-        expert_weight=settings.experts.weight if chosen.experts and settings.experts else None,
-        plugins=tuple(settings.plugins),
-    )
-
-
 def check_algorithm(run: RunSettings) -> None:
     """Raise UserError if a part of the algorithm does not exist, does not fit the other parts, or would have no effect.
 
@@ -83,7 +51,7 @@ def check_algorithm(run: RunSettings) -> None:
         return
     from rft_platform.algorithms.losses.registry import bind
 
-    chosen, spec = run.algorithm, algorithm_spec(run)
+    chosen, spec = run.algorithm, run.spec
     loss = bind(spec.policy_loss, spec.policy_loss_args)
     problems = []
     if loss.policy_gradient and chosen.advantage is None and chosen.token_advantage is None:
@@ -175,7 +143,7 @@ def _std_threshold(chosen: Preset) -> float | None:
     return chosen.advantage_args.get(option) if option else None
 
 
-def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str | None = None) -> str | None:
+def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str = FIRST_POLICY) -> str | None:
     """The starting policy's folder if the algorithm needs a reference model; otherwise None."""
     always = project.settings.algorithm.reference == "always"
     needed = always or algorithm.beta or algorithm.kl_penalty is not None
@@ -192,45 +160,11 @@ def teacher_folder(project: Project) -> str | None:
     return str(model_folder(project, settings.teacher_model_path, "algorithm.teacher_model_path"))
 
 
-def lora_spec(project: Project) -> LoraSpec | None:
-    """The adapter to train; None: the full weights."""
-    lora = project.config.model.lora_configs[0] if project.config.model.lora_configs else None
-    return None if lora is None else LoraSpec(lora.lora_rank, lora.lora_alpha, _targets(lora.target_modules))
-
-
 def spec_with_critic(project: Project) -> AlgorithmSpec:
-    """The configured algorithm, with its critic settings if it has a critic."""
-    spec = algorithm_spec(project.settings)
-    return spec if spec.critic is None else replace(spec, critic=critic_spec(project))
-
-
-def critic_spec(project: Project) -> CriticSpec:
-    """The configured critic. Its schedule counts the critic's own updates, as many as the run has steps."""
-    settings, named = project.config.algorithm.critic, project.config.model.critic_model_path
-    return CriticSpec(
-        folder=None if named is None else str(model_folder(project, named, "model.critic_model_path")),
-        optimizer=optimizer_spec(settings, project.length.steps),
-        value_clip=settings.value_clip,
-        warmup_steps=settings.warmup_steps,
-    )
-
-
-def optimizer_spec(settings: Optimizer, run_steps: int, grad_clip: float | None = None) -> OptimizerSpec:
-    """AdamW as configured; a decay ends with the run unless the configuration sets another end.
-
-    A run that ends within its warm-up has no decay: its learning rates are those at the start of a longer run.
-    """
-    return OptimizerSpec(
-        lr=settings.lr,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-        eps=settings.eps,
-        clip_grad=settings.clip_grad if grad_clip is None else grad_clip,
-        lr_scheduler_type=settings.lr_scheduler_type,
-        lr_warmup_steps=settings.lr_warmup_steps,
-        total_steps=settings.total_steps or max(run_steps, settings.lr_warmup_steps + 1),
-    )
-
-
-def _targets(modules: str | list[str]) -> str | tuple[str, ...]:
-    return modules if isinstance(modules, str) else tuple(modules)
+    """The algorithm as the trainer receives it: with the folder of its critic, whose schedule ends with the run."""
+    spec, named = project.settings.spec, project.config.model.critic_model_path
+    if spec.critic is None:
+        return spec
+    folder = None if named is None else str(model_folder(project, named, "model.critic_model_path"))
+    optimizer = optimizer_spec(project.config.algorithm.critic, project.length.steps)
+    return replace(spec, critic=replace(spec.critic, folder=folder, optimizer=optimizer))

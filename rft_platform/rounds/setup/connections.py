@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.gpu_placement import gpu_count, place, visible_devices
+from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.config.gpu_placement import POLICY_ENGINE, engine_gpus, gpu_count, place, visible_devices
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.project.policy import published
@@ -56,55 +57,39 @@ def connect_engine(project: Project) -> PolicyEngine:
 
 def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineClient":
     """Find or start one engine process of the project, for the base model in ``folder``."""
-    from rft_platform.inference.launch.launcher import find_or_start_engine
-    from rft_platform.inference.launch.pool_start import replica_gpus
+    return start_engine(project, POLICY_ENGINE, folder, policy_spec(project.config, number), number)
+
+
+def start_engine(project: Project, name: str, folder: Path, spec: "EngineSpec", replica: int = 0) -> "EngineClient":
+    """Find or start an engine process on its GPUs; the only engine of the first policy may use all of them."""
+    from rft_platform.inference.launch.launcher import GPU_FILES, find_or_start_engine
+    from rft_platform.inference.launch.pool_start import engine_devices
 
     config = project.config
-    serving, rank = config.explorer.rollout_model, config.engine.max_lora_rank
-    if rank is None:
-        rank = max((adapter.lora_rank for adapter in config.model.lora_configs), default=0)
-    alone = serving.engine_num == 1 or config.engine.device == "cpu"
+    alone = name == POLICY_ENGINE and config.explorer.rollout_model.engine_num == 1
+    on_gpu = config.engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
+    gpus = engine_devices(engine_gpus(config)[name, replica]) if on_gpu and not alone else None
     return find_or_start_engine(
-        folder,
-        project.home.leases,
-        project.home.logs,
-        policy_spec(config, number, rank),
-        replica=number,
-        gpus=None if alone else replica_gpus(number // config.explorer.engines_per_gpu, serving.tensor_parallel_size),
+        folder, project.home.leases, project.home.logs, spec, name=name, replica=replica, gpus=gpus
     )
 
 
 def connect_policies(project: Project) -> dict[str, "EngineClient"]:
     """A healthy engine for each policy of section ``policies``, by name; started in parallel."""
-    entries = project.config.policies
-    with ThreadPoolExecutor(len(entries) or 1) as pool:
-        clients = list(pool.map(partial(_connect_policy, project), range(len(entries))))
-    return {entry.name: client for entry, client in zip(entries, clients, strict=True)}
+    config = project.config
+
+    def connect(entry: "FurtherPolicy") -> "EngineClient":
+        return start_engine(project, entry.lease, start_folder(project, entry.name, verify=False), policy_spec(config))
+
+    with ThreadPoolExecutor(len(config.policies) or 1) as pool:
+        clients = list(pool.map(connect, config.policies))
+    return {entry.name: client for entry, client in zip(config.policies, clients, strict=True)}
 
 
-def _connect_policy(project: Project, index: int) -> "EngineClient":
-    """The engine of a further policy. Its GPUs come after those of the first policy and the auxiliary models."""
-    from rft_platform.inference.launch.launcher import GPU_FILES, find_or_start_engine
-    from rft_platform.inference.launch.pool_start import replica_gpus
-
-    config, entry = project.config, project.config.policies[index]
-    serving, engine = config.explorer.rollout_model, config.engine
-    size = serving.tensor_parallel_size
-    before = config.explorer.policy_gpus + sum(model.devices for model in config.explorer.auxiliary_models)
-    on_gpu = engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
-    return find_or_start_engine(
-        start_folder(project, entry, verify=False),
-        project.home.leases,
-        project.home.logs,
-        policy_spec(config),
-        name=entry.lease,
-        gpus=replica_gpus(index, size, before) if on_gpu else None,
-    )
-
-
-def start_folder(project: Project, entry: "FurtherPolicy", *, verify: bool = True) -> Path:
-    """The folder of the model that a further policy starts from."""
-    return model_folder(project, entry.model_path, f"policies ({entry.name}).model_path", verify=verify)
+def start_folder(project: Project, policy: str, *, verify: bool = True) -> Path:
+    """The folder of the model that a policy starts from."""
+    start = project.policies[policy]
+    return model_folder(project, start.model_path, start.key, verify=verify)
 
 
 def engine_spec(
@@ -138,16 +123,18 @@ def engine_spec(
     )
 
 
-def policy_spec(config: "RftConfig", replica: int = 0, lora_rank: int = 0) -> "EngineSpec":
+def policy_spec(config: "RftConfig", replica: int = 0) -> "EngineSpec":
     """Engine settings for a trained policy."""
-    model = config.model
+    model, rank = config.model, config.engine.max_lora_rank
+    if rank is None:
+        rank = max((adapter.lora_rank for adapter in model.lora_configs), default=0)
     return engine_spec(
         config,
         config.explorer.rollout_model,
         replica=replica,
         max_model_len=model.max_model_len,
         chat_template=model.custom_chat_template,
-        lora_rank=lora_rank,
+        lora_rank=rank,
     )
 
 
@@ -231,7 +218,7 @@ def _registry(uri: str, artifacts: Path | None, project: str, model_name: str, r
 def base_model_folder(project: Project) -> Path:
     """The folder of the base model: a local folder, a download from the hub, or a model of the registry."""
     unread = published(project.store, 0) is None  # once version 0 is published, everything starts from that policy
-    return model_folder(project, project.config.model.model_path, "model.model_path", verify=unread)
+    return start_folder(project, FIRST_POLICY, verify=unread)
 
 
 def model_folder(project: Project, name: str, key: str, *, verify: bool = True) -> Path:

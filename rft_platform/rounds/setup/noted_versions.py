@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.common.sqlite_files import database_file
 from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.models import DIGEST_TAG, NotedVersion, lost
 from rft_platform.model_registry.sqlite_reader import read_versions
-from rft_platform.rounds.project.notes import POLICY, note_of
+from rft_platform.rounds.project.notes import POLICY
 from rft_platform.rounds.project.policy import Policy, published
 from rft_platform.rounds.project.project import Project
 
@@ -24,8 +25,8 @@ class RegisteredPolicy:
     rounds: tuple[int, ...]  # ascending; the first one trained it
 
 
-def registered_policies(store: ExperienceStore, name: str | None = None) -> list[RegisteredPolicy]:
-    """Every registered policy named in the notes, in training order. ``name`` selects the policy; None is the first."""
+def registered_policies(store: ExperienceStore, name: str = FIRST_POLICY) -> list[RegisteredPolicy]:
+    """The registered versions of a policy that the notes name, in training order."""
     rounds: dict[str, list[int]] = {}
     found: dict[str, Policy] = {}
     for number in store.rounds():
@@ -49,16 +50,16 @@ def local_uri(home: Home) -> str:
     return f"sqlite:///{home.mlflow / 'mlflow.db'}"
 
 
-def newest_noted(store: ExperienceStore, name: str | None = None) -> NotedVersion | None:
+def newest_noted(store: ExperienceStore, name: str = FIRST_POLICY) -> NotedVersion | None:
     """The version of the newest registered policy; None if nothing is registered yet. Reads only the newest notes."""
     return next(_noted(store, name), None)
 
 
-def _noted(store: ExperienceStore, name: str | None) -> Iterator[NotedVersion]:
+def _noted(store: ExperienceStore, name: str) -> Iterator[NotedVersion]:
     for number in reversed(store.rounds()):
         policy = published(store, number, name)
         if policy is not None and policy.model_version is not None:
-            note = store.round_folder(number) / f"{note_of(POLICY, name)}.json"
+            note = store.round_folder(number) / f"{stored_name(POLICY, name)}.json"
             yield NotedVersion(int(policy.model_version), policy.weights_digest, note)
 
 
@@ -76,11 +77,6 @@ def check_registry(project: Project) -> None:
     versions = read_versions(uri, project.model_name)
     if versions is not None and all(version.version != noted.version for version in versions):
         raise lost(f"{file} does not know this version", noted, project.model_name)
-
-
-def run_name(project: Project, name: str | None) -> str:
-    """The name of the MLflow run of a policy's training; ``name`` None is the first policy."""
-    return project.config.name if name is None else f"{project.config.name}-{name}"
 
 
 def version_tags(lineage: Mapping[str, Any], weights_digest: str) -> dict[str, Any]:

@@ -7,63 +7,38 @@ release has its own engine too. If the machine has no GPU left for it, evaluatio
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.gpu_placement import gpu_count, place
+from rft_platform.config.gpu_placement import CANDIDATE_ENGINE, EVALUATION_ENGINE, engine_gpus, gpu_count, place
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.setup.connections import base_model_folder, connect_engine, policy_spec
+from rft_platform.rounds.setup.connections import base_model_folder, connect_engine, policy_spec, start_engine
 
 if TYPE_CHECKING:
     from rft_platform.inference.client import EngineClient
-
-EVALUATION, CANDIDATE = "evaluation", "candidate"  #: names of the engines and of their leases
-_ORDER = (EVALUATION, CANDIDATE)
 
 
 def connect_evaluation_engine(project: Project) -> PolicyEngine:
     """The engine that evaluations and warm starts use."""
     if not project.config.online or shares_engine(project):
         return connect_engine(project)
-    return _connect(project, EVALUATION)
+    return start_engine(project, EVALUATION_ENGINE, base_model_folder(project), policy_spec(project.config))
 
 
 def connect_candidate_engine(project: Project) -> "EngineClient":
     """The engine that serves the candidate of a release. Raises UserError if there is no GPU for it."""
-    if not _has_devices(project, CANDIDATE):
+    if not _has_devices(project, CANDIDATE_ENGINE):
         raise UserError(
             "no GPU is left for the engine of a candidate: lower explorer.rollout_model.engine_num or trainer.nproc"
         )
-    return _connect(project, CANDIDATE)
+    return start_engine(project, CANDIDATE_ENGINE, base_model_folder(project), policy_spec(project.config))
 
 
 def shares_engine(project: Project) -> bool:
     """Whether evaluations use the engine that serves production traffic."""
-    return not _has_devices(project, EVALUATION)
-
-
-def _connect(project: Project, name: str) -> "EngineClient":
-    from rft_platform.inference.launch.launcher import find_or_start_engine
-    from rft_platform.inference.launch.pool_start import replica_gpus
-
-    config, size = project.config, project.config.explorer.rollout_model.tensor_parallel_size
-    rank = config.engine.max_lora_rank
-    if rank is None:
-        rank = max((adapter.lora_rank for adapter in config.model.lora_configs), default=0)
-    on_gpu = config.engine.device != "cpu" and gpu_count() > 0
-    return find_or_start_engine(
-        base_model_folder(project),
-        project.home.leases,
-        project.home.logs,
-        policy_spec(config, lora_rank=rank),
-        name=name,
-        gpus=replica_gpus(_ORDER.index(name), size, place(config, gpu_count()).engines) if on_gpu else None,
-    )
+    return not _has_devices(project, EVALUATION_ENGINE)
 
 
 def _has_devices(project: Project, name: str) -> bool:
-    gpus = gpu_count()
-    if project.config.engine.device == "cpu" or not gpus:
+    config, gpus = project.config, gpu_count()
+    if config.engine.device == "cpu" or not gpus:
         return True
-    placement = place(project.config, gpus)
-    size = project.config.explorer.rollout_model.tensor_parallel_size
-    needed = placement.engines + size * (_ORDER.index(name) + 1)
-    return needed <= gpus - placement.trainer_count
+    return engine_gpus(config)[name, 0].stop <= gpus - place(config, gpus).trainer_count

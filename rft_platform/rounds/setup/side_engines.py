@@ -1,14 +1,13 @@
-"""Serve further models beside the first policy while a stage needs them.
+"""Serve the models beside the first policy while a stage needs them.
 
-Auxiliary models (``explorer.auxiliary_models``) are engines of this project or external endpoints. Further policies
-(``policies``) each have an engine, which serves the version that the stage names.
+Auxiliary models (``explorer.auxiliary_models``) are engines of this project or external endpoints. Each policy of
+section ``policies`` has an engine, which serves the version that the stage names.
 """
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import EngineError, UserError
@@ -18,7 +17,7 @@ from rft_platform.rollout.workflows.chat_models import framework_models
 from rft_platform.rounds.project.policy import Policy, deploy
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.repair import repair_on_failure
-from rft_platform.rounds.setup.connections import connect_policies, engine_spec, model_folder
+from rft_platform.rounds.setup.connections import connect_policies, engine_spec, model_folder, start_engine
 
 if TYPE_CHECKING:
     from rft_platform.config.schema.explorer import AuxiliaryModel as Entry
@@ -77,16 +76,12 @@ def check_keys(config: "RftConfig") -> None:
 def _served(project: Project, entries: Sequence["Entry"]) -> Iterator[list[AuxiliarySpec]]:
     """Yield the address and settings of each model; keep its engines from reaching their idle time-out in the block."""
     config = project.config
-    first = config.explorer.policy_gpus
-    starts: list[tuple[Entry, int, int]] = []
-    for entry in entries:
-        starts += [(entry, number, first) for number in range(0 if entry.base_url else entry.engine_num)]
-        first += entry.devices
+    starts = [(entry, number) for entry in entries for number in range(0 if entry.base_url else entry.engine_num)]
     with ThreadPoolExecutor(len(starts) or 1) as pool:
         started = [pool.submit(_connect, project, *start) for start in starts]
     clients = [future.result() for future in started]
     by_name: dict[str, list[EngineClient]] = {entry.known_as: [] for entry in entries}
-    for (entry, _, _), client in zip(starts, clients, strict=True):
+    for (entry, _), client in zip(starts, clients, strict=True):
         by_name[entry.known_as].append(client)
     specs = []
     for entry in entries:
@@ -98,21 +93,11 @@ def _served(project: Project, entries: Sequence["Entry"]) -> Iterator[list[Auxil
         yield specs
 
 
-def _connect(project: Project, entry: "Entry", number: int, first_gpu: int) -> "EngineClient":
+def _connect(project: Project, entry: "Entry", number: int) -> "EngineClient":
     """Find or start one engine process of an auxiliary model."""
-    from rft_platform.inference.launch.launcher import GPU_FILES, find_or_start_engine
-    from rft_platform.inference.launch.pool_start import replica_gpus
-
-    on_gpu = project.config.engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
-    return find_or_start_engine(
-        model_folder(project, entry.model_path, f"explorer.auxiliary_models ({entry.known_as}).model_path"),
-        project.home.leases,
-        project.home.logs,
-        engine_spec(project.config, entry, replica=number, max_model_len=entry.max_model_len),
-        name=entry.lease,
-        replica=number,
-        gpus=replica_gpus(number, entry.tensor_parallel_size, first_gpu) if on_gpu else None,
-    )
+    key = f"explorer.auxiliary_models ({entry.known_as}).model_path"
+    spec = engine_spec(project.config, entry, replica=number, max_model_len=entry.max_model_len)
+    return start_engine(project, entry.lease, model_folder(project, entry.model_path, key), spec, number)
 
 
 def _spec(
@@ -165,7 +150,7 @@ def keep_awake(clients: Sequence["EngineClient"]) -> Iterator[None]:
 
 @contextmanager
 def serving_policies(project: Project, policies: Mapping[str, Policy]) -> Iterator[dict[str, PolicyEngine]]:
-    """Yield engines that serve exactly these further policies, by name; an empty dict if there are none.
+    """Yield the engines of all policies but the first, by name, each serving exactly the one in ``policies``.
 
     Running engines are reused; missing ones are started in parallel. After a weight change each engine is compared with
     the trainer's log-probs. Raises the errors of ``deploy``, and EngineError if an engine does not start.

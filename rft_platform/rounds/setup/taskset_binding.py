@@ -14,6 +14,7 @@ from rft_platform.judging.execution.compose import JudgeSpec, build_judge
 from rft_platform.judging.judge_context import JudgeState
 from rft_platform.judging.model_endpoint import EndpointSettings
 from rft_platform.rollout.class_style import FormatArgs
+from rft_platform.rollout.workers.import_check import check_importable
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.rounds.project.project import Project
 
@@ -40,10 +41,12 @@ def workflow_of(project: Project, taskset: Taskset) -> Workflow:
 
 
 def check_workflow(project: Project, taskset: Taskset) -> None:
-    """Raise UserError if the workflow cannot be loaded. One of another environment is only loaded at its start."""
+    """Raise UserError if the workflow cannot be loaded by the interpreter that runs it."""
     workers = project.config.explorer.workers
-    if workers.kind == "inprocess" or workers.python is None:
+    if workers.kind == "inprocess" or workers.python is None or taskset.workflow == _BATCHED:
         _resolved(taskset)
+    else:
+        check_importable(workers.python, taskset.workflow, taskset.workflow_args)
 
 
 def _resolved(taskset: Taskset) -> Workflow:

@@ -19,8 +19,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import headers_of
 from rft_platform.serving.database import COMMITTED, CONSUMED, LABELLED, RECORDED
+from rft_platform.serving.pages.reader import TrafficReader
 from rft_platform.serving.preferences import PreferenceStore
-from rft_platform.serving.reader import TrafficReader
 from rft_platform.serving.release_commands import ReleaseCommands
 from rft_platform.serving.release_routes import ADMIN
 from rft_platform.serving.rules.action_types import ANSWER, QUESTION, TOOL_INVALID, TOOL_VALID

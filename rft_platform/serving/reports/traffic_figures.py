@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
-from rft_platform.serving.database import Call, readings
+from rft_platform.serving.database import FIRST_IMPORTED, Call, readings
 from rft_platform.serving.rules.alerts import ActionFigures, TrafficFigures
 
 _MOST = 100_000  # calls that are counted, so that a look at busy traffic stays quick
@@ -54,7 +54,11 @@ def _served_delays(session: Session, recent: Any, versions: Mapping[int, int]) -
         if batch is not None and batch in versions and labelled_at is not None
     ]
     served = {
-        batch: session.scalar(select(func.min(Call.recorded_at)).where(recent, Call.policy_version >= versions[batch]))
+        batch: session.scalar(
+            select(func.min(Call.recorded_at)).where(
+                recent, Call.policy_version >= versions[batch], Call.policy_version <= FIRST_IMPORTED
+            )
+        )
         for batch in {batch for batch, _ in consumed}
     }
     found = [(served[batch], labelled_at) for batch, labelled_at in consumed]

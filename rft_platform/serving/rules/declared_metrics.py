@@ -10,7 +10,7 @@ from rft_platform.common.errors import UserError
 
 REWARD = "reward"  #: the metric that trains; it is always declared
 IMPLICIT = "implicit"  #: metric of an answer whose reaction says nothing; tag ``source`` of a reward from a reaction
-IMPLICIT_ID = f"{IMPLICIT}-"  #: how the ids of feedback from reactions begin; no client may use them
+IMPLICIT_ID = f"{IMPLICIT}-"  #: how the ids of feedback from reactions begin; no client may use them or the metric
 _LONGEST_ID = 200  # characters, as in the database
 
 

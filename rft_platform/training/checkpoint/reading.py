@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file
 
 from rft_platform.algorithms.kl import KlControl
+from rft_platform.algorithms.spec import CriticSpec, LoraSpec, OptimizerSpec
 from rft_platform.common.digests import defers_state
 from rft_platform.common.errors import DamagedError, UserError
 from rft_platform.common.files import read_json
@@ -35,7 +36,6 @@ from rft_platform.training.models.loading import load_policy
 from rft_platform.training.models.optimizer import build_optimizer, restore_moments
 from rft_platform.training.models.shards import TRAINER_STATE
 from rft_platform.training.models.trainer_state import TrainerState, restore_random_state
-from rft_platform.training.protocol import CriticSpec, LoraSpec, OptimizerSpec
 
 #: Files in ``TRAINER_STATE`` beside the sharded ones.
 RANDOM, STATE = "random.safetensors", "state.json"

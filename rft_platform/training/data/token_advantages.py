@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rft_platform.algorithms.kl import KlControl, kl_estimator
+from rft_platform.algorithms.spec import AlgorithmSpec, KlPenaltySpec
 from rft_platform.algorithms.token_advantages.registry import (
     Trajectories,
     check_token_advantage,
@@ -21,7 +22,6 @@ from rft_platform.common.errors import NonFiniteError, UserError, some
 from rft_platform.training.data.rollout_rows import TrainingRows
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.distributed import Reduce
-from rft_platform.training.protocol import AlgorithmSpec, KlPenaltySpec
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rft_platform.algorithms.aggregation import Aggregation
+from rft_platform.algorithms.spec import CriticSpec
 from rft_platform.algorithms.value_loss import explained_variance, value_loss
 from rft_platform.common.errors import NonFiniteError, some
 from rft_platform.training.data.samples import Sample
@@ -16,7 +17,6 @@ from rft_platform.training.models.optimizer import apply_step, clip_gradients
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.packed_policy import evaluate, idle_pack
 from rft_platform.training.packed.packing import Pack, pack
-from rft_platform.training.protocol import CriticSpec
 
 
 def compute_values(

@@ -9,6 +9,7 @@ from torch import Tensor
 from rft_platform.algorithms.common.ratio import effective_sample_share
 from rft_platform.algorithms.losses.registry import TokenBatch
 from rft_platform.algorithms.objective import Objective
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.distributed import Reduce, one_rank
 from rft_platform.training.loop.distillation import distillation_loss
@@ -18,7 +19,6 @@ from rft_platform.training.packed.flops import TrainingCost, Work, sharing_pays
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.packed_policy import PackedPolicy, idle_pack
 from rft_platform.training.packed.packing import Pack
-from rft_platform.training.protocol import AlgorithmSpec
 
 
 def accumulate_gradients(

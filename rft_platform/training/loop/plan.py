@@ -12,13 +12,14 @@ import numpy as np
 
 from rft_platform.algorithms.objective import Objective
 from rft_platform.algorithms.plugins import plugins_digest
+from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
 from rft_platform.training.checkpoint.manifest import identify
 from rft_platform.training.checkpoint.reading import Position, read_position
 from rft_platform.training.data.offline_data import among_rollouts, read_demonstrations, read_preferences
 from rft_platform.training.data.rollout_rows import TrainingRows, digest_files, read_rollouts
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
+from rft_platform.training.protocol import TrainRequest
 
 #: Fields outside the identity: paths (contents count by digest), the lineage, and options of what is saved.
 _NOT_IDENTITY = (

@@ -9,10 +9,10 @@ import numpy as np
 
 from rft_platform.algorithms.aggregation import Aggregation
 from rft_platform.algorithms.objective import Objective
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.packed.packing import Pack, pack
-from rft_platform.training.protocol import AlgorithmSpec
 
 #: Fields of ``Sample`` that become fields of ``TokenBatch`` if the objective reads them, and which objectives do.
 _LOGPROBS = {

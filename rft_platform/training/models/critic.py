@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rft_platform.algorithms.spec import CriticSpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.models.loading import is_sharded, own_memory, prepare_policy, shard
@@ -20,7 +21,6 @@ from rft_platform.training.packed.attention import ATTENTION, register_attention
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.model_support import check_packable
 from rft_platform.training.packed.packed_policy import packed_hidden
-from rft_platform.training.protocol import CriticSpec
 
 
 class PackedCritic(nn.Module):

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rft_platform.algorithms.spec import LoraSpec
 from rft_platform.common.digests import defers_state
 from rft_platform.common.errors import UserError
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.models.shards import MASTER, TRAINER_STATE, ShardReader
 from rft_platform.training.packed.packed_policy import PackedModel, PackedPolicy
-from rft_platform.training.protocol import LoraSpec
 
 #: Limit of compiled variants of a layer: lengths x (training, scoring) x models of one class, with some margin.
 COMPILED_VARIANTS = 32

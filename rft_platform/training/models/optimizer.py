@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from rft_platform.algorithms.spec import OptimizerSpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.models.shards import ShardReader
-from rft_platform.training.protocol import OptimizerSpec
 
 
 def build_optimizer(
@@ -18,8 +19,12 @@ def build_optimizer(
 ) -> torch.optim.AdamW:
     """Build AdamW over the trainable parameters of ``model``. Weight decay applies to matrices only.
 
-    If ``moments_of`` is given (an optimizer of the same model), its moments and step counts are kept.
+    If ``moments_of`` is given (an optimizer of the same model), its moments and step counts are kept. Raises
+    RuntimeError if FSDP's modules show gathered copies instead of their shards.
     """
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule) and not all(isinstance(p, DTensor) for p in module.parameters()):
+            raise RuntimeError(f"the parameters of {name or 'the model'} are gathered copies: expected FSDP's shards")
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim > 1], "weight_decay": spec.weight_decay},

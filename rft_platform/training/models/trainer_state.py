@@ -9,12 +9,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.tensor import DTensor
 
 from rft_platform.algorithms.kl import KlControl
+from rft_platform.algorithms.spec import CriticSpec, LoraSpec, OptimizerSpec
 from rft_platform.training.models.critic import Critic
 from rft_platform.training.models.loading import master_weights
 from rft_platform.training.models.optimizer import build_optimizer
 from rft_platform.training.models.shards import local_part, on_host
 from rft_platform.training.packed.packed_policy import PackedPolicy
-from rft_platform.training.protocol import CriticSpec, LoraSpec, OptimizerSpec
 
 #: Gather full tensors, not shards, for the published weights.
 _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -6,11 +6,12 @@ Hidden states are used only where a token is predicted, and each distinct (state
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import Sample
@@ -122,7 +123,8 @@ def evaluate(
 ) -> list[np.ndarray]:
     """Run ``model`` over the samples without gradients. Return its numbers per token, float32 [n] for each sample.
 
-    Tokens that are not trained get 0. Under FSDP every rank must call it, each with its own samples.
+    Tokens that are not trained get 0. Under FSDP every rank must call it, each with its own samples. Its parameters are
+    the shards again afterwards.
     """
     packs = pack(samples, max_tokens_per_pack, static=model.static_lengths)
     values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
@@ -132,8 +134,20 @@ def evaluate(
             value: Tensor = model(PackTensors.of(part, model.device, model.compute_dtype))
             if index < len(packs):
                 values[part.token_source] = value.cpu().numpy()
+    release_gathered(model)
     ends = np.cumsum([len(s.token_ids) for s in samples])
     return np.split(values, ends[:-1]) if len(ends) else []
+
+
+def release_gathered(model: PackedModel) -> None:
+    """Let FSDP's modules show their shards as parameters again.
+
+    A backward pass does this. A forward pass without one leaves gathered copies in their place: an optimizer that is
+    built then updates the copies, and the weights stay as they are.
+    """
+    for module in cast(nn.Module, model).modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def score(

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rft_platform.algorithms.losses.registry import LOSSES
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.packed.packed_policy import PackedPolicy
-from rft_platform.training.protocol import AlgorithmSpec
 
 #: Settings that weight, correct, mask and add to a loss's tokens in every way there is.
 EVERYTHING: dict[str, Any] = {

@@ -9,11 +9,11 @@ import torch
 from invariance import build_rows
 from small_model import VOCABULARY, build_model
 
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.models.loading import prepare_layers
 from rft_platform.training.packed.packed_policy import PackedPolicy, score, warm_up
-from rft_platform.training.protocol import AlgorithmSpec
 
 pytestmark = [
     pytest.mark.gpu,

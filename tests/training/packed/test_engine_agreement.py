@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.training.data.samples import Sample, rollout_sample
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.packed.packed_policy import PackedPolicy, score
-from rft_platform.training.protocol import AlgorithmSpec
 
 
 def test_packed_padded_and_single_sequences_agree(rows: list[Sample], model: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.loop.training_run import share_of_rank
@@ -22,7 +23,6 @@ from rft_platform.training.packed.flops import (
 )
 from rft_platform.training.packed.packed_policy import PackedPolicy
 from rft_platform.training.packed.packing import pack
-from rft_platform.training.protocol import AlgorithmSpec
 
 
 def line(ids: list[int], start: int, name: str = "row") -> Sample:

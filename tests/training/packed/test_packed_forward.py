@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.packed import attention, lm_head
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.packed_policy import PackedPolicy, score
 from rft_platform.training.packed.packing import pack
-from rft_platform.training.protocol import AlgorithmSpec
 
 CPU = torch.device("cpu")
 

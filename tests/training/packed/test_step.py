@@ -11,11 +11,11 @@ import torch
 from thread_ranks import ThreadRanks
 from torch import Tensor
 
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import Sample, check_sampling, demonstration_sample, rollout_sample
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.packed.packed_policy import PackedPolicy, score
-from rft_platform.training.protocol import AlgorithmSpec
 
 SPECS = {
     "grpo": AlgorithmSpec(),

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.packed.packed_policy import PackedPolicy
 from rft_platform.training.packed.packing import pack
-from rft_platform.training.protocol import AlgorithmSpec
 
 DPO = AlgorithmSpec(policy_loss="dpo", loss_agg_mode="seq-mean-token-sum")
 

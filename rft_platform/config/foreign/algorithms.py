@@ -1,0 +1,237 @@
+"""Section ``algorithm`` of foreign files: names, arguments, warm-up, teachers and demonstrations."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.config.foreign.names import (
+    ADVANTAGE_ARGUMENTS,
+    ADVANTAGE_NOTE,
+    ADVANTAGES,
+    ALGORITHMS,
+    LOSS_ARGUMENTS,
+    LOSS_NOTE,
+    LOSSES,
+    OPERATORS,
+)
+from rft_platform.config.foreign.treatments import Data, mapping_at, put, value_at
+
+_REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"
+_AUXILIARY_BUFFERS = "buffer.trainer_input.auxiliary_buffers"
+
+
+def convert_algorithm(data: Data) -> Iterator[str]:
+    """Convert section ``algorithm`` and what belongs to it; yields one line for each difference. Raises UserError."""
+    section = data.setdefault("algorithm", {})
+    if not isinstance(section, dict):
+        return
+    yield from _demonstrations(data, section)
+    yield from _named(section)
+    yield from _without_kl(section)
+    yield from _advantage(section)
+    yield from _loss(section)
+    yield from warm_up(data, section)
+    yield from _teacher(data, section)
+    yield from _operators(data)
+    yield from _replay(data)
+    if not section:
+        del data["algorithm"]
+
+
+def _named(section: Data) -> Iterator[str]:
+    name = str(section.get("algorithm_type"))
+    if name in ALGORITHMS:
+        section["algorithm_type"], note = ALGORITHMS[name]
+        yield f"algorithm.algorithm_type {name} is {section['algorithm_type']} here" + (f": {note}" if note else "")
+
+
+def _without_kl(section: Data) -> Iterator[str]:
+    """The function ``none`` of a KL term switches it off, whatever its coefficient; here the coefficient does so."""
+    for name in ("kl_loss_fn", "kl_penalty_fn"):
+        if section.get(name) != "none":
+            continue
+        del section[name]
+        if mapping_at(section, f"{name}_args").pop("kl_coef", None):
+            yield f"algorithm.{name} none: algorithm.{name}_args.kl_coef is left out, and there is no such KL term"
+
+
+def _arguments(section: Data, name: str, own: frozenset[str]) -> Data | None:
+    """The arguments of a function of the platform; None: there are none, or they are those of the user's function."""
+    key, function = f"{name}_args", section.get(name)
+    if section.get(key) is None:
+        section.pop(key, None)
+    known = function is None or (isinstance(function, str) and function in own)
+    arguments = section.get(key)
+    return arguments if known and isinstance(arguments, dict) else None
+
+
+def _advantage(section: Data) -> Iterator[str]:
+    arguments = _arguments(section, "advantage_fn", ADVANTAGES)
+    if arguments is None:
+        return
+    if section.get("algorithm_type") == "gkd":  # its options are those of the loss
+        share = arguments.pop("lambda_coef", None)
+        arguments.pop("kl_coef", None)
+        if share is not None:
+            put(section, "policy_loss_fn_args.beta", share, "algorithm.advantage_fn_args.lambda_coef and beta")
+    threshold = arguments.get("std_threshold")
+    steps = section.get("advantage_fn") == "step_wise_grpo" or section.get("algorithm_type") == "multi_step_grpo"
+    if threshold is not None and not steps:
+        del arguments["std_threshold"]
+        put(
+            section,
+            "filters.zero_variance",
+            True,
+            "algorithm.advantage_fn_args.std_threshold and filters.zero_variance",
+        )
+        yield (
+            "algorithm.advantage_fn_args.std_threshold: algorithm.filters.zero_variance takes its place, which leaves "
+            "out groups whose rewards are all equal"
+        )
+    if arguments.get("std_cal_level") in ("group", None):
+        arguments.pop("std_cal_level", None)
+    kept, dropped = _renamed(arguments, ADVANTAGE_ARGUMENTS)
+    if kept:
+        section["advantage_fn_args"] = kept
+    else:
+        del section["advantage_fn_args"]
+    if dropped:
+        yield f"algorithm.advantage_fn_args {', '.join(dropped)}: no effect here: {ADVANTAGE_NOTE}"
+
+
+def _loss(section: Data) -> Iterator[str]:
+    arguments = _arguments(section, "policy_loss_fn", LOSSES)
+    if arguments is None:
+        return
+    both = arguments.pop("clip_range", None)
+    mode = arguments.pop("loss_agg_mode", None)
+    if mode is not None:
+        put(section, "loss_agg_mode", mode, "algorithm.policy_loss_fn_args.loss_agg_mode and algorithm.loss_agg_mode")
+    kept, dropped = _renamed(arguments, LOSS_ARGUMENTS)
+    if both is not None:
+        kept = {"clip_low": both, "clip_high": both, **kept}
+    if kept:
+        section["policy_loss_fn_args"] = kept
+    else:
+        del section["policy_loss_fn_args"]
+    if dropped:
+        yield f"algorithm.policy_loss_fn_args {', '.join(dropped)}: no effect here: {LOSS_NOTE}"
+
+
+def _renamed(arguments: Data, names: Mapping[str, str | None]) -> tuple[Data, list[str]]:
+    kept: Data = {}
+    dropped = []
+    for name, value in arguments.items():
+        target = names.get(name, name)
+        if target is None:
+            dropped.append(name)
+        else:
+            kept[target] = value
+    return kept, dropped
+
+
+def warm_up(data: Data, section: Data) -> Iterator[str]:
+    """Replace a share of the steps by their number; yields a line about it. Raises UserError if it is not known."""
+    optimizer = section.get("optimizer")
+    if not isinstance(optimizer, dict):
+        return
+    if optimizer.get("lr_warmup_steps") == -1:
+        del optimizer["lr_warmup_steps"]
+    share = optimizer.pop("lr_warmup_steps_ratio", None)
+    if not share:
+        return
+    if not _is_share(share):
+        raise UserError(f"algorithm.optimizer.lr_warmup_steps_ratio {share!r}: expected a number from 0 to 1")
+    steps = value_at(data, "trainer.total_steps") or value_at(data, "buffer.total_steps")
+    if not isinstance(steps, int):
+        raise UserError(
+            f"algorithm.optimizer.lr_warmup_steps_ratio {share}: the number of steps is not set; set "
+            "trainer.total_steps, or algorithm.optimizer.lr_warmup_steps"
+        )
+    both = "algorithm.optimizer.lr_warmup_steps_ratio and lr_warmup_steps"
+    put(optimizer, "lr_warmup_steps", int(share * steps), both)
+    yield f"algorithm.optimizer.lr_warmup_steps_ratio {share} of {steps} steps is lr_warmup_steps {int(share * steps)}"
+
+
+def _teacher(data: Data, section: Data) -> Iterator[str]:
+    """The first auxiliary model of a file for distillation is the teacher."""
+    if section.get("algorithm_type") not in ("on_policy_distill", "gkd") or section.get("teacher_model_path"):
+        return
+    models: Any = value_at(data, "explorer.auxiliary_models")
+    if isinstance(models, list) and models and isinstance(models[0], dict) and models[0].get("model_path"):
+        teacher = models.pop(0)["model_path"]
+        section["teacher_model_path"] = teacher
+        yield f"explorer.auxiliary_models[0] is the teacher: algorithm.teacher_model_path {teacher}"
+
+
+def _demonstrations(data: Data, section: Data) -> Iterator[str]:
+    """The auxiliary buffer with demonstrations is ``algorithm.experts``."""
+    strategy = _popped(section, "sample_strategy_args") or {}
+    mixes = str(section.get("algorithm_type")).startswith("mix")
+    loss = (_arguments(section, "policy_loss_fn", LOSSES) or {}) if mixes else {}
+    size = loss.pop("train_batch_size_expert", None)
+    share, weight = strategy.pop("expert_data_ratio", None), loss.pop("mu", None)
+    if strategy:
+        names = ", ".join(map(str, strategy))
+        yield f"algorithm.sample_strategy_args {names}: no effect here: synchronizer and replay_buffer decide"
+    buffers = _popped(mapping_at(data, "buffer.trainer_input"), "auxiliary_buffers")
+    if not buffers:
+        return
+    if len(buffers) > 1 or not mixes:
+        raise UserError(
+            f"{_AUXILIARY_BUFFERS}: the algorithm mix learns from one dataset of demonstrations (algorithm.experts), "
+            "and no other algorithm reads further buffers: leave them out"
+        )
+    (buffer,) = buffers.values()
+    if not isinstance(buffer, dict):
+        raise UserError(f"{_AUXILIARY_BUFFERS}: got {buffer!r}; expected a section with path")
+    form = mapping_at(buffer, "format")
+    experts: Data = {key: buffer[key] for key in ("path", "split", "subset_name") if buffer.get(key) is not None}
+    columns = {key: form[key] for key in ("prompt_key", "response_key", "system_prompt") if form.get(key) is not None}
+    if columns:
+        experts["format"] = columns
+    if weight is not None:
+        experts["weight"] = weight
+    total = value_at(data, "buffer.train_batch_size")
+    rows = size or (_is_share(share) and isinstance(total, int) and round(share * total))
+    if rows:
+        experts["batch_size"] = rows
+        if (
+            isinstance(total, int) and isinstance(rows, int) and total > rows
+        ):  # here a step has demonstrations in addition to its experiences
+            data["buffer"]["train_batch_size"] = total - rows
+            yield f"buffer.train_batch_size {total}: {total - rows} experiences and {rows} demonstrations a step"
+    put(section, "experts", experts, f"{_AUXILIARY_BUFFERS} and algorithm.experts")
+
+
+def _popped(section: Data, key: str) -> Data | None:
+    """Remove and return a mapping; a value of another type stays for the validation."""
+    if section.get(key) is None or isinstance(section[key], dict):
+        return section.pop(key, None)
+    return None
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+
+
+def _operators(data: Data) -> Iterator[str]:
+    pipeline = value_at(data, "data_processor.experience_pipeline")
+    operators = pipeline.get("operators") if isinstance(pipeline, dict) else None
+    if not isinstance(operators, list):
+        return
+    kept = []
+    for entry in operators:
+        name = str(entry.get("name")) if isinstance(entry, dict) else ""
+        if name in OPERATORS:
+            yield f"data_processor.experience_pipeline.operators {name} has no effect here: {OPERATORS[name]}"
+        else:
+            kept.append(entry)
+    pipeline["operators"] = kept
+
+
+def _replay(data: Data) -> Iterator[str]:
+    replay = value_at(data, _REPLAY)
+    if isinstance(replay, dict) and replay.get("priority_fn") == "decay_limit_randomization":
+        del replay["priority_fn"]
+        yield f"{_REPLAY}.priority_fn decay_limit_randomization: linear_decay takes its place"

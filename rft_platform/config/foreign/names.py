@@ -1,0 +1,170 @@
+"""Names of Trinity-RFT and what they mean here: workflows, rewards, algorithms, and arguments of their functions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_THINK_AND_ANSWER = (
+    "Solve the user's problem. First think about it between <think> and </think>, then give the answer between "
+    "<answer> and </answer>."
+)
+_BOXED = r"Reason step by step, and put the final answer within \boxed{}."
+_THINK_AND_BOX = (
+    "Solve the user's problem. First think about it between <think> and </think>, then put the final answer within "
+    r"\boxed{}."
+)
+
+Judge = str | list[dict[str, Any]]
+
+#: The answer counts 1, the form 0.1.
+_MATH_AND_FORM: Judge = [
+    {"judge": "math", "weight": 1.0},
+    {"judge": "tags", "weight": 0.1, "args": {"tags": ["think", "answer"]}},
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWorkflow:
+    """A workflow that a built-in one replaces."""
+
+    workflow: str
+    judge: Judge | None = None  # if the file names no reward
+    system_prompt: str | None = None  # if the file has none
+    thinking_prompt: str | None = None  # instead, if workflow_args has with_think: true
+    arguments: Mapping[str, str | None] = field(default_factory=dict)  # workflow_args; None: they have no effect
+    note: str | None = None
+
+
+_SIMPLE = KnownWorkflow("single_turn")
+_MATH = KnownWorkflow("single_turn", _MATH_AND_FORM, _THINK_AND_ANSWER)
+_MATH_BOXED = KnownWorkflow(
+    "single_turn", "math", _BOXED, _THINK_AND_BOX, {"use_base": None, "with_think": None, "format_score_coef": None}
+)
+_REACT = KnownWorkflow("agentscope_react", "math", arguments={"max_turns": "max_iters"})
+_RULER = KnownWorkflow(
+    "single_turn",
+    "pairwise",
+    note="the judge pairwise compares the runs of a task by the auxiliary model, as RULER does",
+)
+_RUBRIC = KnownWorkflow(
+    "single_turn",
+    "llm",
+    note="the judge llm grades answers by the auxiliary model; judge_args.criteria are the rubrics",
+)
+
+WORKFLOWS: Mapping[str, KnownWorkflow] = {
+    **dict.fromkeys(("simple_workflow", "async_simple_workflow"), _SIMPLE),
+    **dict.fromkeys(("on_policy_distill_workflow", "async_on_policy_distill_workflow"), _SIMPLE),
+    **dict.fromkeys(("math_workflow", "async_math_workflow"), _MATH),
+    **dict.fromkeys(("on_policy_distill_math_workflow", "async_on_policy_distill_math_workflow"), _MATH_BOXED),
+    **dict.fromkeys(("math_boxed_workflow", "async_math_boxed_workflow"), _MATH_BOXED),
+    **dict.fromkeys(("math_eval_workflow", "async_math_eval_workflow"), _MATH_BOXED),
+    **dict.fromkeys(("math_rm_workflow", "async_math_rm_workflow"), _MATH),
+    **dict.fromkeys(("math_ruler_workflow", "async_math_ruler_workflow"), _RULER),
+    **dict.fromkeys(("rubric_judge_workflow", "rubric_judge_openai_workflow"), _RUBRIC),
+    **dict.fromkeys(("agentscope_react_workflow", "as_react_workflow", "react_agent"), _REACT),
+    **dict.fromkeys(("agentscope_react_math_workflow", "agentscopev0_react_math_workflow"), _REACT),
+    **dict.fromkeys(("bots_math_boxed_workflow", "bots_ref_eval_collect_math_boxed_workflow"), _MATH_BOXED),
+    "examples.bots.workflow.bots_math_boxed_workflow.BOTSMathBoxedWorkflow": _MATH_BOXED,
+}
+
+_OWN_WORKFLOW = "give your own workflow as FILE.py:CLASS (docs/workflows.md)"
+
+
+def _environment(name: str) -> str:
+    return f"the environment {name} is no part of the platform: {_OWN_WORKFLOW}"
+
+
+_IMAGES = "models and tasks are text here; images need another platform"
+_TOOL_DATA = f"it reads columns of a dataset of its own: {_OWN_WORKFLOW}, and the judge tool_use"
+_ADAPTER = f"AgentScope's functions are workflows without an adapter: {_OWN_WORKFLOW}"
+
+#: Workflows that nothing replaces.
+REFUSED_WORKFLOWS: Mapping[str, str] = {
+    **dict.fromkeys(("alfworld_workflow", "step_wise_alfworld_workflow"), _environment("ALFWorld")),
+    **dict.fromkeys(("RAFT_alfworld_workflow", "RAFT_reflect_alfworld_workflow"), _environment("ALFWorld")),
+    "frozen_lake_workflow": _environment("FrozenLake"),
+    "sciworld_workflow": _environment("ScienceWorld"),
+    "webshop_workflow": _environment("WebShop"),
+    "intercode_sql_workflow": _environment("InterCode"),
+    "sudoku_workflow": _environment("Sudoku"),
+    "email_search_workflow": _environment("of e-mails"),
+    "agentscope_v1_react_search_workflow": f"it needs a search service: {_OWN_WORKFLOW}",
+    **dict.fromkeys(("simple_mm_workflow", "async_simple_mm_workflow"), _IMAGES),
+    **dict.fromkeys(("toolcall_workflow", "tool_call_workflow"), _TOOL_DATA),
+    **dict.fromkeys(("agentscope_workflow_adapter", "agentscope_workflow_adapter_v1"), _ADAPTER),
+    "math_trainable_ruler_workflow": f"section policies trains several models: {_OWN_WORKFLOW}",
+    "thinking_budget_workflow": f"model.max_response_tokens limits an answer: {_OWN_WORKFLOW}",
+}
+
+REWARDS: Mapping[str, Judge] = {
+    "math_reward": _MATH_AND_FORM,
+    "math_boxed_reward": "math",
+    "math_dapo_reward": "math",
+    "math_verify_reward": "math",
+    "accuracy_reward": "math",
+    "countdown_reward": "countdown",
+    "format_reward": [{"judge": "tags", "weight": 0.1, "args": {"tags": ["think", "answer"]}}],
+}
+
+_GRADER = "it needs another project's graders: set judge: llm with criteria (docs/judges.md)"
+
+#: Rewards that nothing replaces. ``rm_gallery_reward`` names one of its own rewards in ``reward_fn_args.reward_name``.
+REFUSED_REWARDS: Mapping[str, str] = dict.fromkeys(
+    (
+        "rm_gallery_reward", "openjudge_reward", "trajectory_accuracy_grader_reward",
+        "openjudge_trajectory_accuracy_reward", "openjudge_multi_grader_reward",
+    ),
+    _GRADER,
+)  # fmt: skip
+
+#: Algorithms with another name here, and the line about a difference.
+ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
+    "raft": ("rft", "runs with a reward of at least algorithm.filters.reward_threshold (1) are trained on"),
+    "grpo_verl": ("grpo", None),
+    "reinforceplusplus": ("reinforce++", None),
+    "jsd": ("gkd", "the divergence to the teacher is computed over the whole vocabulary, in the trainer"),
+}
+
+#: The platform's own losses and advantages. Arguments of all others are the user's own: they keep their names.
+LOSSES = frozenset({"cispo", "dpo", "gkd", "gspo", "mix", "opmd", "ppo", "reinforce", "sapo", "sft", "topr"})
+ADVANTAGES = frozenset(
+    {"gae", "gigpo", "grpo", "on_policy_distill", "opmd", "reinforce_plus_plus", "rloo", "step_wise_grpo"}
+)
+
+_BATCHES_OF_VERL = "rows are packed up to trainer.max_token_len_per_gpu"
+
+#: Arguments of losses and advantages by foreign name: their name here; None: the line below takes their place.
+LOSS_ARGUMENTS: Mapping[str, str | None] = {
+    "clip_range_low": "clip_low",
+    "clip_range_high": "clip_high",
+    "clip_ratio_c": "dual_clip",
+    **dict.fromkeys(
+        (
+            "use_dynamic_bsz", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ngpus_trainer",
+            "train_batch_size_usual", "train_batch_size_expert", "fallback_to_policy_gradient", "sft_loss_agg_mode",
+        ),
+        None,
+    ),
+}  # fmt: skip
+LOSS_NOTE = _BATCHES_OF_VERL
+
+ADVANTAGE_ARGUMENTS: Mapping[str, str | None] = {
+    "epsilon": "eps",
+    "enable_step_norm": "step_norm",
+    "opmd_baseline": "baseline",
+    "rank_penalty": None,
+    "duplicate_experiences": None,
+}
+ADVANTAGE_NOTE = "the advantage has the definition in docs/algorithms.md"
+
+#: Operators of experiences that are left out, and what takes their place.
+OPERATORS: Mapping[str, str] = {
+    "pass_rate_calculator": "task_selector difficulty_based measures pass rates itself",
+    "data_juicer": "Data-Juicer is no part of the platform: a weighted judge or your own operator takes its place",
+    "reward_shaping_mapper": "weights of several judges take its place",
+}
+
+#: Options of the task selector difficulty_based.
+SELECTOR_ARGUMENTS: Mapping[str, str] = {"target_reward": "target"}
+SELECTOR_NOTE = "difficulty_based has options of its own (docs/data.md)"

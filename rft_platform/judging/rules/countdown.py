@@ -1,0 +1,68 @@
+"""The judge ``countdown``: an arithmetic expression that reaches a target with given numbers, each used once."""
+
+import ast
+import json
+import re
+from fractions import Fraction
+from typing import Any
+
+from rft_platform.judging.response_text import response_text
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_LONGEST = 500  # characters of an expression
+
+
+def countdown(task: dict[str, Any], response: Any, *, answer_key: str = "answer", form_reward: float = 0.1) -> float:
+    """1.0 when the last ``<answer>`` is an expression of the task's numbers, each used once, that equals its target.
+
+    ``form_reward`` for any other answer between the tags, 0.0 without one. The reference is a mapping, or JSON text of
+    one, with ``target`` and ``numbers``.
+    """
+    target, numbers = _puzzle(task, answer_key)
+    answers = _ANSWER.findall(response_text(response))
+    if not answers:
+        return 0.0
+    found = _evaluated(answers[-1].strip().partition("=")[0])
+    return 1.0 if found is not None and found == (target, numbers) else form_reward
+
+
+def _puzzle(task: dict[str, Any], answer_key: str) -> tuple[Fraction, list[int]]:
+    """Target and sorted numbers. Raises KeyError or ValueError if the reference is no puzzle."""
+    reference = task[answer_key]
+    if isinstance(reference, str):
+        try:
+            reference = json.loads(reference.replace("'", '"'))
+        except ValueError:
+            reference = None
+    if not isinstance(reference, dict) or not {"target", "numbers"} <= reference.keys():
+        example = '{"target": 24, "numbers": [4, 6]}'
+        raise ValueError(f"column {answer_key!r}: expected target and numbers, as in {example}")
+    return Fraction(reference["target"]), sorted(int(number) for number in reference["numbers"])
+
+
+def _evaluated(text: str) -> tuple[Fraction, list[int]] | None:
+    """Value and sorted numbers of an expression; None if it is not one of whole numbers, + - * / and parentheses."""
+    if len(text) > _LONGEST:
+        return None
+    numbers: list[int] = []
+    try:
+        value = _value(ast.parse(text.strip(), mode="eval").body, numbers)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+    return value, sorted(numbers)
+
+
+def _value(node: ast.AST, numbers: list[int]) -> Fraction:
+    match node:
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            numbers.append(number)
+            return Fraction(number)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _value(left, numbers) + _value(right, numbers)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _value(left, numbers) - _value(right, numbers)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _value(left, numbers) * _value(right, numbers)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return _value(left, numbers) / _value(right, numbers)
+    raise ValueError("not an expression of whole numbers, + - * / and parentheses")

@@ -1,0 +1,107 @@
+"""Versions that another project trained, imported to serve production traffic, with their files and their origin.
+
+An imported version belongs to no round: rounds go on from the project's own weights, and calls that it answers are not
+trained on. Its policy version is above those of all rounds.
+"""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.common.digests import checkpoint_damage
+from rft_platform.common.errors import DamagedError, UserError
+from rft_platform.common.files import atomic_path, digest_file, read_json, write_json
+from rft_platform.common.locks import locked
+from rft_platform.model_registry.manifests import Manifest, read_manifest
+from rft_platform.rounds.project.policy import Policy
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.noted_versions import version_tags
+from rft_platform.serving.database import FIRST_IMPORTED
+
+if TYPE_CHECKING:
+    from rft_platform.model_registry.models import ModelRegistry
+
+NO_ROUND = -1  #: round of an imported policy
+MODEL = "imported"  #: the registered model is called ``<model name>-imported``
+_NOTE = "version.json"
+_NOT_COPIED = shutil.ignore_patterns("trainer_state")
+_SAME = ("architectures", "vocab_size", "hidden_size", "num_hidden_layers")  # keys of config.json
+
+
+def imported_policies(project: Project) -> list[Policy]:
+    """The imported versions, oldest first."""
+    found = [note for note in _folder(project).glob(f"*/{_NOTE}") if note.parent.name.isdecimal()]  # no temporary ones
+    notes = sorted(found, key=lambda note: int(note.parent.name))
+    return [Policy.from_note(read_json(note)["policy"], project.home.root) for note in notes]
+
+
+def import_checkpoint(project: Project, registry: "ModelRegistry | None", source: Path) -> Policy:
+    """Copy a checkpoint of another project and register it; the same weights are imported once.
+
+    A repeated import registers what an earlier one copied and could not register.
+    Raises UserError for what is no checkpoint with full weights of this project's model, DamagedError for damage.
+    """
+    source = source.absolute()
+    manifest = read_manifest(source)
+    _check(project, source)
+    folder = _folder(project)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "import"):
+        known = imported_policies(project)
+        found = next((policy for policy in known if policy.weights_digest == manifest.weights_digest), None)
+        policy = found or _copy(project, manifest, len(known) + 1)
+        return policy if registry is None else _register(project, registry, policy)
+
+
+def register_imported(project: Project, registry: "ModelRegistry") -> None:
+    """Register the imported versions that the registry does not know, oldest first."""
+    for policy in imported_policies(project):
+        _register(project, registry, policy)
+
+
+def _copy(project: Project, manifest: Manifest, number: int) -> Policy:
+    target = _folder(project) / str(number)
+    policy = Policy(str(target), FIRST_IMPORTED + number, manifest.weights_digest, NO_ROUND)
+    origin = {"source": str(manifest.folder), "manifest_digest": digest_file(manifest.folder / "manifest.json")}
+    with atomic_path(target) as temporary:
+        shutil.copytree(manifest.folder, temporary, ignore=_NOT_COPIED)
+        write_json(temporary / _NOTE, {"policy": policy.to_note(project.home.root), **origin})
+    return policy
+
+
+def _register(project: Project, registry: "ModelRegistry", policy: Policy) -> Policy:
+    """Register a copied version and note its number in the registry; one that is registered keeps its number."""
+    folder = Path(policy.folder)
+    note = read_json(folder / _NOTE)
+    origin = {name: value for name, value in note.items() if name != "policy"}
+    tags = {**version_tags(read_manifest(folder).lineage, policy.weights_digest), **origin}
+    version = registry.of_policy(MODEL).register_checkpoint(folder, policy.policy_version, tags)
+    registered = replace(policy, model_version=str(version))
+    if registered != policy:
+        write_json(folder / _NOTE, {"policy": registered.to_note(project.home.root), **origin})
+    return registered
+
+
+def _check(project: Project, source: Path) -> None:
+    if not project.config.online:
+        raise UserError("this project serves no production traffic: import into one that `rft serve` serves")
+    if (source / "adapter_config.json").exists():
+        raise UserError(f"{source} holds a LoRA adapter: only full weights are imported")
+    damage = checkpoint_damage(source)
+    if damage is not None:
+        raise DamagedError(f"checkpoint {source}: {damage}")
+    config = Path(str(project.config.model.model_path)) / "config.json"
+    if not config.exists():
+        return  # the base model is no folder: the engine refuses other weights when it loads them
+    ours, theirs = read_json(config), read_json(source / "config.json")
+    wrong = [name for name in _SAME if ours.get(name) != theirs.get(name)]
+    if wrong:
+        raise UserError(
+            f"{source} is another model: its {wrong[0]} is {theirs.get(wrong[0])}, that of {config.parent} is "
+            f"{ours.get(wrong[0])}"
+        )
+
+
+def _folder(project: Project) -> Path:
+    return project.checkpoints / "imported"

@@ -1,0 +1,51 @@
+"""A signal is never lost in an event loop, whichever handler was installed before."""
+
+import asyncio
+import signal
+import time
+from types import FrameType
+
+import pytest
+
+from rft_platform.common.processes.signals import interruptible_loop
+
+
+class Stop(BaseException):
+    """What the handler of another library raises."""
+
+
+def raise_stop(number: int, frame: FrameType | None) -> None:
+    raise Stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_within_a_callback_ends_the_loop(number: signal.Signals) -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(signal.raise_signal, number)
+        try:
+            await asyncio.sleep(10)
+        finally:
+            ended.append("cleaned up")
+
+    before = {each: signal.signal(each, raise_stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), interruptible_loop():
+            asyncio.run(work())
+        assert time.monotonic() - started < 5
+        assert ended == ["cleaned up"]
+        assert {signal.getsignal(each) for each in before} == {raise_stop}
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible_loop():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,407 @@
+"""Keys and names of Trinity-RFT: each kind of rule by a small file, and the table as a whole."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rft_platform.algorithms.advantages.registry import ADVANTAGES as ADVANTAGES_HERE
+from rft_platform.algorithms.common.registry import Registry
+from rft_platform.algorithms.losses.registry import LOSSES as LOSSES_HERE
+from rft_platform.algorithms.token_advantages.registry import TOKEN_ADVANTAGES
+from rft_platform.common.errors import UserError
+from rft_platform.config.dry_run import run_plan
+from rft_platform.config.foreign.convert import convert
+from rft_platform.config.foreign.keys import KEYS
+from rft_platform.config.foreign.names import (
+    ADVANTAGES,
+    LOSSES,
+    REFUSED_REWARDS,
+    REFUSED_WORKFLOWS,
+    REWARDS,
+    WORKFLOWS,
+)
+from rft_platform.config.foreign.treatments import Moved, Noted, Refused, find, value_at
+from rft_platform.config.load import build_config, load_config
+from rft_platform.config.resolve import resolve
+from rft_platform.judging.execution.judge_registry import MODEL_JUDGES, RULES
+from rft_platform.rollout.workflow import BUILT_IN
+
+TASKSET = "buffer.explorer_input.taskset"
+
+
+def nested(**keys: Any) -> dict[str, Any]:
+    """A mapping with ``section__key=value`` put in."""
+    data: dict[str, Any] = {}
+    for key, value in keys.items():
+        *parents, last = key.split("__")
+        section = data
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    return data
+
+
+def converted(**keys: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    return convert(nested(**keys), "file.yaml")
+
+
+def refusal(**keys: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        converted(**keys)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("file.yaml: ")
+    return line
+
+
+def with_taskset(**keys: Any) -> dict[str, Any]:
+    return {f"buffer__explorer_input__taskset__{key}": value for key, value in {"path": "tasks.jsonl", **keys}.items()}
+
+
+def test_a_key_with_another_name_moves() -> None:
+    data, notices = converted(
+        model__enable_thinking=True, trainer__critic_warmup=5, trainer__param_offload=True, trainer__save_interval=0
+    )
+    assert value_at(data, "explorer.rollout_model.enable_thinking") is True
+    assert value_at(data, "algorithm.critic.warmup_steps") == 5
+    assert data["trainer"] == {"cpu_offload": True}
+    assert notices == ()
+
+
+def test_a_setting_with_two_values_is_refused() -> None:
+    line = refusal(model__enable_thinking=True, explorer__rollout_model__enable_thinking=False)
+    assert "model.enable_thinking and explorer.rollout_model.enable_thinking are the same setting" in line
+
+
+def test_a_key_without_effect_says_what_takes_its_place_unless_it_asks_for_that() -> None:
+    _, notices = converted(trainer__use_dynamic_bsz=False, explorer__rollout_model__enable_chunked_prefill=True)
+    assert notices == (
+        "trainer.use_dynamic_bsz has no effect here: rows are always packed up to trainer.max_token_len_per_gpu",
+    )
+
+
+def test_a_key_that_asks_for_more_is_refused_with_the_reason() -> None:
+    assert "model.repetition_penalty 1.1: it changes the distribution" in refusal(model__repetition_penalty=1.1)
+    assert converted(model__repetition_penalty=1.0)[1] == ()
+    entry = {"path": "tasks.jsonl", "format": {"image_key": "images"}}
+    assert "eval_tasksets[0].format.image_key images: models and tasks are text" in refusal(
+        buffer__explorer_input__eval_tasksets=[entry]
+    )
+
+
+def test_the_key_of_a_foreign_service_is_refused_and_not_shown() -> None:
+    model = {"name": "judge", "base_url": "https://host/v1", "api_key": "abc-123"}
+    line = refusal(explorer__auxiliary_models=[model])
+    assert "auxiliary_models[0].api_key: name an environment variable with the key in api_key_env" in line
+    assert "abc-123" not in line
+    assert converted(explorer__auxiliary_models=[{**model, "api_key": "EMPTY"}])[1] == ()
+
+
+def test_the_default_workflow_and_reward_are_those_of_every_taskset() -> None:
+    held_out = [{"path": "held.jsonl", "repeat_times": 4}, {"path": "b", "workflow": "x:y"}]
+    data, _ = converted(
+        **with_taskset(),
+        buffer__explorer_input__eval_tasksets=held_out,
+        buffer__explorer_input__default_workflow_type="math_boxed_workflow",
+        buffer__explorer_input__default_reward_fn_type="math_boxed_reward",
+    )  # fmt: skip
+    inputs = data["buffer"]["explorer_input"]
+    assert (inputs["taskset"]["workflow"], inputs["taskset"]["judge"]) == ("single_turn", "math")
+    assert "boxed" in inputs["taskset"]["format"]["system_prompt"]
+    held, own = inputs["eval_tasksets"]
+    assert (held["workflow"], held["rollout_args"]) == ("single_turn", {"n": 4})
+    assert own["workflow"] == "x:y"
+
+
+def test_a_caller_with_own_functions_needs_no_workflow_of_the_file() -> None:
+    data, notices = convert(nested(**with_taskset(default_workflow_type="webshop_workflow")), "f", own_functions=True)
+    assert (value_at(data, TASKSET), notices) == ({"path": "tasks.jsonl"}, ())
+
+
+def test_a_dotted_class_is_a_reference() -> None:
+    data, _ = converted(**with_taskset(default_workflow_type="my.module.MyWorkflow"))
+    assert value_at(data, f"{TASKSET}.workflow") == "my.module:MyWorkflow"
+
+
+def test_an_environment_that_is_not_here_is_refused_by_name() -> None:
+    line = refusal(**with_taskset(default_workflow_type="webshop_workflow"))
+    assert f"{TASKSET}.workflow webshop_workflow: the environment WebShop is no part of the platform" in line
+
+
+@pytest.mark.parametrize("name", sorted(WORKFLOWS))
+def test_every_known_workflow_has_a_built_in_one(name: str) -> None:
+    known = WORKFLOWS[name]
+    assert known.workflow in BUILT_IN
+    data, notices = converted(**with_taskset(workflow=name), explorer__auxiliary_models=[{"model_path": "owner/large"}])
+    assert (known.note is None) == (not any(name in notice for notice in notices))
+    config = build_config(data)
+    assert config.buffer.explorer_input.taskset is not None
+
+
+def test_every_known_reward_is_a_judge() -> None:
+    for judge in REWARDS.values():
+        names = [judge] if isinstance(judge, str) else [part["judge"] for part in judge]
+        assert all(name in RULES or name in MODEL_JUDGES for name in names)
+    assert not REWARDS.keys() & REFUSED_REWARDS.keys() and not WORKFLOWS.keys() & REFUSED_WORKFLOWS.keys()
+
+
+def test_the_over_long_penalty_of_a_reward_is_a_filter() -> None:
+    arguments = {
+        "enable_overlong_penalty": True, "penalty_factor": 0.5, "max_response_length": 200, "cache_length": 50,
+    }  # fmt: skip
+    data, _ = converted(**with_taskset(default_reward_fn_type="math_dapo_reward", reward_fn_args=arguments))
+    assert data["algorithm"]["filters"]["overlong"] == {"weight": 0.5, "max_length": 200, "cache_length": 50}
+
+
+def test_a_reward_of_another_project_is_refused_unless_it_is_known() -> None:
+    line = refusal(**with_taskset(default_reward_fn_type="rm_gallery_reward"))
+    assert "rm_gallery_reward: it needs another project's graders" in line
+    data, _ = converted(
+        **with_taskset(default_reward_fn_type="rm_gallery_reward", reward_fn_args={"reward_name": "math_verify_reward"})
+    )
+    assert value_at(data, f"{TASKSET}.judge") == "math"
+
+
+def test_a_judge_that_asks_a_model_gets_the_auxiliary_model() -> None:
+    assert "explorer.auxiliary_models is empty: add one" in refusal(**with_taskset(workflow="math_ruler_workflow"))
+    data, _ = converted(
+        **with_taskset(workflow="math_ruler_workflow"), explorer__auxiliary_models=[{"model_path": "owner/large"}]
+    )
+    assert value_at(data, f"{TASKSET}.judge_args.model") == data["explorer"]["auxiliary_models"][0]["name"]
+
+
+def test_arguments_of_the_loss_and_the_advantage_have_other_names() -> None:
+    data, notices = converted(
+        algorithm__policy_loss_fn_args={"clip_range": 0.2, "clip_range_high": 0.28, "ppo_mini_batch_size": 8},
+        algorithm__advantage_fn_args={"epsilon": 1e-5, "std_threshold": 0.0001},
+    )
+    assert data["algorithm"]["policy_loss_fn_args"] == {"clip_low": 0.2, "clip_high": 0.28}
+    assert data["algorithm"]["advantage_fn_args"] == {"eps": 1e-5}
+    assert data["algorithm"]["filters"] == {"zero_variance": True}
+    assert len(notices) == 2
+    resolve(build_config(data))
+
+
+@pytest.mark.parametrize("key", ["kl_loss_fn", "kl_penalty_fn"])
+def test_the_function_none_switches_a_kl_term_off(key: str) -> None:
+    data, (notice,) = converted(**{f"algorithm__{key}": "none", f"algorithm__{key}_args": {"kl_coef": 0.1}})
+    algorithm = build_config(data).algorithm
+    assert algorithm.beta == 0 and algorithm.kl_penalty_fn_args.kl_coef == 0
+    assert notice.startswith(f"algorithm.{key} none: ")
+    assert converted(**{f"algorithm__{key}": "none"})[1] == ()
+    kept, _ = converted(**{f"algorithm__{key}": "low_var_kl", f"algorithm__{key}_args": {"kl_coef": 0.1}})
+    assert kept["algorithm"] == {key: "k3", f"{key}_args": {"kl_coef": 0.1}}
+
+
+def test_a_value_of_another_type_is_not_taken_for_a_known_one() -> None:
+    for given in ({"trainer__save_interval": False}, {"buffer__train_batch_size": False}):
+        with pytest.raises(UserError, match="greater than 0"):
+            build_config(converted(**given)[0])
+
+
+def test_arguments_of_own_losses_and_advantages_keep_their_names() -> None:
+    loss = {"mu": 0.2, "train_batch_size_expert": 4, "clip_range": 0.1, "clip_ratio_c": 3, "loss_agg_mode": "mine"}
+    advantage = {"epsilon": 0.1, "std_threshold": 0.2, "rank_penalty": 0.3, "std_cal_level": "group"}
+    for name in ("grpo", "mix"):
+        data, notices = converted(
+            algorithm__algorithm_type=name,
+            algorithm__policy_loss_fn="own_loss",
+            algorithm__policy_loss_fn_args=dict(loss),
+            algorithm__advantage_fn="own_advantage",
+            algorithm__advantage_fn_args=dict(advantage),
+        )
+        assert data["algorithm"]["policy_loss_fn_args"] == loss
+        assert data["algorithm"]["advantage_fn_args"] == advantage
+        assert notices == ()
+    data, _ = converted(algorithm__policy_loss_fn_args={"mu": 0.2})  # no argument of ppo: the choice refuses it
+    assert data["algorithm"]["policy_loss_fn_args"] == {"mu": 0.2}
+
+
+def test_the_platforms_own_losses_and_advantages_are_known_by_name() -> None:
+    def own(registry: Registry[Any]) -> set[str]:
+        return {name for name in registry.names() if registry._modules[name].startswith(f"{registry._package}.")}
+
+    assert own(LOSSES_HERE) == LOSSES
+    assert own(ADVANTAGES_HERE) | own(TOKEN_ADVANTAGES) == ADVANTAGES
+
+
+def test_a_share_of_warm_up_steps_needs_the_length() -> None:
+    given = {"algorithm__optimizer__lr_warmup_steps_ratio": 0.1}
+    assert converted(**given, trainer__total_steps=50)[0]["algorithm"]["optimizer"] == {"lr_warmup_steps": 5}
+    assert "the number of steps is not set" in refusal(**given)
+
+
+def test_the_teacher_is_the_first_auxiliary_model() -> None:
+    data, (notice,) = converted(
+        algorithm__algorithm_type="on_policy_distill", explorer__auxiliary_models=[{"model_path": "owner/teacher"}]
+    )
+    assert data["algorithm"]["teacher_model_path"] == "owner/teacher" and data["explorer"]["auxiliary_models"] == []
+    assert "is the teacher" in notice
+
+
+def test_the_auxiliary_buffer_holds_the_demonstrations_of_mix() -> None:
+    buffers = {"sft": {"path": "shown.jsonl", "storage_type": "file", "format": {"prompt_key": "problem"}}}
+    data, notices = converted(
+        algorithm__algorithm_type="mix", buffer__train_batch_size=320, algorithm__policy_loss_fn_args={"mu": 0.2},
+        algorithm__sample_strategy_args={"expert_data_ratio": 0.2}, buffer__trainer_input__auxiliary_buffers=buffers,
+    )  # fmt: skip
+    expected = {"path": "shown.jsonl", "format": {"prompt_key": "problem"}, "weight": 0.2, "batch_size": 64}
+    assert data["algorithm"]["experts"] == expected
+    assert data["buffer"]["train_batch_size"] == 256 and "256 experiences and 64 demonstrations" in notices[0]
+    assert "no other algorithm reads" in refusal(buffer__trainer_input__auxiliary_buffers=buffers)
+
+
+def test_tinker_is_replaced_by_an_adapter() -> None:
+    data, (notice,) = converted(model__tinker={"enable": True, "rank": 8})
+    assert data["model"] == {"lora_configs": [{"lora_rank": 8}]} and "a paid service" in notice
+    assert converted(model__tinker={"enable": False}) == ({"model": {}}, ())
+    assert "remove model.tinker" in refusal(model__tinker={"enable": True, "base_url": "https://host"})
+
+
+def test_a_stage_of_sft_is_the_warm_start() -> None:
+    data_of_sft = {"experience_buffer": {"path": "a.jsonl"}}
+    first = {
+        "stage_name": "warm",
+        "mode": "train",
+        "algorithm": {"algorithm_type": "sft", "optimizer": {"lr": 1e-5}},
+        "buffer": {"train_batch_size": 16, "total_epochs": 2, "trainer_input": data_of_sft},
+    }  # fmt: skip
+    last = {"stage_name": "rl", "mode": "both", "algorithm": {"algorithm_type": "grpo", "repeat_times": 4}}
+    data, (notice,) = converted(algorithm__algorithm_type="sft", stages=[first, last])
+    warm = {"path": "a.jsonl", "batch_size": 16, "epochs": 2, "optimizer": {"lr": 1e-5}}
+    assert data["warm_start"] == warm and data["mode"] == "both" and data["algorithm"] == last["algorithm"]
+    assert notice == "stages: warm is the warm start (round 0) of the project, and rl its rounds"
+    assert "run each further one as a project of its own" in refusal(stages=[last, last])
+    assert converted(stages=[last])[0]["algorithm"] == last["algorithm"]
+
+
+def stages(**keys: Any) -> list[dict[str, Any]]:
+    """A stage of sft with ``keys``, and one of grpo."""
+    first = {"algorithm__algorithm_type": "sft", "buffer__trainer_input__experience_buffer__path": "a.jsonl", **keys}
+    return [nested(**first), nested(algorithm__algorithm_type="grpo")]
+
+
+def test_the_optimizer_of_a_stage_of_sft_has_the_keys_of_an_algorithm() -> None:
+    optimizer = {"lr_warmup_steps_ratio": 0.1, "warmup_style": "cosine", "min_lr_ratio": 0.1}
+    given = {"algorithm__optimizer": optimizer, "trainer__grad_clip": 0.5}
+    data, notices = converted(trainer__total_steps=90, stages=stages(**given, trainer__total_steps=50))
+    expected = {"lr_warmup_steps": 5, "lr_scheduler_type": "cosine", "clip_grad": 0.5}
+    assert data["warm_start"] == {"path": "a.jsonl", "steps": 50, "optimizer": expected}
+    assert any(line.startswith("stages[0].algorithm.optimizer.min_lr_ratio has no effect") for line in notices)
+    assert "stages[0].algorithm.optimizer.optimizer_type sgd" in refusal(
+        stages=stages(algorithm__optimizer={"optimizer_type": "sgd"})
+    )
+
+
+def test_a_stage_without_a_section_has_that_of_the_file() -> None:
+    data, _ = converted(trainer__total_steps=90, stages=stages())
+    assert data["warm_start"] == {"path": "a.jsonl", "steps": 90}
+
+
+def test_no_key_of_a_stage_of_sft_is_lost_without_a_line() -> None:
+    form = "buffer__trainer_input__experience_buffer__format__"
+    _, notices = converted(stages=stages(trainer__save_interval=3, **{f"{form}messages_key": "messages"}))
+    assert [line.partition(" has")[0] for line in notices if "no effect" in line] == ["stages[0].trainer.save_interval"]
+    assert "rename the column to messages" in refusal(stages=stages(**{f"{form}messages_key": "turns"}))
+    assert "leave one out" in refusal(stages=stages(), warm_start={"path": "b.jsonl"})
+
+
+def test_notices_are_in_the_plan(tmp_path: Path) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text("trainer: {use_remove_padding: false}\n" + yaml.safe_dump(nested(**with_taskset())))
+    config = load_config(file)
+    assert config.notices == ("trainer.use_remove_padding has no effect here: packs have no padding",)
+    assert config.notices[0] in run_plan(resolve(config), gpu_count=0).notices
+
+
+def test_the_table_names_each_key_once_with_what_becomes_of_it() -> None:
+    keys = [key for key, _ in KEYS]
+    assert len(keys) == len(set(keys))
+    for _, treatment in KEYS:
+        if isinstance(treatment, Moved):
+            assert treatment.to
+        else:
+            assert isinstance(treatment, Noted | Refused) and treatment.reason and not treatment.reason.endswith(".")
+
+
+def test_keys_below_lists_are_found_entry_by_entry() -> None:
+    data = {"a": {"b": [{"c": 1}, {}, {"c": 2}]}}
+    assert [(found.shown, found.value()) for found in find(data, "a.b[].c")] == [("a.b[0].c", 1), ("a.b[2].c", 2)]
+    assert data == {"a": {"b": [{}, {}, {}]}}
+
+
+#: A file in which every converter has something to do.
+FULL = """
+mode: both
+model: {model_path: m, enable_thinking: true, tinker: {enable: true, rank: 8}, lora_configs: [{lora_dtype: auto}]}
+algorithm:
+  algorithm_type: mix
+  kl_loss_fn: none
+  kl_loss_fn_args: {kl_coef: 0.1}
+  kl_penalty_fn: low_var_kl
+  advantage_fn: grpo_verl
+  advantage_fn_args: {epsilon: 0.1, std_threshold: 0.1, std_cal_level: group, lambda_coef: 0.5}
+  policy_loss_fn_args: {mu: 0.2, clip_range: 0.2, train_batch_size_expert: 4, loss_agg_mode: token-mean}
+  sample_strategy_args: {expert_data_ratio: 0.2}
+  optimizer: {lr_warmup_steps: -1, lr_warmup_steps_ratio: 0.1, warmup_style: cosine}
+buffer:
+  train_batch_size: 32
+  explorer_input:
+    default_workflow_type: math_ruler_workflow
+    taskset:
+      path: a.jsonl
+      reward_fn_type: math_dapo_reward
+      reward_fn_args: {enable_overlong_penalty: true, max_response_length: 9, cache_length: 3}
+      workflow_args: {with_think: true}
+      repeat_times: 2
+      format: {prompt_key: q}
+      task_selector: {selector_type: difficulty_based, feature_keys: [a, b], kwargs: {target_reward: 0.5, m: 1}}
+    eval_tasksets: [{path: b.jsonl, repeat_times: 2, reward_fn_type: rm_gallery_reward, judge_args: {a: 1}}]
+  trainer_input:
+    auxiliary_buffers: {sft: {path: c.jsonl, format: {prompt_key: q}}}
+    experience_buffer: {replay_buffer: {priority_fn: decay_limit_randomization}}
+data_processor: {experience_pipeline: {operators: [{name: data_juicer}]}}
+explorer:
+  eval_interval: 4
+  rollout_model: {engine_num: 2}
+  auxiliary_models: [{model_path: j, api_key: EMPTY}]
+trainer: {total_steps: 50, grad_clip: 1.0, save_interval: 0}
+synchronizer: {sync_method: online, sync_style: explorer_driven, sync_interval: 2}
+"""
+STAGE = """
+stage_name: warm
+mode: train
+algorithm: {algorithm_type: sft, optimizer: {lr: 0.1, lr_warmup_steps_ratio: 0.1, warmup_style: linear}}
+buffer:
+  total_epochs: 2
+  train_batch_size: 8
+  trainer_input: {experience_buffer: {path: a.jsonl, format: {prompt_type: messages, messages_key: messages}}}
+trainer: {total_steps: 20}
+"""
+WRONG: list[Any] = [None, True, 0, -3, 0.5, float("nan"), "", "text", [], [1], ["a", "b"], [{}], {}, {"a": 1}, {1: [2]}]
+
+
+def places(node: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key or index) of a file."""
+    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [found for key, value in list(entries) for found in [(node, key), *places(value)]]
+
+
+@pytest.mark.parametrize("name", ["mix", "grpo", "gkd", "dpo", None])
+def test_values_of_a_wrong_type_are_left_to_the_validation(name: str | None) -> None:
+    file = yaml.safe_load(FULL)
+    file["algorithm"]["algorithm_type"] = name
+    if name == "dpo":
+        file["stages"] = [yaml.safe_load(STAGE), {"mode": "both", "algorithm": {"algorithm_type": "grpo"}}]
+    for container, key in places(file):
+        kept = container[key]
+        for value in WRONG:
+            container[key] = value
+            try:
+                build_config(convert(file, "file.yaml")[0])
+            except UserError:
+                pass
+            except Exception as error:
+                raise AssertionError(f"{key}: {value!r}") from error
+        container[key] = kept

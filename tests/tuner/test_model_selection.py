@@ -1,0 +1,91 @@
+"""``select_model()``, and the names of the tuner API that are refused."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rft_platform.common.errors import UserCodeError, UserError
+from rft_platform.tuner import (
+    DatasetConfig,
+    JudgeOutput,
+    PromptTuneConfig,
+    TinkerConfig,
+    WorkflowOutput,
+    select_model,
+    tune_prompt,
+)
+
+
+@dataclass
+class Candidate:
+    """A model that adds wrongly by ``error``."""
+
+    model_name: str
+    error: int
+
+
+async def solve(task: dict[str, Any], model: Candidate) -> WorkflowOutput:
+    if task["a"] == 3 and model.error:
+        raise RuntimeError("no answer")
+    return WorkflowOutput(response=task["a"] + model.error)
+
+
+async def judge(task: dict[str, Any], response: dict[str, Any]) -> JudgeOutput:
+    assert response["metrics"]["execution_time"] >= 0
+    return JudgeOutput(reward=-abs(response["response"] - task["a"]), metrics={"seen": 1.0})
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> DatasetConfig:
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"a": number}) + "\n" for number in range(5)))
+    return DatasetConfig(path=str(tmp_path))
+
+
+async def test_the_best_candidate_is_returned_with_its_metrics(dataset: DatasetConfig) -> None:
+    worse, better = Candidate("worse", 2), Candidate("better", 0)
+    given = {"workflow_func": solve, "judge_func": judge, "train_dataset": dataset}
+    assert await select_model(**given, candidate_models=[worse, better]) == (better, {"seen_avg": 1.0})
+    assert (await select_model(**given, candidate_models=[worse, Candidate("worst", 3)]))[0] is worse
+
+
+async def test_a_metric_is_averaged_over_the_tasks_that_have_it(dataset: DatasetConfig) -> None:
+    async def sparse(task: dict[str, Any], response: dict[str, Any]) -> JudgeOutput:
+        return JudgeOutput(reward=1.0, metrics={"odd": 4.0} if task["a"] % 2 else {})
+
+    candidates = [Candidate("a", 0), Candidate("b", 0)]
+    given = {"workflow_func": solve, "judge_func": sparse, "train_dataset": dataset}
+    assert await select_model(**given, candidate_models=candidates) == (candidates[0], {"odd_avg": 4.0})
+
+
+async def test_a_reward_that_is_not_finite_is_a_failed_task(dataset: DatasetConfig) -> None:
+    async def broken(task: dict[str, Any], response: dict[str, Any]) -> Any:
+        wrong = response["response"] != task["a"] or task["a"] == 0
+        return SimpleNamespace(reward=float("nan") if wrong else 1.0, metrics=None)
+
+    good, bad = Candidate("good", 0), Candidate("bad", 1)
+    given = {"workflow_func": solve, "judge_func": broken, "train_dataset": dataset}
+    with pytest.raises(UserCodeError, match="bad: workflow or judge failed on every task"):
+        await select_model(**given, candidate_models=[good, bad])
+    assert (await select_model(**given, candidate_models=[good, Candidate("same", 0)]))[0] is good
+
+
+async def test_too_few_candidates_and_failures_everywhere_are_refused(dataset: DatasetConfig) -> None:
+    given = {"workflow_func": solve, "judge_func": judge, "candidate_models": [Candidate("a", 1), Candidate("b", 1)]}
+    with pytest.raises(ValueError, match="at least two"):
+        await select_model(**{**given, "candidate_models": []}, train_dataset=dataset)
+    only_third = DatasetConfig(path=dataset.path, split="train[3:4]")
+    with pytest.raises(UserCodeError, match="a: workflow or judge failed on every task"):
+        await select_model(**given, train_dataset=only_third)
+
+
+def test_what_needs_a_paid_service_or_a_prompt_search_says_so() -> None:
+    with pytest.raises(UserError, match="Tinker is a paid service"):
+        TinkerConfig(rank=16)
+    with pytest.raises(UserError, match="does not search for prompts"):
+        PromptTuneConfig()
+    with pytest.raises(UserError, match="tune_prompt: this platform trains weights"):
+        tune_prompt(workflow_func=solve)
