@@ -22,9 +22,10 @@ def build_optimizer(
     If ``moments_of`` is given (an optimizer of the same model), its moments and step counts are kept. Raises
     RuntimeError if FSDP's modules show gathered copies instead of their shards.
     """
-    for name, module in model.named_modules():
-        if isinstance(module, FSDPModule) and not all(isinstance(p, DTensor) for p in module.parameters()):
-            raise RuntimeError(f"the parameters of {name or 'the model'} are gathered copies: expected FSDP's shards")
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
+        copies = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
+        if copies:
+            raise RuntimeError(f"parameters are gathered copies, expected FSDP's shards: {', '.join(copies[:5])}")
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim > 1], "weight_decay": spec.weight_decay},
