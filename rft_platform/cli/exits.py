@@ -21,8 +21,8 @@ _DISK = {
     errno.ENOSPC: "no space left on the disk: free disk space, or point RFT_HOME at another disk",
     errno.EDQUOT: "the disk quota is used up: free disk space, or point RFT_HOME at another disk",
     errno.EROFS: "the file system is read-only: point RFT_HOME at a writable folder",
-    errno.EACCES: "permission denied: check the owner and mode, or point RFT_HOME at a folder of your own",
-    errno.EPERM: "permission denied: check the owner and mode, or point RFT_HOME at a folder of your own",
+    errno.EACCES: "permission denied: check the owner and mode, or point RFT_HOME at a folder that you own",
+    errno.EPERM: "permission denied: check the owner and mode, or point RFT_HOME at a folder that you own",
 }
 _SQLITE = {"SQLITE_FULL": errno.ENOSPC, "SQLITE_READONLY": errno.EROFS, "SQLITE_CANTOPEN": errno.EACCES}
 

@@ -27,7 +27,7 @@ _PATTERNS = [
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {MASK}"),
     (re.compile(rf"(?i)\b({_NAMES}=['\"]?)[^\s&,;'\")]+"), rf"\1{MASK}"),  # name=value, query strings
     (re.compile(rf"(?i)(['\"]{_NAMES}['\"]\s*:\s*['\"])[^'\"]*"), rf"\1{MASK}"),  # JSON and Python dictionaries
-    (re.compile(r"(?i)\b((?:x-)?api-key\s*:\s*)[^\s,;'\"]+"), rf"\1{MASK}"),  # a header of its own
+    (re.compile(r"(?i)\b((?:x-)?api-key\s*:\s*)[^\s,;'\"]+"), rf"\1{MASK}"),  # its own header
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), MASK),  # a JSON web token
     (re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+"), rf"\1{MASK}"),
     (

@@ -102,7 +102,7 @@ def flat_settings(config: RftConfig) -> dict[str, Any]:
 
 
 def _patience(config: RftConfig) -> list[str]:
-    """Keys of the taskset's model judges that set only time-outs, retries and the like (``PATIENCE``)."""
+    """Keys of the taskset's model judges that set only time-outs, retries and the rest of ``PATIENCE``."""
     taskset = config.buffer.explorer_input.taskset
     judge = None if taskset is None else taskset.judge
     if judge is None or isinstance(judge, str):

@@ -86,7 +86,7 @@ def check_writable(home: Home) -> None:
     if not folder.is_dir():
         raise UserError(f"RFT_HOME {home.root}: {folder} is a file; point RFT_HOME at a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"RFT_HOME {home.root}: {folder} cannot be written; point RFT_HOME at a folder of your own")
+        raise UserError(f"RFT_HOME {home.root}: {folder} cannot be written; point RFT_HOME at a folder that you own")
 
 
 def refuse_bad_target(json_file: Path | None) -> None:

@@ -4,7 +4,7 @@
     def search(query: str) -> list[str]: ...
 
 A tool that changes something would do so again in every shadow run: a second order, payment or message. Therefore a
-tool without a declared effect counts as a writing one. A shadow run gets tools of its own (``for_shadow``), which
+tool without a declared effect counts as a writing one. A shadow run gets its own tools (``for_shadow``), which
 refuse in every thread. A tool that is declared as ``write`` also refuses where the agent calls it by its own name, but
 only in the thread of the shadow run and the asyncio tasks that it starts.
 """

@@ -146,7 +146,7 @@ class TrainingRunner:
         """
         names = Counter(map(name_of, tools))
         if twice := [name for name, number in names.items() if number > 1]:
-            raise UserError(f"tools: {', '.join(twice)} is the name of several: give each a name of its own")
+            raise UserError(f"tools: {', '.join(twice)} is the name of several: give each its own name")
         named = {name_of(each): each for each in tools}
         production = AgentModel(client, model, named)
         if is_async(agent):

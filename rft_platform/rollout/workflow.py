@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class WorkflowOutput:
-    """The result of one run: a response for the judge, or a reward of its own, or both.
+    """The result of one run: a response for the judge, or its own reward, or both.
 
     ``rewards`` is for runs with several trainable policies: it maps names of section ``policies`` to rewards.
     ``reward`` goes to the first policy, and to every policy that ``rewards`` does not name.

@@ -64,6 +64,6 @@ def _refuse_rows_of_another_home(project: Project, traffic: TrafficStore, round_
     if traffic.is_consumed(round_number) and not here:
         raise StorageError(
             f"the database of production traffic has given its rows of {round_key(round_number)} to another home: each "
-            "project needs a database of its own (buffer.trainer_input.experience_buffer.path); a project that starts "
+            "project needs its own database (buffer.trainer_input.experience_buffer.path); a project that starts "
             "again needs a new one too"
         )

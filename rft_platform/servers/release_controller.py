@@ -46,7 +46,7 @@ class ReleaseController:
         service = project.config.service
         self._least_serving = service.least_in_service if service.weight_update == "rolling" else None
         self._connect_base, self._connect_candidate = connect_base, connect_candidate
-        self._deploying = threading.Lock()  # the gateway looks for a lost engine in a thread of its own
+        self._deploying = threading.Lock()  # the gateway looks for a lost engine in its own thread
         self._base: PolicyEngine | None = None
         self._candidate: PolicyEngine | None = None
         self._deployed: tuple[int, float] | None = None  # version of the base, and when its engine was looked at

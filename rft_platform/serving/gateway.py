@@ -1,6 +1,6 @@
 """The gateway of production traffic: serves the policy's OpenAI API and records every complete answer.
 
-Each request is a run of its own for the recorder that rollouts use; feedback joins requests to runs later. A request
+Each request is its own run for the recorder that rollouts use; feedback joins requests to runs later. A request
 may name its place by headers or by its body's ``metadata``: task, run, conversation, and the subject whose data it is.
 """
 

@@ -85,7 +85,7 @@ def row_of_feedback(feedback: NewFeedback, now: float) -> dict[str, Any]:
     """The values of a row of ``feedback``."""
     kept = ("feedback_id", "tenant", "metric", "value", "comment", "correction")
     row = {name: getattr(feedback, name) for name in kept}
-    if feedback.tenant:  # each tenant has ids of its own
+    if feedback.tenant:  # each tenant has its own ids
         name = f"{feedback.tenant}/{feedback.feedback_id}"
         row["feedback_id"] = hashlib.sha256(name.encode()).hexdigest()
     return row | {"received_at": now, "tags": dict(feedback.tags), "request": dict(feedback.request)}

@@ -1,7 +1,7 @@
 """The trainer group: training requests in, published checkpoints out.
 
 A request (``TrainRequest``) names a parent checkpoint, the rows, an algorithm and an optimizer. The group trains on the
-rows and publishes a checkpoint (``TrainResult``). It runs in processes of its own, one for each rank.
+rows and publishes a checkpoint (``TrainResult``). It runs in its own processes, one for each rank.
 
 Start with ``loop.session``: ``TrainingSession.train`` serves one request, and its body names every stage in order.
 

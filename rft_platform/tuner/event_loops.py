@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 def outside_event_loop(work: Callable[[], Result]) -> Result:
     """Return what ``work`` returns; raise what it raises. A running event loop of the caller is suspended meanwhile.
 
-    ``work`` runs in the calling thread, may run event loops of its own, and is interrupted by Ctrl-C like any other
+    ``work`` runs in the calling thread, may run its own event loops, and is interrupted by Ctrl-C like any other
     code of the main thread. User code that must be stoppable at any point belongs in worker processes
     (``explorer.workers: {kind: process}``).
     """

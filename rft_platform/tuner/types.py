@@ -29,7 +29,7 @@ JudgeType = Callable[..., Any]
 
 
 class WorkflowOutput(TunerSection):
-    """The result of one run of a workflow: a response for the judge, or a reward of its own, or both."""
+    """The result of one run of a workflow: a response for the judge, or its own reward, or both."""
 
     reward: float | None = None
     """Counts if there is no judge."""

@@ -63,7 +63,7 @@ def test_without_std_rewards_are_only_centred() -> None:
 
 
 def rows_of(name: str, count: int) -> dict[str, Any]:
-    """What an advantage needs besides rewards: every row in a state of its own."""
+    """What an advantage needs besides rewards: every row in its own state."""
     return {"columns": {"env_state_hash": [str(i) for i in range(count)]}} if ADVANTAGES.get(name).needs else {}
 
 

@@ -52,7 +52,7 @@ def project(made: Path, home: Home, write_config: Callable[..., Path], with_mlfl
 
 @pytest.fixture
 def run(project: Home, tmp_path: Path) -> Rft:
-    """Run a command as a process of its own, with further environment variables."""
+    """Run a command as its own process, with further environment variables."""
 
     def call(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

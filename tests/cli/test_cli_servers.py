@@ -23,7 +23,7 @@ from rft_platform.servers.ports import Port, check_ports, port_is_free
 from rft_platform.servers.supervise import Server, serving, wait_for_end
 from rft_platform.servers.ui_servers import answers, ui_ports
 
-# A server with a child of its own, as web servers with workers are.
+# A server with its own child, as web servers with workers are.
 _WITH_A_WORKER = """
 import subprocess, sys
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -32,7 +32,7 @@ print("ready", flush=True)
 signal.pause()
 """
 
-#: Starts a process in a session of its own, which leaves a word when it is told to end.
+#: Starts a process in its own session, which leaves a word when it is told to end.
 APART = """
 import subprocess
 polite = '''
@@ -154,7 +154,7 @@ def test_a_deaf_process_does_not_wait_for_a_deaf_one_in_a_session_of_its_own(tmp
     stopping = threading.Thread(target=stop_process, args=(process.pid, process.create_time(), 1.0))
     stopping.start()
     assert wait_until_ended([process], 1.6) == []
-    assert wait_until_ended([apart], 0) == [apart], "it has as much time of its own"
+    assert wait_until_ended([apart], 0) == [apart], "each process has its own time limit"
     stopping.join()
     assert wait_until_ended([apart], 0) == []
 

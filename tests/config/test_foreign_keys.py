@@ -272,7 +272,7 @@ def test_a_stage_of_sft_is_the_warm_start() -> None:
     warm = {"path": "a.jsonl", "batch_size": 16, "epochs": 2, "optimizer": {"lr": 1e-5}}
     assert data["warm_start"] == warm and data["mode"] == "both" and data["algorithm"] == last["algorithm"]
     assert notice == "stages: warm is the warm start (round 0) of the project, and rl its rounds"
-    assert "run each further one as a project of its own" in refusal(stages=[last, last])
+    assert "run each further one as its own project" in refusal(stages=[last, last])
     assert converted(stages=[last])[0]["algorithm"] == last["algorithm"]
 
 

@@ -24,8 +24,8 @@ REASONS = {
     "agentscope_": "No module named 'agentscope'",  # a plan where AgentScope is installed
     "grpo_vlm": "models and tasks are text here",
     "bench_external_model": "policies of this project",
-    "grpo_toolcall": "a dataset of its own",
-    "mix_chord_mix_chord_toolace": "a dataset of its own",
+    "grpo_toolcall": "its own dataset",
+    "mix_chord_mix_chord_toolace": "its own dataset",
     "mix_chord": "unknown algorithm_type 'mix_chord'",
     "asymre": "unknown algorithm_type 'asymre'",
     "rec_": "unknown algorithm_type 'rec'",

@@ -118,7 +118,7 @@ def flip_a_byte(file: Path) -> None:
 
 
 class SmallDisk:
-    """A file system of its own, whose size can be set; an ordinary folder where this user may not mount one."""
+    """A separate file system, whose size can be set; an ordinary folder where this user may not mount one."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -136,7 +136,7 @@ class SmallDisk:
 
 
 class MlflowServer:
-    """A real MLflow server on a port of its own, which can be killed and started again."""
+    """A real MLflow server on its own port, which can be killed and started again."""
 
     def __init__(self, folder: Path, fuses: Path) -> None:
         self.port, self._folder, self._pid_file = free_port(), folder, fuses / "mlflow.pid"

@@ -23,7 +23,7 @@ def file_of(project: Any, mode: str) -> Path:
 
 
 def started(project: Any, mode: str) -> subprocess.Popen[str]:
-    """A driver of ``mode``, from a file of its own."""
+    """A driver of ``mode``, from its own configuration file."""
     file = file_of(project, mode)
     return subprocess.Popen(
         project.command("run", "--config", str(file)), env=project.environment,

@@ -1,6 +1,6 @@
 """The wheel works without its source tree: the demo trains, and ``rft ui`` serves its pages.
 
-The wheel is installed into an environment of its own. A ``.pth`` file gives that environment the third-party packages
+The wheel is installed into its own environment. A ``.pth`` file gives that environment the third-party packages
 of this one, so nothing is downloaded; the platform itself can only come from the wheel.
 """
 

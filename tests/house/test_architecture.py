@@ -16,7 +16,7 @@ ROW = re.compile(r"^\| (\d+|ground) \| (`[^|]+`) \|", re.MULTILINE)
 ENTRIES = {"__init__", "__main__"}
 MOST_MODULES = 15  # of one folder
 FEWEST_LINES = 30  # of a module with a single importer
-#: Smaller modules that stay files of their own: one file per command, section, operator and recipe step.
+#: Smaller modules that stay their own files: one file per command, section, operator and recipe step.
 SMALL = {
     "cli.commands.doctor",
     "cli.commands.stop",
@@ -78,7 +78,7 @@ def file_graph() -> Graph:
 
 
 def folder_of(module: str) -> str:
-    """The folder of a module; a module at the top of the package counts as a folder of its own."""
+    """The folder of a module; a module at the top of the package counts as its own folder."""
     return module if modules()[module].name == "__init__.py" else module.rpartition(".")[0] or module
 
 

@@ -128,7 +128,7 @@ def test_a_line_that_is_no_pinned_entry_is_refused(line: str) -> None:
 
 
 def test_the_set_up_installs_from_the_locks_alone() -> None:
-    """No file names a pin of its own, and each pip install checks hashes, but for torch and the platform itself."""
+    """No file names its own pin, and each pip install checks hashes, but for torch and the platform itself."""
     files = [
         REPOSITORY / "deploy" / "Dockerfile",
         *REPOSITORY.glob("scripts/*.sh"),

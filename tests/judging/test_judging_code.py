@@ -99,8 +99,7 @@ CHEATS = {
     "is equal to anything": "class Any:\n    __eq__ = __le__ = __lt__ = __contains__ = lambda self, other: True\n"
     "    __sub__ = __rsub__ = __add__ = __radd__ = lambda self, other: 0\n    __hash__ = None\n"
     "def add(a, b):\n    return Any()",
-    "is a number of its own": "class Any(int):\n    __eq__ = lambda self, other: True\n"
-    "def add(a, b):\n    return Any()",
+    "is its own number": "class Any(int):\n    __eq__ = lambda self, other: True\ndef add(a, b):\n    return Any()",
     "looks up the stack": "import sys\ndef add(a, b):\n    frame = sys._getframe()\n    while frame:\n"
     "        print({**frame.f_globals, **frame.f_locals}.get('word'), flush=True)\n        frame = frame.f_back\n"
     "    return 0",

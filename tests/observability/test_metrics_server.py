@@ -1,4 +1,4 @@
-"""The exporter as a server of the interface, and as a command of its own."""
+"""The exporter as a server of the interface, and as its own command."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Agents as programs of their own, which read OPENAI_BASE_URL.
+"""Agents as their own programs, which read OPENAI_BASE_URL.
 
 ``openai``: one agent with the openai client. ``urllib FILE``: as many agents at once as FILE has lines ``key, text``,
 with nothing but the standard library.

@@ -25,7 +25,7 @@ async def answer(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
 
 
 def _leave_children(task: dict[str, Any]) -> None:
-    """A child of the same group, and one with a session of its own; then hang, with the interpreter held."""
+    """A child of the same group, and one with its own session; then hang, with the interpreter held."""
     for session in (False, True):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=session)
         with Path(task["pids"]).open("a") as pids:

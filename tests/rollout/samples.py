@@ -46,7 +46,7 @@ class Custom:
     async def run(
         self, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
     ) -> WorkflowOutput:
-        """Two calls and a reward of its own."""
+        """Two calls and its own reward."""
         for turn in range(self.turns):
             await model.chat([{"role": "user", "content": f"{task.prompt}, turn {turn}"}])
         return WorkflowOutput(reward=0.5, response={"turns": self.turns}, metrics={"turns": self.turns})

@@ -65,7 +65,7 @@ def environment(url: str, key: str = "") -> dict[str, str]:
 
 
 async def program_workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
-    """An agent that is a program of its own."""
+    """An agent that is its own program."""
     number = task["question"].removeprefix("question ")
     agent = await asyncio.create_subprocess_exec(
         sys.executable, str(PROGRAM), "openai", f"{number}+1",
@@ -243,7 +243,7 @@ def test_a_call_whose_answer_was_lost_is_recorded_once(
     assert call.msg_id == answer["id"] and call.order == 0 and history.client_retries == 1
     assert len({body["seed"] for body in engine.chat_requests}) == 1 and len(engine.chat_requests) == 2
     assert history.unfinished_calls == 0
-    post(gateway, key)  # the same question, asked on purpose, is a call of its own
+    post(gateway, key)  # the same question, asked on purpose, is its own call
     assert [call.order for call in history.calls()] == [0, 1]
 
 

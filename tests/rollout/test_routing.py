@@ -49,7 +49,7 @@ def new_history() -> RunHistory:
 
 
 async def ask(replicas: Replicas, history: RunHistory, blocking: bool = False, **options: Any) -> Any:
-    """One chat call by a client of its own."""
+    """One chat call by its own client."""
     clients = RecordingClients("http://127.0.0.1:1/v1", 30, replicas)
     if blocking:
         with clients.sync_client(history) as sync:

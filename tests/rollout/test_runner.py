@@ -36,7 +36,7 @@ def test_every_run_becomes_its_rows(engine: FakeEngine, workflow: Workflow) -> N
         assert row.messages[0]["content"] == f"question {row.task_id[5:]}"
         assert row.run_output == row.response["content"]
         assert row.run_reward is None
-    assert len({tuple(row.response_ids) for row in batch.rows}) == 6  # each run has a seed of its own
+    assert len({tuple(row.response_ids) for row in batch.rows}) == 6  # each run has its own seed
 
 
 def test_steps_output_and_reward_stand_on_the_last_row(engine: FakeEngine) -> None:

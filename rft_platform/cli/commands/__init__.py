@@ -1,4 +1,4 @@
-"""The subcommands of ``rft``, one file each; ``store`` and ``models`` have subcommands of their own.
+"""The subcommands of ``rft``, one file each; ``store`` and ``models`` have their own subcommands.
 
 Each file defines a function with Typer options, which ``cli.main`` registers; its docstring is the help text.
 - Run a project: ``demo``, ``run``, ``tune``, ``ui``, ``stop``.

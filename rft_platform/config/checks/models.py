@@ -93,7 +93,7 @@ def _name_problems(config: RftConfig) -> Iterator[str]:
             yield f"{key} is the name of a folder of checkpoints; choose another name"
 
 
-_WARM_START_INSTEAD = "run its warm start in a project of its own and use the resulting checkpoint as model_path"
+_WARM_START_INSTEAD = "run its warm start in its own project and use the resulting checkpoint as model_path"
 
 
 def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:

@@ -199,7 +199,7 @@ _ALGORITHM: tuple[Row, ...] = (
 )
 
 _EXPLORER: tuple[Row, ...] = (
-    ("name", Noted("processes have names of their own")),
+    ("name", Noted("processes have their own names")),
     ("mode", Noted(_SET_ELSEWHERE)),
     ("runner_num", Moved("explorer.runner_per_model")),
     ("runner_prepare_concurrency", Noted(_NO_RAY)),
@@ -217,7 +217,7 @@ _EXPLORER: tuple[Row, ...] = (
 )
 
 _TRAINER: tuple[Row, ...] = (
-    ("name", Noted("processes have names of their own")),
+    ("name", Noted("processes have their own names")),
     ("trainer_type", Noted("the platform's trainer is used", silent=("verl",))),
     ("trainer_strategy", Noted(_MEGATRON, silent=("fsdp", "fsdp2"))),
     ("megatron", Noted(_MEGATRON)),

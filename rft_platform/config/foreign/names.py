@@ -76,7 +76,7 @@ def _environment(name: str) -> str:
 
 
 _IMAGES = "models and tasks are text here; images need another platform"
-_TOOL_DATA = f"it reads columns of a dataset of its own: {_OWN_WORKFLOW}, and the judge tool_use"
+_TOOL_DATA = f"it reads columns of its own dataset: {_OWN_WORKFLOW}, and the judge tool_use"
 _ADAPTER = f"AgentScope's functions are workflows without an adapter: {_OWN_WORKFLOW}"
 
 #: Workflows that nothing replaces.
@@ -167,4 +167,4 @@ OPERATORS: Mapping[str, str] = {
 
 #: Options of the task selector difficulty_based.
 SELECTOR_ARGUMENTS: Mapping[str, str] = {"target_reward": "target"}
-SELECTOR_NOTE = "difficulty_based has options of its own (docs/data.md)"
+SELECTOR_NOTE = "difficulty_based has its own options (docs/data.md)"

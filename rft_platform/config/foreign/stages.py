@@ -12,7 +12,7 @@ from rft_platform.config.foreign.keys import KEYS
 from rft_platform.config.foreign.treatments import Data, apply, mapping_at, put, value_at
 
 _SECTIONS = ("mode", "algorithm", "buffer", "data_processor", "explorer", "trainer")
-_MORE = "run each further one as a project of its own, with model_path: models:/NAME@champion of the one before"
+_MORE = "run each further one as its own project, with model_path: models:/NAME@champion of the one before"
 _STORE = "buffer.trainer_input.experience_buffer"
 _OPTIMIZER = "algorithm.optimizer"
 _COLUMNS = {"messages_key": "messages", "tools_key": "tools"}  # those that a warm start reads

@@ -1,7 +1,7 @@
 """``python -m rft_platform.inference.serving.template_worker``: renders chat templates for ``template_process``.
 
 A template comes with a model folder, so it is untrusted code. Jinja's sandbox keeps it from the interpreter, but not
-from endless loops or from filling the memory. This process therefore has limits of its own: the kernel kills it when it
+from endless loops or from filling the memory. This process therefore has its own limits: the kernel kills it when it
 exceeds the processor time, and an allocation beyond the memory limit fails.
 
 Reads one JSON request per line from standard input, writes one JSON answer per line to standard output, and ends when

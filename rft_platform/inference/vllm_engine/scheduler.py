@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 #: Tokens of a piece, and a few more with speculative decoding. Its arrays must stay below vLLM's 256 bytes for arrays
-#: inside a message: longer ones become frames of their own, and vLLM 0.24 then reuses the buffer of a large first frame
+#: inside a message: longer ones become their own frames, and vLLM 0.24 then reuses the buffer of a large first frame
 #: as soon as the last frame is sent.
 PIECE = 48
 _MOST_A_STEP = 15  # tokens of a request in one step

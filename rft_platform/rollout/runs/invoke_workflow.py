@@ -51,7 +51,7 @@ async def call_workflow(
 
 
 async def await_user_code(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Await user code in a task of its own; when this is cancelled, give that task ``STOP_S`` seconds to end.
+    """Await user code in its own task; when this is cancelled, give that task ``STOP_S`` seconds to end.
 
     Raises what the code raises, SystemExit included, and RuntimeError if the code cancels itself: neither may end the
     event loop, which other runs share.

@@ -35,7 +35,7 @@ class WorkerProcess:
                     stdout=out,
                     stderr=subprocess.STDOUT,
                     pass_fds=(theirs.fileno(), lifeline),
-                    start_new_session=True,  # a process group of its own; the parent handles Ctrl-C
+                    start_new_session=True,  # its own process group; the parent handles Ctrl-C
                     env=dict(env),
                 )
         except BaseException:

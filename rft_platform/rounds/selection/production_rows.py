@@ -87,7 +87,7 @@ def tasks_of_traffic(rows: Sequence[RolloutRow]) -> dict[str, Task]:
 
 
 def _task_of(call: Call) -> str:
-    """Name of the task; each tenant has tasks of its own."""
+    """Name of the task; each tenant has its own tasks."""
     return f"{call.tenant}/{call.task_id}" if call.tenant else str(call.task_id)
 
 

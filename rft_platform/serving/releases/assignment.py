@@ -36,7 +36,7 @@ class Split:
 def unit_of(place: Mapping[str, str | None], sticky: Sticky, request_id: str) -> str:
     """The unit of a request by what it names of ``subject``, ``conversation``, ``task_id`` and ``run_id``.
 
-    A request that names no unit of the wanted kind gets the next smaller one; in the end it is a unit of its own.
+    A request that names no unit of the wanted kind gets the next smaller one; in the end it is its own unit.
     """
     task, run = place.get("task_id"), place.get("run_id")
     named = {**place, "run": f"{task}/{run}" if task is not None and run is not None else None}

@@ -13,7 +13,7 @@ from rft_platform.common.errors import UserError
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 #: By ``model_type``: transformers models whose attention never gets the pack's plan, or changes the mask itself.
 OWN_ATTENTION = {
-    "doge": "its attention computes a mask of its own",
+    "doge": "its attention computes its own mask",
     "moshi": "its attention lacks the interface that packs need",
     "nemotron": "its attention lacks the interface that packs need",
     "stablelm": "its attention lacks the interface that packs need",

@@ -57,7 +57,7 @@ def pack(
     whole_groups: bool = False,
     static: bool = False,
 ) -> list[Pack]:
-    """Pack ``samples`` into tries of at most ``max_tokens`` nodes each; a longer row gets a pack of its own.
+    """Pack ``samples`` into tries of at most ``max_tokens`` nodes each; a longer row gets its own pack.
 
     Rows without a trainable token are left out. The order of the samples does not change the tries. Without
     ``share_prefixes`` every row is a separate tree. With ``whole_groups`` the rows of a group are in one pack, however

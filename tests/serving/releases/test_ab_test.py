@@ -12,7 +12,7 @@ RULE = ABRule(units=200)
 
 
 def users(rate: float, seed: int, calls: int = 3, units: int = 200) -> dict[str, list[float]]:
-    """Users who differ: each has a success rate of its own and several calls."""
+    """Users who differ: each has a success its own rate and several calls."""
     draws = random.Random(seed)
     means, latencies = [], []
     for _ in range(units):

@@ -47,7 +47,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma2", {"attn_logit_softcapping": None}, "final_logit_softcapping"),
     ("qwen2_moe", SLIDING, "Qwen2MoeForCausalLM cannot be trained: its sliding_window 6 is shorter than .* 64"),
     ("phimoe", WINDOW, "PhimoeForCausalLM cannot be trained: its sliding_window 6 is shorter than .* 64"),
-    ("doge", {}, "DogeForCausalLM cannot be trained: its attention computes a mask of its own"),
+    ("doge", {}, "DogeForCausalLM cannot be trained: its attention computes its own mask"),
     ("stablelm", {}, "lacks the interface"),
     ("nemotron", {}, "lacks the interface"),
     ("moshi", {}, "lacks the interface"),
