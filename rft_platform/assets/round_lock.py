@@ -48,6 +48,7 @@ class _RoundLock:
 
 
 _round_locks: dict[Path, _RoundLock] = {}  # by this process, until its run ends or the thread's next run starts
+_bodies: dict[threading.Thread, tuple[ProjectResource, Sequence[Any]]] = {}  # resources of the body that a thread runs
 
 
 @contextmanager
@@ -66,11 +67,15 @@ def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Seq
     leftover = _resources_to_clean(context, resources)
     if leftover:
         cancel_work(project, leftover)
+    thread = threading.current_thread()
+    _bodies[thread] = (project, resources)
     try:
         yield
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         cancel_work(project, resources)
         raise
+    finally:
+        del _bodies[thread]
 
 
 def hold_round(home: Home, key: str, run_id: str, wait_s: float = _WAIT_S) -> str | None:
@@ -112,6 +117,15 @@ def release_rounds(run_id: str) -> None:
     for file, held in list(_round_locks.items()):
         if held.run_id == run_id:
             _round_locks.pop(file).stream.close()
+
+
+def cancel_work_of(thread: threading.Thread) -> None:
+    """Cancel what the asset body that another thread runs does in the engine and the trainer.
+
+    A thread between two bodies, or one that waits for a pool slot, uses neither: another run may use them.
+    """
+    if (body := _bodies.get(thread)) is not None:
+        cancel_work(*body)
 
 
 def cancel_work(project: ProjectResource, resources: Sequence[Any]) -> None:

@@ -14,7 +14,7 @@ import dagster as dg
 from rft_platform.assets.round_lock import exclusive_round
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
-from rft_platform.common.processes.signals import interruption
+from rft_platform.common.processes.signals import is_interrupted
 from rft_platform.config.home import Home
 from rft_platform.observability.log_rotation import bound_logs_now_and_then
 from rft_platform.observability.logs import phase_context
@@ -54,13 +54,13 @@ def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[.
 
 @contextmanager
 def _as_interruption() -> Iterator[None]:
-    """While an interrupted command ends its threads, no work begins, and what running work raises is no failure."""
-    if interruption.is_set():
+    """In a thread that its command interrupts no work begins, and what running work raises is no failure."""
+    if is_interrupted():
         raise dg.DagsterExecutionInterruptedError
     try:
         yield
     except Exception as raised:
-        if interruption.is_set():
+        if is_interrupted():
             raise dg.DagsterExecutionInterruptedError from raised
         raise
 

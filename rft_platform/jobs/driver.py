@@ -9,31 +9,27 @@ import logging
 import threading
 import time
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import dagster as dg
 
 from rft_platform.assets.common import rft_rounds
-from rft_platform.assets.round_lock import cancel_work, release_rounds
+from rft_platform.assets.round_lock import cancel_work_of, release_rounds
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
-from rft_platform.common.processes.signals import interruption
+from rft_platform.common.processes.signals import interrupt
 from rft_platform.jobs.alerts import alert_run_failed
 from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckFailedError
-from rft_platform.jobs.dagster_internals.pool_claims import PoolWaitInterrupted
 from rft_platform.jobs.dagster_internals.run_workers import driver_tags
 from rft_platform.jobs.driver_lock import driver_lock, is_half, other_half_runs
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.jobs import BENCH, JOB_OF_KIND, add_next_round, run_tags
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
-from rft_platform.resources import EngineResource, ProjectResource, TrainerResource
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
 from rft_platform.rounds.planning.state import Action, Plan
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.setup.connections import trainer_client
 
 LOG = logging.getLogger(__name__)
 
@@ -87,17 +83,10 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
         reconcile_materializations(project, instance, launches(instance).failures)
         add_next_round(instance, project)
         driven = _Drive(project, definitions, instance, max_launches)
-        try:
-            if max_launches is None and _overlaps(project):
-                driven.run_two_threads()
-            else:
-                driven.run(_ALL_KINDS)
-        except PoolWaitInterrupted:  # the trainer may work for the run that has the slot
-            raise
-        except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
-            if project.config.mode != "explore":  # the trainer then works for the other half
-                _cancel_training(project)
-            raise
+        if max_launches is None and _overlaps(project):
+            driven.run_two_threads()
+        else:
+            driven.run_one_thread()
         add_next_round(instance, project)
     return driven.result
 
@@ -113,17 +102,8 @@ def _overlaps(project: Project) -> bool:
     )
 
 
-def _cancel_training(project: Project) -> None:
-    """Cancel the training that the interrupted drive requested; a trainer that stays reloads its parent's state.
-
-    A trainer that does not answer within seconds is left to the caller.
-    """
-    with suppress(RftError):
-        trainer_client(project).cancel()
-
-
 class _Drive:
-    """The launches of one drive. Two threads may ``run`` launches of different kinds at the same time."""
+    """The launches of one drive, one after the other or, in two threads, trainings beside the others."""
 
     def __init__(
         self, project: Project, definitions: dg.Definitions, instance: dg.DagsterInstance, max_launches: int | None
@@ -139,36 +119,32 @@ class _Drive:
         self._running: set[tuple[str, int]] = set()
         self._ended = False
 
+    def run_one_thread(self) -> None:
+        """Run all launches in this thread. An asset body that Ctrl-C interrupts cancels its work."""
+        self._run(_ALL_KINDS)
+
     def run_two_threads(self) -> None:
         """Run the trainings in a second thread, as the two sensors share the work. Only this thread gets Ctrl-C."""
         errors: list[BaseException] = []
 
         def run_trainings() -> None:
             try:
-                self.run(_TRAININGS)
+                self._run(_TRAININGS)
             except BaseException as error:
                 errors.append(error)
 
-        interruption.clear()
         trainings = threading.Thread(target=run_trainings, name="trainings", daemon=True)
         trainings.start()
         try:
-            self.run(_ALL_KINDS - _TRAININGS)
+            self._run(_ALL_KINDS - _TRAININGS)
             trainings.join()
         except BaseException:
-            interruption.set()  # stays set while the thread lives: what it raises then is no failure
-            home = ProjectResource(home=str(self._project.home.root))
-            until = time.monotonic() + _INTERRUPTED_S
-            while trainings.is_alive() and time.monotonic() < until:  # again: it may request work just now
-                cancel_work(home, [TrainerResource(project=home), EngineResource(project=home)])
-                trainings.join(_POLL_S)
-            if not trainings.is_alive():
-                interruption.clear()
+            _end_interrupted(trainings)
             raise
         if errors:
             raise errors[0]
 
-    def run(self, kinds: frozenset[str]) -> None:
+    def _run(self, kinds: frozenset[str]) -> None:
         """Run launches of these kinds, one after the other, until the drive ends."""
         try:
             while (action := self._next(kinds)) is not None:
@@ -212,6 +188,15 @@ class _Drive:
             gc.collect()
         if launched.error is not None:
             _alert(self._project, self._instance, [launched.run_id], cause_line(launched.error))
+
+
+def _end_interrupted(trainings: threading.Thread) -> None:
+    """Cancel what a thread works on until the thread has ended, or for ``_INTERRUPTED_S`` seconds."""
+    interrupt(trainings)  # what it raises from here on is no failure, even after the wait
+    until = time.monotonic() + _INTERRUPTED_S
+    while trainings.is_alive() and time.monotonic() < until:  # again: it may request work just now
+        cancel_work_of(trainings)
+        trainings.join(_POLL_S)
 
 
 @dataclass(slots=True)

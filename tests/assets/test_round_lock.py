@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import dagster as dg
 import pytest
 
 from rft_platform.assets import round_lock
-from rft_platform.assets.round_lock import RoundBusyError, exclusive_round, hold_round
+from rft_platform.assets.round_lock import RoundBusyError, cancel_work_of, exclusive_round, hold_round
 from rft_platform.config.home import Home
 from rft_platform.resources import ProjectResource
 
@@ -87,3 +88,29 @@ def test_an_interrupted_body_gives_its_work_up_and_stays_interrupted(home, monke
     with pytest.raises(dg.DagsterExecutionInterruptedError):
         run_that_raises(dg.DagsterExecutionInterruptedError())
     assert [[type(resource) for resource in each] for each in given_up] == [[ProjectResource]]
+
+
+def test_the_work_of_another_thread_is_cancelled_only_while_its_body_runs(home, monkeypatch):
+    given_up, begun, end = [], threading.Event(), threading.Event()
+    monkeypatch.setattr(round_lock, "cancel_work", lambda project, resources: given_up.append(project.home))
+
+    @dg.asset(name="rollout_batches")
+    def body(context: dg.AssetExecutionContext, project: ProjectResource) -> None:
+        with exclusive_round(context, "rollout_batches", [project]):
+            begun.set()
+            assert end.wait(60)
+
+    resources = {"project": ProjectResource(home=str(home.root))}
+    thread = threading.Thread(target=lambda: dg.materialize([body], resources=resources))
+    cancel_work_of(thread)
+    thread.start()
+    assert begun.wait(60)
+    assert not given_up, "before its body a thread uses neither engine nor trainer"
+    cancel_work_of(threading.current_thread())
+    assert not given_up
+    cancel_work_of(thread)
+    assert given_up == [str(home.root)]
+    end.set()
+    thread.join(60)
+    cancel_work_of(thread)
+    assert given_up == [str(home.root)]

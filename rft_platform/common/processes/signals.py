@@ -5,9 +5,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from weakref import WeakSet
 
-#: Set while an interrupted command ends its other threads, which receive no signals.
-interruption = threading.Event()
+_interrupted: WeakSet[threading.Thread] = WeakSet()
+
+
+def interrupt(thread: threading.Thread) -> None:
+    """Tell a thread, which receives no signals, that its command was interrupted: ``is_interrupted`` is true there."""
+    _interrupted.add(thread)
+
+
+def is_interrupted() -> bool:
+    """Whether ``interrupt`` was called for the current thread."""
+    return threading.current_thread() in _interrupted
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import dagster as dg
 from dagster._utils.concurrency import ConcurrencyClaimStatus
 from dagster._utils.interrupts import check_captured_interrupt
 
-from rft_platform.common.processes.signals import interruption
+from rft_platform.common.processes.signals import is_interrupted
 from rft_platform.jobs.dagster_internals.run_workers import is_driven_here
 
 _POLL_S = 0.25
@@ -22,10 +22,6 @@ _PARTITION_TAG = "dagster/partition"
 LOG = logging.getLogger(__name__)
 
 _Claim = Callable[..., ConcurrencyClaimStatus]
-
-
-class PoolWaitInterrupted(dg.DagsterExecutionInterruptedError):
-    """The command was interrupted while a step waited for a pool slot: that step has not begun."""
 
 
 def make_claims_interruptible(instance: dg.DagsterInstance) -> None:
@@ -38,8 +34,9 @@ def make_claims_interruptible(instance: dg.DagsterInstance) -> None:
     ) -> ConcurrencyClaimStatus:
         until = time.monotonic() + _TURN_S
         while not (status := claim(concurrency_key, run_id, step_key, priority)).is_claimed:
-            if check_captured_interrupt() or interruption.is_set():
-                raise PoolWaitInterrupted(f"interrupted while {step_key} waited for the pool {concurrency_key}")
+            if check_captured_interrupt() or is_interrupted():
+                waited_for = f"interrupted while {step_key} waited for the pool {concurrency_key}"
+                raise dg.DagsterExecutionInterruptedError(waited_for)
             if time.monotonic() > until:
                 if (run_id, step_key) not in waiting:
                     waiting.add((run_id, step_key))

@@ -1,0 +1,95 @@
+"""An interrupted drive leaves nothing behind in its process that ends the launches of a later drive."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import dagster as dg
+import pytest
+import yaml
+
+from rft_platform.assets.common import rft_rounds
+from rft_platform.assets.run_failure import FAULT_TAG, reports_faults
+from rft_platform.common.errors import TrainerError
+from rft_platform.common.files import write_text
+from rft_platform.jobs import driver
+from rft_platform.jobs.driver import drive
+from rft_platform.jobs.instance import open_instance
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@dataclass
+class Stages:
+    """Jobs of a project whose rounds overlap. The first training does not end before ``release`` is set."""
+
+    project: Project
+    interrupts: bool = True  # whether the exploration beside the first training receives Ctrl-C
+    training: threading.Event = field(default_factory=threading.Event)
+    release: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def definitions(self) -> dg.Definitions:
+        @dg.asset(partitions_def=rft_rounds)
+        @reports_faults
+        def exploration(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+            number = int(context.partition_key[1:])
+            if number == 2 and self.interrupts:
+                assert self.training.wait(60)
+                self.interrupts = False
+                os.kill(os.getpid(), signal.SIGINT)
+                self.release.wait(60)  # the signal ends this wait
+            self.project.store.write_note(number, "snapshot", {"policy_version": 0})
+            self.project.store.write_note(number, "judge", {"sound": True})
+            return dg.MaterializeResult()
+
+        @dg.asset(partitions_def=rft_rounds)
+        @reports_faults
+        def training(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+            number = int(context.partition_key[1:])
+            outlives = self.interrupts
+            self.training.set()
+            if outlives:
+                assert self.release.wait(60)
+                raise TrainerError("the trainer cancelled the training")
+            publish(self.project.store, Policy("weights", number, f"d{number}", number))
+            self.project.store.write_note(number, "evaluation", {"results": []})
+            return dg.MaterializeResult()
+
+        jobs = [
+            dg.define_asset_job("explore_job", [exploration]),
+            dg.define_asset_job("sync_round_job", [training]),
+        ]
+        return dg.Definitions(assets=[exploration, training], jobs=jobs)
+
+
+@pytest.fixture
+def stages(project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
+    """The project with rounds that overlap, after its start."""
+    monkeypatch.setenv("RFT_HOME", str(project.home.root))
+    monkeypatch.setattr(driver, "_INTERRUPTED_S", 1.0)
+    config = yaml.safe_load(project.home.config_file.read_text()) | {"synchronizer": {"sync_offset": 1}}
+    write_text(project.home.config_file, yaml.safe_dump(config))
+    stages = Stages(Project.open(project.home))
+    publish(stages.project.store, Policy("base", 0, "d0", 0))
+    stages.project.store.write_note(0, "evaluation", {"results": []})
+    yield stages
+    stages.release.set()
+
+
+@pytest.mark.parametrize("limit", [None, 10], ids=["two threads", "one thread"])
+def test_a_drive_after_one_whose_training_outlives_its_interruption(stages: Stages, limit: int | None) -> None:
+    with pytest.raises((KeyboardInterrupt, dg.DagsterExecutionInterruptedError)):
+        drive(stages.project, stages.definitions)
+    left = next(thread for thread in threading.enumerate() if thread.name == "trainings")
+    again = drive(stages.project, stages.definitions, limit)
+    assert (again.finished, again.failed, again.error) == (True, None, None)
+    stages.release.set()
+    left.join(60)
+    with open_instance(stages.project.home) as instance:
+        runs = instance.get_runs()
+    assert not [run.tags[FAULT_TAG] for run in runs if FAULT_TAG in run.tags], "the interrupted training is no failure"
