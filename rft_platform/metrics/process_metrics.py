@@ -7,8 +7,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
-from socket import create_connection
+from typing import Any
 
 import dagster as dg
 import httpx
@@ -18,28 +17,27 @@ from rft_platform.common.processes.lease import Lease, is_alive, read_lease
 from rft_platform.config.home import Home
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.metrics.catalogue import Sample
-from rft_platform.training.protocol import Message
-from rft_platform.training.service.rpc import Connection
+from rft_platform.training.protocol import PREFIX
 
 ANSWER_S = 1.0  # time-out of each process's answer
 _VERSION_HEADER = "x-policy-version"
 _COUNTERS = ("requests", "prompt_tokens", "completion_tokens", "generate_seconds", "weight_updates")
 
 
-class Engines:
-    """Metrics of the engine's replicas and of further policies' engines. Scrapes do not keep an idle engine alive."""
+class ProcessMetrics:
+    """Metrics of engines and trainer. Scrapes do not keep an idle engine or trainer alive."""
 
     def __init__(self) -> None:
         self._http = httpx.Client(timeout=ANSWER_S, trust_env=False)
         weakref.finalize(self, self._http.close)
 
-    def samples(self, home: Home) -> Iterator[Sample]:
-        """Counters of each engine and the policy version it serves."""
+    def engines(self, home: Home) -> Iterator[Sample]:
+        """Counters of each replica of the engine and of further policies' engines, and the policy version it serves."""
         for file in sorted([*home.leases.glob("engine*.json"), *home.leases.glob("policy-*.json")]):
             lease, labels = read_lease(file), (file.stem,)
             if lease is None:
                 continue
-            answer = self._ask(lease) if is_alive(lease) else None
+            answer = self._ask(lease, "/engine/metrics")
             yield Sample("rft_engine_up", answer is not None, labels)
             if answer is None:
                 continue
@@ -50,40 +48,28 @@ class Engines:
             if (served := answer.headers.get(_VERSION_HEADER, "")).isdigit():
                 yield Sample("rft_policy_version_served", int(served), labels)
 
-    def _ask(self, lease: Lease) -> httpx.Response | None:
-        url, headers = f"http://{lease.host}:{lease.port}/engine/metrics", {"Authorization": f"Bearer {lease.token}"}
+    def trainer(self, home: Home) -> Iterator[Sample]:
+        """Whether the trainer answers, whether it is busy, and its processor time and memory."""
+        lease = read_lease(home.leases / "trainer.json")
+        if lease is None:
+            return
+        answer = self._ask(lease, f"{PREFIX}status")
+        yield Sample("rft_trainer_up", answer is not None)
+        if answer is not None:
+            status: dict[str, Any] = answer.json()
+            yield Sample("rft_trainer_busy", bool(status["busy"]))
+            yield Sample("rft_trainer_cpu_seconds_total", status["cpu_seconds"])
+            yield Sample("rft_trainer_peak_rss_bytes", status["peak_rss_mb"] * 2**20)
+
+    def _ask(self, lease: Lease, path: str) -> httpx.Response | None:
+        if not is_alive(lease):
+            return None
+        url, headers = f"http://{lease.host}:{lease.port}{path}", {"Authorization": f"Bearer {lease.token}"}
         try:
             answer = self._http.post(url, json={}, headers=headers)
         except httpx.HTTPError:
             return None
         return answer if answer.is_success else None
-
-
-def trainer_samples(home: Home) -> Iterator[Sample]:
-    """Whether the trainer answers, whether it is busy, and its processor time and memory."""
-    lease = read_lease(home.leases / "trainer.json")
-    if lease is None:
-        return
-    status = _trainer_status(lease) if is_alive(lease) else None
-    yield Sample("rft_trainer_up", status is not None)
-    if status is not None:
-        yield Sample("rft_trainer_busy", bool(status["busy"]))
-        yield Sample("rft_trainer_cpu_seconds_total", status["cpu_seconds"])
-        yield Sample("rft_trainer_peak_rss_bytes", status["peak_rss_mb"] * 2**20)
-
-
-def _trainer_status(lease: Lease) -> Message | None:
-    try:
-        connected = create_connection((lease.host, lease.port), timeout=ANSWER_S)
-        with closing(Connection(connected)) as connection:
-            connection.send_token(lease.token)
-            connection.send({"command": "status"})
-            for event in connection:
-                status: Message | None = event.get("status")
-                return status
-    except (OSError, ValueError):
-        return None
-    return None
 
 
 def run_samples(instance: dg.DagsterInstance) -> Iterator[Sample]:

@@ -15,7 +15,7 @@ from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
 from rft_platform.metrics.catalogue import Sample, families
-from rft_platform.metrics.process_metrics import Engines, driver_samples, run_samples, trainer_samples
+from rft_platform.metrics.process_metrics import ProcessMetrics, driver_samples, run_samples
 from rft_platform.metrics.round_metrics import RowTotals, outcome_samples, plan_samples
 from rft_platform.rounds.project.project import Project
 from rft_platform.serving.database import FIRST_IMPORTED
@@ -32,7 +32,7 @@ class PlatformCollector(Collector):
         self._instance: dg.DagsterInstance | None = None
         self._settings: tuple[int, int] | None = None  # inode and mtime of dagster.yaml when the instance was opened
         self._rows = RowTotals()
-        self._engines = Engines()
+        self._processes = ProcessMetrics()
 
     def collect(self) -> Iterable[Metric]:
         """All families that currently have a value; none before a project has been started."""
@@ -55,8 +55,8 @@ class PlatformCollector(Collector):
             "outcome": lambda: outcome_samples(project),
             "runs": lambda: run_samples(self._dagster()),
             "driver": lambda: driver_samples(self._home, self._dagster()),
-            "engine": lambda: self._engines.samples(self._home),
-            "trainer": lambda: trainer_samples(self._home),
+            "engine": lambda: self._processes.engines(self._home),
+            "trainer": lambda: self._processes.trainer(self._home),
         }
 
     def _dagster(self) -> dg.DagsterInstance:

@@ -1,6 +1,6 @@
 """Interface between the platform and the trainer group: launch settings, requests, progress, results and errors.
 
-Commands and events travel as JSON objects, one per line (``rpc``). Does not import torch.
+Events travel as JSON objects, one per line (``service/command_server.py``). Does not import torch.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,9 @@ from rft_platform.common import errors
 from rft_platform.common.errors import RftError, TrainerError, UserError
 
 Message = dict[str, Any]
+
+PREFIX = "/trainer/"  # of the paths of the trainer's HTTP server
+LAST_EVENTS = ("done", "error")
 
 #: Event that the trainer sends from a separate thread while a command waits or runs. It distinguishes a long step or
 #: compilation from a stopped process.

@@ -1,22 +1,23 @@
 """A trainer that is stopped, not dead: it is noticed by its missing heartbeat, ended, and the request made again."""
 
+import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from safetensors.numpy import load_file
 
 from rft_platform.common.errors import TrainerError
 from rft_platform.common.processes.lease import find_process, read_lease
-from rft_platform.training.protocol import HEARTBEAT
-from rft_platform.training.service import rpc as trainer_server
-from rft_platform.training.service.rpc import CommandServer, Connection
+from rft_platform.training.protocol import HEARTBEAT, PREFIX
+from rft_platform.training.service import command_server
+from rft_platform.training.service.command_server import CommandServer
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 
 LIMIT_S = 6.0  # three heartbeats: a stopped trainer is found soon
@@ -84,46 +85,23 @@ def test_a_stopped_trainer_does_not_hold_up_status_cancel_and_shutdown(client) -
     assert find_process(pid, created) is None  # torchrun may not have reaped the killed rank yet
 
 
-@pytest.mark.slow
 def test_heartbeats_come_while_a_command_waits_and_while_it_runs(monkeypatch) -> None:
-    monkeypatch.setattr(trainer_server, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(command_server, "HEARTBEAT_S", 0.05)
     beats = threading.Event()
     beats.set()
     server = CommandServer("secret", dict, beats.is_set)
-    connection = Connection(socket.create_connection(("127.0.0.1", server.port), timeout=2))
+    url, headers = f"http://127.0.0.1:{server.port}{PREFIX}train", {"Authorization": "Bearer secret"}
     try:
-        connection.send_token("secret")
-        connection.send({"command": "train"})
-        events = iter(connection)
-        assert next(events) == {"event": "accepted"}
-        assert next(events) == {"event": HEARTBEAT}  # it waits for its turn
-        job = server.next_job(10)
-        assert job is not None
-        assert next(events) == {"event": HEARTBEAT}  # it runs
-        beats.clear()  # another rank is stopped: nothing goes on
-        with pytest.raises(TimeoutError):
-            while next(events) == {"event": HEARTBEAT}:
-                pass
+        with httpx.stream("POST", url, headers=headers, timeout=2) as response:
+            events = map(json.loads, response.iter_lines())
+            assert next(events) == {"event": "accepted"}
+            assert next(events) == {"event": HEARTBEAT}  # the command waits
+            job = server.next_job(10)
+            assert job is not None
+            assert next(events) == {"event": HEARTBEAT}  # the command runs
+            beats.clear()  # another rank is stopped: nothing goes on
+            with pytest.raises(httpx.ReadTimeout):
+                while next(events) == {"event": HEARTBEAT}:
+                    pass
     finally:
-        connection.close()
-        server.close()
-
-
-def test_a_caller_that_reads_nothing_is_given_up_and_its_connection_closed(monkeypatch) -> None:
-    monkeypatch.setattr(trainer_server, "HEARTBEAT_S", 0.01)
-    monkeypatch.setattr(trainer_server, "SEND_TIMEOUT_S", 0.2)
-    server = CommandServer("secret", dict)
-    connection = Connection(socket.create_connection(("127.0.0.1", server.port), timeout=10))
-    try:
-        connection.send_token("secret")
-        connection.send({"command": "train"})
-        job = server.next_job(10)
-        assert job is not None
-        while job.listening:
-            job.send({"event": "step", "metrics": {"x" * 1000: 0.0}})
-        for _ in connection:  # what was sent before; then the connection ends, and the caller asks again
-            pass
-        job.connection.close()
-    finally:
-        connection.close()
         server.close()

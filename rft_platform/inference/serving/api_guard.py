@@ -30,13 +30,14 @@ _STRANGERS_BYTES = 1 << 20  # of a refused caller's body: read and dropped, so t
 
 
 class ApiGuard:
-    """ASGI middleware of an engine: requires a key for every request except health checks, and limits body sizes.
+    """ASGI middleware of engines and trainer: requires a key except for health checks, and limits body sizes.
 
-    ``/engine/*`` requires ``token`` itself. Every other path accepts ``api_key_of(token)`` or ``token``.
+    Paths below ``control_prefix`` require ``token`` itself. Other paths accept ``api_key_of(token)`` or ``token``.
     """
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, control_prefix: str = CONTROL_PREFIX) -> None:
         self._app = contained(app)
+        self._control_prefix = control_prefix
         self._token = token
         self._api_key = api_key_of(token)
         self._hosts = configured_hosts()
@@ -51,7 +52,7 @@ class ApiGuard:
             await send({"type": "websocket.close", "code": 1008, "reason": "not served"})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        control = scope["path"].startswith(CONTROL_PREFIX)
+        control = scope["path"].startswith(self._control_prefix)
         try:
             headers = headers_of(scope)
             check_caller(scope["method"], headers, self._hosts)
@@ -71,7 +72,7 @@ class ApiGuard:
         if tokens_match(key, self._token) or (not control and tokens_match(key, self._api_key)):
             return
         if control:
-            raise ApiError(401, "the control plane needs the bearer token of the engine's lease", "invalid_api_key")
+            raise ApiError(401, "the control plane needs the bearer token of the lease", "invalid_api_key")
         raise ApiError(
             401,
             "this engine needs its API key (`Authorization: Bearer KEY`). The clients that a workflow gets send it; an "

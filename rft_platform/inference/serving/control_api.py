@@ -18,6 +18,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.lifecycle import VERSION_HEADER
+from rft_platform.inference.serving.request_body import json_object
 
 PAUSE_MODES = ("keep", "abort", "wait")
 ROUTES = (
@@ -89,20 +90,13 @@ def install(app: FastAPI, engine: ServedEngine, stop: Callable[[], None]) -> Non
 
 def _route(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
     async def route(http: HttpRequest) -> Response:
-        body = await _json_object(http)
+        body = await json_object(http)
         try:
             return await handler(body, http)
         except (KeyError, TypeError) as error:
             raise ApiError(400, f"{http.url.path}: the body is invalid: {error!r}", "invalid_value") from error
 
     return route
-
-
-async def _json_object(http: HttpRequest) -> dict[str, Any]:
-    try:
-        return json_codec.parse_object(await http.body() or b"{}")
-    except ValueError as error:
-        raise ApiError(400, f"{http.url.path}: the body must be a JSON object: {error}", "invalid_value") from error
 
 
 class ControlPlane:

@@ -1,15 +1,21 @@
 """Connection handling of the platform's HTTP servers: time-outs for incoming requests, and a long keep-alive."""
 
 import asyncio
+import socket
+import threading
+from concurrent.futures import Future
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rft_platform.inference.http_contract import KEEP_ALIVE_S
 
 HEADERS_TIMEOUT_S = 20.0  # from the connection, or from the first byte of a later request, to the end of its headers
 BODY_TIMEOUT_S = 120.0  # from the headers to the end of the body
+
+_JOIN_S = 10.0  # added to the grace period when a server thread is joined
 
 _UvicornProtocol: Any = AutoHTTPProtocol  # the fastest one installed
 
@@ -72,3 +78,35 @@ def server_config(app: Any, grace_s: int, **options: Any) -> uvicorn.Config:
         timeout_graceful_shutdown=grace_s,
         **options,
     )
+
+
+class ServerThread:
+    """A server in a thread with its own event loop. It accepts connections on ``listener`` until ``close``."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, name: str, grace_s: int) -> None:
+        self._grace_s = grace_s
+        self._server = _Server(server_config(app, grace_s, lifespan="off", log_config=None, proxy_headers=False))
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def running_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop; None if the server has ended."""
+        return self._server.loop.result(_JOIN_S) if self._thread.is_alive() else None
+
+    def close(self) -> None:
+        """Stop listening, and wait until responses in progress are sent or the grace period ends."""
+        self._server.should_exit = True
+        self._thread.join(self._grace_s + _JOIN_S)
+
+
+class _Server(uvicorn.Server):
+    """A server that publishes its event loop."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.loop: Future[asyncio.AbstractEventLoop] = Future()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop.set_result(asyncio.get_running_loop())
+        await super().serve(sockets)

@@ -1,7 +1,11 @@
 """Read request bodies of the platform's API servers once, within a limit, and replay them to the application."""
 
+from typing import Any
+
+from starlette.requests import Request
 from starlette.types import Message, Receive
 
+from rft_platform.common import json_codec
 from rft_platform.inference.serving.api_errors import ApiError
 
 MAX_BODY_BYTES = 32 << 20  # of a request of the OpenAI API
@@ -42,3 +46,11 @@ def replayed(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
+
+
+async def json_object(request: Request) -> dict[str, Any]:
+    """The body as a JSON object; {} if it is empty. Raises ApiError (400) for anything else."""
+    try:
+        return json_codec.parse_object(await request.body() or b"{}")
+    except ValueError as error:
+        raise ApiError(400, f"{request.url.path}: the body must be a JSON object: {error}", "invalid_value") from error

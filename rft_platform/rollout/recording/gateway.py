@@ -16,14 +16,13 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
-import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from rft_platform.common import json_codec
 from rft_platform.common.errors import RftError
 from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger
-from rft_platform.inference.serving.http_server import server_config
+from rft_platform.inference.serving.http_server import ServerThread
 from rft_platform.inference.serving.request_body import read_body
 from rft_platform.rollout.endpoints import events
 from rft_platform.rollout.recording.gateway_openapi import document
@@ -90,11 +89,8 @@ class RecordingGateway:
         self._port = listener.getsockname()[1]
         self._host = host
         app = contained(GatewayApp(engine_url, timeout_s, self._runs, self._ended))
-        self._server = _Server(server_config(app, _GRACE_S, lifespan="off", log_config=None, proxy_headers=False))
         self._closing: list[Future[None]] = []
-        run = partial(self._server.run, sockets=[listener])
-        self._thread = threading.Thread(target=run, name="recording-gateway", daemon=True)
-        self._thread.start()
+        self._server = ServerThread(app, listener, "recording-gateway", _GRACE_S)
 
     @property
     def base_url(self) -> str:
@@ -136,26 +132,12 @@ class RecordingGateway:
             self._runs.clear()
             self._names.clear()
         wait(self._closing, _JOIN_S)
-        self._server.should_exit = True
-        self._thread.join(_JOIN_S)
+        self._server.close()
 
     def _forget(self, record: RunRecord) -> None:
-        if self._thread.is_alive():
-            loop = self._server.loop.result(_JOIN_S)
+        if (loop := self._server.running_loop) is not None:
             self._closing = [closing for closing in self._closing if not closing.done()]
             self._closing.append(asyncio.run_coroutine_threadsafe(record.close(), loop))
-
-
-class _Server(uvicorn.Server):
-    """A server that publishes its event loop."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.loop: Future[asyncio.AbstractEventLoop] = Future()
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self.loop.set_result(asyncio.get_running_loop())
-        await super().serve(sockets)
 
 
 class RecordingApp:

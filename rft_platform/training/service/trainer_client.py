@@ -4,14 +4,16 @@ While a command waits or runs, the group sends heartbeats. A group that sends no
 stopped, or hangs) is ended, and the command fails with a retryable TrainerError.
 """
 
+import json
 import os
-import socket
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 import rft_platform
@@ -29,11 +31,13 @@ from rft_platform.common.processes.spawn import (
 )
 from rft_platform.common.processes.strays import end_strays, lease_environment
 from rft_platform.common.user_code import OWN_SAFE_PATH, SAFE_PATH
-from rft_platform.observability.log_context import current
+from rft_platform.observability.log_context import context_headers
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
 from rft_platform.training.protocol import (
     HEARTBEAT,
     HEARTBEAT_TIMEOUT_S,
+    LAST_EVENTS,
+    PREFIX,
     Layout,
     Message,
     StepEvent,
@@ -41,14 +45,12 @@ from rft_platform.training.protocol import (
     TrainResult,
     raise_error,
 )
-from rft_platform.training.service.rpc import Connection
 
 STOP_TIMEOUT_S = 10.0
 SILENT_STOP_TIMEOUT_S = 3.0  # a hanging group is not expected to exit on its own
 START_LOCK_TIMEOUT_S = 60.0  # added to the time that another caller may need to start the group
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 10.0  # for commands that are answered at once: status and cancel
-_AT_ONCE = ("status", "cancel")
 
 
 def find_or_start_trainer(
@@ -93,6 +95,9 @@ class TrainerClient:
 
     def __init__(self, spec: TrainerSpec) -> None:
         self._spec = spec
+        # Without a proxy from the environment, which must not get requests to the loopback interface.
+        self._http = httpx.Client(trust_env=False)
+        weakref.finalize(self, self._http.close)
 
     def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None] | None = None) -> TrainResult:
         """Train and publish; ``on_step`` is called after every optimiser step.
@@ -101,17 +106,17 @@ class TrainerClient:
         group dies during the training or was ended because its heartbeat stopped. The same request can then be sent
         again: it starts from its parent.
         """
-        message = {"command": "train", "request": asdict(request)}
+        body = {"request": asdict(request)}
         try:
-            result = self._converse(message, on_step)
+            result = self._run("train", body, on_step)
         except _NotAccepted as refusal:
             self.ensure_running(refusal.lease)
-            result = self._converse(message, on_step)
+            result = self._run("train", body, on_step)
         return TrainResult(**result["result"])
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-prob of each token under the held weights, at temperature 1; the first token's is 0.0."""
-        answer = self._converse({"command": "score", "sequences": [list(map(int, ids)) for ids in sequences]})
+        answer = self._run("score", {"sequences": [list(map(int, ids)) for ids in sequences]})
         logprobs: list[list[float]] = answer["logprobs"]
         return logprobs
 
@@ -120,12 +125,11 @@ class TrainerClient:
 
         ``cpu_seconds`` is the processor time of all local ranks and their launcher since the start.
         """
-        status: dict[str, Any] = self._converse({"command": "status"})["status"]
-        return status
+        return self._ask("status")
 
     def cancel(self) -> bool:
         """End a running training before its next optimiser step. Return False if none is running."""
-        return bool(self._converse({"command": "cancel"})["cancelled"])
+        return bool(self._ask("cancel")["cancelled"])
 
     def shutdown(self) -> None:
         """End the group after the command that it runs. Does nothing if no group is running.
@@ -136,7 +140,7 @@ class TrainerClient:
         if lease is None or not is_alive(lease):
             return
         with suppress(TrainerError):
-            self._converse({"command": "shutdown"})
+            self._run("shutdown", {})
             _wait(lease)
         stop_holder(lease)
 
@@ -178,9 +182,25 @@ class TrainerClient:
             stop_process(process.pid, born)
             raise TrainerError(str(error)) from error
 
-    def _converse(self, message: Message, on_step: Callable[[StepEvent], None] | None = None) -> Message:
-        """Send a command and return its last event; raise its error, if any."""
-        for event in self._events(message):
+    def _ask(self, command: str) -> dict[str, Any]:
+        """Send a command that is answered at once. Raises TrainerError if no group answers in time."""
+        lease = self._lease()
+        try:
+            response = self._http.post(_url(lease, command), json={}, headers=_headers(lease), timeout=ANSWER_TIMEOUT_S)
+        except httpx.TimeoutException as error:
+            limit = f"{ANSWER_TIMEOUT_S:g} s"
+            raise TrainerError(
+                f"the trainer group (pid {lease.pid}) did not answer {command!r} within {limit}"
+            ) from error
+        except httpx.TransportError as error:
+            raise TrainerError(self._ended(command)) from error
+        _check(response)
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def _run(self, command: str, body: Message, on_step: Callable[[StepEvent], None] | None = None) -> Message:
+        """Queue a command and return its last event; raise its error, if any."""
+        for event in self._events(command, body):
             if event["event"] == "step" and on_step is not None:
                 on_step(StepEvent(event["step"], event["metrics"], event.get("told_again", False)))
             last = event
@@ -188,50 +208,53 @@ class TrainerClient:
             raise_error(last)
         return last
 
-    def _events(self, message: Message) -> Iterator[Message]:
-        """Send a command and yield its events up to the last, without heartbeats.
+    def _events(self, command: str, body: Message) -> Iterator[Message]:
+        """Queue a command and yield its events up to the last, without heartbeats.
 
         Raises TrainerError if the group dies before that, or sends nothing in time.
         """
-        lease = read_lease(self._spec.lease)
-        if lease is None or not is_alive(lease):
-            raise _NotAccepted("no trainer group is running: train first, or call find_or_start_trainer", lease)
-        at_once = message["command"] in _AT_ONCE
-        limit = ANSWER_TIMEOUT_S if at_once else self._spec.heartbeat_timeout_s
-        heard, cause = False, None
+        lease, heard = self._lease(), False
+        limit = self._spec.heartbeat_timeout_s
+        timeout = httpx.Timeout(limit, connect=min(CONNECT_TIMEOUT_S, limit))
+        url, content = _url(lease, command), json.dumps(body).encode()
         try:
-            with closing(_connect(lease, limit)) as connection:
-                connection.send_token(lease.token)
-                connection.send(message | {"context": asdict(current())})
-                for event in connection:
-                    heard = True
-                    if event["event"] == HEARTBEAT:
-                        continue
-                    yield event
-                    if event["event"] in ("done", "error"):
+            with self._http.stream("POST", url, content=content, headers=_headers(lease), timeout=timeout) as response:
+                if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+                    raise _NotAccepted(self._ended(command), lease)
+                _check(response)
+                for line in response.iter_lines():
+                    heard, event = True, json.loads(line)
+                    if event["event"] != HEARTBEAT:
+                        yield event
+                    if event["event"] in LAST_EVENTS:
                         return
-        except TimeoutError as error:
-            if at_once:
-                text = f"the trainer group (pid {lease.pid}) did not answer {message['command']!r} within {limit:g} s"
-                raise TrainerError(text) from error
+            cause = None
+        except httpx.TimeoutException as error:
             self._end_silent(lease)
             text = (
-                f"the trainer group (pid {lease.pid}) sent no heartbeat for {limit:g} s during {message['command']!r} "
+                f"the trainer group (pid {lease.pid}) sent no heartbeat for {limit:g} s during {command!r} "
                 "(it was stopped, or hangs) and was ended; make the same request again"
             )
             raise (TrainerError(text) if heard else _NotAccepted(text, lease)) from error
-        except OSError as error:
+        except httpx.TransportError as error:
             cause = error
-        text = f"the trainer group ended during {message['command']!r}; make the same request again. {self._log()}"
+        text = self._ended(command)
         raise (TrainerError(text) if heard else _NotAccepted(text, lease)) from cause
+
+    def _lease(self) -> Lease:
+        lease = read_lease(self._spec.lease)
+        if lease is None or not is_alive(lease):
+            raise _NotAccepted("no trainer group is running: train first, or call find_or_start_trainer", lease)
+        return lease
+
+    def _ended(self, command: str) -> str:
+        log = f"Last lines of {self._spec.log}:\n{last_lines(self._spec.log)}"
+        return f"the trainer group ended during {command!r}; make the same request again. {log}"
 
     def _end_silent(self, lease: Lease) -> None:
         """End a hanging group and remove its lease. Takes no lock, because ``ensure_running`` may hold it."""
         stop_holder(lease, SILENT_STOP_TIMEOUT_S)
         remove_lease(self._spec.lease, lease.pid)
-
-    def _log(self) -> str:
-        return f"Last lines of {self._spec.log}:\n{last_lines(self._spec.log)}"
 
 
 class _NotAccepted(TrainerError):
@@ -248,11 +271,19 @@ def _code_changed_at() -> float:
     return max(file.stat().st_mtime for room in ("training", "algorithms") for file in (package / room).rglob("*.py"))
 
 
-def _connect(lease: Lease, timeout_s: float) -> Connection:
-    """Open a connection whose reads and writes raise TimeoutError after ``timeout_s``."""
-    connected = socket.create_connection((lease.host, lease.port), timeout=min(CONNECT_TIMEOUT_S, timeout_s))
-    connected.settimeout(timeout_s)
-    return Connection(connected)
+def _url(lease: Lease, command: str) -> str:
+    return f"http://{lease.host}:{lease.port}{PREFIX}{command}"
+
+
+def _headers(lease: Lease) -> dict[str, str]:
+    return context_headers() | {"Authorization": f"Bearer {lease.token}", "Content-Type": "application/json"}
+
+
+def _check(response: httpx.Response) -> None:
+    """Raise TrainerError for a response that refuses the command."""
+    if response.is_error:
+        response.read()
+        raise TrainerError(f"the trainer group refused the command ({response.status_code}): {response.text[:500]}")
 
 
 def _wait(lease: Lease) -> None:

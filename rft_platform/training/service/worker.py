@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node N -m rft_platform.training.service.worker --lease FILE --idle-timeout 900
 
-Rank 0 receives commands on a loopback port, which its lease file names, and broadcasts them to the other ranks.
+Rank 0 receives commands over HTTP on a loopback port, which its lease file names, and broadcasts them to the other
+ranks.
 """
 
 import argparse
@@ -29,13 +30,13 @@ from rft_platform.common.errors import RftError, TrainerError, TrainerMemoryErro
 from rft_platform.common.fault_classification import is_out_of_memory
 from rft_platform.common.processes.gc_control import NOT_FOR_TRANSFORMERS, importing, keep_imports
 from rft_platform.common.processes.lease import Lease, remove_lease, write_lease
-from rft_platform.observability.log_context import PhaseContext, log_context
+from rft_platform.observability.log_context import log_context
 from rft_platform.observability.logs import configure, hide
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.loop.step_metrics import peak_rss_mb
 from rft_platform.training.protocol import Layout, Message, StepEvent, error_message, train_request
-from rft_platform.training.service.rpc import CommandServer, Job
+from rft_platform.training.service.command_server import CommandServer, Job
 
 LOG = logging.getLogger("rft_platform.training.service.worker")
 _LAYOUT = {
@@ -108,16 +109,16 @@ def _preload() -> None:
 
 def _serve(session: TrainingSession, server: CommandServer, job: Job) -> bool:
     """Run one job. Return False if it was a shutdown. An error that is not an RftError ends the process."""
-    if job.message["command"] == "shutdown":
+    if job.command["command"] == "shutdown":
         server.finish(job, {"event": "done"})
         return False
-    with log_context(PhaseContext(**job.message.get("context", {}))):
+    with log_context(job.context):
         _work(session, server, job)
     return True
 
 
 def _work(session: TrainingSession, server: CommandServer, job: Job) -> None:
-    command = {name: value for name, value in job.message.items() if name not in ("token", "context")}
+    command = job.command
     session.ranks.broadcast(command)
     try:
         server.finish(job, _execute(session, command, job.send, server.cancelled.is_set))
