@@ -8,7 +8,8 @@ Read in this order:
   and identity of weights; ``recorded_paths``: paths stored relative to a home; ``policy_names``: names of policies in
   what is stored about them; ``sqlite_files``: damaged SQLite files.
 - ``processes``: leases, start and end of long-lived processes.
-- ``user_code`` and ``call_signature``: references to the user's functions, and their parameters.
+- ``user_code`` and ``call_signature``: references to the user's functions, and their parameters; ``code_snapshot``:
+  the source of the user's code, stored for lineage.
 - ``threads``: blocking code in threads that may hang; ``progress``: progress reports of long work.
 - ``json_codec``: strict and fast JSON.
 """

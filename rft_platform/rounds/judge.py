@@ -24,6 +24,7 @@ from rft_platform.experience.quality import (
 from rft_platform.experience.record import TRUNCATED_METRIC, JudgedRow, RolloutRow
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts
+from rft_platform.rounds.project.code_version import note_user_code, user_code_of
 from rft_platform.rounds.project.notes import JUDGE
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.repair import refuse_damaged_rows
@@ -65,6 +66,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         raise StorageError(f"{round_key(round_number)} has no rollouts to judge: run explore_job for it first")
     chosen = project.settings.algorithm
     spec, pipeline = judge_of(project, project.taskset, other), pipeline_of(project.settings)
+    version = spec.version if spec is not None else _workflow_version(store, round_number)
     with auxiliaries_for_judge(project, spec if spec and spec.asks_models else None) as auxiliaries:
         judged = judge_rollouts(
             rows,
@@ -77,8 +79,8 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
             needs_reward=chosen.needs_reward,
             max_abs_reward=project.taskset.max_abs_reward,
             auxiliary_models=auxiliaries,
+            workflow_version=version,
         )
-    version = WORKFLOW_REWARD if spec is None else spec.version
     replaced = _own_rewards(rows) if spec is not None else 0
     if replaced and other is None and not (store.read_note(round_number - 1, JUDGE) or {}).get("own_rewards_replaced"):
         LOG.warning(
@@ -100,11 +102,26 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         **reward_figures(project, judged.rows, rows, has_advantage=chosen.advantage is not None),
         "operators": [report.as_dict() for report in judged.operators],
         "operators_version": pipeline.version,
+        **note_user_code(project, *(_named_by(other))),
         "sound": sound,
         "seconds": perf_counter() - started,
     }
     store.write_note(round_number, JUDGE, summary)
     return summary
+
+
+def _workflow_version(store: ExperienceStore, round_number: int) -> str:
+    """The judge version of rewards that the workflow set: it names the user's code that explored."""
+    code = user_code_of(store, [round_number]).get("workflow_code")
+    return WORKFLOW_REWARD if code is None else f"{WORKFLOW_REWARD}-{code}"
+
+
+def _named_by(other: OtherJudge | None) -> list[Any]:
+    """The settings of a judge that replaces the configured one."""
+    if other is None:
+        return []
+    judges = other.judge if isinstance(other.judge, str) else [entry.model_dump() for entry in other.judge]
+    return [judges, dict(other.args)]
 
 
 def quality(project: Project, round_number: int, judge_version: str) -> tuple[RolloutQuality, JudgedQuality]:

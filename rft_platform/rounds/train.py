@@ -26,7 +26,7 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.experience.selections import selection_file
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
-from rft_platform.rounds.project.code_version import code_version
+from rft_platform.rounds.project.code_version import code_version, user_code_of
 from rft_platform.rounds.project.notes import JUDGE, TRAIN
 from rft_platform.rounds.project.policy import Policy, parent_of, publish, published, required
 from rft_platform.rounds.project.project import Project
@@ -195,6 +195,7 @@ def lineage(project: Project, round_number: int, dagster_run_id: str, policy: st
         "dagster_run_id": dagster_run_id,
         **({"plugins_digest": loaded_digest(config)} if config.algorithm.plugins else {}),
         **_operators(store, round_number),
+        **user_code_of(store, [round_number] if selection is None else map(int, selection["judge_versions"])),
     }
 
 

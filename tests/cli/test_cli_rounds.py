@@ -25,6 +25,7 @@ from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.selections import ROW_SELECTION
 from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
+from rft_platform.rounds.project.code_version import note_user_code, user_code_of
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.warm_start import WarmStartCourse
@@ -218,6 +219,37 @@ def test_the_trace_of_such_a_round_is_its_parents_and_says_so(
     lines = rft("trace", "r0003").stdout.splitlines()
     assert lines[0] == f"r0003 {NOTHING}; the round ended with its parent's weights:"
     assert lines[1].startswith("policy version 1, round 1")
+
+
+def test_a_changed_line_of_the_users_judge_appears_in_the_trace(
+    home: Home, write_config: Callable[..., Path], tmp_path: Path, rft: Callable[..., Result]
+) -> None:
+    judge = tmp_path / "judge.py"
+    taskset = {"path": str(tmp_path / "train.jsonl"), "judge": f"{judge}:reward"}
+    judge.write_text("def reward(response, truth):\n    return float(truth in response)\n")
+    start.write_config(home, load_config(write_config(buffer={"explorer_input": {"taskset": taskset}})))
+    project, folders = Project.open(home), []
+    for number in (1, 2, 3):
+        if number == 3:
+            judge.write_text("def reward(response, truth):\n    return float(truth == response)\n")
+        for stage in ("explore", "judge"):
+            project.store.write_note(number, stage, note_user_code(project))
+        parent = folders[-1] if folders else tmp_path / "base"
+        folders.append(project.checkpoints / f"global_step_{number}")
+        manifest = {"policy_version": number, "parent": str(parent), "parent_version": number - 1}
+        lineage = {"round": number, "project": "sums", "name": "one", **user_code_of(project.store, [number])}
+        write_json(folders[-1] / "manifest.json", {**manifest, "weights_digest": "w", "lineage": lineage})
+        publish(project.store, Policy(str(folders[-1]), number, "digest", number))
+
+    assert "judge.py; the same as for policy version 1" in rft("trace", "r0002").stdout
+    lines = rft("trace", "r0003").stdout.splitlines()
+    assert any(line.endswith("judge.py; changed since policy version 2") for line in lines)
+    assert "-    return float(truth in response)" in lines and "+    return float(truth == response)" in lines
+    assert "+    return float(truth == response)" in rft("trace", "r0003", "--code").stdout.splitlines()
+    assert "    return float(truth in response)" in rft("trace", "r0001", "--code").stdout.splitlines()
+    traced = json.loads(rft("trace", "r0003", "--json").stdout)["trainings"]
+    digests = [training["more"]["judge_code"] for training in traced]
+    assert digests[1] == digests[2] != digests[0]
 
 
 @pytest.mark.parametrize(

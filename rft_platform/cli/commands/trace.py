@@ -34,10 +34,14 @@ def trace(
         bool,
         typer.Option("--verify", help="Read the files of the rows completely and compare them with their digests."),
     ] = False,
+    code: Annotated[
+        bool, typer.Option("--code", help="Print the user's code, and how it differs from that of the training before.")
+    ] = False,
     every: Annotated[bool, typer.Option("--all", help="Print every training of the chain.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show where weights come from (rows, judge, code, config), or which weights a row went into."""
+    from rft_platform.cli.views.user_code import print_user_code
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output, print_json
     from rft_platform.experience.file_names import round_number
@@ -56,6 +60,7 @@ def trace(
             print_checkpoint(found, output())
         else:
             print_chain_summary(found, output())
+        print_user_code(found, project.store.root, output(), whole=code)
     else:
         print_row(found, output(), None if every else _SHOWN)
 

@@ -2,6 +2,7 @@
 
 - ``round_table``: the rounds as a table (``rft rounds``, ``run``, ``demo``), and what the project waits for.
 - ``round_policy``: the policy of a round that the user names.
+- ``user_code``: the user's code behind a checkpoint (``rft trace``).
 - ``bench``: every policy in one table (``rft eval --all``).
 - ``demo_summary``: the last lines of ``rft demo``.
 - ``health``: the checks of ``rft doctor``.

@@ -116,6 +116,7 @@ def judge_rollouts(
     max_abs_reward: float | None = MAX_ABS_REWARD,
     concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
+    workflow_version: str = WORKFLOW_REWARD,
 ) -> JudgedRollouts:
     """Judge every run, apply the operators, and give each row its reward and advantage.
 
@@ -125,7 +126,8 @@ def judge_rollouts(
     Rows of runs on which the judge failed have reward NaN and ``dropped_by`` set. These runs, and those that an
     operator of the ``pipeline`` drops, do not count in the advantages of their group. ``wanted_groups`` is the number
     of groups that the round is to train on. With ``advantage_fn`` None (algorithms without one) every advantage is 0.
-    Raises the errors of ``judge_runs`` and ``Pipeline.apply``.
+    ``workflow_version`` is the judge version of rewards that the workflow set, without a judge. Raises the errors of
+    ``judge_runs`` and ``Pipeline.apply``.
     """
     runs = judge_runs(
         rows,
@@ -136,7 +138,7 @@ def judge_rollouts(
         concurrency=concurrency,
         auxiliary_models=auxiliary_models,
     )
-    version = WORKFLOW_REWARD if judge is None else judge.version
+    version = workflow_version if judge is None else judge.version
     learn = _Learning(advantage_fn, advantage_args or {}, pipeline or Pipeline(), wanted_groups, version)
     by_policy: dict[str, list[RolloutRow]] = {} if rows else {FIRST_POLICY: []}
     for row in rows:

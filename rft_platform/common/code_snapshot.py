@@ -1,0 +1,227 @@
+"""Snapshots of the user's code: the source files of the objects that a configuration names, and what they import.
+
+Nothing is imported or executed: the code may need packages of another environment. Files of installed packages, of the
+standard library and of the platform are left out. A snapshot is stored once for each content, below ``code/`` of an
+experience store; a stage's note names the digest of the code that ran.
+"""
+
+import ast
+import difflib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import rft_platform
+from rft_platform.common.errors import DamagedError, UserError
+from rft_platform.common.files import digest_json, read_json, write_json
+from rft_platform.common.user_code import is_live, load_object
+
+MAX_FILES = 500
+MAX_FILE_BYTES = 1 << 20
+_NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+_REFERENCE = re.compile(rf"live:\S+|(?:.+\.py|{_NAME}):{_NAME}")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSnapshot:
+    """Source text by file name, relative to the folder from which the file is imported."""
+
+    files: Mapping[str, str]
+    not_found: tuple[str, ...] = ()  # references whose source is not on this machine or in no file
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits; independent of the folder that holds the code."""
+        texts = {name: sha256(text.encode()).hexdigest() for name, text in self.files.items()}
+        return digest_json({"files": texts, "not_found": sorted(self.not_found)})[:16]
+
+
+def references_in(value: Any) -> Iterator[str]:
+    """Every text in a configuration that has the form of a reference (``common.user_code``)."""
+    if isinstance(value, str):
+        if _REFERENCE.fullmatch(value):
+            yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from references_in(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from references_in(entry)
+
+
+def take_snapshot(references: Iterable[str]) -> CodeSnapshot:
+    """The source of the objects that ``references`` name (``package.module:attribute``, ``file.py:attribute``, or the
+    name of a module), with the files of the user's code that they import, directly or not."""
+    search = _Search()
+    for reference in sorted(set(references)):
+        search.add(reference)
+    left_out = [f"files beyond the first {MAX_FILES}"] if search.has_more else []
+    return CodeSnapshot(dict(sorted(search.files.items())), (*search.not_found, *left_out))
+
+
+class _Search:
+    """Follows imports from file to file."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self.not_found: list[str] = []
+        self.has_more = False
+        self._seen: set[Path] = set()
+
+    def add(self, reference: str) -> None:
+        """Add the files of a reference."""
+        if is_live(reference):
+            self._add_live(reference)
+            return
+        module = reference.rpartition(":")[0] or reference
+        if module.endswith(".py"):
+            file, roots = Path(module).absolute(), [str(Path(module).absolute().parent), *_roots()]
+            found = [(file, file.parent)] if file.is_file() else []
+        else:
+            roots = _roots()
+            found = list(_files_of(module, roots))
+        if not found and (module.endswith(".py") or not _is_installed(module)):
+            self.not_found.append(reference)
+        self._follow(found, roots)
+
+    def _add_live(self, reference: str) -> None:
+        """The source of an object that only this process has, such as a function of a notebook."""
+        name = reference.partition(":")[2]
+        try:
+            value = load_object(reference, "user code")
+            target = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+            self.files[name] = inspect.getsource(target)
+        except (UserError, OSError, TypeError):
+            self.not_found.append(reference)
+
+    def _follow(self, found: Sequence[tuple[Path, Path]], roots: Sequence[str]) -> None:
+        waiting = list(found)
+        while waiting:
+            file, root = waiting.pop()
+            if file in self._seen or not _is_users(file) or file.stat().st_size > MAX_FILE_BYTES:
+                continue
+            if len(self._seen) == MAX_FILES:
+                self.has_more = True
+                return
+            self._seen.add(file)
+            text = file.read_text(encoding="utf-8", errors="replace")
+            name = str(file.relative_to(root))
+            self.files[name if self.files.get(name, text) == text else str(file)] = text
+            for module in _imports(text, _module_name(file, root)):
+                waiting += _files_of(module, roots)
+
+
+def _roots() -> list[str]:
+    """The folders that modules are imported from: those of this process, then the working folder."""
+    return [*(folder or str(Path.cwd()) for folder in sys.path), str(Path.cwd())]
+
+
+def _files_of(module: str, roots: Sequence[str]) -> Iterator[tuple[Path, Path]]:
+    """The file of a module, preceded by those of its packages, each with the folder that it is imported from."""
+    search: Sequence[str] | None = roots
+    parts = module.split(".")
+    for depth, name in enumerate(parts):
+        spec = PathFinder.find_spec(".".join(parts[: depth + 1]), search)
+        if spec is None and depth == 0 and name not in sys.modules:
+            spec = importlib.util.find_spec(name)  # installed in editable form, by a finder of the installer
+        if spec is None:
+            return
+        if spec.origin is not None and spec.origin.endswith(".py"):
+            file = Path(spec.origin).absolute()
+            if not _is_users(file):
+                return
+            up = depth + (1 if file.name == "__init__.py" else 0)
+            yield file, file.parents[up]
+        search = spec.submodule_search_locations
+        if search is None:
+            return
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module belongs to a package of this environment, whose version pins its code."""
+    return PathFinder.find_spec(module.partition(".")[0]) is not None
+
+
+def _imports(text: str, module: str) -> Iterator[str]:
+    """Names of the modules that a source text may import; ``module`` is its own name, for relative imports."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: -node.level] if node.level else []
+            start = ".".join([*package, *([node.module] if node.module else [])])
+            if start:
+                yield start
+            yield from (".".join([start, alias.name]) for alias in node.names if start and alias.name != "*")
+
+
+def _module_name(file: Path, root: Path) -> str:
+    """Dotted name; that of a package ends in ``__init__``, so that its last part is dropped like a module's."""
+    return ".".join(file.relative_to(root).with_suffix("").parts)
+
+
+_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
+_FOREIGN = tuple(
+    os.path.realpath(folder) + os.sep
+    for folder in (*map(sysconfig.get_path, _INSTALLED), str(Path(rft_platform.__file__).parent))
+)
+
+
+def _is_users(file: Path) -> bool:
+    """Whether a file is user code: not of the standard library, an installed package or the platform."""
+    installed = {"site-packages", "dist-packages"} & set(file.parts)
+    return not installed and not os.path.realpath(file).startswith(_FOREIGN)
+
+
+def keep_snapshot(root: Path, snapshot: CodeSnapshot) -> str | None:
+    """Store a snapshot below ``root``, unless it is there; returns its digest. None: there is no user code."""
+    if not snapshot.files and not snapshot.not_found:
+        return None
+    file = _file(root, snapshot.digest)
+    if not file.exists():
+        write_json(file, {"files": dict(snapshot.files), "not_found": list(snapshot.not_found)})
+    return snapshot.digest
+
+
+def read_snapshot(root: Path, digest: str) -> CodeSnapshot | None:
+    """The stored snapshot; None if the store does not have it. Raises DamagedError if its content has changed."""
+    file = _file(root, digest)
+    if not _DIGEST.fullmatch(digest) or not file.exists():
+        return None
+    try:
+        content = read_json(file)
+        found = CodeSnapshot(content["files"], tuple(content["not_found"]))
+        intact = found.digest == digest
+    except (ValueError, KeyError, TypeError, AttributeError):
+        intact = False
+    if not intact:
+        raise DamagedError(f"{file}: the content does not have the digest {digest}: restore it from a backup")
+    return found
+
+
+def difference(old: CodeSnapshot, new: CodeSnapshot, old_name: str, new_name: str) -> Iterator[str]:
+    """Lines of a unified diff over all files. Names of references without a source follow as text."""
+    for name in sorted({*old.files, *new.files}):
+        before, after = (side.files.get(name, "").splitlines() for side in (old, new))
+        labels = f"{name} ({old_name})", f"{name} ({new_name})"
+        yield from difflib.unified_diff(before, after, *labels, lineterm="")
+    for sign, left_out in (("-", {*old.not_found} - {*new.not_found}), ("+", {*new.not_found} - {*old.not_found})):
+        yield from (f"{sign} {reference}: no source found" for reference in sorted(left_out))
+
+
+def _file(root: Path, digest: str) -> Path:
+    return root / "code" / f"{digest}.json"
