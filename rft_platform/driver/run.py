@@ -2,25 +2,25 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import RftError
-from rft_platform.common.files import write_text
 from rft_platform.common.processes.gc_control import importing, keep_imports
 from rft_platform.common.processes.signals import terminable, undisturbed
 from rft_platform.common.processes.strays import naming_starter
+from rft_platform.common.processes.usage import used_leases
 from rft_platform.common.user_code import find_working_folder
 from rft_platform.config.home import Home
 from rft_platform.driver.live import showing_progress
 from rft_platform.driver.round_lines import RoundNews
 from rft_platform.driver.run_cost import recorded_cost
-from rft_platform.jobs.driver_lock import is_half, other_half_runs, refuse_second_driver
+from rft_platform.jobs.driver_lock import refuse_second_driver
 from rft_platform.observability.log_rotation import logs_bounded
 from rft_platform.observability.logs import configured
 from rft_platform.observability.masked_output import masked
-from rft_platform.servers.leases import leases_of, stop, stop_strays, wait_for_starts
+from rft_platform.servers.leases import end_use
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 def drive_project(project: "Project", console: "Console", detach: bool = False) -> "DriveResult":
     """Run the plan until it is finished; raises the error that made it fail.
 
-    Stops the engine and trainer that it started, unless ``detach``; those that ran before keep running. The definitions
-    read the home from the environment, so call ``use_home`` first.
+    Stops the engine and trainer at its end, see ``used_processes_end``. The definitions read the home from the
+    environment, so call ``use_home`` first.
     """
     refuse_second_driver(project.home, project.config.mode)
-    ending = started_processes_end(project.home, console, detach, project.config.mode)
+    ending = used_processes_end(project.home, console, detach)
     with terminable(), ending, recorded_cost(project.home) as cost:
         with console.status("loading"), importing():
             from dagster import DagsterExecutionInterruptedError
@@ -74,44 +74,25 @@ def use_home(home: Home) -> None:
 
 
 @contextmanager
-def started_processes_end(home: Home, console: "Console", detach: bool = False, mode: str = "both") -> Iterator[None]:
-    """Stop the engine and the trainer that the block started.
+def used_processes_end(home: Home, console: "Console", detach: bool = False) -> Iterator[None]:
+    """Stop each engine and trainer that the block used, if a command started it and no other process uses it.
 
-    Those that ran before it, or that another command started meanwhile, keep running. The drivers of modes explore and
-    train use the same processes: the one that ends last stops those of both.
+    With ``detach`` none is stopped, and what the block starts runs until its idle time-out.
     """
-    with naming_starter() as starter:
-        noted = _note_starter(home, mode, starter)
+    before, folder = used_leases(), home.leases.absolute()
+
+    def used() -> list[Path]:
+        return sorted(lease for lease in used_leases() - before if lease.parent == folder)
+
+    with nullcontext() if detach else naming_starter() as starter:
         try:
             yield
         finally:
-            if detach:
-                for file in noted[:1]:
-                    file.unlink(missing_ok=True)
-            elif not other_half_runs(home, mode):
+            if used():
                 with undisturbed(), console.status("stopping engine and trainer"):
-                    wait_for_starts(home)
-                    others = () if other_half_runs(home, mode) else noted  # it may have started meanwhile
-                    starters = {starter, *(file.read_text() for file in others if file.exists())}
-                    for held in leases_of(home):
-                        if held.lease.started_by in starters:
-                            stop(held)
-                    for each in starters:
-                        stop_strays(home, each)
-                    for file in others or noted[:1]:
-                        file.unlink(missing_ok=True)
-
-
-def _note_starter(home: Home, mode: str, starter: str) -> list[Path]:
-    """Write the name of a half's starter to its file; returns its file and that of the other half.
-
-    Returns none for a mode that is no half.
-    """
-    if not is_half(mode):
-        return []
-    own, other = (home.leases / f"{each}.starter" for each in (mode, "train" if mode == "explore" else "explore"))
-    write_text(own, starter)
-    return [own, other]
+                    while leases := used():  # again: a pool restarts lost replicas in the background
+                        for lease in leases:
+                            end_use(lease, starter)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Find and end a project's long-lived processes by their lease files: engine replicas, auxiliary models, trainer."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rft_platform.common.locks import locked
 from rft_platform.common.processes.lease import Lease, is_alive, read_lease, remove_lease
 from rft_platform.common.processes.spawn import lease_root, stop_holder
 from rft_platform.common.processes.strays import end_strays, leases_started_below
+from rft_platform.common.processes.usage import release
 from rft_platform.config.home import Home
 
 _START_WAIT_S = 15.0
@@ -45,7 +47,7 @@ def wait_for_starts(home: Home) -> None:
     engines = ("engine*", "auxiliary-*", "policy-*")
     for lock in [lock for name in engines for lock in home.leases.glob(f"{name}.json.lock")]:
         # A process that takes longer to start is ended by ``stop_strays``, which finds it by its environment.
-        with suppress(TransientError), locked(lock.with_suffix(""), _START_WAIT_S):
+        with _start_waited_for(lock.with_suffix("")):
             pass
 
 
@@ -57,12 +59,32 @@ def stop(held: HeldLease) -> bool:
     return alive
 
 
-def stop_strays(home: Home, starter: str | None = None) -> list[int]:
-    """End processes that were started for this project's leases, or only those that ``starter`` started.
+def end_use(path: Path, starter: str | None) -> None:
+    """End this process's use of a lease's processes, and the processes if a command started them and none uses them.
 
-    Returns their ids.
+    ``starter`` is the name of this command; None if it leaves running what it used.
     """
-    return [pid for path in leases_started_below(home.leases, starter) for pid in end_strays(path, starter=starter)]
+    with _start_waited_for(path):
+        if not release(path) or starter is None:
+            return
+        lease = read_lease(path)
+        if lease is not None and lease.started_by is not None:
+            stop(HeldLease(path, lease))
+        end_strays(path, starter=starter)  # a start that takes too long, or was interrupted
+
+
+def stop_strays(home: Home) -> list[int]:
+    """End processes that were started for this project's leases; returns their ids."""
+    return [pid for path in leases_started_below(home.leases) for pid in end_strays(path)]
+
+
+@contextmanager
+def _start_waited_for(path: Path) -> Iterator[None]:
+    """Let no process be started for a lease during the block, but begin after ``_START_WAIT_S`` even if one is."""
+    with ExitStack() as stack:
+        with suppress(TransientError):
+            stack.enter_context(locked(path, _START_WAIT_S))
+        yield
 
 
 def processor_seconds(held: HeldLease) -> float:

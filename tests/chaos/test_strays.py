@@ -49,7 +49,7 @@ def test_of_one_starter_only_its_own_strays_are_ended(tmp_path):
         lease = Lease("engine", holder.pid, created, "127.0.0.1", 1, "secret", "", 0.0, {})
         write_lease(home.leases / "engine.json", lease)
         with start_for(home.leases / "trainer.json") as stray:
-            assert stop_strays(home, starter) == [stray.pid]
-            assert stop_strays(home, starter) == []
+            assert end_strays(home.leases / "trainer.json", starter="another") == []
+            assert end_strays(home.leases / "trainer.json", starter=starter) == [stray.pid]
         assert holder.poll() is None
         assert stop_strays(home) == [holder.pid]

@@ -56,7 +56,6 @@ def test_two_processes_on_one_home(make_project: Any, style: str) -> None:
     if style == "fixed":
         assert project.note(2, "snapshot")["policy_version"] == versions[1]  # explored after round 1 had trained
     assert not driver_is_running(home) and leases_of(home) == []
-    assert list(home.leases.glob("*.starter")) == []
 
 
 @pytest.mark.parametrize(("mode", "other"), [("train", "explore"), ("explore", "train")])

@@ -45,7 +45,7 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
     from rft_platform.common.processes.signals import terminable
     from rft_platform.driver.console import notes, output, print_json
     from rft_platform.driver.live import showing_progress
-    from rft_platform.driver.run import started_processes_end
+    from rft_platform.driver.run import used_processes_end
     from rft_platform.rounds.heldout_evaluation import measure
     from rft_platform.rounds.project.policy import deploy
     from rft_platform.rounds.reporting.promotion import compared, promoted_last
@@ -53,7 +53,7 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
 
     console = notes()
     check_engine_is_free(project)
-    with terminable(), started_processes_end(project.home, console), showing_progress(console):
+    with terminable(), used_processes_end(project.home, console), showing_progress(console):
         engine = connect_evaluation_engine(project)
         deploy(engine, policy)
         results = measure(project, engine, policy.round)

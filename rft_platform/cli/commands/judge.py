@@ -55,12 +55,12 @@ def judge(
         from rft_platform.common.processes.signals import terminable
         from rft_platform.definitions import defs
         from rft_platform.driver.live import showing_progress
-        from rft_platform.driver.run import started_processes_end
+        from rft_platform.driver.run import used_processes_end
         from rft_platform.jobs.rejudge import rejudge
         from rft_platform.rounds.judge import figures
 
         before = [figures(project.store, number) for number in numbers]
-        with terminable(), started_processes_end(project.home, notes()), showing_progress(notes()):
+        with terminable(), used_processes_end(project.home, notes()), showing_progress(notes()):
             records = rejudge(project, defs, numbers, {"judge": judge, "judge_args": judge_args, "restore": restore})
         records = [{**note, "before": asdict(old) if old else None} for note, old in zip(records, before, strict=True)]
         if not as_json:

@@ -5,6 +5,7 @@ Read in this order:
 - ``lease``: ``Lease``, the file by which later commands find a process (``common.locks`` guards a start).
 - ``spawn``: ``start_detached``, ``wait_for_lease``, ``stop_process``, ``stop_holder``.
 - ``strays``: find and end processes that were started for a lease but do not hold it.
+- ``usage``: which processes use the process of a lease.
 - ``signals``: interruption of foreground commands.
 - ``gc_control``: garbage collection settings for processes that import large packages.
 """

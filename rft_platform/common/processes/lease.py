@@ -5,7 +5,7 @@ start time) and the folder that the lease was written in. It is valid only if bo
 written in (a lease in a copied home belongs to the original), and the process was started for this lease (the pid may
 have been reused). Any other lease is ignored, and replaced by the next start.
 
-A lease also names the command that started the process, so that a command ends only what it started itself.
+A lease also names the command that started the process. The last command that uses such a process ends it.
 """
 
 import json
@@ -40,7 +40,7 @@ class Lease:
     started_at: float  # seconds since the epoch
     details: dict[str, Any]
     start_ticks: int | None = field(default=None, compare=False)  # since the boot, so independent of the clock
-    started_by: str | None = field(default=None, compare=False)  # None: a command that does not end what it starts
+    started_by: str | None = field(default=None, compare=False)  # None: no command ends it, only its idle time-out
     file: Path | None = field(default=None, compare=False)  # path where it was written; None: not read from a file
 
 

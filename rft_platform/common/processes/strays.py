@@ -55,12 +55,9 @@ def started_for(lease: Path, starter: str | None = None) -> list[psutil.Process]
     return [process for process, found in _started(starter) if found == lease.absolute()]
 
 
-def leases_started_below(folder: Path, starter: str | None = None) -> set[Path]:
-    """The leases in ``folder`` that running processes were started for, whether they hold them or not.
-
-    With ``starter``, only leases of processes that it started.
-    """
-    return {lease for _, lease in _started(starter) if lease.parent == folder.absolute()}
+def leases_started_below(folder: Path) -> set[Path]:
+    """The leases in ``folder`` that running processes were started for, whether they hold them or not."""
+    return {lease for _, lease in _started() if lease.parent == folder.absolute()}
 
 
 def _started(starter: str | None = None) -> Iterator[tuple[psutil.Process, Path]]:

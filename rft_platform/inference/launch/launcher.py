@@ -15,6 +15,7 @@ from rft_platform.common.locks import LOCK_TIMEOUT_S, locked
 from rft_platform.common.processes.lease import is_alive, read_lease, remove_lease
 from rft_platform.common.processes.spawn import StartError, start_detached, stop_holder, stop_process, wait_for_lease
 from rft_platform.common.processes.strays import end_strays, lease_environment
+from rft_platform.common.processes.usage import note_use
 from rft_platform.config.gpu_placement import POLICY_ENGINE
 from rft_platform.inference.client import HEARTBEAT_TIMEOUT_S, EngineClient
 from rft_platform.inference.serving.chat_template import load_template
@@ -95,6 +96,7 @@ def find_or_start_engine(
     lease, log = home_leases / f"{stem}.json", home_logs / f"{stem}.log"
     start = _Launch(package, python, model_path.absolute(), lease, log, spec.idle_timeout_s, engine, gpus)
     with locked(start.lease, LOCK_TIMEOUT_S + start_timeout_s):  # another caller may be starting it
+        note_use(start.lease)
         client = _find(start) or _start(start, start_timeout_s)
     client.heartbeat_timeout_s = spec.heartbeat_timeout_s
     return client

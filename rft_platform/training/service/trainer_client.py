@@ -30,6 +30,7 @@ from rft_platform.common.processes.spawn import (
     wait_until_ended,
 )
 from rft_platform.common.processes.strays import end_strays, lease_environment
+from rft_platform.common.processes.usage import note_use
 from rft_platform.common.user_code import OWN_SAFE_PATH, SAFE_PATH
 from rft_platform.observability.log_context import context_headers
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
@@ -150,6 +151,7 @@ class TrainerClient:
         Raises TrainerError if it does not start.
         """
         with locked(self._spec.lease, START_LOCK_TIMEOUT_S + self._spec.start_timeout_s):
+            note_use(self._spec.lease)
             lease = read_lease(self._spec.lease)
             if lease is not None and is_alive(lease):
                 if lease != refused and self._fits(lease):
