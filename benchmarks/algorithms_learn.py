@@ -239,7 +239,7 @@ class Run:
         after = self.measure()
         shutil.rmtree(self.folder)
         steps = self.request.parent_version
-        return {"before": before, "after": after, "rewards": rewards, "optimiser_steps": steps, **spent}
+        return {"before": before, "after": after, "rewards": rewards, "optimizer_steps": steps, **spent}
 
     def _offline(self) -> TrainRequest:
         """The next steps over the data."""

@@ -1,7 +1,7 @@
 """The platform's parts in one process, without its control plane: sampling, judging, and the trainer's own steps.
 
 For benchmarks of single parts. What runs is what the engine and the trainer run in their processes: the embedded
-engine's decode loop, the judge's rule, the advantages, and ``OptimiserStep`` with everything computed that it reads.
+engine's decode loop, the judge's rule, the advantages, and ``OptimizerStep`` with everything computed that it reads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from rft_platform.training.checkpoint.reading import load_state
 from rft_platform.training.data.rollout_rows import TrainingRows
 from rft_platform.training.data.samples import rollout_sample
 from rft_platform.training.distributed import Ranks
-from rft_platform.training.loop.optimiser_step import OptimiserStep
+from rft_platform.training.loop.optimizer_step import OptimizerStep
 from rft_platform.training.loop.plan import TrainingPlan
 from rft_platform.training.loop.precompute import FrozenModel, Precompute
 from rft_platform.training.loop.training_run import TrainingRun
@@ -140,7 +140,7 @@ class Trainer:
         events: list[StepEvent] = []
         warm_up(self._run.state.policy, self.request.max_tokens_per_pack)
         for chosen in self._run.plan.steps:
-            step = OptimiserStep(self._run, chosen, version=self.request.parent_version + len(events))
+            step = OptimizerStep(self._run, chosen, version=self.request.parent_version + len(events))
             if step.trains_policy:
                 step.accumulate_gradients()
                 step.update_policy()

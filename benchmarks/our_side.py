@@ -1,7 +1,7 @@
 """Our side of ``training_vs_trl.py``: told over stdin to run some optimiser steps at a time.
 
 Each line read is a number of steps, each line written is what they took: wall seconds, of which seconds in generation
-and scoring, and the peak memory so far. A step is the trainer's own (``OptimiserStep``), on rows of the embedded engine
+and scoring, and the peak memory so far. A step is the trainer's own (``OptimizerStep``), on rows of the embedded engine
 where it is GRPO; the engine then takes the new weights.
 """
 

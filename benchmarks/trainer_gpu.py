@@ -190,7 +190,7 @@ def main() -> None:
 
 def _settings(given: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(given, name) for name in ("groups", "runs", "prompt", "answer")} | {
-        "model": "Qwen3 shape, 0.6 billion parameters, random", "dtype": "bfloat16", "optimiser_steps": 4,
+        "model": "Qwen3 shape, 0.6 billion parameters, random", "dtype": "bfloat16", "optimizer_steps": 4,
     }  # fmt: skip
 
 

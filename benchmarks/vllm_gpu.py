@@ -24,7 +24,7 @@ from rft_platform.inference.canary import Canary, check_canary, mean_difference,
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
-from rft_platform.inference.vllm_engine.settings import VllmOptions
+from rft_platform.inference.vllm_engine.server_settings import VllmOptions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPT_TOKENS = 64

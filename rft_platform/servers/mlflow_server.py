@@ -12,6 +12,7 @@ import uuid
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
+from rft_platform.servers.ports import MLFLOW_PORT
 from rft_platform.web_guard.asgi import WebGuard
 from rft_platform.web_guard.token import access_token
 
@@ -63,7 +64,7 @@ def options_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = argparse.ArgumentParser(prog="python -m rft_platform.servers.mlflow_server", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=5000, help="port to listen on")
+    parser.add_argument("--port", type=int, default=MLFLOW_PORT, help="port to listen on")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--artifact-root", help="folder or URL that clients write artifacts to themselves")
     where.add_argument("--artifacts-destination", help="folder or URL that the server keeps uploaded artifacts in")

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from rft_platform.common.errors import UserError
 
+DAGSTER_PORT = 3000  # default of `rft ui` and `rft serve`
+MLFLOW_PORT = 5000
+
 
 @dataclass(frozen=True, slots=True)
 class Port:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from typer.testing import Result
 
-from rft_platform.cli.views.health import config_findings, package_findings, port_findings, process_findings
+from rft_platform.cli.views.doctor_checks import config_findings, package_findings, port_findings, process_findings
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.common.locks import locked

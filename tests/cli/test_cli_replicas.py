@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from rft_platform.cli.views.health import process_findings
+from rft_platform.cli.views.doctor_checks import process_findings
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driver import start

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from typer.testing import Result
 
-from rft_platform.cli.views import health
+from rft_platform.cli.views import doctor_checks
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.processes.spawn import free_port, wait_until_ended
 from rft_platform.config.home import Home
@@ -91,8 +91,11 @@ def test_a_port_that_this_home_serves_is_fine(tmp_path: Path, monkeypatch: pytes
     ) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        monkeypatch.setattr(health, "_PORTS", {port: ("the Dagster interface", "take another")})
-        own, others = next(health.port_findings(home)), next(health.port_findings(Home(tmp_path / "other")))
+        monkeypatch.setattr(doctor_checks, "_PORTS", {port: ("the Dagster interface", "take another")})
+        own, others = (
+            next(doctor_checks.port_findings(home)),
+            next(doctor_checks.port_findings(Home(tmp_path / "other"))),
+        )
         server.kill()
     assert (own.state, own.said) == ("ok", f"{port} serves the Dagster interface of this project (pid {server.pid})")
     assert others.state == "warn"

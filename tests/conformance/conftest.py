@@ -19,7 +19,7 @@ from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import Generation
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 from rft_platform.inference.launch.pool_start import find_or_start_pool
-from rft_platform.inference.vllm_engine.settings import VllmOptions
+from rft_platform.inference.vllm_engine.server_settings import VllmOptions
 
 POOLS = {"transformers-x2": ("transformers", 2)}  # name -> engine kind and number of replicas
 ENGINES = os.environ.get("RFT_TEST_ENGINES", ",".join(["transformers", *POOLS, "vllm"])).split(",")

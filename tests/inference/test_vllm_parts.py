@@ -26,7 +26,7 @@ from rft_platform.inference.vllm_engine.openai_wire import (
     stamped_events,
 )
 from rft_platform.inference.vllm_engine.sampling_conversion import prompt_number, prompt_seed
-from rft_platform.inference.vllm_engine.settings import ServerSettings, VllmOptions
+from rft_platform.inference.vllm_engine.server_settings import ServerSettings, VllmOptions
 from rft_platform.inference.vllm_engine.versions import Vllm, command_line, installed_here, required_in
 
 

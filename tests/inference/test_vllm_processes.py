@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
-from rft_platform.inference.vllm_engine.settings import VllmOptions
+from rft_platform.inference.vllm_engine.server_settings import VllmOptions
 
 pytestmark = pytest.mark.slow
 

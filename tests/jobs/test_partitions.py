@@ -5,7 +5,7 @@ import pytest
 
 from rft_platform.assets.common import rft_rounds, round_of
 from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, reports_faults
-from rft_platform.cli.views.health import partition_findings
+from rft_platform.cli.views.doctor_checks import partition_findings
 from rft_platform.definitions import defs
 from rft_platform.experience.file_names import is_round_key, round_key, round_number
 from rft_platform.jobs.instance import open_instance

@@ -166,7 +166,7 @@ def test_loss_and_gradients_are_those_of_the_paper(
         optimizer.zero_grad()
         return 0.0
 
-    monkeypatch.setattr("rft_platform.training.loop.optimiser_step.apply_step", catch)
+    monkeypatch.setattr("rft_platform.training.loop.optimizer_step.apply_step", catch)
     request = dpo_request(
         parent=first.checkpoint, parent_version=2, train_batch_size=6, output=str(tmp_path / "next"),
         optimizer=OptimizerSpec(clip_grad=1e9), max_tokens_per_pack=40,

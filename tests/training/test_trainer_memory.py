@@ -75,7 +75,7 @@ def test_after_a_refused_step_one_state_is_alive(session, round_request, memory)
 
 @pytest.mark.slow
 def test_after_an_error_deep_in_a_step_one_state_is_alive(session, round_request, memory, monkeypatch) -> None:
-    from rft_platform.training.loop import optimiser_step
+    from rft_platform.training.loop import optimizer_step
 
     def fail(policy, *arguments, **settings):
         try:
@@ -83,7 +83,7 @@ def test_after_an_error_deep_in_a_step_one_state_is_alive(session, round_request
         except StorageError as error:
             raise UserError("no") from error
 
-    monkeypatch.setattr(optimiser_step, "accumulate_gradients", fail)
+    monkeypatch.setattr(optimizer_step, "accumulate_gradients", fail)
     with pytest.raises(UserError):
         train(session, round_request(groups=2))
     assert memory.alive == [0, 0]

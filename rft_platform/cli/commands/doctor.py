@@ -12,7 +12,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     """Check versions, devices, processes, ports and the project's folder; print a fix for each problem."""
     from rich.markup import escape
 
-    from rft_platform.cli.views.health import findings
+    from rft_platform.cli.views.doctor_checks import findings
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output, print_json
 

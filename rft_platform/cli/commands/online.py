@@ -5,13 +5,15 @@ from typing import Annotated
 
 import typer
 
+from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT
+
 
 def serve(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="Start or continue the project of this YAML file.")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Dagster interface.")] = 3000,
-    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the MLflow interface.")] = 5000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Dagster interface.")] = DAGSTER_PORT,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the MLflow interface.")] = MLFLOW_PORT,
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Run the sensors that train on committed rows.")
     ] = True,

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT
+
 if TYPE_CHECKING:
     from rft_platform.config.home import Home
     from rft_platform.servers.supervise import Server
 
 
 def ui(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Dagster interface.")] = 3000,
-    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the MLflow interface.")] = 5000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Dagster interface.")] = DAGSTER_PORT,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the MLflow interface.")] = MLFLOW_PORT,
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Also serve /metrics for Prometheus, on this port.")
     ] = None,

@@ -5,5 +5,5 @@
 - ``user_code``: the user's code behind a checkpoint (``rft trace``).
 - ``bench``: every policy in one table (``rft eval --all``).
 - ``demo_summary``: the last lines of ``rft demo``.
-- ``health``: the checks of ``rft doctor``.
+- ``doctor_checks``: the checks of ``rft doctor``.
 """

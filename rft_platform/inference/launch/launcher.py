@@ -20,7 +20,7 @@ from rft_platform.config.gpu_placement import POLICY_ENGINE
 from rft_platform.inference.client import HEARTBEAT_TIMEOUT_S, EngineClient
 from rft_platform.inference.serving.chat_template import load_template
 from rft_platform.inference.serving.lifecycle import EXIT_USER_ERROR
-from rft_platform.inference.vllm_engine.settings import VllmOptions
+from rft_platform.inference.vllm_engine.server_settings import VllmOptions
 from rft_platform.inference.vllm_engine.versions import installed_in, required_in
 
 LEASE_FILE = "engine.json"

@@ -2,7 +2,7 @@
 
 Read in this order:
 
-- ``__main__.py``, ``settings.py``: from the launcher's settings to vLLM's command line.
+- ``__main__.py``, ``server_settings.py``: from the launcher's settings to vLLM's command line.
 - ``versions.py``: supported versions of vLLM and the differences between its builds.
 - ``middleware.py``: ``EnginePlanes``, the ASGI middleware inside vLLM's server.
 - ``engine.py``: ``VllmEngine``, a ``ServedEngine`` on vLLM's ``AsyncLLM``; ``admission.py`` holds requests back.

@@ -9,7 +9,7 @@ import sys
 
 from rft_platform.common.errors import UserError
 from rft_platform.inference.serving.lifecycle import EXIT_USER_ERROR
-from rft_platform.inference.vllm_engine.settings import ServerSettings
+from rft_platform.inference.vllm_engine.server_settings import ServerSettings
 from rft_platform.inference.vllm_engine.versions import environment, required_in, server_program
 from rft_platform.inference.vllm_engine.worker import SERVER_PID
 

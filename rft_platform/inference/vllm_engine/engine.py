@@ -26,7 +26,7 @@ from rft_platform.inference.vllm_engine.sampling_conversion import (
     scores_of,
     scoring_params,
 )
-from rft_platform.inference.vllm_engine.settings import ServerSettings
+from rft_platform.inference.vllm_engine.server_settings import ServerSettings
 from rft_platform.inference.vllm_engine.weights import ServedWeights
 
 CAPABILITIES = [

@@ -32,7 +32,7 @@ from rft_platform.inference.vllm_engine.openai_wire import (
     stamped_answer,
     stamped_events,
 )
-from rft_platform.inference.vllm_engine.settings import ServerSettings
+from rft_platform.inference.vllm_engine.server_settings import ServerSettings
 from rft_platform.observability.log_context import HEADER, PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rft_platform.config.schema.rft_config import FurtherPolicy, RftConfig
     from rft_platform.inference.client import EngineClient
     from rft_platform.inference.launch.launcher import EngineSpec
-    from rft_platform.inference.vllm_engine.settings import VllmOptions
+    from rft_platform.inference.vllm_engine.server_settings import VllmOptions
     from rft_platform.model_registry.models import ModelRegistry
     from rft_platform.training.service.trainer_client import TrainerClient
 
@@ -140,7 +140,7 @@ def policy_spec(config: "RftConfig", replica: int = 0) -> "EngineSpec":
 
 def _vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int) -> "VllmOptions":
     """The settings for ``serving`` that only a vLLM engine has."""
-    from rft_platform.inference.vllm_engine.settings import VllmOptions
+    from rft_platform.inference.vllm_engine.server_settings import VllmOptions
 
     return VllmOptions(
         enable_prefix_caching=serving.enable_prefix_caching,

@@ -6,7 +6,7 @@ optimiser steps, checkpoint, result. Read it first, then:
 1. ``plan`` (``TrainingPlan``: the rows of every optimiser step, and the identity of the training);
 2. ``training_run`` (``TrainingRun``: what the stages share; manifest and result);
 3. ``precompute`` (log-probs of reference and teacher, critic values, token advantages, before the first step);
-4. ``optimiser_step`` (``OptimiserStep``: gradients, clipping, AdamW, critic, metrics);
+4. ``optimizer_step`` (``OptimizerStep``: gradients, clipping, AdamW, critic, metrics);
 5. ``gradients`` (log-probs, loss and backward pass, pack by pack), ``step_batch`` (the rows and counts of a step);
 6. ``critic_step``, ``distillation``, ``step_metrics``.
 """

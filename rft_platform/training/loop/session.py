@@ -31,7 +31,7 @@ from rft_platform.training.checkpoint.writing import StateSaving
 from rft_platform.training.data.samples import demonstration_sample
 from rft_platform.training.data.token_advantages import check_token_parts
 from rft_platform.training.distributed import Ranks
-from rft_platform.training.loop.optimiser_step import OptimiserStep
+from rft_platform.training.loop.optimizer_step import OptimizerStep
 from rft_platform.training.loop.plan import Planner, TrainingPlan
 from rft_platform.training.loop.precompute import FrozenModel, Precompute
 from rft_platform.training.loop.step_metrics import Stopwatch
@@ -124,7 +124,7 @@ class TrainingSession:
         with PeriodicCheckpoints(run.request, run.plan.identity, self.ranks) as checkpoints:
             for rows in run.plan.steps[len(done_steps) :]:
                 run.check_cancelled(cancelled, done=len(done_steps))
-                step = OptimiserStep(run, rows, version=run.request.parent_version + len(done_steps))
+                step = OptimizerStep(run, rows, version=run.request.parent_version + len(done_steps))
                 if step.trains_policy:  # not while the critic warms up
                     step.accumulate_gradients()  # for each pack of rows: log-probs, loss, backward pass
                     step.update_policy()  # clip the gradient, then AdamW

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rft_platform.common.errors import some
-from rft_platform.training.loop.optimiser_step import culprits, not_finite
+from rft_platform.training.loop.optimizer_step import culprits, not_finite
 
 
 def units(count: int) -> list[np.ndarray]:

@@ -29,7 +29,7 @@ Probe = Callable[[np.ndarray], bool]
 _PROBES = 64
 
 
-class OptimiserStep:
+class OptimizerStep:
     """The update of ``run`` from policy version ``version`` to ``version + 1`` on some rows.
 
     Every rank makes the same calls. A policy's version is the number of optimiser steps since the start.

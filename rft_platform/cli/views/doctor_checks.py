@@ -16,12 +16,12 @@ from rft_platform.config.home import Home
 from rft_platform.driver.machine import cpu_count, installed_version
 from rft_platform.driver.preflight import check_room, check_writable, nearest_folder
 from rft_platform.servers.leases import HeldLease, leases_of
-from rft_platform.servers.ports import port_is_free
+from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT, port_is_free
 
 _PACKAGE = "rft-platform"
 _PORTS = {
-    3000: ("the Dagster interface", "`rft ui --port N` uses another one"),
-    5000: ("the MLflow interface", "`rft ui --mlflow-port N` uses another one"),
+    DAGSTER_PORT: ("the Dagster interface", "`rft ui --port N` uses another one"),
+    MLFLOW_PORT: ("the MLflow interface", "`rft ui --mlflow-port N` uses another one"),
 }
 
 
