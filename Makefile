@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml scripts/setup.sh requirements/lock.txt requir
 demo: setup
 	$(BIN)/rft demo $(DEMO_ARGS)
 
-# Simulated customers rate what a tiny model answers, and it learns while it serves (docs/online.md). DEMO_ARGS="--seed 2"
+# Simulated customers rate what a tiny model answers, and it learns while it serves (docs/online.md). DEMO_ARGS="--fresh --seed 2"
 demo-online: setup
 	$(BIN)/python -m rft_platform.recipes.front_desk $(DEMO_ARGS)
 

@@ -5,6 +5,7 @@ SQLite's errors do not name the file. The functions here find the project's dama
 
 import os
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,6 +19,8 @@ _DAMAGED_IN_WORDS = re.compile(
     r"file is not a database|database disk image is malformed|malformed database schema|disk I/O error"
     r"|unsupported file format|\bno such table\b"
 )
+_IO_ERROR = "disk I/O error"
+_LEAST_FREE = 2**20  # bytes: SQLite needs space even to read a database, for an index of its write-ahead log
 _MAGIC, _MOST_NAMED = b"SQLite format 3\x00", 3
 
 
@@ -68,6 +71,16 @@ def damage_of_database(path: Path, *, thorough: bool = True) -> str | None:
     return None if found == "ok" else " ".join(str(found).split())
 
 
+def full_disk(root: Path) -> str | None:
+    """A line about the full disk of a project's folder, on which whole databases cannot be read; None if it has space.
+
+    SQLite reports it as an I/O error, like damage.
+    """
+    if not root.exists() or (free := shutil.disk_usage(root).free) >= _LEAST_FREE:
+        return None
+    return f"the disk of {root} is full ({free // 2**10} KiB free), so SQLite cannot read databases: free disk space"
+
+
 def remedy(path: Path) -> str:
     """What to do about a damaged database, and what is lost by it."""
     move = f"move it away (with {path.name}-wal and {path.name}-shm) and start again"
@@ -90,6 +103,8 @@ def named_damage(error: BaseException, root: Path | None = None) -> str:
     ``root`` is the project's folder, by default ``RFT_HOME``.
     """
     root = root or Path(os.environ.get("RFT_HOME", ".rft"))
+    if _IO_ERROR in str(error) and (full := full_disk(root)):
+        return full
     found = list(damaged_databases(root)) or list(damaged_databases(root, thorough=True))
     if found:
         return "; ".join(map(str, found[:_MOST_NAMED]))

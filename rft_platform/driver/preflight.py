@@ -120,7 +120,7 @@ def _problems(project: "Project") -> Iterator[str]:
     from rft_platform.rounds.selection.task_selection import check_selector
     from rft_platform.rounds.selection.training_groups import priority_of
     from rft_platform.rounds.setup.algorithm import check_algorithm, check_operators
-    from rft_platform.rounds.setup.connections import check_engines
+    from rft_platform.rounds.setup.connections import check_engines, check_registered
     from rft_platform.rounds.setup.side_engines import check_keys
     from rft_platform.rounds.setup.taskset_binding import check_judge, check_workflow
 
@@ -141,6 +141,9 @@ def _problems(project: "Project") -> Iterator[str]:
         yield from _attempt(check_engines, config)
     if model.is_dir():
         yield from _attempt(check_model_folder, model)
+    for key, name in _models(config).items():
+        if name.startswith("models:/"):
+            yield from _attempt(check_registered, project, name, key)
     if inputs.taskset is not None:
         yield from _attempt(check_selector, project)  # also reads the tasks
     yield from _attempt(lambda: project.eval_tasks)

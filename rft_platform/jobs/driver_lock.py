@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from rft_platform.common.errors import TransientError, UserError
 from rft_platform.common.locks import is_locked, locked
 from rft_platform.config.home import Home
+from rft_platform.jobs.singleton_lock import refuse_if_held
 
 #: The lock of each half; every other mode holds both.
 _HALVES = {"train": "driver.lock", "explore": "explorer.lock"}
@@ -46,6 +47,12 @@ def refuse_second_driver(home: Home, mode: str = "both") -> None:
     """Raise UserError if another driver is running whose work is not the other half of ``mode``."""
     if any(is_locked(home.leases / lock) for lock in _locks(mode)):
         raise _second_driver(home)
+
+
+def refuse_if_used(home: Home) -> None:
+    """Raise UserError if a driver, `rft ui` or `rft serve` is running on a home that is about to be renamed."""
+    refuse_second_driver(home)
+    refuse_if_held(home.leases / "ui.lock", f"`rft ui` or `rft serve` of {home.root}")
 
 
 def _locks(mode: str) -> list[str]:

@@ -103,8 +103,7 @@ def _folder(checkpoint: str | Path, registry: "ModelRegistry | None") -> Path:
     if registry is None:
         raise UserError(f"{checkpoint}: a model address needs the registry; give the checkpoint's folder instead")
     for found in _registered(registry, model_name(str(checkpoint)) or registry.model_name):
-        names = (f"/{found.version}", *(f"@{alias}" for alias in found.aliases))
-        if checkpoint in [f"models:/{found.name}{name}" for name in names] and found.folder.is_dir():
+        if checkpoint in found.addresses and found.folder.is_dir():
             return found.folder
     return registry.resolve(str(checkpoint)).folder  # raises an error that explains what is wrong with the address
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,9 @@ _HTTP_LIMITS = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
 _UNSAFE_NAME = re.compile(r"[/:'\"\n]")
+#: Held while MLflow is imported and a store is opened: MLflow's packages import each other in circles, so that a second
+#: thread sees half of them, and its database migrations share state.
+_OPENING = threading.RLock()
 _CHATTY_LOGGERS = ("mlflow.store.db.utils", "alembic.runtime.migration", "alembic.runtime.plugins.setup")
 
 
@@ -73,8 +77,8 @@ def open_client(tracking_uri: str) -> "MlflowClient":
         os.environ.setdefault(limit, value)
     for name in _CHATTY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
-    make_database(tracking_uri)
-    with _quiet():
+    with _OPENING, _quiet():
+        make_database(tracking_uri)
         with importing():
             from mlflow.tracking import MlflowClient
 
@@ -96,7 +100,7 @@ def make_database(tracking_uri: str) -> None:
     if file.exists():
         follow_home(file)
         return
-    with _locked_folder(file.parent, tracking_uri):
+    with _OPENING, _locked_folder(file.parent, tracking_uri):
         if file.exists():  # another process created it meanwhile
             return
         with _quiet(), importing():

@@ -47,6 +47,11 @@ class RegisteredModel:
         """``models:/NAME/VERSION``."""
         return f"models:/{self.name}/{self.version}"
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All addresses of the version: by number, then by aliases."""
+        return (self.uri, *(f"models:/{self.name}@{alias}" for alias in self.aliases))
+
 
 @dataclass(frozen=True, slots=True)
 class NotedVersion:
@@ -331,10 +336,11 @@ class ModelRegistry:
         return self._look_up(lambda client: client.get_model_version(name, version))
 
     def _look_up(self, ask: Callable[["MlflowClient"], "ModelVersion"]) -> RegisteredModel | None:
+        client, _ = self._open()  # first: it imports MLflow under a lock
         from mlflow.exceptions import MlflowException
 
         try:
-            version = ask(self._open()[0])
+            version = ask(client)
             return _registered(version, version.aliases)
         except MlflowException as error:
             if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):

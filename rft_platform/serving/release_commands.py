@@ -180,7 +180,9 @@ def compare_scores(versions: Sequence[ServableVersion], one: int, other: int) ->
 def _find(versions: Sequence[ServableVersion], version: int) -> ServableVersion:
     known = {each.version: each for each in versions}
     if version not in known:
-        raise UserError(f"no policy version {version}: there are {', '.join(map(str, known)) or 'none'}")
+        meant = [each.version for each in versions if each.model_version == str(version)]
+        hint = f"; model version {version} is policy version {meant[0]}" if meant else ""
+        raise UserError(f"no policy version {version}: there are {', '.join(map(str, known)) or 'none'}{hint}")
     return known[version]
 
 

@@ -106,7 +106,11 @@ class FeedbackRequest(StorableBody):
     def _has_one_value_a_metric(self) -> "FeedbackRequest":
         says = (self.value, self.reward, self.comment, self.correction, self.user_feedback)
         if self.metric not in {REWARD, *self.metrics} and all(each is None for each in says):
-            raise ValueError(f"value is missing: expected that of the metric {self.metric!r}")
+            others = ", ".join(map(repr, self.metrics))
+            raise ValueError(
+                f"value is missing: expected that of the metric {self.metric!r}, as value or in metrics, which has "
+                f"only {others}; leave metric out if {others} is all that was rated"
+            )
         if IMPLICIT in {self.metric, *self.metrics}:
             raise ValueError(f"the metric {IMPLICIT!r} is reserved for implicit feedback: use another one")
         for name, value in self._given():

@@ -42,6 +42,11 @@ def refused(result: Result, home: Home) -> str:
             {"explorer": {"rollout_model": {"reasoning_parser": "olmo3"}}},
             "reasoning_parser 'olmo3': the transformers engine supports deepseek_r1, qwen3",
         ),
+        (
+            {"model": {"model_path": "models:/other@champion"}},
+            "model.model_path models:/other@champion: no such version in sqlite:///",
+        ),
+        ({"model": {"model_path": "models:/other"}}, "expected models:/NAME@alias or models:/NAME/3"),
     ],
 )
 def test_what_cannot_start_is_refused(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ from rft_platform.driver import start
 from rft_platform.driver.preflight import is_finished
 from rft_platform.driver.round_lines import EQUAL, RoundNews, describe_round, nothing_trained, round_lines
 from rft_platform.driver.run_cost import recorded_cost
+from rft_platform.evaluation.metrics import PassRate
+from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.selections import ROW_SELECTION
 from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
@@ -92,6 +95,28 @@ def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[...
     assert table.stdout.splitlines()[-1] == "finished: all 2 rounds are done"
     assert [line["round"] for line in document["rounds"]] == [0, 1, 2]
     assert document["next"] == "finished: all 2 rounds are done"
+
+
+def test_versions_are_listed_with_their_held_out_pass_rates(project: Project, rft: Callable[..., Result]) -> None:
+    result = EvaluationResult(
+        1, 1, tasks=20, tasks_digest="t", sampled_n=1, temperature=1.0, seed=1, pass_threshold=1.0,
+        sampled=PassRate(0.75, 0.6, 0.85, 20, 20), greedy=PassRate(0.875, 0.7, 0.95, 20, 20), mean_reward=0.75,
+        failed_runs=0, completion_tokens=40, truncated_share=0.0, seconds=1.0,
+    )  # fmt: skip
+    note = project.store.read_note(1, "evaluation") or {}
+    project.store.write_note(1, "evaluation", {**note, "results": [result.to_json()]})
+
+    lines = rft("models", "list").stdout.splitlines()
+    columns, first, second = (
+        [cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in (lines[1], *lines[4:6])
+    )
+    assert dict(zip(columns, first, strict=True)) == {
+        "policy version": "1", "round": "1", "model version": "2", "alias": "", "sampled": "75.0%",
+        "greedy": "87.5%", "mean reward": "0.75",
+    }  # fmt: skip
+    assert second[4:] == ["–", "–", "–"], "this round has no scores"
+    refused = rft("models", "compare", 3, 1).stderr
+    assert "no policy version 3: there are 0, 1, 2; model version 3 is policy version 2" in refused
 
 
 def test_a_project_that_has_not_begun_says_what_comes_first(

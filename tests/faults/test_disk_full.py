@@ -1,11 +1,16 @@
 """A disk that is really full: said clearly, nothing half-written, and it goes on once there is room."""
 
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
+from rft_platform.cli.views.doctor_checks import database_findings
 from rft_platform.common.errors import DiskFullError
 from rft_platform.common.files import atomic_path, write_json
+from rft_platform.common.sqlite_files import damage_of_database, named_damage
+from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.project import Project
 
@@ -51,3 +56,28 @@ def test_rows_that_find_no_room_have_not_landed(small_disk, project: Project):
     assert store.batches(1) == [0]
     assert len(store.rollout_rows(1)) == 4
     assert not list(Path(store.root).rglob("*.tmp"))
+
+
+def test_a_database_on_a_full_disk_is_not_called_damaged(small_disk):
+    """SQLite reports a full disk as an I/O error, like damage, whose remedy would throw the database away."""
+    disk = small_disk("2m")
+    file = disk / "dagster" / "runs.db"
+    file.parent.mkdir()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("CREATE TABLE runs (id)")
+        connection.commit()
+    with suppress(OSError), (disk / "filled").open("wb", buffering=0) as filled:
+        while filled.write(bytes(4096)):
+            pass
+    why = damage_of_database(file)
+    assert why == "disk I/O error"
+    message = named_damage(sqlite3.OperationalError(why), disk)
+    assert "is full" in message
+    assert "free disk space" in message
+    assert "move" not in message
+    assert [finding.state for finding in database_findings(Home(disk))] == ["fail"]
+    assert all("move" not in finding.said + finding.fix for finding in database_findings(Home(disk)))
+
+    (disk / "filled").unlink()
+    assert [finding.state for finding in database_findings(Home(disk))] == ["ok"]

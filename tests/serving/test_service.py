@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from pydantic import ValidationError
 
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.inference.serving.http_server import server_config
@@ -165,6 +166,12 @@ def test_a_reward_beside_another_metric_is_stored_too(service) -> None:
 )
 def test_a_metric_without_a_value_of_its_own(said: dict[str, Any], values: dict[str, float]) -> None:
     assert FeedbackRequest(msg_ids=["a"], **said).values == values
+
+
+def test_a_metric_that_has_no_value_anywhere_is_named() -> None:
+    said = r"value is missing.*'helpful', as value or in metrics, which has only 'solved'; leave metric out"
+    with pytest.raises(ValidationError, match=said):
+        FeedbackRequest(msg_ids=["a"], metric="helpful", metrics={"solved": 1})
 
 
 def test_feedback_on_unknown_messages_is_not_found(service) -> None:

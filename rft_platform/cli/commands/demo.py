@@ -121,14 +121,14 @@ def with_engine(config: "RftConfig", kind: str | None) -> "RftConfig":
 def move_aside(home: "Home") -> Path | None:
     """Rename the project's folder to ``<home>.<time>`` and return the new name; None if there is no folder."""
     from rft_platform.common.errors import UserError
-    from rft_platform.jobs.driver_lock import refuse_second_driver
+    from rft_platform.jobs.driver_lock import refuse_if_used
     from rft_platform.servers.leases import leases_of, stop
 
     if not home.root.exists():
         return None
     if not home.config_file.exists() and not (home.root / "arithmetic").exists() and any(home.root.iterdir()):
         raise UserError(f"RFT_HOME {home.root} is not a project, so --fresh does not rename it: choose another folder")
-    refuse_second_driver(home)
+    refuse_if_used(home)
     for held in leases_of(home):
         stop(held)
     return home.root.rename(home.root.with_name(f"{home.root.name}.{time.strftime('%Y%m%d-%H%M%S')}"))

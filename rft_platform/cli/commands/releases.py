@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rft_platform.serving.release_commands import ReleaseCommands
     from rft_platform.serving.release_store import Release
 
+#: Held-out scores in the table of versions, and their formats.
+_SCORES = {"sampled_pass": ".1%", "greedy_pass": ".1%", "mean_reward": ".4g"}
 Version = Annotated[int, typer.Argument(help="Policy version, as in `rft models list` and in the header of answers.")]
 OptionalVersion = Annotated[int | None, typer.Argument(help="Policy version; the newest one if left out.")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept with the decision.")]
@@ -25,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @models.command("list")
 def list_versions(as_json: Json = False) -> None:
-    """List the versions of the policy with their scores and their share of the traffic."""
+    """List the versions of the policy with their held-out pass rates and their share of the traffic."""
     from rft_platform.driver.console import output, print_json
     from rft_platform.rounds.reporting.servable_versions import release_commands, servable_versions
 
@@ -39,7 +41,7 @@ def list_versions(as_json: Json = False) -> None:
     if as_json:
         print_json(status)
         return
-    output().print(_versions_table(status["versions"]))
+    output().print(_versions_table(status["versions"], _aliases(project), online=project.config.online))
     if status["release"] is not None:
         release = status["release"]
         line = (
@@ -196,18 +198,36 @@ def _print_started(release: "Release") -> None:
     )
 
 
-def _versions_table(versions: list[dict[str, Any]]) -> "Table":
-    """The versions with their scores and their share of the traffic."""
+def _versions_table(versions: list[dict[str, Any]], aliases: dict[str, str], *, online: bool) -> "Table":
+    """The versions with their held-out pass rates; of an online project also which are released, and the traffic."""
     from rich.table import Table
 
-    table = Table("version", "round", "model version", "released", "traffic", "scores")
+    table = Table("policy version", "round", "model version", "alias", "sampled", "greedy", "mean reward")
+    for name in ("released", "traffic") if online else ():
+        table.add_column(name)
     for each in versions:
-        scores = ", ".join(f"{name} {each['scores'][name]:.3f}" for name in list(each["scores"])[:2])
-        traffic = each.get("traffic", 0)
         origin = "imported" if each["round"] is None else each["round"]
-        values = (each["version"], origin, each["model_version"] or "", "yes" if each["released"] else "no")
-        table.add_row(*map(str, values), f"{traffic:.0%}" if traffic else "", scores)
+        model = "" if each["model_version"] is None else str(each["model_version"])
+        scores = [_score(each["scores"].get(name), form) for name, form in _SCORES.items()]
+        values = [str(each["version"]), str(origin), model, aliases.get(model, ""), *scores]
+        if online:
+            traffic = each.get("traffic", 0)
+            values += ["yes" if each["released"] else "no", f"{traffic:.0%}" if traffic else ""]
+        table.add_row(*values)
     return table
+
+
+def _score(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _aliases(project: "Project") -> dict[str, str]:
+    """The aliases of each model version; empty if MLflow is a server, whose client takes seconds to import."""
+    from rft_platform.model_registry.sqlite_reader import read_versions
+    from rft_platform.rounds.setup.noted_versions import configured_uri, local_uri
+
+    found = read_versions(configured_uri(project) or local_uri(project.home), project.model_name) or []
+    return {str(version.version): ", ".join(version.aliases) for version in found}
 
 
 def _comparison_table(metrics: list[dict[str, Any]]) -> "Table":

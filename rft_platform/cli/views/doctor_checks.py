@@ -10,7 +10,7 @@ from typing import Literal
 
 from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.common.fault_classification import as_fault
-from rft_platform.common.sqlite_files import damaged_databases, databases
+from rft_platform.common.sqlite_files import damaged_databases, databases, full_disk
 from rft_platform.config.gpu_placement import gpu_count
 from rft_platform.config.home import Home
 from rft_platform.driver.machine import cpu_count, installed_version
@@ -116,12 +116,15 @@ def config_findings(home: Home) -> Iterator[Finding]:
 
 def database_findings(home: Home) -> Iterator[Finding]:
     """Check that every database of the project can be read, page by page."""
+    if databases(home.root) and (full := full_disk(home.root)):
+        yield Finding("database", "fail", full, "`rft doctor` then checks them")
+        return
     damaged = list(damaged_databases(home.root, thorough=True))
     for database in damaged:
         yield Finding("database", "fail", f"{database.path} is damaged ({database.why})", database.remedy)
     whole = len(databases(home.root)) - len(damaged)
     if whole:
-        yield Finding("database", "ok", f"{whole} are readable")
+        yield Finding("database", "ok", f"{whole} can be read")
 
 
 def partition_findings(home: Home) -> Iterator[Finding]:

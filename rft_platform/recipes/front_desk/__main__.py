@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rft_platform.common.errors import RftError
 from rft_platform.config.home import Home
-from rft_platform.recipes.front_desk.run import Goal, run
+from rft_platform.recipes.front_desk.run import Goal, move_aside, run
 
 _HOME = ".rft-online"
 
@@ -20,12 +20,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of weights, training and customers (default 1)")
     parser.add_argument("--goal", type=float, default=0.8, help="success rate at which it ends (default 0.8)")
     parser.add_argument("--minutes", type=float, default=9.0, help="longest time (default 9)")
+    parser.add_argument("--fresh", action="store_true", help="rename the folder of an earlier demo and start a new one")
     parser.add_argument("--json", type=Path, help="also write the outcome to this file")
     given = parser.parse_args()
     os.environ.setdefault("RFT_HOME", str(Path(_HOME).absolute()))
     try:
-        goal = Goal(given.goal, given.minutes * 60)
-        outcome = run(Home.from_environment(), given.seed, goal, lambda line: print(line, flush=True))
+        home, goal = Home.from_environment(), Goal(given.goal, given.minutes * 60)
+        if given.fresh and (moved := move_aside(home)):
+            print(f"the earlier demo is now in {moved}", flush=True)
+        outcome = run(home, given.seed, goal, lambda line: print(line, flush=True))
     except RftError as error:
         print(error, file=sys.stderr)
         return 2

@@ -17,6 +17,7 @@ from rft_platform.common.files import last_lines, write_text
 from rft_platform.common.processes.spawn import free_port
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config
+from rft_platform.jobs.driver_lock import refuse_if_used
 from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.recipes.front_desk.customers import Customers, Habits
 from rft_platform.recipes.front_desk.questions import corpus, write_questions
@@ -60,7 +61,10 @@ class Goal:
 def run(home: Home, seed: int, goal: Goal, say: Callable[[str], None]) -> Outcome:
     """Start the service in a new home, then the customers; returns when the goal or the time limit is reached."""
     if home.config_file.exists():
-        raise UserError(f"{home.root} holds a project: point RFT_HOME at a new folder, or remove this one")
+        raise UserError(
+            f"{home.root} holds a project: point RFT_HOME at a new folder, or add --fresh (`make demo-online "
+            "DEMO_ARGS=--fresh`), which renames that folder"
+        )
     config = load_config(prepare(home.root / "front_desk"))
     explorer = config.explorer.model_copy(update={"proxy_port": free_port()})
     file = home.root / "front_desk" / "rft.yaml"
@@ -85,6 +89,19 @@ def run(home: Home, seed: int, goal: Goal, say: Callable[[str], None]) -> Outcom
         rated=tally.rated,
         seconds=seconds,
     )
+
+
+def move_aside(home: Home) -> Path | None:
+    """Rename the folder of an earlier demo to ``<home>.<time>`` and return the new name; None if there is no folder."""
+    if not home.root.exists():
+        return None
+    if not (home.root / "front_desk").exists() and any(home.root.iterdir()):
+        raise UserError(f"RFT_HOME {home.root} is not this demo's; --fresh does not rename it: choose another folder")
+    refuse_if_used(home)
+    environment = {**os.environ, "RFT_HOME": str(home.root)}
+    command = [sys.executable, "-P", "-m", "rft_platform", "stop"]
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=_STOP_S, check=True)
+    return home.root.rename(home.root.with_name(f"{home.root.name}.{time.strftime('%Y%m%d-%H%M%S')}"))
 
 
 def prepare(folder: Path) -> Path:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.redaction import redact
+from rft_platform.common.sqlite_files import database_file
 from rft_platform.config.gpu_placement import POLICY_ENGINE, engine_gpus, gpu_count, place, visible_devices
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine
@@ -238,6 +240,32 @@ def check_model(name: str, key: str) -> None:
     """Raise UserError if a model is not a folder and not available from the hub. Fetches only its ``config.json``."""
     if is_hub_name(name):
         _from_hub(name, key, ["config.json"])
+
+
+def check_registered(project: Project, name: str, key: str) -> None:
+    """Raise UserError if ``models:/NAME@alias`` or ``models:/NAME/3`` names no version with a checkpoint.
+
+    Reads the SQLite file directly and creates nothing; a server's models are looked up when a run starts.
+    """
+    from rft_platform.model_registry.sqlite_reader import model_name, read_versions
+
+    uri, model = configured_uri(project) or local_uri(project.home), model_name(name)
+    if model is None:
+        raise UserError(f"{key} {name}: expected models:/NAME@alias or models:/NAME/3")
+    file = database_file(uri)
+    versions = [] if file is not None and not file.exists() else read_versions(uri, model)
+    if versions is None:
+        return
+    found = next((each for each in versions if name in each.addresses), None)
+    if found is None:
+        names = ", ".join(address for each in versions for address in each.addresses)
+        raise UserError(
+            f"{key} {name}: no such version in {redact(uri)}, which has {names or f'no versions of {model}'}; for a "
+            "version of another project give its checkpoint's folder, or set registry.tracking_uri to that project's "
+            "registry, as in sqlite:////ITS/RFT_HOME/mlflow/mlflow.db"
+        )
+    if not found.folder.is_dir():
+        raise UserError(f"{key} {name} is version {found.version}, but its folder {found.folder} does not exist")
 
 
 def is_hub_name(name: str) -> bool:
