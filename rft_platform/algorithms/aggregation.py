@@ -34,7 +34,7 @@ class Aggregation:
         check_mode(self.loss_agg_mode)
         if self.loss_agg_mode == "seq-mean-token-sum-norm" and not self.loss_norm_length:
             raise UserError(
-                "loss_agg_mode 'seq-mean-token-sum-norm' divides by a constant length: give one, "
+                "loss_agg_mode 'seq-mean-token-sum-norm' divides by a constant length: set loss_norm_length, "
                 "for instance the largest number of response tokens"
             )
 
@@ -47,5 +47,5 @@ class Aggregation:
         return np.ones(len(tokens_R))
 
     def normaliser(self, tokens: float, rows: float) -> float:
-        """The global divisor, from the GLOBAL numbers of trainable tokens and of rows that have any."""
+        """The divisor, from numbers summed over all ranks: trainable ``tokens``, and ``rows`` that have such tokens."""
         return tokens if self.loss_agg_mode == "token-mean" else rows

@@ -1,7 +1,7 @@
 """KL to a reference: per-token estimators (Schulman, "Approximating KL Divergence"), and the penalty's coefficient.
 
-With d = ref_logp - logp on tokens sampled from the policy: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1. As a LOSS term, k1
-has no gradient in expectation, k2 has the gradient of KL(policy || reference) and k3 that of KL(reference || policy).
+With d = ref_logp - logp on tokens sampled from the policy: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1. As a loss term, k1
+has expected gradient 0, k2 has the gradient of KL(policy || reference), and k3 has that of KL(reference || policy).
 So a KL in the reward uses k1, and a KL in the loss uses k2.
 """
 
@@ -16,7 +16,7 @@ from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.common.registry import unknown_name
 from rft_platform.common.errors import UserError
 
-LARGEST_ERROR = 0.2  # of the adaptive coefficient, per update
+LARGEST_ERROR = 0.2  # bound of the relative error ``kl / target - 1`` in one update of the adaptive coefficient
 
 
 def k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
@@ -57,12 +57,12 @@ class KlControl:
 
     @classmethod
     def start(cls, coef: float) -> "KlControl":
-        """Start at ``coef``, without any adaptation."""
+        """A control with the coefficient ``coef`` that has not been adapted yet."""
         return cls(coef, coef)
 
     @classmethod
     def of(cls, saved: dict[str, Any] | None) -> "KlControl | None":
-        """Restore from the result of ``to_json``."""
+        """Restore a control from the result of ``to_json``; None if ``saved`` is None."""
         return None if saved is None else cls(**saved)
 
     def to_json(self) -> dict[str, float]:

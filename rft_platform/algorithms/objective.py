@@ -3,10 +3,10 @@
 Three policies: pi_rollout sampled the tokens (the engine; ``rollout_logprobs``), pi_old is the trainer at the start of
 the training, pi is the trainer now. Exactly one importance ratio is applied to each token:
 
-| correction | loss with a ratio of its own | loss on logp alone | loss with its own clip or gate |
+| correction | loss with its own ratio | loss on logp alone | loss with its own clip or gate |
 |---|---|---|---|
 | bypass (no pi_old is computed) | rho = pi / pi_rollout | weight min(pi / pi_rollout, cap) | rho = pi / pi_rollout |
-| decoupled | rho = pi / pi_old, weight w = min(pi_old / pi_rollout, cap) | weight w | as on the left |
+| decoupled | rho = pi / pi_old, weight w = min(pi_old / pi_rollout, cap) | weight w | as with its own ratio |
 
 The masks use the mismatch between trainer and engine: pi / pi_rollout with bypass, pi_old / pi_rollout with decoupled.
 """
@@ -101,7 +101,7 @@ class Objective:
 
 
 def _sampled_by_itself(tokens: TokenBatch, expert: Tensor) -> TokenBatch:
-    """Set the ratio to 1 on ``expert`` tokens: no policy sampled them, so there is nothing to correct or mask."""
+    """Set the ratio to 1 on ``expert`` tokens: no policy sampled these tokens, so they need no correction or mask."""
     own = tokens.logp.detach()
 
     def filled(logp: Tensor | None) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""User modules that register advantages and losses with decorators. They are imported before names are looked up.
+"""Import the user modules that register advantages and losses with decorators, before names are looked up.
 
 A module is imported again if its file has changed, also in a trainer that runs for many rounds. A package, with all
 modules below it, is imported again if any of its files has changed.
@@ -44,13 +44,13 @@ def import_plugins(names: Iterable[str]) -> None:
 
 
 def plugins_digest(names: Iterable[str]) -> str | None:
-    """Digest of the plugins' code as imported; None without plugins. Call it after the import."""
+    """Digest of the plugins' code at the time of import; None without plugins. Call it after ``import_plugins``."""
     imported = [[name, _imported[name]] for name in names]
     return digest_json(imported) if imported else None
 
 
 def _forget(name: str) -> None:
-    """Undo the import of ``name`` and the modules below it, including what a failed import left."""
+    """Undo the import of ``name`` and the modules below it, also if the import failed halfway."""
     for registry in REGISTRIES:
         registry.forget(name)
     for module in [module for module in sys.modules if f"{module}.".startswith(f"{name}.")]:
@@ -59,7 +59,7 @@ def _forget(name: str) -> None:
 
 
 def _digest(module: ModuleType) -> str:
-    """Digest of the module's file, or of all Python files of a package, wherever it is installed."""
+    """Digest of the module's file, or of all Python files of a package; the folder's path does not count."""
     found: dict[str, str] = {}
     for folder in map(Path, getattr(module, "__path__", ())):
         found |= {file.relative_to(folder).as_posix(): digest_file(file) for file in folder.rglob("*.py")}

@@ -1,6 +1,6 @@
 """Named algorithms (``algorithm_type``): their loss, their advantage, and what else they need.
 
-``choose`` combines a preset with the functions that the configuration sets instead, and with what those need.
+``choose`` replaces functions of a preset by those that the configuration sets, and adds what these functions need.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Preset:
     """The meaning of an ``algorithm_type``; single keys of the configuration override it."""
 
     policy_loss: str
-    advantage: str | None  # computed from rewards when a round is judged; None: none
+    advantage: str | None  # computed from rewards when a round is judged; None: no such advantage
     trains_on: Literal["rollouts", "demonstrations", "preferences"] = "rollouts"
     policy_loss_args: Mapping[str, Any] = field(default_factory=_frozen)
     token_advantage: str | None = None  # computed by the trainer from values, teacher or reference
@@ -37,15 +37,15 @@ class Preset:
     experts: bool = False  # demonstrations are mixed into the rollouts
     min_group: int = 1  # minimum number of runs per task
     repeat_times: int = 1  # default number of runs per task
-    needs_reward: bool = True  # False: it learns from a teacher or an expert instead
+    needs_reward: bool = True  # False: the algorithm learns from a teacher or an expert instead
     drop_zero_variance: bool = False  # drop groups whose runs all have the same reward
-    max_batches: int = 1  # batches of tasks sampled to replace such groups, including the first
+    max_batches: int = 1  # most batches of tasks sampled to replace dropped groups, including the first batch
     reward_threshold: float | None = None  # drop rows of runs with a lower reward
     overlong_penalty: float = 0.0  # weight of the soft over-long penalty in the reward
 
 
 def _group(policy_loss: str, advantage: str, **others: Any) -> Preset:
-    """An algorithm that compares the runs of a task."""
+    """Preset of an algorithm that compares the runs of a task."""
     usual: dict[str, Any] = {"reference": "if_beta", "min_group": 2, "repeat_times": 8}
     return Preset(policy_loss, advantage, **(usual | others))
 
@@ -118,8 +118,9 @@ def choose(
 ) -> Preset:
     """Return the preset ``algorithm_type`` with some parts replaced; None keeps the preset's part.
 
-    ``advantage`` names an advantage from rewards or a token advantage of the trainer; group size, critic and teacher
-    follow from it. Arguments go to the function in use; the preset's arguments apply only to the preset's own function.
+    ``advantage`` names an advantage from rewards or a token advantage of the trainer; it determines the group size and
+    whether a critic and a teacher are needed. ``advantage_args`` and ``policy_loss_args`` go to the functions in use;
+    the preset's arguments apply only to the preset's own functions.
     Raises UserError for an unknown name, and for an option that the advantage does not have.
     """
     base = preset(algorithm_type)
@@ -164,7 +165,7 @@ def _with_advantage(chosen: Preset, algorithm_type: str, advantage: str | None, 
 
 
 def _with(chosen: Preset, own: bool, **changes: Any) -> Preset:
-    """Apply ``changes``. A foreign advantage also brings its own needs: rewards, and several runs to compare."""
+    """Apply ``changes``. An advantage that is not the preset's ``own`` also sets the need of rewards and of groups."""
     if not own:
         changes = {"needs_reward": True, "teacher": chosen.policy_loss == "gkd", **changes}
         changes["repeat_times"] = max(chosen.repeat_times, 8 if changes["min_group"] > 1 else 1)

@@ -1,6 +1,7 @@
-"""Specifications of a training as plain values: objective, optimizer, adapter, critic and KL penalty. No torch.
+"""Specifications of a training as plain values: objective, optimizer, adapter, critic and KL penalty.
 
-The configuration is resolved into them, and the trainer receives them: one set of names.
+``config.resolve`` makes them from the configuration, and the trainer receives them, so both use the same names. This
+module does not import torch.
 """
 
 from dataclasses import dataclass, field
@@ -9,18 +10,18 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveSpec:
-    """The policy loss by name, its options, and what is added to it (``objective.Objective`` computes it)."""
+    """The policy loss by name, its options, and the terms that ``objective.Objective`` adds to the loss."""
 
     policy_loss: str = "ppo"
     policy_loss_args: dict[str, Any] = field(default_factory=dict)
     loss_agg_mode: str = "token-mean"
     beta: float = 0.0  # weight of the KL to the reference model; 0: no reference model is loaded
     entropy_coef: float = 0.0
-    kl_loss: str = "k2"  # estimator of that KL
+    kl_loss: str = "k2"  # estimator of the KL to the reference model
     loss_norm_length: int | None = None  # constant length by which seq-mean-token-sum-norm divides
-    token_mask: tuple[float, float] | None = None  # mask tokens whose trainer / engine ratio is outside
-    row_mask: tuple[float, float] | None = None  # mask rows whose geometric mean ratio is outside
-    correction: Literal["bypass", "decoupled"] = "bypass"  # decoupled: ratio to the trainer's own old log-probs
+    token_mask: tuple[float, float] | None = None  # mask tokens whose trainer / engine ratio is outside (low, high)
+    row_mask: tuple[float, float] | None = None  # mask rows whose geometric mean ratio is outside (low, high)
+    correction: Literal["bypass", "decoupled"] = "bypass"  # see ``objective``; decoupled: the trainer computes pi_old
     weight_cap: float = 2.0  # largest importance weight of a correction
 
 
@@ -52,7 +53,7 @@ class LoraSpec:
 class CriticSpec:
     """A value model that is trained in the same steps as the policy, with its own optimizer (PPO)."""
 
-    folder: str | None = None  # HF model whose body initialises it; None: that of the policy
+    folder: str | None = None  # HF model whose body initialises the critic; None: the policy's body
     optimizer: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1e-5))
     value_clip: float = 0.2  # a value that moved further than this towards its return has no gradient
     warmup_steps: int = 0  # optimiser steps that train the critic only
@@ -76,5 +77,5 @@ class AlgorithmSpec(ObjectiveSpec):
     token_advantage_args: dict[str, Any] = field(default_factory=dict)
     kl_penalty: KlPenaltySpec | None = None
     critic: CriticSpec | None = None
-    expert_weight: float | None = None  # share of the loss for demonstrations mixed into rollouts (``mix``)
+    expert_weight: float | None = None  # share (0 to 1) of the demonstrations in the loss ``mix``
     plugins: tuple[str, ...] = ()  # modules to import first; they register user functions

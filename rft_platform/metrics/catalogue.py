@@ -1,4 +1,4 @@
-"""Every metric of the platform: name, kind, labels, meaning. Dashboards and alert rules use only these."""
+"""Every metric of the platform: name, kind, labels, meaning. Dashboards and alert rules use only these metrics."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of one metric; ``labels``: values in the order of the catalogue's label names."""
+    """One value of one metric. ``labels`` are label values, in the order of the label names in the catalogue."""
 
     name: str
     value: float
@@ -70,7 +70,7 @@ CATALOGUE: Mapping[str, Entry] = {
 
 
 def families(samples: Iterable[Sample]) -> list[Metric]:
-    """The samples as Prometheus families, in the catalogue's order; raises KeyError for an unknown name."""
+    """The samples as Prometheus metric families, in the catalogue's order; raises KeyError for an unknown name."""
     by_name: dict[str, list[Sample]] = {name: [] for name in CATALOGUE}
     for sample in samples:
         by_name[sample.name].append(sample)

@@ -1,4 +1,6 @@
-"""Metrics of processes: engines and trainer, found by their leases, the driver, the daemons, and Dagster's failed runs.
+"""Metrics of processes and of Dagster's failed runs.
+
+The processes are the engines and the trainer, which are found by their leases, the driver and the daemons.
 
 A process that does not answer in time counts as down.
 """
@@ -32,7 +34,7 @@ class ProcessMetrics:
         weakref.finalize(self, self._http.close)
 
     def engines(self, home: Home) -> Iterator[Sample]:
-        """Counters of each replica of the engine and of further policies' engines, and the policy version it serves."""
+        """Counters of each engine replica, of all policies, and the policy version that the replica serves."""
         for file in sorted([*home.leases.glob("engine*.json"), *home.leases.glob("policy-*.json")]):
             lease, labels = read_lease(file), (file.stem,)
             if lease is None:

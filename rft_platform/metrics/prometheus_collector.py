@@ -78,7 +78,10 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def _lag(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Difference between the newest policy version and each engine's version, unless that was imported."""
+    """Difference between the newest policy version and each engine's version.
+
+    Omitted for an engine that serves imported weights: their version numbers are not comparable.
+    """
     known = {(sample.name, *sample.labels): sample.value for sample in samples}
     trained = known.get(("rft_policy_version_trained",))
     for (name, *labels), served in known.items():

@@ -79,7 +79,7 @@ class RowTotals:
 
 
 def outcome_samples(project: Project) -> Iterator[Sample]:
-    """Newest policy, evaluation, reward, time split and time of progress, from the last rounds' notes only."""
+    """Newest policy, evaluation, mean reward, seconds by phase and last change, from the notes of the last rounds."""
     store, numbers = project.store, project.store.rounds()[::-1][:_LOOK_BACK]
     policies = (note for number in numbers if (note := store.read_note(number, POLICY)) is not None)
     if (policy := next(policies, None)) is not None:

@@ -80,7 +80,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 def serve_metrics(home: Home, host: str, port: int, token: str | None) -> None:
-    """Serve until interrupted; without a token, to everybody who reaches the port."""
+    """Serve until interrupted. If ``token`` is None, everybody who can reach the port can read the metrics."""
     with make_server(host, port, metrics_app(home, token), _Server, _Quiet) as server:
         server.serve_forever(_POLL_S)
 

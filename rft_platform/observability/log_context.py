@@ -1,4 +1,7 @@
-"""The round, run and phase that the running code belongs to: set at the start of a phase, read by every log line."""
+"""Context of log lines: the round, run and phase that the running code belongs to.
+
+The start of a phase sets the context; every log line states it.
+"""
 
 import logging
 import time
@@ -39,7 +42,7 @@ _open: list[PhaseContext] = []
 
 
 def current() -> PhaseContext:
-    """The caller's context; in a thread without one, that of the process's only open phase."""
+    """The caller's context; in a thread without a context, the context of the process's only open phase."""
     own = _context.get()
     if own is not _NOTHING or len(_open) != 1:
         return own
@@ -59,7 +62,7 @@ def context_headers() -> dict[str, str]:
 
 @contextmanager
 def log_context(context: PhaseContext) -> Iterator[None]:
-    """Give every log line of the block, and of the threads it starts, this context."""
+    """Set the context of all log lines of the block and of the threads that the block starts."""
     token = _context.set(context)
     _open.append(context)
     try:

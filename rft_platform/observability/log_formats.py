@@ -18,7 +18,7 @@ class HumanFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, followed by the traceback if there is one."""
+        """The record as one line, followed by the traceback if the record has one."""
         when = datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M:%S")
         place = str(current())
         head = " ".join(part for part in (when, record.levelname, self._process, place, f"{record.name}:") if part)
@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """``round``, ``run_id``, ``phase`` and ``exception`` are null if there is none; ``ts`` is UTC."""
+        """The record as JSON object. ``round``, ``run_id``, ``phase`` and ``exception`` can be null; ``ts`` is UTC."""
         context, trace = current(), exception_text(self, record)
         line: dict[str, Any] = {
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

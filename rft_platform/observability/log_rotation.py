@@ -31,7 +31,7 @@ def max_log_bytes() -> int:
 def bound_logs(folder: Path, max_bytes: int | None = None) -> list[Path]:
     """Copy every ``*.log`` larger than ``max_bytes`` to ``*.log.1`` (replacing the previous copy) and truncate it.
 
-    Returns the truncated files. Does nothing while another process does the same.
+    Returns the truncated files. Does nothing while another process rotates the logs of this folder.
     """
     limit = max_log_bytes() if max_bytes is None else max_bytes
     large = [file for file in folder.glob("*.log") if file.stat().st_size > limit]
@@ -48,7 +48,7 @@ def bound_logs(folder: Path, max_bytes: int | None = None) -> list[Path]:
 
 
 def bound_logs_now_and_then(folder: Path) -> None:
-    """``bound_logs`` at most every ten seconds, for loops and the start of stages."""
+    """Call ``bound_logs``, but at most every ten seconds: for callers in loops and at the start of stages."""
     now = time.monotonic()
     if now - _checked.get(folder, -_CHECK_EVERY_S) >= _CHECK_EVERY_S:
         _checked[folder] = now
@@ -57,7 +57,7 @@ def bound_logs_now_and_then(folder: Path) -> None:
 
 @contextmanager
 def logs_bounded(folder: Path, every_s: float = _WATCH_EVERY_S) -> Iterator[None]:
-    """Bound the logs every ``every_s`` seconds, on a thread, while the block runs: a stage may print a lot."""
+    """Call ``bound_logs`` every ``every_s`` seconds in a thread during the block, because a stage can print a lot."""
     ended = threading.Event()
 
     def watch() -> None:

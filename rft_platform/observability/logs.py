@@ -35,15 +35,15 @@ def wants_json() -> bool:
     """Whether ``RFT_LOG_FORMAT`` requests JSON lines; raises UserError for an unknown format."""
     log_format = os.environ.get("RFT_LOG_FORMAT", "human")
     if log_format not in ("human", "json"):
-        raise UserError(f"RFT_LOG_FORMAT is {log_format!r}: expected human or json; set one of them, or unset it")
+        raise UserError(f"RFT_LOG_FORMAT is {log_format!r}: set it to human or json, or unset it")
     return log_format == "json"
 
 
 def configure(process: str) -> None:
     """Send the log lines of this process (``run``, ``engine``, ``trainer``, ...) to standard error; mask its output.
 
-    Call it in a process's entry point. A second call changes nothing: the call nearest to the entry point names the
-    process best.
+    Call it in a process's entry point. Only the first call has an effect: it is the nearest to the entry point, so it
+    names the process best.
     """
     mask_output()
     _add_handler(process)
@@ -59,7 +59,7 @@ def _add_handler(process: str) -> None:
 
 @contextmanager
 def configured(process: str) -> Iterator[None]:
-    """Send log lines to standard error during the block only, so that a command's terminal is undisturbed outside."""
+    """Send log lines to standard error during the block only: outside the block a command prints only its output."""
     root, package = logging.getLogger(), logging.getLogger(PACKAGE)
     handlers, level = list(root.handlers), package.level
     _add_handler(process)
@@ -75,8 +75,8 @@ def configured(process: str) -> Iterator[None]:
 def phase_context(round: int | str | None, run_id: str, phase: str) -> Iterator[None]:
     """Add round, Dagster run id and phase to every log line of the block.
 
-    ``round`` is a number, a partition key, or None outside the rounds. In a process that Dagster started for the run,
-    logging is configured first; elsewhere the caller configures it.
+    ``round`` is a number, a partition key, or None for work outside the rounds. In a process that Dagster started for
+    the run, this function configures logging first; in other processes the caller must have called ``configure``.
     """
     if any(command in sys.argv for command in _RUN_COMMANDS):
         configure("run")
@@ -101,7 +101,11 @@ class PlatformHandler(logging.Handler):
             self.handleError(record)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Pass library records from WARNING on, and progress records at the end and at most every ten seconds."""
+        """Whether to write the record.
+
+        Library records pass from level WARNING on. Progress records pass at most every ten seconds; the last one always
+        passes.
+        """
         if not record.name.startswith(PACKAGE) and record.levelno < logging.WARNING:
             return False
         if record.name == PROGRESS and not self._is_due(record):

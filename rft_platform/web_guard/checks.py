@@ -1,7 +1,7 @@
 """Framework-neutral checks of one HTTP request: its Host, its origin, its access token.
 
-Loopback is no trust boundary: every local user, and every web page in a local browser, can reach it. Headers are
-mappings with lower-case names.
+Loopback is no trust boundary: every local user, and every web page in a local browser, can reach a loopback port.
+Headers are mappings with lower-case names.
 """
 
 import hmac
@@ -15,7 +15,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Refused(Exception):
-    """The request is refused; ``status`` is the HTTP status of the response and the text its reason."""
+    """The request is refused; ``status`` is the HTTP status of the response, and the exception's text is the reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -23,7 +23,7 @@ class Refused(Exception):
 
 
 def configured_hosts() -> frozenset[str]:
-    """Host names, besides the loopback ones, that requests may use: ``RFT_WEB_HOSTS``, comma-separated."""
+    """Host names that requests may use besides the loopback names: the comma-separated variable ``RFT_WEB_HOSTS``."""
     names = os.environ.get(HOSTS_VARIABLE, "").split(",")
     return frozenset(name.strip().lower() for name in names if name.strip())
 
@@ -31,7 +31,7 @@ def configured_hosts() -> frozenset[str]:
 def check_host(headers: Mapping[str, str], hosts: Collection[str] = ()) -> None:
     """Raise Refused (403) unless the Host header names a loopback address or one of ``hosts``, with any port.
 
-    This stops DNS rebinding: a page that rebinds its own name to a loopback address sends that name.
+    This stops DNS rebinding: a foreign page whose host name resolves to a loopback address sends its own name as Host.
     """
     name, _ = _host_and_port(headers.get("host", ""))
     if name not in LOOPBACK_HOSTS and name not in hosts:

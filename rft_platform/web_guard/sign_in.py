@@ -1,4 +1,4 @@
-"""Sign-in of a browser: the link with the token, the cookie that replaces it, and the page that asks for the token."""
+"""Sign-in of a browser: the link with the token, the cookie that replaces the token, and the page that asks for it."""
 
 import hashlib
 import hmac
@@ -13,7 +13,7 @@ TOKEN_PARAMETER = "token"
 
 
 def sign_in_url(url: str, token: str, page: str = "/") -> str:
-    """The address of a page of the server ``url`` with the token as a query parameter, for a browser."""
+    """The address to open in a browser: ``page`` of the server ``url``, with the token as a query parameter."""
     return f"{url}{page}?{urlencode({TOKEN_PARAMETER: token})}"
 
 
@@ -27,7 +27,7 @@ def cookie_is_valid(headers: Mapping[str, str], token: str) -> bool:
 
 
 def set_cookie(token: str, secure: bool) -> str:
-    """The ``Set-Cookie`` header: not readable by scripts, not sent with requests from other sites."""
+    """The ``Set-Cookie`` header. Scripts cannot read the cookie; browsers do not send it with cross-site requests."""
     attributes = ["Path=/", "HttpOnly", "SameSite=Strict", *(["Secure"] if secure else [])]
     return "; ".join([f"{_cookie_name(token)}={_cookie_value(token)}", *attributes])
 
@@ -43,7 +43,8 @@ def take_token(query: str) -> tuple[str | None, str]:
 def sign_in_page(path: str, what: str) -> str:
     """HTML for a browser without a valid cookie, with a form for the token.
 
-    A request from another site's link also lacks the cookie; the page's "Continue" link then sends it.
+    A signed-in browser that follows a link from another site does not send the cookie either. The page's "Continue"
+    link repeats the request from this site, with the cookie.
     """
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Access token needed</title>"
@@ -55,7 +56,7 @@ def sign_in_page(path: str, what: str) -> str:
 
 
 def _cookie_name(token: str) -> str:
-    """The same name for all servers of a project, because the ports of a host share cookies."""
+    """The cookie's name: equal for all servers of a project, because browsers send a cookie to every port of a host."""
     return f"rft_web_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
 
 

@@ -1,4 +1,4 @@
-"""The access token of a project's web servers: set by the environment, or generated once and stored in the home."""
+"""The access token of a project's web servers: from an environment variable, or generated once and kept in the home."""
 
 import os
 import re

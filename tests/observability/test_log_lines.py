@@ -112,7 +112,7 @@ def test_libraries_are_heard_from_warnings_on_and_progress_now_and_then(json_lin
 
 def test_an_unknown_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_LOG_FORMAT", "xml")
-    with pytest.raises(UserError, match="RFT_LOG_FORMAT is 'xml': expected human or json"), configured("run"):
+    with pytest.raises(UserError, match="RFT_LOG_FORMAT is 'xml': set it to human or json"), configured("run"):
         pass
 
 

@@ -26,11 +26,11 @@ def gigpo(
 ) -> np.ndarray:
     """``A = A_episode + omega A_step``.
 
-    ``A_episode``: the run's outcome, centred over the task's runs; each run counts once. ``A_step``: the discounted
-    return from that step on, ``sum_k gamma^k r_k`` over the following steps, centred over all steps of the task with
-    equal ``env_state_hash``. It is 0 for a step whose state no other step of the task has, and for a step without a
-    hash. ``r`` is the step's reward, if it has one; the last step of a run also gets the rest of the outcome (all of it
-    if no step has a reward). ``normalize_std`` divides both parts by their group's standard deviation + ``eps``.
+    ``A_episode``: the run's outcome, centred over the task's runs; each run counts once. ``A_step``: the step's
+    discounted return ``sum_k gamma^k r_(step + k)``, centred over all steps of the task with equal ``env_state_hash``.
+    ``A_step`` is 0 for a step whose state no other step of the task has, and for a step without a hash. ``r`` is the
+    step's reward (0 if the step has none). The last step of a run also gets the outcome minus all step rewards.
+    ``normalize_std`` divides both parts by the standard deviation of their group + ``eps``.
 
     Raises UserError if no row has an ``env_state_hash``.
     """

@@ -24,8 +24,8 @@ def grpo(
 def centre(reward_N: np.ndarray, group_N: np.ndarray, *, normalize_std: bool = True, eps: float = EPS) -> np.ndarray:
     """Centre ``reward_N`` within groups; with ``normalize_std`` divide by the sample standard deviation + ``eps``.
 
-    A group whose rewards are all equal (also a group of one) gives exactly 0: its mean may differ from the rewards by
-    rounding, and the division would amplify that.
+    A group whose rewards are all equal (also a group of one) gives exactly 0. Without this rule, the division would
+    amplify the rounding error of the mean.
     """
     count_G = np.bincount(group_N)
     mean_G = np.bincount(group_N, weights=reward_N) / count_G

@@ -12,5 +12,5 @@ def run_outcomes(
 
 
 def step_counts(run_N: np.ndarray, step_N: np.ndarray) -> np.ndarray:
-    """Number of distinct steps of every run, int64 [R]; rows of one step are the choices of one call."""
+    """Number of distinct steps of every run, int64 [R]. Rows with equal run and step are the choices of one call."""
     return np.bincount(np.unique(np.stack([run_N, step_N]), axis=1)[0])

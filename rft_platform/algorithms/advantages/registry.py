@@ -24,9 +24,9 @@ class Advantage:
 
     function: AdvantageFunction
     min_group: int = 1  # minimum number of runs per task
-    needs: tuple[str, ...] = ()  # further columns of the rollouts, passed as codes
-    reads: tuple[str, ...] = ()  # optional columns of numbers
-    drops_at: str | None = None  # option: groups whose standard deviation is at or below it are not trained
+    needs: tuple[str, ...] = ()  # further columns of the rollout rows, passed as integer codes
+    reads: tuple[str, ...] = ()  # optional columns of numbers, passed as float64
+    drops_at: str | None = None  # name of the option with the largest standard deviation of groups left out of training
 
 
 ADVANTAGES: Registry[Advantage] = Registry("advantage function", "rft_platform.algorithms.advantages")

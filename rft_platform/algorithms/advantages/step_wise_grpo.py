@@ -21,9 +21,9 @@ def step_wise_grpo(
 ) -> np.ndarray:
     """GRPO over runs: each run counts once; its outcome is the reward of its last step.
 
-    ``step_norm`` divides by the run's number of steps (choices of one call are one step). ``std_threshold`` sets the
-    advantage to 0 in groups whose outcomes have a standard deviation at or below it; when a round is judged, their rows
-    are also left out of training (operator ``std_filter``).
+    ``step_norm`` divides by the run's number of steps (choices of one call are one step). In groups whose outcomes have
+    a standard deviation of at most ``std_threshold``, the advantage is 0; when a round is judged, the operator
+    ``std_filter`` also leaves the rows of these groups out of training.
     """
     outcome_R, group_R = run_outcomes(reward_N, group_N, run_N, step_N)
     advantage_R = centre(outcome_R, group_R, normalize_std=normalize_std, eps=eps)

@@ -1,8 +1,8 @@
 """Importance ratios of trainer and rollout log-probs: metrics of the mismatch, weights, and masks against outliers.
 
 ``r = pi / pi_rollout`` on sampled tokens (current trainer policy over the policy that sampled). Metrics, weights and
-masks are detached float32. Masks: IcePop (arXiv 2510.18855) per token; per row by the GEOMETRIC mean of r, because a
-product drifts with length.
+masks are detached float32. The mask per token is IcePop's (arXiv 2510.18855). The mask per row uses the geometric mean
+of r over the row's tokens, because the product of r moves away from 1 as rows get longer.
 """
 
 import torch
@@ -12,7 +12,7 @@ LOG_RATIO_CLAMP = 20.0
 
 
 def log_ratio(logp: Tensor, other_logp: Tensor) -> Tensor:
-    """``logp - other_logp`` clamped to +-20; the gradient is 0 outside."""
+    """``logp - other_logp`` clamped to +-20; where it is clamped, the gradient is 0."""
     return (logp - other_logp).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
 
 

@@ -56,12 +56,12 @@ class Registry(Generic[Entry]):
             package = importlib.import_module(self._package)
             for module in pkgutil.iter_modules(package.__path__, f"{self._package}."):
                 importlib.import_module(module.name)
-            self._loaded = True  # set last: after a failed import the next look-up reports the same cause
+            self._loaded = True  # set after the imports, so that the next look-up repeats an import that failed
         return sorted(self._entries)
 
 
 def unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
-    """Message for an unknown name."""
+    """Error message for the unknown name ``given``: the nearest known name and all ``known`` names."""
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -71,10 +71,10 @@ def unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
 def check_arguments(
     what: str, function: Callable[..., Any], given: Mapping[str, Any], hidden: Collection[str] = ()
 ) -> None:
-    """Raise UserError if ``given`` has an argument that ``function`` does not take as keyword-only, or a wrong value.
+    """Check ``given`` against the keyword-only arguments of ``function``; UserError for an unknown name or wrong value.
 
-    A value is wrong if its type is not the annotated one, or if it is outside the annotation's bounds. ``hidden`` are
-    arguments that the platform itself passes.
+    A value must have the annotated type and be inside the annotation's bounds. ``hidden`` are arguments that the
+    platform passes, so ``given`` must not contain them.
     """
     parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in hidden]
@@ -97,7 +97,7 @@ def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _check_type(what: str, value: object, hint: Any) -> None:
-    """Raise UserError if ``value`` does not have the type; a list may replace a tuple, an integer a number."""
+    """Raise UserError if ``value`` is not of type ``hint``. A list also passes as a tuple, an integer as a float."""
     try:
         TypeAdapter(hint).validate_python(value, strict=not isinstance(value, list))
     except ValidationError as error:

@@ -1,4 +1,6 @@
-"""Policy losses, one per file: per-token values, with metrics as sums. The caller weights, sums and normalises them.
+"""Policy losses, one per file. A loss returns values per token, and metrics as sums over tokens.
+
+The caller weights, sums and normalises the values.
 
 ``registry`` defines ``TokenBatch`` (input), ``TokenLoss`` (output), the decorator ``loss`` with the properties of a
 loss, and ``bind``; read it first. Then: ``ppo`` (also DAPO's clip-higher and dual clip), ``reinforce``, ``gspo``,

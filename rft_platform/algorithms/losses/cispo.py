@@ -11,7 +11,7 @@ from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 def cispo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 1.0, clip_high: NonNegativeFloat = 0.28) -> TokenLoss:
     """``-sg(clip(rho, 1 - low, 1 + high)) A logp``: the weight is clipped, and every token keeps its gradient.
 
-    ``clip_low`` 1 means no lower bound. TRL's ``epsilon_high`` is the upper bound itself; here the bound is 1 + high.
+    ``clip_low`` 1 means no lower bound. The upper bound is ``1 + clip_high`` here, but ``epsilon_high`` in TRL.
     """
     assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
     with torch.no_grad():

@@ -18,7 +18,8 @@ def dpo(
 
     Log-probs are summed over a row's tokens. The rows of a pair have the same ``row_group``; the chosen row has
     advantage +1, the rejected one -1. Each row's tokens share the pair's loss equally, so seq-mean-token-sum is the
-    mean over pairs. Metrics, over ``pairs``: how often the chosen answer leads, its margin, and the implicit rewards.
+    mean over pairs. Metrics, as sums over pairs: whether the chosen answer has the larger implicit reward, by how much
+    (margin), and both implicit rewards.
     """
     assert tokens.reference_logprobs is not None, "the step checks this for every loss with a reference"
     assert tokens.row_group is not None, "the step gives it to every loss of whole groups"
@@ -28,7 +29,7 @@ def dpo(
     margin = reward.new_zeros(groups).index_add(0, pair, sign * reward)
     value = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
     with torch.no_grad():
-        paired = reward.new_zeros(groups).index_add(0, pair, sign.abs()) > 0  # group numbers may have gaps
+        paired = reward.new_zeros(groups).index_add(0, pair, sign.abs()) > 0  # numbers of groups may have gaps
         metrics = {
             "pairs": paired.sum(),
             "pair_accuracy": (margin > 0).sum(),

@@ -14,7 +14,7 @@ from rft_platform.common.errors import UserError
 def gkd(tokens: TokenBatch, *, beta: Share = 0.5) -> TokenLoss:
     """The divergence ``generalized_jsd`` with ``beta`` at each token (Agarwal et al., arXiv 2306.13649).
 
-    It needs the teacher's distribution over the vocabulary, so the teacher runs in the trainer.
+    The loss needs the teacher's full distribution over the vocabulary, so the teacher runs in the trainer.
     """
     if tokens.divergence is None:
         raise UserError("the loss 'gkd' needs the divergence to a teacher: set the teacher's folder")

@@ -15,10 +15,10 @@ def mix(
     clip_high: NonNegativeFloat = 0.28,
     dual_clip: DualClip | None = 3.0,
 ) -> TokenLoss:
-    """The loss ``ppo`` on rollout tokens, ``-logp`` on tokens of ``expert`` rows, whose advantage is ignored.
+    """The loss ``ppo`` on rollout tokens, and ``-logp`` on the tokens of ``expert`` rows, whose advantages are ignored.
 
-    The shares ``(1 - w) rollouts + w experts``, each over its own count, are applied where losses are weighted. Metric
-    ``expert_nll``: -logp of the expert tokens.
+    The caller computes ``(1 - w) * rollout loss + w * expert loss``, each normalised by its own count, when it weights
+    the losses. Metric ``expert_nll``: -logp of the expert tokens.
     """
     out = ppo(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     if tokens.expert is None:

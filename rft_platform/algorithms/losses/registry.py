@@ -15,9 +15,9 @@ from rft_platform.algorithms.common.registry import Registry, check_arguments
 class TokenBatch:
     """Trainable tokens, one element per (row, token), in any order; all tensors are float32 [N] unless noted.
 
-    Only ``logp``, ``entropy`` and ``divergence`` carry gradients. Policy-gradient losses get ``rollout_logprobs``
-    and ``old_logprobs`` (the denominator of the loss's ratio), which defaults to ``rollout_logprobs`` (the bypass
-    correction: see ``objective``). ``reference_logprobs`` are given if a reference model is needed.
+    Only ``logp``, ``entropy`` and ``divergence`` carry gradients. Policy-gradient losses get ``rollout_logprobs`` and
+    ``old_logprobs``, the denominator of the loss's ratio. ``old_logprobs`` defaults to ``rollout_logprobs`` (the
+    correction ``bypass``: see ``objective``). ``reference_logprobs`` are set if a reference model is needed.
     """
 
     logp: Tensor
@@ -25,11 +25,11 @@ class TokenBatch:
     advantage: Tensor
     row: Tensor  # int64 [N]: the token's row, 0..rows-1
     rows: int
-    rollout_logprobs: Tensor | None = None  # of the distribution that sampled the tokens
+    rollout_logprobs: Tensor | None = None  # under the distribution that sampled the tokens
     old_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
     divergence: Tensor | None = None  # to the teacher's full distribution, for ``teacher`` losses
-    row_group: Tensor | None = None  # int64 [rows]: equal for rows that are compared (a pair); ``whole_groups``
+    row_group: Tensor | None = None  # int64 [rows], for ``whole_groups`` losses: equal for the rows of a pair
     expert: Tensor | None = None  # 1.0 on tokens of demonstrations mixed into rollouts, else 0.0
 
     def __post_init__(self) -> None:
@@ -64,8 +64,8 @@ LossFunction = Callable[..., TokenLoss]
 """``(TokenBatch, *, options) -> TokenLoss``."""
 
 Correction = Literal["ratio", "weight", "none"]
-"""Correction for tokens that another policy sampled: the ratio in the loss; a detached weight on a loss without a ratio
-(``objective`` multiplies it in); or only the loss's own clip or gate."""
+"""How a loss corrects for tokens that another policy sampled: by the ratio in the loss; by a detached weight, which
+``objective`` applies to a loss without a ratio; or only by the loss's own clip or gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PolicyLoss:
     teacher: bool = False  # uses the divergence to the teacher's full distribution
     experts: bool = False  # also learns from demonstrations mixed into rollouts (``TokenBatch.expert``)
     correction: Correction = "ratio"
-    whole_rows_if: str | None = None  # option that makes it need whole rows
+    whole_rows_if: str | None = None  # name of the option that, if true, sets ``whole_rows``
     beta: float | None = None  # selects the divergence of ``teacher`` losses: the option's default or bound value
 
 

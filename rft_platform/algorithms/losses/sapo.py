@@ -11,8 +11,8 @@ from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 def sapo(tokens: TokenBatch, *, tau_pos: PositiveFloat = 1.0, tau_neg: PositiveFloat = 1.05) -> TokenLoss:
     """``-sigmoid(tau (rho - 1)) 4 / tau A``, with tau = ``tau_pos`` where A > 0 and ``tau_neg`` elsewhere.
 
-    At rho = 1 the gradient is that of ``-rho A``. It decays smoothly as rho leaves 1, by the factor ``4 p (1 - p)``
-    with ``p = sigmoid(tau (rho - 1))``; the metric ``gate`` is that factor.
+    At rho = 1 the gradient is that of ``-rho A``. The further rho is from 1, the smaller is the gradient: its factor is
+    ``4 p (1 - p)`` with ``p = sigmoid(tau (rho - 1))``. The metric ``gate`` is this factor.
     """
     assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
     ratio = log_ratio(tokens.logp, tokens.old_logprobs).exp()

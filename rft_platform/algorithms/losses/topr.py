@@ -11,7 +11,7 @@ from rft_platform.algorithms.losses.rows import row_sum
 def topr(tokens: TokenBatch, *, trajectory: bool = False) -> TokenLoss:
     """``-sg(alpha) A logp`` with ``alpha = 1`` where A > 0 and ``clip(rho, 0, 1)`` where A <= 0.
 
-    Good answers are learned as in SFT; bad ones with a weight that decreases as the policy moves away from them.
+    Good answers are learned as in SFT. The weight of a bad answer decreases as the policy moves away from the answer.
     ``rho`` is each token's ratio; with ``trajectory`` it is the paper's product over the row's tokens. Metric
     ``taper``: alpha.
     """

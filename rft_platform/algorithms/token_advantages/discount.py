@@ -6,8 +6,8 @@ import numpy as np
 def discounted(values: np.ndarray, start: np.ndarray, decay: float | np.ndarray) -> np.ndarray:
     """``y_t = x_t + decay_t * y_{t+1}`` within each run, float64 [N]; run r has the tokens ``start[r]:start[r + 1]``.
 
-    The loop runs over positions from the end, for all runs at once. Runs are sorted by length, so those that still have
-    a token at a position come first.
+    The loop goes through positions, counted from the end of each run, and handles all runs at once. Runs are sorted by
+    decreasing length, so the runs that have a token at a position come first.
     """
     out = np.array(values, np.float64)
     decay = np.broadcast_to(decay, out.shape)

@@ -12,7 +12,7 @@ def gae(tokens: Trajectories, *, gamma: Share = 1.0, lam: Share = 1.0) -> TokenA
     """``delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}``; returns ``A + V``.
 
     The rows of a run are one trajectory: value and advantage pass from the first token of a step to the last token of
-    the previous step, across the environment's output in between. After a run's last token both are 0.
+    the previous step, across the environment's output in between. After a run's last token, value and advantage are 0.
     """
     assert tokens.value is not None, "the training computes values before its first step"
     following = np.append(tokens.value[1:], 0.0)

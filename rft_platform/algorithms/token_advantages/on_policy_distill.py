@@ -5,6 +5,6 @@ from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, T
 
 @token_advantage("on_policy_distill", teacher=True, rewards=False)
 def on_policy_distill(tokens: Trajectories, *, kl_coef: float = 1.0) -> TokenAdvantages:
-    """``A_t = kl_coef (teacher_logp - student_logp)``: minus a sample of the reverse KL at each token."""
+    """``A_t = kl_coef (teacher_logp - student_logp)``: a sample of the negative reverse KL at each token."""
     assert tokens.teacher_logp is not None, "the training computes teacher log-probs before its first step"
     return TokenAdvantages(kl_coef * (tokens.teacher_logp - tokens.logp))

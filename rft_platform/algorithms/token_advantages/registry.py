@@ -1,4 +1,4 @@
-"""Registry of token advantages: their inputs and outputs, and the only place that whitens them."""
+"""Registry of token advantages: their inputs and outputs, and the entry point, which also whitens the advantages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,20 +15,20 @@ from rft_platform.common.errors import UserError
 class Trajectories:
     """The trainable tokens (N) of some runs (R), concatenated by run; the rows of a run are in the order of its steps.
 
-    Tokens between two trainable tokens (a tool's answer, the next question) are not actions and are left out: the
-    trainable token before them is directly followed by the one after them.
+    Tokens that the policy did not sample (a tool's answer, the next question) are left out, because they are not
+    actions: the last trainable token before them is directly followed by the first trainable token after them.
     """
 
-    start: np.ndarray  # int64 [R + 1], run r has the tokens start[r]:start[r + 1]; possibly none
+    start: np.ndarray  # int64 [R + 1]: run r has the tokens start[r]:start[r + 1], possibly none
     group: np.ndarray  # int64 [R], task of each run; all runs of a task are included
     outcome: np.ndarray  # float64 [R], reward of each run's last step
-    #: float64 [N], each step reward at the last token of its step, the rest of the outcome at the run's last token,
-    #: 0 elsewhere; minus the KL penalty, if there is one
+    #: float64 [N]: each step reward at the last token of its step, the rest of the outcome at the run's last token, and
+    #: 0 at other tokens; the KL penalty, if there is one, is subtracted from every token
     reward: np.ndarray
     logp: np.ndarray  # float64 [N], log-probs in the denominator of the loss's ratio
     teacher_logp: np.ndarray | None = None  # float64 [N], if the function needs a teacher
-    value: np.ndarray | None = None  # float64 [N], of the state before each token, if it needs a critic
-    share: np.ndarray = field(default_factory=lambda: np.ones(1))  # float64 [N] or [1]: 1 / ranks that have the token
+    value: np.ndarray | None = None  # float64 [N]: value of the state before each token, if the function needs a critic
+    share: np.ndarray = field(default_factory=lambda: np.ones(1))  # float64 [N] or [1]: 1 / ranks with the token
 
     @property
     def run(self) -> np.ndarray:

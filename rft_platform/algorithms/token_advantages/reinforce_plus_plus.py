@@ -11,8 +11,8 @@ from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, T
 def reinforce_plus_plus(tokens: Trajectories, *, gamma: Share = 1.0, baseline: bool = False) -> TokenAdvantages:
     """``A_t = r_t + gamma A_{t+1}``: the reward to go, including the KL penalty.
 
-    With ``baseline``, the mean outcome of the task's runs is first subtracted from each run (each run counts once; a
-    group needs two or more).
+    With ``baseline``, the mean outcome of the task's runs is first subtracted from each run's reward. Each run counts
+    once in the mean; a task needs two runs or more.
     """
     reward = tokens.reward
     if baseline:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 EPS = 1e-8
-_ROUNDING = 1e-9  # relative to the mean: a smaller standard deviation counts as 0
+_ROUNDING = 1e-9  # a standard deviation below this share of the mean is rounding noise and counts as 0
 
 Sum = Callable[[np.ndarray], np.ndarray]
 """Sum of a float64 vector over all ranks; every rank gets the result."""
@@ -14,7 +14,7 @@ Sum = Callable[[np.ndarray], np.ndarray]
 def whiten(values: np.ndarray, share: np.ndarray, total: Sum | None = None) -> np.ndarray:
     """``(x - mean) / sqrt(var + 1e-8)`` with the sample (n - 1) variance; exactly 0 if all x are equal.
 
-    ``share`` [N] is the weight of each token on this rank: less than 1 if other ranks have it too.
+    ``share`` [N] is the weight of each token on this rank: 1 / number of ranks that have the token.
     """
     total = total or _one_rank
     count, summed = total(np.array([share.sum(), values @ share]))

@@ -21,7 +21,7 @@ CONTEXT = 4096
 BUILD = 1  # increase it when a change of the code below changes the model
 BUILD_FILE = "build.json"
 
-# Text to learn the vocabulary from: roles, the template's own words, JSON of tool calls and plain questions.
+# The tokenizer learns its vocabulary from this text: roles, words of the chat template, tool calls, plain questions.
 ROLES = "system user assistant tool"
 CORPUS = (
     'Tools, one JSON schema a line:\nTo use one, answer with\n{"name": NAME, "arguments": {...}}',
@@ -87,9 +87,9 @@ def build_tokenizer(corpus: Sequence[str] = CORPUS) -> "PreTrainedTokenizerFast"
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # A pair is merged if it is seen twice; the roles come first because every turn contains them.
+    # BPE merges a pair that occurs twice. The roles occur most often, because every turn contains one.
     bpe.train_from_iterator([ROLES.replace(" ", "\n")] * 8 + list(corpus) * 2, trainer)
-    # Tags are one token each but ordinary text: they survive decoding, so that tool calls can be parsed.
+    # Each tag is one token, but not a special one: decoding keeps the tags, so that tool calls can be parsed.
     bpe.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
@@ -119,8 +119,8 @@ def _write_weights(folder: Path, tokenizer: "PreTrainedTokenizerFast", shape: Sh
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
-        # 1/sqrt(width) keeps activations at unit scale. The usual 0.02 suits models at least ten times as wide;
-        # with it, the step at which a model this narrow starts to learn depends on the seed.
+        # 1/sqrt(width) keeps activations at unit scale. The usual 0.02 suits models at least ten times as wide: at this
+        # width, with 0.02, the step at which the model starts to learn would depend on the seed.
         initializer_range=shape.hidden_size**-0.5,
         dtype="float32",
         **asdict(shape),

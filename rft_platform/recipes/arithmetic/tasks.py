@@ -1,7 +1,7 @@
 """The demo's tasks: additions of two numbers below 100, a part of them held out.
 
-The split is by UNORDERED pair: if a+b is held out, b+a is not trained on either. So the held-out pass rate measures
-addition, and not the memory of a swapped pair.
+The split is by unordered pair: if a+b is held out, b+a is held out too. So the held-out pass rate measures addition,
+and not the memory of a swapped pair.
 """
 
 import json
@@ -28,7 +28,7 @@ def split_additions(seed: int = 0) -> tuple[list[tuple[int, int]], list[tuple[in
 
 
 def write_tasks(folder: Path, seed: int = 0) -> None:
-    """Write ``train.jsonl`` (also the demonstrations of the warm start) and ``test.jsonl``."""
+    """Write ``train.jsonl``, whose rows are also the demonstrations of the warm start, and ``test.jsonl``."""
     for name, additions in zip(("train", "test"), split_additions(seed), strict=True):
         rows = [{"question": f"{a}+{b}=?", "answer": str(a + b)} for a, b in additions]
         write_text(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))

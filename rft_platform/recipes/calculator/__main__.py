@@ -1,4 +1,4 @@
-"""``python -m rft_platform.recipes.calculator FOLDER``: tiny model, word problems, demonstrations and configuration."""
+"""``python -m rft_platform.recipes.calculator FOLDER`` writes a tiny model, tasks, demonstrations and ``rft.yaml``."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from rft_platform.recipes.calculator.prepare import prepare
 
 
 def main() -> None:
-    """Write everything into the folder that the argument names."""
+    """Write model, tasks, demonstrations and configuration into the folder that the command's argument names."""
     parser = argparse.ArgumentParser(prog="python -m rft_platform.recipes.calculator", description=__doc__)
     parser.add_argument("folder", type=Path, help="where model/, tasks/ and rft.yaml go")
     print(prepare(parser.parse_args().folder))

@@ -1,7 +1,7 @@
 """Demonstrations of a careless teacher: conversations with calculator calls (hermes), more than half of them wrong.
 
-A model that imitates them succeeds as rarely as the teacher, and for one kind of problem even its most likely call is
-wrong. Only the rewards show which demonstrations are right.
+A model that imitates the demonstrations succeeds as rarely as the teacher. For one kind of problem the teacher is wrong
+more often than right, so even the model's most likely call is wrong. Only the rewards show which calls are right.
 """
 
 import json
@@ -32,7 +32,10 @@ def write_demonstrations(file: Path, seed: int = 0) -> None:
 
 
 def demonstrate(problem: Problem, generator: random.Random) -> list[dict[str, Any]]:
-    """Return question, call, the calculator's real result and answer, with the teacher's mistakes."""
+    """Return a conversation: question, calculator call, the calculator's real result for this call, and answer.
+
+    The teacher's mistakes are a wrong operation in the call and a wrong digit in the answer.
+    """
     expression, (share, others) = problem.expression, WRONG_OPERATION[problem.kind]
     if generator.random() < share:
         expression = re.sub("[-+*]", generator.choice(others), expression)

@@ -34,12 +34,12 @@ class Problem:
 
     @property
     def answer(self) -> str:
-        """The number asked for, as the calculator writes it."""
+        """The number that the problem asks for, in the calculator's notation."""
         return str(calculate(self.expression))
 
 
 def draw(generator: random.Random) -> Problem:
-    """Draw a problem with two numbers of three and two digits."""
+    """Draw a problem with two numbers: one of three digits and one of two."""
     kind = generator.choice(list(KINDS))
     wording, expression = KINDS[kind]
     numbers = {"a": generator.randrange(100, 1000), "b": generator.randrange(10, 100)}
@@ -48,7 +48,7 @@ def draw(generator: random.Random) -> Problem:
 
 
 def split_problems(seed: int = 0) -> tuple[list[Problem], list[Problem]]:
-    """Return problems as (explored, held out), all different; no expression is in both."""
+    """Return all problems as (explored, held out): no expression occurs twice, in one list or in both."""
     generator = random.Random(seed)
     problems = {problem.expression: problem for problem in _endless(generator, EXPLORED + HELD_OUT)}
     every = list(problems.values())
@@ -63,7 +63,7 @@ def write_tasks(folder: Path, seed: int = 0) -> None:
 
 
 def sentences() -> Iterator[str]:
-    """Yield every wording with every name and thing: the corpus from which the problems' vocabulary is learned."""
+    """Yield every wording with every name and thing: the corpus from which the tokenizer learns its vocabulary."""
     for wording, _ in KINDS.values():
         for name, thing in zip(NAMES, THINGS, strict=True):
             yield wording.format(name=name, thing=thing, a="", b="")

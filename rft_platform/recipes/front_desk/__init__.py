@@ -3,7 +3,7 @@
 Read in this order:
 
 - ``questions``: the departments, their customers' questions, and demonstrations that name a department by chance.
-- ``customers``: the simulated population: it asks, rates late and noisily, comments and commits.
+- ``customers``: the simulated customers: they ask, rate late and noisily, comment, and commit their ratings.
 - ``run``: ``prepare()`` writes model, demonstrations, held-out questions and configuration into one folder; ``run()``
   starts ``rft serve`` and the customers. ``__main__`` is its command.
 """

@@ -17,9 +17,9 @@ _HOME = ".rft-online"
 def main() -> int:
     """Run the demo in ``RFT_HOME``, by default ``.rft-online``; exit status 1 if it misses its goal."""
     parser = argparse.ArgumentParser(prog="python -m rft_platform.recipes.front_desk", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="of weights, training and customers (default 1)")
-    parser.add_argument("--goal", type=float, default=0.8, help="success rate at which it ends (default 0.8)")
-    parser.add_argument("--minutes", type=float, default=9.0, help="longest time (default 9)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights, training and customers (default 1)")
+    parser.add_argument("--goal", type=float, default=0.8, help="success rate at which the demo ends (default 0.8)")
+    parser.add_argument("--minutes", type=float, default=9.0, help="longest time in minutes (default 9)")
     parser.add_argument("--fresh", action="store_true", help="rename the folder of an earlier demo and start a new one")
     parser.add_argument("--json", type=Path, help="also write the outcome to this file")
     given = parser.parse_args()

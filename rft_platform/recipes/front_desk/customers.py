@@ -1,4 +1,4 @@
-"""The simulated population: customers who ask, and rate the answers late and noisily, with comments and commits."""
+"""Simulated customers: they ask, rate the answers late and noisily, comment, and commit their ratings."""
 
 import random
 import threading
@@ -22,7 +22,7 @@ class Habits:
 
     customers: int = 4
     pause_s: float = 0.1  # between an answer and the next question
-    longest_delay_s: float = 1.0  # of a rating
+    longest_delay_s: float = 1.0  # between an answer and its rating
     wrong_rate: float = 0.05  # share of ratings that say the opposite
     silent_rate: float = 0.1  # share of answers that nobody rates
     comment_rate: float = 0.05
@@ -43,7 +43,7 @@ class Tally:
         return sum(map(len, self.right.values()))
 
     def rate(self, version: int) -> float:
-        """Share of the right answers of a policy version."""
+        """Share of right answers among the answers of a policy version."""
         answers = self.right[version]
         return sum(answers) / len(answers) if answers else 0.0
 
@@ -62,7 +62,7 @@ class Customers:
             thread.start()
 
     def stop(self) -> None:
-        """End all conversations, ratings included."""
+        """End all conversations and the ratings that are still due."""
         self._ended.set()
         for thread in self._threads:
             thread.join(_TIMEOUT_S)

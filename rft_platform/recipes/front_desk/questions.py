@@ -29,7 +29,11 @@ def ask(generator: random.Random, orders: Sequence[int] = _ORDERS[_HELD_OUT:]) -
 
 
 def write_questions(folder: Path, seed: int = 0) -> None:
-    """Write ``train.jsonl``, demonstrations that teach only the form of an answer, and ``test.jsonl``, held out."""
+    """Write ``train.jsonl`` and ``test.jsonl``.
+
+    ``train.jsonl``: demonstrations that teach only the form of an answer; their departments are random.
+    ``test.jsonl``: held-out questions with the right department.
+    """
     generator = random.Random(seed)
     asked = [ask(generator)[0] for _ in range(_DEMONSTRATIONS)]
     chance = [{"question": question, "answer": generator.choice(tuple(DEPARTMENTS))} for question in asked]
@@ -40,5 +44,5 @@ def write_questions(folder: Path, seed: int = 0) -> None:
 
 
 def corpus() -> tuple[str, ...]:
-    """Text that the tokenizer learns its vocabulary from."""
+    """The text from which the tokenizer learns its vocabulary."""
     return (*DEPARTMENTS, *(f"{question} 12?" for questions in DEPARTMENTS.values() for question in questions))

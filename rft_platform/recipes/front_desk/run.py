@@ -22,11 +22,11 @@ from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.recipes.front_desk.customers import Customers, Habits
 from rft_platform.recipes.front_desk.questions import corpus, write_questions
 
-_START_S = 1800.0  # on a machine that is busy with other work; a service that ends is noticed at once
+_START_S = 1800.0  # for machines that are busy with other work; if the service process ends, the wait ends too
 _SAY_S = 30.0
 _STOP_S = 60.0
 _LOOK_S = 2.0
-_ENOUGH = 100  # answers that a success rate is computed from
+_ENOUGH = 100  # number of answers from which a success rate is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Outcome:
     """Result of the demo."""
 
     before: float  # success rate of the starting policy
-    after: float  # of the newest policy that gave enough answers
-    version: int  # of that policy: optimiser steps
-    updates: int  # versions that served, beside the first
+    after: float  # success rate of the newest policy that gave enough answers
+    version: int  # policy version of ``after``, in optimiser steps
+    updates: int  # policy versions that served, without the first
     requests: int
     failures: list[str]  # requests that did not succeed
     rated: list[str]  # ids of the answers whose rating was acknowledged
-    seconds: float  # from the first question
+    seconds: float  # since the first question
 
     def line(self) -> str:
         """The outcome as one line for a terminal."""
@@ -118,7 +118,10 @@ def prepare(folder: Path) -> Path:
 
 @contextmanager
 def served(home: Home, config: Path, url: str, say: Callable[[str], None]) -> Iterator[None]:
-    """``rft serve`` of this configuration, once the starting policy is ready; everything it started ends with it."""
+    """Run ``rft serve`` with this configuration during the block, which starts when the starting policy is ready.
+
+    At the end of the block, all processes that the service started are ended.
+    """
     environment = {**os.environ, "RFT_HOME": str(home.root), "RFT_SENSOR_INTERVAL_S": "1", "OMP_NUM_THREADS": "1"}
     rft = [sys.executable, "-P", "-m", "rft_platform"]
     ports = ["--port", str(free_port()), "--mlflow-port", str(free_port())]
@@ -150,7 +153,7 @@ def served(home: Home, config: Path, url: str, say: Callable[[str], None]) -> It
 def _wait_until_ready(
     service: "subprocess.Popen[bytes]", home: Home, url: str, log: Path, say: Callable[[str], None]
 ) -> None:
-    """Wait for the service and its warm start, and say now and then which of them is waited for."""
+    """Wait for the service and its warm start; report from time to time which of the two is not ready yet."""
     began = said = time.monotonic()
     start, served = home.rounds / "r0000" / "evaluation.json", False
     while not (start.exists() and served):
