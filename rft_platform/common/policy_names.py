@@ -14,7 +14,7 @@ def stored_name(stem: str, policy: str, join: str = "-") -> str:
 
 
 def policy_column(policy: str) -> str | None:
-    """The value of column ``policy`` in rows, and of ``name`` in notes; null is the first policy."""
+    """The value of column ``policy`` in stored rows and of ``name`` in notes; null is the first policy."""
     return None if policy == FIRST_POLICY else policy
 
 

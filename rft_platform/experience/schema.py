@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rft_platform.common.errors import StorageError
+from rft_platform.common.policy_names import policy_column, policy_of_column
 from rft_platform.experience import columns
 from rft_platform.experience.record import (
     CALL_COLUMNS,
@@ -180,6 +181,8 @@ def _column(field: pa.Field, values: list[Any]) -> pa.Array:
 
 
 def _encode(field: pa.Field, values: list[Any]) -> pa.Array:
+    if field.name == "policy":
+        return columns.texts_to_column([policy_column(name) for name in values])
     if field.name in JSON_COLUMNS:
         return columns.json_to_column(values)
     if pa.types.is_map(field.type):
@@ -200,4 +203,5 @@ def _decode(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
         return columns.column_to_lists(column)
     if field.name in MISSING_AS_NULL:
         return column.fill_null(math.nan).to_pylist()
-    return column.to_pylist()
+    values = column.to_pylist()
+    return [policy_of_column(name) for name in values] if field.name == "policy" else values

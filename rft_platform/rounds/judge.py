@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from rft_platform.common.errors import StorageError, UserError
-from rft_platform.common.policy_names import FIRST_POLICY, policy_column, stored_name
+from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.quality import (
     JUDGED_COLUMNS,
@@ -159,8 +159,7 @@ def reward_figures(
     """Reward figures of the first policy, and some of the others as ``<figure>/<name>``. The lists have one order."""
     found: dict[str, float] = {}
     for name in project.policies:
-        column = policy_column(name)
-        own = [one for one, row in zip(judged, rows, strict=True) if row.call.policy == column]
+        own = [one for one, row in zip(judged, rows, strict=True) if row.call.policy == name]
         summary = _reward_summary(own, has_advantage)
         shown = summary if name == FIRST_POLICY else _OF_EVERY_POLICY
         found |= {stored_name(figure, name, "/"): summary[figure] for figure in shown}

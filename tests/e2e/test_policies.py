@@ -100,17 +100,17 @@ def test_each_policy_is_trained_on_the_calls_that_named_it(played: tuple[Project
     project, _ = played
     for number in (1, 2):
         rows = project.store.rollout_rows(number)
-        by_policy = {name: {row.row_id for row in rows if row.policy == policy_column(name)} for name in NAMES}
+        by_policy = {name: {row.row_id for row in rows if row.policy == name} for name in NAMES}
         assert [len(ids) for ids in by_policy.values()] == [16, 32]
         judged = {row.row_id: row for row in project.store.judged_rows(number)}
         for row in rows:
-            sign = 1 if row.policy is None else -1
+            sign = 1 if row.policy == FIRST_POLICY else -1
             assert judged[row.row_id].reward == pytest.approx(sign * last_reward(rows, row.run_id))
         for name, ids in by_policy.items():
             assert trained_on(project, number, name) == ids
             before, after = required(project.store, number - 1, name), required(project.store, number, name)
             assert after.weights_digest != before.weights_digest and after.policy_version > before.policy_version
-            sampled_by = {row.policy_version for row in rows if row.policy == policy_column(name)}
+            sampled_by = {row.policy_version for row in rows if row.policy == name}
             assert sampled_by == {before.policy_version}
             assert Path(after.folder).parent == project.checkpoints_of(name)
             assert after.canary is not None and after.model_version == str(number)

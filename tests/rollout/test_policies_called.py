@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from rft_platform.common.errors import UserCodeError
+from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.pool.replicas import Replica, Replicas
@@ -133,4 +134,4 @@ async def test_a_further_policy_is_none_of_the_firsts_replicas(
         async with clients.async_client(history) as client:
             for name in ("rival", "m"):
                 await client.chat.completions.create(model=name, messages=ASKED)  # type: ignore[call-overload]
-    assert [(call.policy, call.policy_version) for call in history.calls()] == [("rival", 3), (None, 7)]
+    assert [(call.policy, call.policy_version) for call in history.calls()] == [("rival", 3), (FIRST_POLICY, 7)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from rft_platform.algorithms.advantages.registry import compute_advantages
 from rft_platform.common.errors import NAMED, StorageError, UserCodeError, UserError
-from rft_platform.common.policy_names import FIRST_POLICY, policy_of_column
+from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.config.home import Home
 from rft_platform.config.schema.buffer import MAX_ABS_REWARD
 from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, JudgedRow, RolloutRow, valid_text
@@ -142,7 +142,7 @@ def judge_rollouts(
     learn = _Learning(advantage_fn, advantage_args or {}, pipeline or Pipeline(), wanted_groups, version)
     by_policy: dict[str, list[RolloutRow]] = {} if rows else {FIRST_POLICY: []}
     for row in rows:
-        by_policy.setdefault(policy_of_column(row.call.policy), []).append(row)
+        by_policy.setdefault(row.call.policy, []).append(row)
     parts = {}
     for policy, own in by_policy.items():
         took_part = {row.run_id for row in own}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rft_platform.common.errors import EngineError
+from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.experience.record import (
     LARGEST_TOP_K,
     POLICY_REWARD,
@@ -83,8 +84,10 @@ def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, li
     if isinstance(returned, list) and all(isinstance(call, ModelCall) for call in returned):
         kept = _each_once(returned)
         own = {call.policy: call.reward for call in returned if call.reward is not None}  # the last of each policy
-        reward = own.pop(None, next((call.reward for call in reversed(returned) if call.reward is not None), None))
-        rewards: Any = {str(name): value for name, value in own.items()}
+        reward = own.pop(
+            FIRST_POLICY, next((call.reward for call in reversed(returned) if call.reward is not None), None)
+        )
+        rewards: Any = own
         output = WorkflowOutput(reward, returned[-1].response.get("content"), rewards=rewards)
     elif all(hasattr(returned, name) for name in ("reward", "response", "metrics")):
         rewards = getattr(returned, "rewards", None)
@@ -168,7 +171,7 @@ def _check_calls(calls: Sequence[ModelCall]) -> None:
             raise ValueError(f"the step reward of call {call.order} is {call.step_reward}, expected a finite number")
 
 
-def total_step_reward(calls: Sequence[ModelCall], policy: str | None = None) -> float | None:
+def total_step_reward(calls: Sequence[ModelCall], policy: str = FIRST_POLICY) -> float | None:
     """Sum of a policy's step rewards, counting each call once however many choices it had; None without any."""
     of_policy = [call for call in calls if call.policy == policy]
     steps = {call.order: float(call.step_reward) for call in of_policy if call.step_reward is not None}
@@ -177,7 +180,7 @@ def total_step_reward(calls: Sequence[ModelCall], policy: str | None = None) -> 
 
 def _step_rewards(calls: Sequence[ModelCall]) -> dict[str, float]:
     """Sums of step rewards of the further policies that got any."""
-    sums = {name: total_step_reward(calls, name) for name in {call.policy for call in calls} if name is not None}
+    sums = {name: total_step_reward(calls, name) for name in {call.policy for call in calls} - {FIRST_POLICY}}
     return {name: total for name, total in sums.items() if total is not None}
 
 
@@ -192,8 +195,7 @@ def rows_of_run(
 
     ``status`` is that of the first policy's engine, ``further`` those of further policies' engines by name.
     """
-    served: dict[str | None, EngineStatus] = {None: status}
-    served.update(further or {})
+    served = {FIRST_POLICY: status, **(further or {})}
     steps = {order: step for step, order in enumerate(sorted({call.order for call in result.calls}))}
     rows = [
         row_of_call(run, steps[call.order], call, served[call.policy], attempt)

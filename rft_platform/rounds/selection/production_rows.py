@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 
 from rft_platform.common.files import write_text
 from rft_platform.common.locks import locked
+from rft_platform.common.policy_names import policy_of_column
 from rft_platform.experience.record import LARGEST_TOP_K, ModelCall, RolloutRow, row_id
 from rft_platform.rounds.project.project import Project
 from rft_platform.serving.database import Call, open_database
@@ -103,6 +104,7 @@ def _run_of(call: Call) -> str:
 def _row(call: Call, run: str, step: int, round_number: int) -> RolloutRow:
     recorded: dict[str, Any] = dict(call.model_call)
     engine, template_hash = recorded.pop(ENGINE), recorded.pop(TEMPLATE_HASH)
+    recorded["policy"] = policy_of_column(recorded.get("policy"))  # null in calls recorded by earlier versions
     model_call = ModelCall(**recorded)
     model_call.top_k = min(model_call.top_k, LARGEST_TOP_K)
     return RolloutRow(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_platform.common.errors import StorageError
-from rft_platform.common.policy_names import policy_column
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import RolloutRow
 from rft_platform.rollout.recording.run_ids import group_id
@@ -29,7 +28,7 @@ class StoredRollouts:
     def __init__(self, project: Project, round_number: int, policies: Mapping[str, Policy]) -> None:
         """``policies`` are those that explore, by name."""
         self._project, self._round = project, round_number
-        self._versions = {policy_column(name): policy.policy_version for name, policy in policies.items()}
+        self._versions = {name: policy.policy_version for name, policy in policies.items()}
         store = project.store
         self._note = None if store.has_note(round_number, JUDGE) else store.read_note(round_number, EXPLORE)
         self._anew = False
