@@ -38,6 +38,8 @@ mutation($job: String!, $tags: [ExecutionTag!]) {
   }) { __typename }
 }"""
 _PARTITION_TAG = "dagster/partition"
+_RECONCILER = "next_round_sensor"
+_LOOKED, _TICKS = {"SKIPPED", "SUCCESS"}, 10
 _TIMEOUT_S = 30.0
 
 
@@ -55,12 +57,12 @@ class DaemonMode:
         self._began = time.monotonic()
         self._stack = ExitStack()
         self._children: Children | None = None
-        self._plan, self._planned_at = Plan(), 0.0
+        self._plan, self._planned_at, self._finished = Plan(), 0.0, False
 
     def start(self, rounds: int) -> None:
         """Write the configuration with the budget; on the first call also start the servers."""
         self._scratch.put_in_force(self.home, rounds)
-        self._plan, self._planned_at = Plan(), time.monotonic()
+        self._plan, self._planned_at, self._finished = Plan(), time.monotonic(), False
         if self._children is None:
             self._instance = self._stack.enter_context(open_instance(self.home))
             self._children = self._stack.enter_context(serving(self._servers(), self.home.logs))
@@ -78,8 +80,9 @@ class DaemonMode:
         if self._faults is not None:
             self._turn(self._faults)
         if time.monotonic() - self._planned_at > _PLAN_S:
-            project = Project.open(self.home)
-            self._plan, self._planned_at = plan_next(observe(project, launches(self._instance))), time.monotonic()
+            project, known = Project.open(self.home), launches(self._instance)
+            self._plan, self._planned_at = plan_next(observe(project, known)), time.monotonic()
+            self._finished = self._plan.finished and not known.running and _ends_were_seen(self._instance)
             if self._plan.failed and self._relaunch():
                 self._note("plan", 1, self._plan.failed)
 
@@ -96,8 +99,8 @@ class DaemonMode:
                 child.process.terminate()
 
     def finished(self) -> bool:
-        """Whether the plan reports the project as finished."""
-        return self._plan.finished
+        """Whether all rounds are done and their runs have ended, and the sensors have reported what killed runs did."""
+        return self._finished
 
     def serves(self, role: str) -> bool:
         """Whether the role's server answers again. Other roles recover when the project makes progress."""
@@ -133,6 +136,20 @@ class DaemonMode:
 
     def _note(self, role: str, code: int, message: str) -> None:
         self.ended.append(Ended(role, code, message, round(time.monotonic() - self._began, 2)))
+
+
+def _ends_were_seen(instance: dg.DagsterInstance) -> bool:
+    """Whether the sensor that reconciles Dagster with the disk has looked since the last run ended.
+
+    A round is done with its last note. Its run ends later, and if it was killed in between the sensor reports for it.
+    """
+    ended = max((record.end_time or 0.0 for record in instance.get_run_records()), default=0.0)
+    return any(
+        tick.status.value in _LOOKED
+        for state in instance.all_instigator_state()
+        if state.instigator_name == _RECONCILER
+        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, after=ended, limit=_TICKS)
+    )
 
 
 def _relaunch_last_failed(instance: dg.DagsterInstance, url: str, token: str) -> bool:

@@ -186,7 +186,8 @@ class _Drive:
             self._changed.notify_all()
         if len(self.result.launched) % _COLLECT_EVERY == 0:
             gc.collect()
-        if launched.error is not None:
+        if launched.error is not None:  # perhaps after its last note: then the plan repeats nothing
+            reconcile_materializations(self._project, self._instance, [(launched.kind, launched.round)])
             _alert(self._project, self._instance, [launched.run_id], cause_line(launched.error))
 
 

@@ -27,6 +27,7 @@ _CHECKS: Mapping[str, Sequence[dg.AssetCheckSpec]] = {
     "evaluation_report": EVALUATION_CHECKS,
 }
 _RECENT = 8  # rounds whose check results are looked for: each tick would otherwise read the events of every round
+_RESULTS = 200  # newest results of a check among which that of a recent round is looked for
 
 LOG = logging.getLogger(__name__)
 
@@ -73,7 +74,9 @@ def _is_known(instance: dg.DagsterInstance, asset: str, number: int) -> bool:
 def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> bool:
     """Whether the run of the newest materialization recorded all checks of the asset; one reported here has them.
 
-    If one is missing, all are reported again with a new materialization: results belong to the newest one.
+    The run's own log does not tell: Dagster writes a result there first, and a kill may come before it is written among
+    the results of its check. If one is missing, all are reported again with a new materialization: results belong to
+    the newest one.
     """
     records = instance.fetch_materializations(
         dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition]), limit=1
@@ -81,11 +84,16 @@ def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) 
     run_id = records[0].event_log_entry.run_id if records else ""
     if not run_id:
         return True
-    recorded = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
-    events = [entry.dagster_event for entry in recorded if entry.dagster_event is not None]
-    results = [event.asset_check_evaluation_data for event in events]
-    names = {result.check_name for result in results if result.asset_key == key}
-    return names >= {spec.name for spec in _CHECKS.get(key.to_user_string(), ())}
+    return all(_has_result(instance, spec.key, run_id) for spec in _CHECKS.get(key.to_user_string(), ()))
+
+
+def _has_result(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_id: str) -> bool:
+    """Whether the check has a result of the run; a planned one is none."""
+    for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=_RESULTS):
+        event = None if record.event is None else record.event.dagster_event
+        if record.run_id == run_id and event is not None:
+            return event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    return False
 
 
 def _check_results(

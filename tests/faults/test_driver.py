@@ -7,10 +7,12 @@ from collections.abc import Callable
 import dagster as dg
 import pytest
 
+from rft_platform.assets.checks import EVALUATION_CHECKS
 from rft_platform.assets.common import rft_rounds
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.common.errors import EngineError, RftError, UserError
+from rft_platform.common.errors import EngineError, RegistryError, RftError, UserError
 from rft_platform.jobs.driver import DriveResult, drive
+from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 
@@ -74,3 +76,29 @@ def test_a_failure_that_no_retry_helps_ends_the_drive_and_the_next_drive_goes_on
     again = drive_with(None)
     assert again.failed is None
     assert again.launched[0].error is None
+
+
+@pytest.mark.slow
+def test_a_launch_that_fails_after_its_last_note_has_its_result_in_dagster(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_HOME", str(project.home.root))
+    publish(project.store, Policy("base", 0, "d0", 0))
+    project.store.write_note(0, "evaluation", {"results": []})
+    project.store.write_note(1, "judge", {"sound": True})
+    refused = {"results": [{}], "metrics": {}, "promoted": False, "gate": "no gain", "gate_passed": False}
+
+    @dg.asset(partitions_def=rft_rounds, check_specs=EVALUATION_CHECKS)
+    @reports_faults
+    def evaluation_report(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        project.store.write_note(1, "evaluation", refused)
+        raise RegistryError("MLflow does not answer")
+
+    job = dg.define_asset_job("sync_round_job", [evaluation_report])
+    result = drive(project, dg.Definitions(assets=[evaluation_report], jobs=[job]), max_launches=1)
+    assert isinstance(result.error, RegistryError)
+    with open_instance(project.home) as instance:
+        assert instance.get_materialized_partitions(dg.AssetKey("evaluation_report")) == {"r0001"}
+        history = instance.event_log_storage.get_asset_check_execution_history(EVALUATION_CHECKS[0].key, limit=1)
+        assert history[0].event is not None and history[0].event.dagster_event is not None
+        assert not history[0].event.dagster_event.asset_check_evaluation_data.passed

@@ -1,6 +1,9 @@
 """Phases that are complete on disk but that Dagster was not told of."""
 
 import logging
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import dagster as dg
@@ -10,10 +13,36 @@ from rft_platform.assets.checks import EVALUATION_CHECKS, EXPERIENCE_CHECKS
 from rft_platform.assets.common import rft_rounds
 from rft_platform.common.errors import DamagedError
 from rft_platform.experience.file_names import round_key
+from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 
+#: Materializes an evaluation; Dagster has stored the check's result with the run, not yet among those of the check,
+#: when the process is killed. argv: home.
+KILLED_AFTER_THE_RUN_S_RECORD = """
+import os, signal, sys
+from pathlib import Path
+import dagster as dg
+from rft_platform.assets.checks import EVALUATION_CHECKS, evaluation_results
+from rft_platform.assets.common import rft_rounds
+from rft_platform.config.home import Home
+from rft_platform.jobs.instance import open_instance
+
+@dg.asset(partitions_def=rft_rounds, check_specs=EVALUATION_CHECKS)
+def evaluation_report():
+    return dg.MaterializeResult(check_results=evaluation_results(False, "no gain"))
+
+with open_instance(Home(Path(sys.argv[1]))) as instance:
+    storage, store = instance.event_log_storage, instance.event_log_storage.store_asset_check_event
+    def killed(event, event_id):
+        if event.dagster_event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+            os.kill(os.getpid(), signal.SIGKILL)
+        store(event, event_id)
+    storage.store_asset_check_event = killed
+    instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001"])
+    dg.materialize([evaluation_report], instance=instance, partition_key="r0001")
+"""
 JUDGED = {"sound": True, "judge_version": "exact_match@1", "mean_reward": 0.25, "rows": 4}
 
 
@@ -97,6 +126,24 @@ def test_one_recorded_check_of_four_is_not_all(project: Project) -> None:
         assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
         assert [len(check_results(instance, spec)) for spec in missing] == [1, 1, 1]
         assert reconcile_materializations(project, instance, [("explore", 1)]) == []
+
+
+@pytest.mark.slow
+def test_a_result_that_only_the_killed_run_knows_is_recorded_for_its_check(project: Project) -> None:
+    refused = {"results": [{}], "metrics": {}, "promoted": False, "gate": "no gain", "gate_passed": False}
+    project.store.write_note(1, "evaluation", refused)
+    command = [sys.executable, "-c", KILLED_AFTER_THE_RUN_S_RECORD, str(project.home.root)]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    with open_instance(project.home) as instance:
+        (run,) = instance.get_runs()
+        known = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+        assert (len(known), partitions(instance, "evaluation_report")) == (1, {"r0001"})
+        assert reconcile_materializations(project, instance, [("sync", 1)]) == ["evaluation_report of r0001"]
+        records = instance.event_log_storage.get_asset_check_execution_history(EVALUATION_CHECKS[0].key, limit=1)
+        assert records[0].event is not None and records[0].event.dagster_event is not None
+        result = records[0].event.dagster_event.asset_check_evaluation_data
+        assert (result.passed, result.metadata["round"].value) == (False, 1)
+        assert reconcile_materializations(project, instance, [("sync", 1)]) == []
 
 
 def test_a_kill_between_the_reports_loses_no_check_result(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
