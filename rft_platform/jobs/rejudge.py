@@ -29,7 +29,7 @@ def rejudge(
     """
     absent = [number for number in rounds if not project.store.count_rollouts(number)]
     if absent:
-        raise UserError(f"no rollouts to judge in {', '.join(map(round_key, absent))}; see `rft rounds`")
+        raise UserError(f"no rollouts to judge in {_ranges(absent)}; see `rft rounds`")
     notes, together = [], uuid.uuid4().hex[:8]
     config = {
         "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},  # the caller reports an error in one line
@@ -52,3 +52,14 @@ def rejudge(
             note = project.store.read_note(number, "judge")
             notes.append({"round": number, "run_id": run_id, **(note or {})})
     return notes
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Rounds in ascending order as text, runs of them as ``r0008 to r0099``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(" to ".join(map(round_key, dict.fromkeys((run[0], run[-1])))) for run in runs)

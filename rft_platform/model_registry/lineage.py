@@ -32,6 +32,7 @@ _NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_versio
 _ROW = ("row_id", "round", "run_id", "group_id", "step", "task_id", "taskset", "policy", "policy_version", "engine")
 _Versions = Mapping[Path, tuple[int, tuple[str, ...]]]
 DATASET_NOTE = "dataset.json"  # note in a round's folder about the dataset written there
+JUDGE_NOTE = "judge"
 
 
 def trace_checkpoint(
@@ -199,6 +200,7 @@ def rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verif
         "data_unchanged": None,
         "rollouts": tuple(_row_file(folder / name, contents.files[name]) for name in contents.rollouts()),
         "retired": contents.retirement(),
+        "judge_name": (store.read_note(number, JUDGE_NOTE) or {}).get("judge_names", {}).get(judge),
     }
     judged = store.judged_file(number, judge, contents=contents)
     if judged is None:

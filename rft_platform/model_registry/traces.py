@@ -43,6 +43,7 @@ class TrainingTrace:
     rows_trained: int = 0  # judged rows that no filter dropped, or rows of the dataset
     dataset: RowFile | None = None  # dataset of an offline training
     selection: RowFile | None = None  # file that lists its rows, if they come from several rounds or are not all
+    judge_name: str | None = None  # None: it judged several rounds, or an earlier release
     retired: str = ""  # text about rollouts that were removed on purpose
     more: dict[str, Any] = field(default_factory=dict)  # other entries of the lineage
 

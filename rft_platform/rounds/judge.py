@@ -46,6 +46,7 @@ class JudgementFigures:
 
     round: int
     judge_version: str
+    judge: str  # its name; empty for rounds of earlier releases
     runs: int  # with a reward
     failed: int  # runs for which the judge failed
     dropped_rows: int  # rows that an operator keeps from training
@@ -96,6 +97,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     summary = {
         "rows": len(judged.rows),
         "judge_version": version,
+        "judge_names": {**_judge_names(store, round_number), version: WORKFLOW_REWARD if spec is None else spec.name},
         "judge_errors": len(judged.errors),
         **({"own_rewards_replaced": replaced} if replaced else {}),
         **(spec.state.usage.to_note() if spec and spec.state else {}),
@@ -114,6 +116,11 @@ def _workflow_version(store: ExperienceStore, round_number: int) -> str:
     """The judge version of rewards that the workflow set: it names the user's code that explored."""
     code = user_code_of(store, [round_number]).get("workflow_code")
     return WORKFLOW_REWARD if code is None else f"{WORKFLOW_REWARD}-{code}"
+
+
+def _judge_names(store: ExperienceStore, round_number: int) -> dict[str, str]:
+    """The names of the judges that have judged a round, by version; rounds of earlier releases have none."""
+    return dict((store.read_note(round_number, JUDGE) or {}).get("judge_names", {}))
 
 
 def _named_by(other: OtherJudge | None) -> list[Any]:
@@ -203,6 +210,7 @@ def figures(store: ExperienceStore, round_number: int) -> JudgementFigures | Non
     return JudgementFigures(
         round=round_number,
         judge_version=version,
+        judge=_judge_names(store, round_number).get(version, ""),
         runs=len(found),
         failed=len(failed),
         dropped_rows=sum(row["dropped_by"] not in (None, JUDGE_ERROR) for row in table),
@@ -232,6 +240,7 @@ def restore(project: Project, round_number: int, version: str) -> dict[str, Any]
     summary = {
         "rows": len(judged),
         "judge_version": version,
+        "judge_names": _judge_names(store, round_number),
         "judge_errors": len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
         **reward_figures(project, judged, rows, has_advantage=project.settings.algorithm.advantage is not None),
         "operators": [],

@@ -32,7 +32,7 @@ def test_judges_are_found_by_name_and_by_import() -> None:
     ("name", "expected"),
     [
         ("exact_mach", "did you mean 'exact_match'"),
-        ("zzz", "Known are exact_match, numeric"),
+        ("zzz", "known are exact_match, numeric"),
         ("no.such.module:judge", "cannot import no.such.module"),
         ("rft_platform.judging.response_text:absent", "has no 'absent'"),
         ("rft_platform.judging.execution.judge_rollouts:JUDGE_ERROR", "expected a function, got a str"),

@@ -163,7 +163,8 @@ def test_the_judge_of_a_run_configuration() -> None:
     ("arguments", "told"),
     [
         (["--rounds", "3-1"], "expected a round, a range or several of them"),
-        (["--rounds", "7"], "no rollouts to judge in r0007"),
+        (["--rounds", "7"], "no rollouts to judge in r0007;"),
+        (["--rounds", "5,7-99"], "no rollouts to judge in r0005, r0007 to r0099;"),
         (["--rounds", "1", "--judge", "numeric", "--args", "tolerance: 1"], "expected JSON"),
         (["--rounds", "1", "--judge", "nomeric"], "did you mean 'numeric'"),
         (["--rounds", "1", "--args", '{"tolerance": 1}'], "without a judge"),
@@ -225,8 +226,8 @@ def test_the_command_compares_with_the_judgement_before_and_goes_back(project: P
     assert said.exit_code == 0, said.output
     now = project.store.judge_version(1)
     lines = [line.split() for line in said.stdout.splitlines()]
-    assert ["r0001", "before", before, "0.125", "12.5%", "8", "0", "0"] in lines
-    assert ["r0001", "now", now, "0.375", "37.5%", "8", "0", "0"] in lines
+    assert ["r0001", "before", "exact_match", before, "0.125", "12.5%", "8", "0", "0"] in lines
+    assert ["r0001", "now", "numeric", now, "0.375", "37.5%", "8", "0", "0"] in lines
     back = f"rft judge --rounds 1 --restore {before}"
     assert f"r0001: judgement {now} is in force; to go back: {back}" in said.stdout
     assert "Traceback" not in said.output
@@ -236,6 +237,7 @@ def test_the_command_compares_with_the_judgement_before_and_goes_back(project: P
     assert [project.store.judge_version(number) for number in (1, 2)] == [before, now]
     note = project.store.read_note(1, "judge")
     assert note is not None
+    assert note["judge_names"] == {before: "exact_match", now: "numeric"}
     assert (note["judge_version"], note["mean_reward"], note["rows"], note["sound"]) == (before, 0.125, 8, True)
     for arguments, message in (
         (

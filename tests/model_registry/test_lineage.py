@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rft_platform.cli.commands.trace import print_chain_summary, print_checkpoint, print_row
-from rft_platform.common.errors import StorageError, UserError
-from rft_platform.common.files import digest_file, write_json
+from rft_platform.cli.commands.trace import (
+    print_chain_summary,
+    print_checkpoint,
+    print_row,
+    print_verified,
+    whole_checkpoints,
+)
+from rft_platform.common.errors import DamagedError, StorageError, UserError
+from rft_platform.common.files import digest_file, read_json, write_json, write_sealed_json
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
@@ -182,6 +188,29 @@ def test_verification_reads_every_byte(world: World) -> None:
     assert trace_checkpoint(world.folder(8), world.store).trainings[0].data_unchanged is False
 
 
+def test_verification_compares_the_weights_and_says_what_matched(world: World) -> None:
+    for folder in (world.folder(8), world.folder(24)):
+        (folder / "model.safetensors").write_bytes(b"weights")
+        files = {"model.safetensors": {"size": 7, "sha256": digest_file(folder / "model.safetensors")}}
+        write_sealed_json(folder / "manifest.json", {**read_json(folder / "manifest.json"), "files": files})
+    text, found = StringIO(), trace_checkpoint(world.folder(24), world.store, verify=True)
+    print_verified(found, whole_checkpoints(found), Console(file=text, width=160))
+    assert text.getvalue().splitlines() == [
+        "verified: 4 files of rows and 2 of 3 checkpoints match their digests (1 keep only their manifest)"
+    ]
+
+    (world.folder(8) / "model.safetensors").write_bytes(b"waights")
+    with pytest.raises(DamagedError, match=r"global_step_8: model\.safetensors"):
+        whole_checkpoints(found)
+
+
+def test_the_judge_is_named(world: World) -> None:
+    world.store.write_note(1, "judge", {"judge_names": {"judge-1": "exact_match"}})
+    text = StringIO()
+    print_checkpoint(trace_checkpoint(world.folder(8), world.store), Console(file=text, width=160), shown=1)
+    assert ["judge", "exact_match", "(judge-1)"] in [line.split() for line in text.getvalue().splitlines()]
+
+
 def test_what_trained_is_printed(world: World) -> None:
     made_of = {"round": 4, "algorithm": "dapo", "plugins_digest": "1234abcd"}
     publish(world.folder(32), 32, world.folder(24), 24, made_of)
@@ -197,7 +226,7 @@ def test_a_chain_is_summed_up_in_a_few_lines(world: World) -> None:
     lines = text.getvalue().splitlines()
     assert lines[0].startswith("policy version 24")
     assert len(lines) == 6
-    assert lines[4].startswith("  before that   1 trainings on 3 rows after a warm start")
+    assert lines[4].startswith("  before that   1 training on 3 rows after a warm start")
     assert lines[4].endswith("from base model base")
     assert lines[5] == "--all shows every training with its files"
 

@@ -151,7 +151,7 @@ def _judgements_table(before: "Sequence[JudgementFigures | None]", now: "Sequenc
     from rft_platform.experience.file_names import round_key
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("round", "", "judge version"):
+    for name in ("round", "", "judge", "version"):
         table.add_column(name, no_wrap=True)
     for name in ("mean reward", "passed", "runs judged", "failed", "rows dropped"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -161,8 +161,15 @@ def _judgements_table(before: "Sequence[JudgementFigures | None]", now: "Sequenc
                 reward = "–" if each.mean_reward is None else _cell(each.mean_reward)
                 passed = "–" if each.pass_rate is None else f"{each.pass_rate:.1%}"
                 counts = (f"{count:,}" for count in (each.runs, each.failed, each.dropped_rows))
-                table.add_row(round_key(each.round), label, each.judge_version, reward, passed, *counts)
+                table.add_row(
+                    round_key(each.round), label, _short(each.judge), each.judge_version, reward, passed, *counts
+                )
     return table
+
+
+def _short(judge: str) -> str:
+    """The name of a judge for a table: of a function in a file, without the file's folder."""
+    return " + ".join(part.rsplit("/", 1)[-1] for part in judge.split(" + ")) or "–"
 
 
 def _write_pairs(project: "Project", numbers: list[int], file: Path, every: bool, margin: float) -> dict[str, Any]:

@@ -105,6 +105,8 @@ def check(
             f"{found.rounds:,} rounds, {found.files:,} files, {found.notes:,} notes, {found.checkpoints:,} checkpoints"
         )
         console.print(f"{counts}, {found.bytes / 1e6:,.1f} MB", markup=False)
+        if not found.damaged:
+            console.print("every size is as recorded" if fast else "every digest matches", markup=False)
         if found.notes_without_digest:
             console.print(f"{found.notes_without_digest:,} notes have no digest: an earlier version wrote them")
         for file in found.damaged:

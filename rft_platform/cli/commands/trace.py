@@ -32,7 +32,7 @@ def trace(
     ],
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Read the files of the rows completely and compare them with their digests."),
+        typer.Option("--verify", help="Read every file of rows and weights, and compare it with its digest."),
     ] = False,
     code: Annotated[
         bool, typer.Option("--code", help="Print the user's code, and how it differs from that of the training before.")
@@ -50,6 +50,7 @@ def trace(
 
     project = Project.open(Home.from_environment())
     found = find_trace(project, target, verify=verify)
+    whole = whole_checkpoints(found) if verify and isinstance(found, CheckpointTrace) else 0
     if as_json:
         print_json(found.to_json())
     elif isinstance(found, CheckpointTrace):
@@ -61,6 +62,8 @@ def trace(
         else:
             print_chain_summary(found, output())
         print_user_code(found, project.store.root, output(), whole=code)
+        if verify:
+            print_verified(found, whole, output())
     else:
         print_row(found, output(), None if every else _SHOWN)
 
@@ -148,7 +151,7 @@ def print_chain_summary(found: "CheckpointTrace", console: "Console") -> None:
                 f"{name} {value}"
                 for name, value in {
                     "algorithm": newest.more.get("algorithm"),
-                    "judge": newest.judge_version,
+                    "judge": _judge(newest),
                     "config": newest.config_digest and newest.config_digest[:16],
                     "code": newest.code_version,
                 }.items()
@@ -160,12 +163,50 @@ def print_chain_summary(found: "CheckpointTrace", console: "Console") -> None:
     console.print("--all shows every training with its files", markup=False, soft_wrap=True)
 
 
+def _judge(training: "TrainingTrace") -> str | None:
+    """Name and version of the judge."""
+    names = (training.judge_name, training.judge_version and f"({training.judge_version})")
+    return " ".join(filter(None, names)) if training.judge_name else training.judge_version
+
+
+def whole_checkpoints(found: "CheckpointTrace") -> int:
+    """Compare every file of the chain's checkpoints with its digest; returns the number of checkpoints compared.
+
+    Leaves out those whose weights were removed on purpose. Raises DamagedError that names each other difference.
+    """
+    from rft_platform.common.digests import MANIFEST, THINNED, checkpoint_damage
+    from rft_platform.common.errors import DamagedError
+
+    newest, *before = [Path(training.result.checkpoint) for training in found.trainings]
+    superseded = {folder for folder in before if [file.name for file in folder.iterdir()] == [MANIFEST]}
+    kept = [each for each in (newest, *before) if each not in superseded and not (each / THINNED).exists()]
+    damaged = [f"{folder}: {why}" for folder in kept if (why := checkpoint_damage(folder)) is not None]
+    if damaged:
+        raise DamagedError("; ".join(damaged))
+    return len(kept)
+
+
+def print_verified(found: "CheckpointTrace", whole: int, console: "Console") -> None:
+    """Print what ``--verify`` has compared; damage of row files has raised an error before."""
+    compared = [training for training in found.trainings if training.data_unchanged is not None]
+    changed = [training for training in compared if not training.data_unchanged]
+    files = len({file.path for training in found.trainings for file in (*training.rollouts, training.judged) if file})
+    text = (
+        f"verified: {files:,} files of rows and {whole:,} of {len(found.trainings):,} checkpoints match their digests"
+    )
+    missing = len(found.trainings) - whole
+    console.print(text + (f" ({missing:,} keep only their manifest)" if missing else ""), markup=False, soft_wrap=True)
+    for training in changed:
+        console.print(f"{_named(training.result)}: its rows have CHANGED since", markup=False, soft_wrap=True)
+
+
 def _before(trainings: "Sequence[TrainingTrace]") -> str:
     of_rounds = [training for training in trainings if training.result.round]
     rows = sum(training.rows_trained for training in of_rounds)
     warm_start = len(trainings) - len(of_rounds)
-    parts = [f"{len(of_rounds):,} trainings on {rows:,} rows"] if of_rounds else []
-    parts += [f"a warm start in {warm_start:,} parts"] if warm_start else []
+    plural = "" if len(of_rounds) == 1 else "s"
+    parts = [f"{len(of_rounds):,} training{plural} on {rows:,} rows"] if of_rounds else []
+    parts += [f"a warm start with {warm_start:,} checkpoints"] if warm_start else []
     return " after ".join(parts)
 
 
@@ -188,7 +229,7 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
                 "retired": training.retired or None,
                 "judged": training.judged and f"{training.judged.path}  {training.rows_trained:,} rows trained on",
                 "data": _data(training.data_digest, training.data_unchanged),
-                "judge": training.judge_version,
+                "judge": _judge(training),
                 "policy": training.more.get("policy"),
                 "algorithm": training.more.get("algorithm"),
                 "plugins": training.more.get("plugins_digest"),

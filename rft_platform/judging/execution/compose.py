@@ -49,6 +49,13 @@ class JudgeSpec:
     state: JudgeState | None = None  # stored answers of models, and their cost; None: in RFT_HOME
 
     @property
+    def name(self) -> str:
+        """The names of its parts, with their weights if there are several."""
+        if len(self.parts) == 1:
+            return self.parts[0].name
+        return " + ".join(f"{part.weight:g} {part.name}" for part in self.parts)
+
+    @property
     def asks_models(self) -> bool:
         """Whether auxiliary models may be called: by a name in the arguments, or by a function that takes them."""
         return any(

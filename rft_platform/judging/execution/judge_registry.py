@@ -54,8 +54,11 @@ def find_judge(name: str) -> JudgeFunction | GroupJudge:
     if ":" not in name:
         known = (*RULES, *MODEL_JUDGES)
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"unknown judge {name!r}: {hint}Known are {', '.join(known)}, or give package.module:function")
+        hint = f"did you mean {near[0]!r}? Known" if near else "known"
+        raise UserError(
+            f"unknown judge {name!r}: {hint} are {', '.join(known)}, or give package.module:function "
+            "or file.py:function"
+        )
     function: JudgeFunction | GroupJudge = load_object(name, "judge")
     if not callable(function):
         raise UserError(f"judge {name!r}: expected a function, got a {type(function).__name__}")
