@@ -155,6 +155,9 @@ def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..
 
     assert news() == [f"r0003  policy v0  {NOTHING}"]
     assert f"r0003: {NOTHING}" in rft("rounds").stdout.splitlines()
+    store.write_note(4, "train", {"metrics": {"rows": 32.0, "rows_dropped": 0.0}, "steps": 0, "seconds": {}})
+    publish(store, Policy("/checkpoints/0", 0, "digest", 4))
+    assert f"r0003 to r0004: {NOTHING}" in rft("rounds").stdout.splitlines()
     assert NOTHING not in describe_round(round_lines(project)[1])
     traced = rft("trace", "r0003")
     assert traced.exit_code == 2

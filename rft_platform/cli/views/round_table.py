@@ -1,6 +1,7 @@
 """Print the table of rounds and the next step."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rft_platform.driver.round_lines import RoundLine, round_lines
@@ -30,8 +31,11 @@ def print_rounds(project: "Project", console: "Console", last: int = LAST) -> No
         if line.judged_anew:
             note = "judged again after its training; * marks a reward that the training did not use"
             console.print(f"{_name(line)}: {note}", markup=False, soft_wrap=True)
-        if line.nothing_trained:
-            console.print(f"{_name(line)}: {line.nothing_trained}", markup=False, soft_wrap=True)
+    for reason, same in groupby(lines, lambda line: line.nothing_trained):
+        if reason:
+            first, *others = map(_name, same)
+            named = f"{first} to {others[-1]}" if others else first
+            console.print(f"{named}: {reason}", markup=False, soft_wrap=True)
     console.print(what_is_next(project), markup=False, soft_wrap=True)
 
 

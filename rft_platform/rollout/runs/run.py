@@ -93,7 +93,8 @@ def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, li
         rewards = getattr(returned, "rewards", None)
         output, kept = WorkflowOutput(returned.reward, returned.response, returned.metrics, rewards), calls
     else:
-        raise TypeError(f"the workflow returned {type(returned).__name__}, expected WorkflowOutput")
+        hint = "return WorkflowOutput(response=...)"
+        raise TypeError(f"the workflow returned {type(returned).__name__}, expected WorkflowOutput: {hint}")
     if output.reward is not None and not math.isfinite(output.reward):
         raise ValueError(f"the workflow returned reward {output.reward}, expected a finite number")
     for name, value in (output.rewards or {}).items():
