@@ -13,7 +13,7 @@ from rft_platform.inference.interface import EngineStatus, PolicyEngine
 
 LOG = logging.getLogger(__name__)
 
-#: Largest accepted mean |delta log-prob| in nats, by the engine's dtype. A version above it is refused.
+#: Largest accepted mean |delta log-prob| in nats, by the engine's dtype. A version with a larger mean is refused.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.2}
 
 
@@ -26,9 +26,9 @@ class Canary:
 
 
 def check_canary(engine: PolicyEngine, canary: Canary) -> float:
-    """Mean |delta log-prob| in nats between engine and trainer; raises WeightMismatchError above the tolerance.
+    """Mean |delta log-prob| in nats between engine and trainer; WeightMismatchError if it is above the tolerance.
 
-    Every process behind ``engine`` is compared. The largest of their means is returned.
+    Every process behind ``engine`` is compared; returns the largest mean of a process.
     """
     status = engine.status()
     tolerance = TOLERANCE[status.dtype]
@@ -38,8 +38,8 @@ def check_canary(engine: PolicyEngine, canary: Canary) -> float:
         if not mean <= tolerance:  # also refuses NaN
             raise WeightMismatchError(
                 f"policy version {status.policy_version}: the log-probs of the engine at {url} differ from the "
-                f"trainer's by {mean:.3g} nats on average, at most {tolerance:g} is allowed in {status.dtype}; it "
-                "does not serve the checkpoint's weights, so the version is refused"
+                f"trainer's by {mean:.3g} nats on average; at most {tolerance:g} is allowed in {status.dtype}. The "
+                "engine does not serve the checkpoint's weights, so the version is refused"
             )
         worst = max(worst, mean)
     return worst
@@ -58,9 +58,9 @@ def mean_difference(ours: list[list[float]], theirs: list[list[float]]) -> float
 def update_checked(engine: PolicyEngine, folder: Path, policy_version: int, canary: Canary) -> float:
     """Load ``folder`` into the engine and run the canary check; returns the mean |delta log-prob|.
 
-    The engine is paused meanwhile, so it samples no request with unchecked weights. After an error it serves the
-    previous weights: those that it kept, or restored ones. It stays paused only if they cannot be restored, or after an
-    interruption: what it serves is unknown until the check is repeated.
+    The engine is paused during the call, so it samples no request with unchecked weights. After an error the engine
+    serves the previous weights, which it kept or which this function restored. The engine stays paused only if the
+    previous weights cannot be restored, or after an interruption: its weights are unknown until the check is repeated.
     """
     before = engine.status()
     engine.pause("wait")
@@ -76,13 +76,13 @@ def update_checked(engine: PolicyEngine, folder: Path, policy_version: int, cana
 
 
 def _restored(engine: PolicyEngine, before: EngineStatus) -> bool:
-    """Load the previous weights, unless a refused update has kept them; whether the engine has them now."""
+    """Load the previous weights, unless the engine still has them. Returns whether the engine has them now."""
     try:
         now = engine.status()
         if (now.policy_version, now.weights_digest) != (before.policy_version, before.weights_digest):
             engine.update_weights(Path(before.weights_path), before.policy_version)
     except RftError as error:
-        LOG.error("the engine stays paused, its previous weights cannot be restored: %s", error)
+        LOG.error("the engine stays paused, because its previous weights cannot be restored: %s", error)
         return False
     return True
 

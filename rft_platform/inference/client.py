@@ -1,7 +1,8 @@
 """Client of an engine process: ``PolicyEngine`` over HTTP.
 
-A batch may take long, so its request has a long time-out. Meanwhile a thread probes the engine. An engine that does
-not answer (it is stopped or hangs) is ended, and the request fails with a retryable EngineError.
+A batch may take long, so its request has a long time-out. During the request a thread probes the engine. If the engine
+does not answer the probes (it is stopped or hangs), the client ends the engine, and the request fails with a retryable
+EngineError.
 """
 
 import logging
@@ -31,7 +32,7 @@ CONNECT_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 30.0
 SHUTDOWN_TIMEOUT_S = 15.0
 PROBE_INTERVAL_S = 10.0  # between two probes of the engine while a request runs
-HEARTBEAT_TIMEOUT_S = 120.0  # an engine that answers no probe for this long is ended
+HEARTBEAT_TIMEOUT_S = 120.0  # the client ends an engine that answers no probe for this long
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 LOG = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class EngineClient:
         return logprobs
 
     def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
-        """As ``score``, by URL; this client has one process."""
+        """As ``score``, by the engine's URL; the result has one entry, because this client has one process."""
         return {self.url: self.score(sequences)}
 
     def update_weights(self, folder: Path, policy_version: int) -> None:
@@ -161,8 +162,8 @@ class EngineClient:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """End the engine if it stops answering while the block runs, so that the block's request fails at once."""
-        if self.lease is None:  # without a lease the engine cannot be ended: the request's own time-out applies
+        """End the engine if it stops answering during the block, so that the block's request fails early."""
+        if self.lease is None:  # without a lease the client cannot end the engine: only the request's time-out applies
             yield
             return
         answered = threading.Event()
@@ -197,10 +198,10 @@ def _end_if_silent(url: str, lease: Lease, answered: threading.Event, limit_s: f
 
 
 def _lives(url: str, lease: Lease) -> bool:
-    """Whether the server answers with any status and none of its processes is stopped (vLLM has several)."""
+    """Whether the server answers, with any HTTP status, and none of its processes is stopped (vLLM has several)."""
     process = holder(lease)
     if process is None:
-        return True  # the process has ended, so the request fails without help
+        return True  # the process has ended, so the request fails anyway
     try:
         stopped = [member for member in (process, *process.children(recursive=True)) if member.status() in _STOPPED]
         httpx.get(f"{url}/health", timeout=PROBE_INTERVAL_S, trust_env=False)

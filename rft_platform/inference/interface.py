@@ -1,8 +1,8 @@
 """The policy engine's interface, which every implementation (transformers, vLLM, a pool) provides.
 
 The data plane is the OpenAI HTTP subset at ``base_url`` plus the token-in / token-out calls below. The control plane
-changes weights, pauses and reports state. Ids are the policy tokenizer's. Log-probs are natural logarithms under the
-sampling distribution.
+changes weights, pauses and reports state. Token ids are those of the policy's tokenizer. Log-probs are natural
+logarithms under the sampling distribution.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class EngineStatus:
     """Answer of ``PolicyEngine.status``."""
 
     engine: str  # "transformers" or "vllm", with its version
-    model_path: str  # folder given at the start: the model's name in the OpenAI API, whatever weights are served
+    model_path: str  # folder given at the start; its name is the model's name in the OpenAI API for all weights
     policy_version: int
     weights_digest: str
     template_hash: str
@@ -105,7 +105,7 @@ class PolicyEngine(Protocol):
         ...
 
     def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
-        """As ``score``, by every active process: log-probs by URL."""
+        """Call ``score`` on every active process; returns the log-probs by the process's URL."""
         ...
 
     def update_weights(self, folder: Path, policy_version: int) -> None:

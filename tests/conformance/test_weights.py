@@ -138,7 +138,7 @@ def untie(tensors: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (rename, r"1 missing \(model.norm.weight\); 1 unexpected \(model.norm.bias\)"),
-        (reshape, r"model.norm.weight has shape \(\d+,\), the served model's has \(\d+,\)"),
+        (reshape, r"model.norm.weight has shape \(\d+,\); in the served model it has shape \(\d+,\)"),
         (drop, r"1 missing \(model.embed_tokens.weight\)"),
         (untie, r"lm_head.weight differs from model.embed_tokens.weight"),
     ],

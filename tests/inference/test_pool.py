@@ -298,7 +298,7 @@ def test_a_rolling_update_keeps_a_replica_in_service_and_fails_no_request(
     assert set(versions) == {0, 3}
     assert set(in_service) == {1, 2}
     assert {replica.client.status().policy_version for replica in pool.replicas.serving()} == {3}
-    with pytest.raises(EngineError, match="one cannot be updated while 2 serve"):
+    with pytest.raises(EngineError, match="no replica can be updated while 2 others must serve"):
         deploy(pool, Policy(str(tiny_model), 4, digest_weights(tiny_model), 2), least_serving=2)
     assert {replica.client.status().policy_version for replica in pool.replicas.serving()} == {3}
 

@@ -46,13 +46,13 @@ class EngineSpec:
     idle_timeout_s: float = 900.0
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # the engine is ended if it answers no probe for this long
     max_model_len: int | None = None  # tokens; None: the model's own limit
-    seed: int | None = None  # of requests without a seed
+    seed: int | None = None  # seed of requests that have none
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None  # separates reasoning from answers
     enable_thinking: bool | None = None  # a variable of the chat template
     chat_template: str | None = None  # a file, or the template's text
     max_batch_tokens: int | None = None  # bounds the memory of a batch; None: derived from the free memory
-    python: str | None = None  # the interpreter that has vLLM; ``RFT_VLLM_PYTHON`` overrides it
+    python: str | None = None  # the interpreter that has vLLM; ``RFT_VLLM_PYTHON`` overrides this setting
     vllm: VllmOptions = field(default_factory=VllmOptions)
 
 
@@ -67,13 +67,13 @@ def find_or_start_engine(
     gpus: str | None = None,
     start_timeout_s: float = 600.0,
 ) -> EngineClient:
-    """A healthy engine for ``model_path`` with the settings of ``spec``: the one that the lease names, else a new one.
+    """A healthy engine for ``model_path`` with the settings of ``spec``: the running engine of the lease, or a new one.
 
-    An engine that serves another model or has other settings is ended first. A found engine serves the WEIGHTS that
-    were loaded last: compare ``status().weights_digest`` and call ``update_weights``. Each replica 0, 1, ... of an
-    engine has its own lease and log (``engine.json``, ``engine-1.json``, ...); so has an engine of another ``name``.
-    ``gpus`` is the process's CUDA_VISIBLE_DEVICES; None: the caller's. Raises UserError for a folder or a setting that
-    cannot be served, EngineError if the engine does not start.
+    A running engine with another model or other settings is ended first. A running engine serves the weights that were
+    loaded last, and these may differ from those in ``model_path``: compare ``status().weights_digest`` and call
+    ``update_weights``. Each ``replica`` 0, 1, ... of each ``name`` has its own lease and log (``engine.json``,
+    ``engine-1.json``, ...). ``gpus`` is the process's CUDA_VISIBLE_DEVICES; None: the caller's value. Raises UserError
+    for a folder or a setting that cannot be served, EngineError if the engine does not start.
     """
     check_model_folder(model_path)
     python = engine_python(spec.python)
@@ -95,7 +95,7 @@ def find_or_start_engine(
     stem = replica_name(replica, name)
     lease, log = home_leases / f"{stem}.json", home_logs / f"{stem}.log"
     start = _Launch(package, python, model_path.absolute(), lease, log, spec.idle_timeout_s, engine, gpus)
-    with locked(start.lease, LOCK_TIMEOUT_S + start_timeout_s):  # another caller may be starting it
+    with locked(start.lease, LOCK_TIMEOUT_S + start_timeout_s):  # another caller may be starting the engine
         note_use(start.lease)
         client = _find(start) or _start(start, start_timeout_s)
     client.heartbeat_timeout_s = spec.heartbeat_timeout_s
@@ -108,7 +108,7 @@ def engine_python(python: str | None) -> str:
 
 
 def check_engine(spec: EngineSpec) -> Literal["transformers", "vllm"]:
-    """The kind of engine that would start; UserError if it is not installed or does not know a parser."""
+    """The kind of engine that ``spec`` starts; UserError if it is not installed or lacks a parser of ``spec``."""
     python = engine_python(spec.python)
     chosen = resolve_kind(spec.kind, spec.device, python)
     if chosen == "vllm":
@@ -129,7 +129,7 @@ def _check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -
             raise UserError(
                 f"explorer.rollout_model.{key} {given!r}: the transformers engine supports "
                 f"{', '.join(known)}; use one of "
-                "them, leave it out, or set engine.kind: vllm"
+                "them, remove the key, or set engine.kind: vllm"
             )
 
 
@@ -162,13 +162,13 @@ class _Launch:
     gpus: str | None
 
     def digest(self) -> str:
-        """Digest of the model's JSON and Jinja files and the settings; not of the weights, which change."""
+        """Digest of the settings and of the model's JSON and Jinja files; without the weights, because they change."""
         files = sorted([*self.model_path.glob("*.json"), *self.model_path.glob("*.jinja")])
         names = {file.name: digest_file(file) for file in files if not file.name.endswith(".index.json")}
         return digest_json([self.package, self.python, str(self.model_path), names, self.engine])
 
     def arguments(self) -> str:
-        """The server's command-line argument."""
+        """The settings as the server's only command-line argument."""
         return json.dumps(
             {
                 "lease": str(self.lease.absolute()),
@@ -204,7 +204,7 @@ def check_model_folder(folder: Path) -> None:
 
 
 def _find(launch: _Launch) -> EngineClient | None:
-    """The engine that the lease names if it matches ``launch`` and is healthy; any other is ended."""
+    """The engine that the lease names, if it matches ``launch`` and is healthy; an engine that does not is ended."""
     lease = read_lease(launch.lease)
     if lease is None:
         return None
@@ -240,7 +240,7 @@ def _start(launch: _Launch, timeout_s: float) -> EngineClient:
         environment["PYTHONPATH"] = _path_of_package(launch.log.parent)
     if launch.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = launch.gpus
-    end_strays(launch.lease, STOP_TIMEOUT_S)  # left by a starter that was killed before the lease was written
+    end_strays(launch.lease, STOP_TIMEOUT_S)  # processes of a starter that was killed before it wrote the lease
     # -P: modules in the caller's working folder must not shadow those of the engine
     command = [launch.python, "-P", "-m", launch.package, launch.arguments()]
     process = start_detached(command, launch.log, environment)
@@ -254,7 +254,7 @@ def _start(launch: _Launch, timeout_s: float) -> EngineClient:
 
 
 def _path_of_package(folder: Path) -> str:
-    """PYTHONPATH that lets another environment's interpreter import this package and nothing else of this one."""
+    """PYTHONPATH for another environment's interpreter: it can import only this package from this environment."""
     link = folder / "path" / "rft_platform"
     package = Path(rft_platform.__file__).parent
     if not (link.is_symlink() and link.resolve() == package):

@@ -20,9 +20,9 @@ LOGGER = logging.getLogger(__name__)
 
 
 def find_or_start_pool(count: int, start: Callable[[int], EngineClient], engines_per_gpu: int = 1) -> EnginePool:
-    """A pool of ``count`` replicas; ``start`` finds or starts a replica by number, now and whenever it is lost.
+    """A pool of ``count`` replicas. ``start(number)`` finds or starts a replica, now and whenever the replica is lost.
 
-    Replicas that share a GPU start one after the other, because vLLM measures the free memory of the GPU meanwhile.
+    Replicas that share a GPU start one after the other, because vLLM measures the GPU's free memory while it starts.
     A replica that does not start is marked down and retried later. Raises UserError for wrong settings, and
     EngineError, naming each replica, if none starts.
     """
@@ -46,7 +46,7 @@ def find_or_start_pool(count: int, start: Callable[[int], EngineClient], engines
 
 
 def _start_in_turn(start: Callable[[int], EngineClient], numbers: Iterable[int]) -> list[Future[EngineClient]]:
-    """Call ``start`` for each number, one after the other; errors are in the futures."""
+    """Call ``start`` for each number, one after the other; a future holds the result or the error of a call."""
     with ThreadPoolExecutor(1) as thread:
         return [thread.submit(start, number) for number in numbers]
 
@@ -65,7 +65,7 @@ def end_surplus(home_leases: Path, count: int) -> None:
 
 
 def engine_devices(own: range) -> str:
-    """CUDA_VISIBLE_DEVICES of an engine process with the GPUs at the positions ``own`` of those of the caller.
+    """CUDA_VISIBLE_DEVICES of an engine process that uses the caller's GPUs at the positions ``own``.
 
     Raises UserError if there are too few devices.
     """
@@ -75,6 +75,6 @@ def engine_devices(own: range) -> str:
     if devices is not None and own.stop > gpu_count():
         raise UserError(
             f"explorer.rollout_model.engine_num: an engine needs devices {own.start} to {own.stop - 1} of "
-            f"CUDA_VISIBLE_DEVICES={devices}; lower engine_num or tensor_parallel_size, or show more devices"
+            f"CUDA_VISIBLE_DEVICES={devices}; lower engine_num or tensor_parallel_size, or add devices to the variable"
         )
     return visible_devices(own)

@@ -18,7 +18,7 @@ PartCall = Callable[[EngineClient, Sequence[T], int], list[R]]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Items ``start`` to ``stop`` (exclusive) of a batch, and the number of their failures."""
+    """Items ``start`` to ``stop`` (exclusive) of a batch, and how often this part has failed."""
 
     start: int
     stop: int
@@ -43,19 +43,21 @@ class BatchDispatcher:
         is_gone: Callable[[Replica, RftError], bool],
         abort: Callable[[Replica], None],
     ) -> None:
-        """``is_gone``: whether an error means that a replica is lost (it is marked down); ``abort`` ends its work."""
+        """``is_gone``: whether an error means that a replica is lost; if so, it marks the replica down. ``abort`` ends
+        the running work of a replica."""
         self._replicas = replicas
         self._is_gone = is_gone
         self._abort = abort
 
     def dispatch(self, items: Sequence[T], costs: Sequence[int], rows: int, call: PartCall[T, R]) -> list[R]:
-        """One answer per item, in order; ``costs``: tokens of each item; ``rows``: sequences per item.
+        """Return one answer per item, in order. ``costs``: tokens of each item; ``rows``: sequences per item.
 
-        A failed part is repeated on the replicas that have not refused in this call. It runs at most as many times as
-        there are replicas, because the part itself may crash them. Then raises the error of a live replica, else an
-        EngineError that names each replica. An error that is not retryable is raised at once.
+        A failed part is repeated on the replicas that have not refused in this call. A part runs at most as many times
+        as there are replicas, because the part itself may crash replicas. After the last failure, raises the error of a
+        live replica, or an EngineError that names each replica if none is live. An error that is not retryable is
+        raised at once.
         """
-        answers: dict[int, list[R]] = {}  # by the start of the part
+        answers: dict[int, list[R]] = {}  # key: ``start`` of the part
         refused: dict[Replica, EngineError] = {}
         open_parts = [_Part(0, len(items))] if items else []
         while open_parts:
@@ -104,7 +106,7 @@ class BatchDispatcher:
             self._replicas.release(job.replica, job.cost)
 
     def _failed(self, refused: dict[Replica, EngineError], last: EngineError) -> EngineError:
-        """The error to raise: that of a live replica, else the reason why each replica is down."""
+        """The error to raise: the error of a live replica or, if none is live, why each replica is down."""
         if refused:
             return next(iter(refused.values()))
         return last if self._replicas.serving() else self._replicas.none_left()

@@ -82,10 +82,10 @@ def call_together(
 ) -> list[T | RftError]:
     """The result of each job, or the RftError that it raised, in order.
 
-    If the wait is interrupted (Ctrl-C, a cancelled run), ``abort`` is called for each replica: a thread that waits for
-    an answer cannot be stopped, but the replica's work can.
+    If the wait is interrupted (Ctrl-C, a cancelled run), ``abort`` is called for each replica: it ends the replica's
+    work, because a thread that waits for an answer cannot be stopped.
     """
-    if len(jobs) == 1:  # run in the caller's own thread, where an interruption closes the connection
+    if len(jobs) == 1:  # run the job in the caller's thread, where an interruption closes the connection
         return [_outcome(jobs[0][1])]
     threads = ThreadPoolExecutor(len(jobs), "replica")
     try:

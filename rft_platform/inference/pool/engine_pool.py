@@ -1,9 +1,9 @@
 """Several engine processes that serve the same weights, used as one ``PolicyEngine``.
 
-Batches are split over the replicas by load. A replica that does not answer is marked down, its share is repeated on
-another (seeded draws do not depend on the replica), and it is restarted while the others keep serving. A call fails
-only if no replica is left. The replicas change weights together or, in ``roll``, one after another; if one refuses, all
-keep the previous weights.
+Batches are split over the replicas by load. A replica that does not answer is marked down and restarted while the
+others keep serving; its share of the batch is repeated on another replica (seeded draws do not depend on the replica).
+A call fails only if no replica is left. The replicas change weights together or, in ``roll``, one after another. If one
+replica refuses the weights, all replicas keep or restore the previous weights.
 """
 
 import threading
@@ -37,7 +37,8 @@ class EnginePool:
         start: Callable[[int], EngineClient],
         down: Mapping[int, str] | None = None,
     ) -> None:
-        """``clients`` by replica number; ``start`` finds or starts one; ``down``: why the other replicas are down."""
+        """``clients``: by replica number; ``start(number)`` finds or starts a replica's process; ``down``: the reason
+        why a replica without a client is down, by number."""
         members = [Replica(number, client) for number, client in clients.items()]
         self.replicas = Replicas(members, dict(down or {}))
         self._broadcaster = Broadcaster(self.replicas)
@@ -45,7 +46,7 @@ class EnginePool:
         self._weights = PoolWeights()
         self._paused: PauseMode | None = None
         self._membership = threading.Lock()  # guards the pause state while a replica joins
-        self._seen: dict[str, dict[str, float]] = {}  # last known counters of each process, ended ones included
+        self._seen: dict[str, dict[str, float]] = {}  # last known counters of each process, also of ended ones
         self._restarter = ReplicaRestarter(start, self._admit, self.replicas.set_down_reason)
         self.replicas.on_down = self._restarter.restart
         self.replicas.on_idle = self._broadcaster.probe
@@ -54,7 +55,7 @@ class EnginePool:
     def base_url(self) -> str:
         """Root of the OpenAI-compatible API of the first active replica, ending in ``/v1``.
 
-        For external callers: this is one address, so their requests are neither distributed nor repeated.
+        For external callers. Their requests go to this one replica: the pool neither distributes nor repeats them.
         """
         serving = self.replicas.serving()
         if not serving:
@@ -72,10 +73,10 @@ class EnginePool:
     # --- reading
 
     def status(self) -> EngineStatus:
-        """The replicas' common state; ``cpu_seconds`` is the sum over all processes, ended ones at their last value.
+        """The replicas' common state. ``cpu_seconds``: sum over all processes, with the last value of ended ones.
 
-        If the replicas serve different weights, ``weights_digest`` lists them and equals no real digest: ``deploy``
-        then updates all replicas. ``paused`` is true if any replica is paused.
+        If the replicas serve different weights, ``weights_digest`` lists their digests. This text equals no real
+        digest, so ``deploy`` then updates all replicas. ``paused`` is true if any replica is paused.
         """
         self._restart_lost()
         statuses = self._broadcaster.answers(lambda client: client.status())
@@ -96,7 +97,7 @@ class EnginePool:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Sums of the replicas' counters; counts of a dead process after its last reading are lost."""
+        """Sums of the replicas' counters. What a process counted after it was last read and before it died is lost."""
 
         def read(client: EngineClient) -> tuple[str, dict[str, float]]:
             return str(client.status().pid), client.metrics()
@@ -129,7 +130,7 @@ class EnginePool:
         )
 
     def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
-        """As ``score``, by every active replica: log-probs by URL."""
+        """Call ``score`` on every active replica; returns the log-probs by the replica's URL."""
         return dict(self._broadcaster.answers(lambda client: (client.url, client.score(sequences))))
 
     def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[Generation]:
@@ -156,7 +157,7 @@ class EnginePool:
     # --- control
 
     def update_weights(self, folder: Path, policy_version: int) -> None:
-        """Swap the weights of all replicas or of none: if one refuses, the others' previous weights are restored.
+        """Swap the weights of all replicas or of none: if one refuses, the others get their previous weights back.
 
         Raises the refusing replica's error. A replica that does not answer is marked down and takes the new weights
         when it returns.
@@ -177,9 +178,9 @@ class EnginePool:
     def roll(self, change: Callable[[EngineClient], T], least_serving: int) -> list[T]:
         """Change the weights of one replica after another, while at least ``least_serving`` others take requests.
 
-        ``change`` loads and checks the weights of one replica, and restores them if it fails. After an error the
-        replicas that were changed get their previous weights, one after another; the error is raised. A replica that is
-        down takes the weights when it returns.
+        ``change`` loads and checks the new weights on one replica, and restores the previous weights if this fails.
+        After an error the replicas that were already changed get their previous weights back, one after another; then
+        the error is raised. A replica that is down takes the new weights when it returns.
         """
         changed: list[tuple[Replica, EngineStatus]] = []
         results = []
@@ -229,7 +230,7 @@ class EnginePool:
             self._broadcaster.outcomes(lambda client: client.shutdown())
 
     def close(self) -> None:
-        """Close the connections; the replicas keep running. This pool restarts none of them any more."""
+        """Close the connections; the replicas keep running. From now on this pool restarts no replica."""
         self._restarter.close()
         for replica in self.replicas.serving():
             replica.client.close()
@@ -269,7 +270,7 @@ class EnginePool:
             try:
                 self._weights.bring_up(client, [replica.client for replica in self.replicas.serving()])
             except WeightMismatchError:
-                client.shutdown()  # so that no caller finds it and takes it for a checked engine
+                client.shutdown()  # otherwise a caller could find this process by its lease and use it without a check
                 raise
             with self._membership:
                 if self._paused is not None:
@@ -284,7 +285,8 @@ class EnginePool:
     ) -> None:
         """Restore a replica's previous weights; if that fails, mark it down until it is restarted.
 
-        It serves no requests while ``aside`` is entered. If too few others are active for this, it serves meanwhile.
+        ``aside`` takes the replica out of service while its weights change. If too few other replicas are active for
+        that, the replica keeps serving.
         """
         failure: RftError | None = None
         with ExitStack() as stack:
@@ -300,7 +302,7 @@ class EnginePool:
             self.replicas.mark_down(replica, f"it could not restore its previous weights: {failure}")
 
     def _roll_back(self, replica: Replica, before: EngineStatus, least_serving: int) -> None:
-        """Restore a replica's previous weights after a rolling update that failed at another one."""
+        """Restore a replica's previous weights after a rolling update that failed at another replica."""
         self._restore_previous(replica, before, self.replicas.out_of_service(replica, least_serving))
 
     def _learn(self, status: EngineStatus) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-#: A batch is split into at most one share per this many sequences. A decode step of so few sequences takes hardly
-#: longer than a step of one, so further splitting would not be faster.
+#: Each share of a batch has at least about this many sequences. A decode step of so few sequences takes hardly longer
+#: than a step of one sequence, so smaller shares would not be faster.
 ROWS_A_SHARE = 8
 
 
@@ -19,10 +19,10 @@ class Share:
 
 
 def partition(costs: Sequence[int], rows: int, loads: Sequence[int]) -> list[Share]:
-    """One share for each of the first engines of ``loads`` (ascending, in tokens); see ``ROWS_A_SHARE`` for how many.
+    """Return shares of the batch: one for each of the first engines of ``loads`` (in tokens, ascending).
 
-    ``costs``: tokens of each item; ``rows``: sequences per item. An item is never split: the answers to one prompt
-    share the prompt's computation.
+    ``costs``: tokens of each item; ``rows``: sequences per item. ``ROWS_A_SHARE`` limits the number of shares. An item
+    is never split, because the answers to one prompt share the prompt's computation.
     """
     useful = max(1, min(len(loads), len(costs), len(costs) * rows // ROWS_A_SHARE))
     targets = level(sum(costs), loads[:useful])
@@ -38,7 +38,7 @@ def partition(costs: Sequence[int], rows: int, loads: Sequence[int]) -> list[Sha
 
 
 def level(amount: float, loads: Sequence[int]) -> list[float]:
-    """Distribute ``amount`` over the first of the ascending ``loads`` so that those that get some end up equal."""
+    """Distribute ``amount`` over the smallest ``loads`` (ascending) so that all loads that get a part become equal."""
     for count in range(len(loads), 0, -1):
         height = (amount + sum(loads[:count])) / count
         if height >= loads[count - 1]:

@@ -12,7 +12,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class ReplicaRestarter:
-    """Restarts replicas, each in its own thread: at once when one goes down, and on later calls to the pool."""
+    """Restarts replicas, each in its own thread: when a replica goes down, and again at later calls to the pool."""
 
     def __init__(
         self,
@@ -20,8 +20,8 @@ class ReplicaRestarter:
         admit: Callable[[int, EngineClient], None],
         set_down_reason: Callable[[int, str], None],
     ) -> None:
-        """``start`` finds or starts a replica's process. ``admit`` gives it the pool's weights and makes it active, or
-        raises. ``set_down_reason`` receives the reason why a replica could not be restarted."""
+        """``start`` finds or starts a replica's process. ``admit`` gives the process the pool's weights and makes it
+        active, or raises. ``set_down_reason`` receives the reason why a replica could not be restarted."""
         self._start, self._admit, self._set_down_reason = start, admit, set_down_reason
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Thread] = {}
@@ -29,7 +29,7 @@ class ReplicaRestarter:
         self._closed = self._end = False
 
     def restart(self, number: int) -> None:
-        """Start an attempt for a replica, unless one is running, one failed in the last 30 s, or the pool is closed."""
+        """Try to restart a replica, unless an attempt is running or failed in the last 30 s, or the pool is closed."""
         with self._lock:
             recently = time.monotonic() - self._failed_at.get(number, float("-inf")) < RETRY_S
             if self._closed or recently or number in self._threads:
@@ -58,7 +58,7 @@ class ReplicaRestarter:
                 return
             self._admit(number, client)
             LOGGER.warning("replica %d of the engine serves again at %s", number, client.url)
-        except Exception as error:  # any error: the other replicas go on, and ``none_left`` names this reason
+        except Exception as error:  # any error: the other replicas keep serving, and ``none_left`` names this reason
             self._set_down_reason(number, f"it could not be restarted: {error}")
             self._failed_at[number] = time.monotonic()
             LOGGER.warning("replica %d of the engine could not be restarted: %s", number, error)

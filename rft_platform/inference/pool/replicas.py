@@ -1,4 +1,4 @@
-"""The replica table of a pool: which replicas are active, their load, and which takes the next request."""
+"""The replica table of a pool: which replicas are active, their load, and which replica takes the next request."""
 
 import threading
 import time
@@ -13,9 +13,10 @@ from rft_platform.inference.pool.partition import Share, partition
 if TYPE_CHECKING:
     from rft_platform.inference.client import EngineClient
 
-#: A run stays with its replica while that has at most this many requests of the run's size more than the least loaded.
+#: The calls of a run go to the same replica, unless its load exceeds the smallest load by more than this many requests
+#: of the call's size.
 STICKY_REQUESTS = 2
-PROBE_AFTER_S = 30.0  # without work: the replica is then asked for its status, else its idle time-out might end it
+PROBE_AFTER_S = 30.0  # time without work after which a status request resets the replica's idle time-out
 
 
 @dataclass(eq=False, slots=True)
@@ -24,18 +25,18 @@ class Replica:
 
     number: int
     client: "EngineClient"
-    outstanding: int = 0  # tokens of its unfinished requests
-    turn: int = 0  # number of the choice that last chose it
-    used_at: float = 0.0  # monotonic time in seconds of its last work or status request
+    outstanding: int = 0  # tokens of the replica's unfinished requests
+    turn: int = 0  # number of the last choice that selected the replica
+    used_at: float = 0.0  # monotonic time in seconds of the replica's last work or status request
 
     @property
     def url(self) -> str:
-        """Its address: ``http://host:port``."""
+        """The address of the process: ``http://host:port``."""
         return self.client.url
 
     @property
     def api_key(self) -> str:
-        """The key of its OpenAI API."""
+        """The key of the process's OpenAI API."""
         return self.client.api_key
 
 
@@ -49,7 +50,8 @@ class Replicas:
     def __init__(
         self, serving: Iterable[Replica], down: dict[int, str], on_down: Callable[[int], None] = lambda number: None
     ) -> None:
-        """``down``: reason by replica number; ``on_down`` is called, outside the lock, for each that goes down."""
+        """``down``: reason by replica number. ``on_down`` is called, outside the lock, with the number of each replica
+        that goes down."""
         self.on_down = on_down
         self.on_idle: Callable[[Replica], None] = lambda replica: None
         self._lock = threading.Lock()
@@ -66,22 +68,22 @@ class Replicas:
             return [self._serving[number] for number in sorted(self._serving)]
 
     def reset(self, serving: Iterable[Replica]) -> None:
-        """Replace the table's contents by these replicas, all of them active."""
+        """Replace the table's contents by the active replicas ``serving``; no replica is down."""
         with self._lock:
             self._serving = {replica.number: replica for replica in serving}
             self._down = {}
             self.count = len(self._serving)
 
     def down(self) -> dict[int, str]:
-        """The reason why each other replica is down, by number."""
+        """The reason why a replica is down, by number, for each replica that is not active."""
         with self._lock:
             return dict(self._down)
 
     def take(self, tokens: int, home: Replica | None = None, tried: Collection[Replica] = ()) -> Replica:
-        """Choose the replica for a request of ``tokens`` tokens: ``home`` unless much busier, else the least loaded.
+        """Choose the replica for a request of ``tokens`` tokens: ``home`` unless it is much busier than the others.
 
-        Call ``release`` when it is done. Raises EngineError, naming each replica, if none is left besides those
-        ``tried``.
+        Otherwise the least loaded replica. Call ``release`` when the request is done. Raises EngineError, naming each
+        replica, if every active replica is in ``tried``.
         """
         with self._lock:
             able = [replica for replica in self._serving.values() if replica not in tried]
@@ -117,7 +119,7 @@ class Replicas:
         return parts
 
     def release(self, replica: Replica, tokens: int) -> None:
-        """Subtract the tokens of a request that ``replica`` answered or failed from its load."""
+        """Subtract the ``tokens`` of a finished or failed request from the load of ``replica``."""
         with self._lock:
             replica.outstanding -= tokens
 
@@ -148,7 +150,7 @@ class Replicas:
                 raise EngineError(f"replica {replica.number} is down")
             if len(self._serving) <= least:
                 active = f"{len(self._serving)} of {self.count} replicas are active"
-                raise EngineError(f"{active}: one cannot be updated while {least} serve")
+                raise EngineError(f"{active}: no replica can be updated while {least} others must serve")
             del self._serving[replica.number]
         try:
             yield
@@ -163,7 +165,7 @@ class Replicas:
             self._serving[replica.number] = replica
 
     def none_left(self) -> EngineError:
-        """The error that names, for each replica, why it does not serve."""
+        """The error that states, for each replica, why it does not serve."""
         with self._lock:
             return self._none_left()
 

@@ -17,13 +17,13 @@ class PoolWeights:
     """Remembers the pool's weights, their log-probs on a probe, and the full weights below a LoRA adapter."""
 
     def __init__(self) -> None:
-        self.changing = threading.RLock()  # held while weights change and while a replica is brought up
-        self._full: Path | None = None  # the last full weights that all replicas took
+        self.changing = threading.RLock()  # held while weights change and while a restarted replica gets its weights
+        self._full: Path | None = None  # folder of the last full weights that all replicas loaded
         self._served: EngineStatus | None = None  # last known common state of all replicas
         self._scored: tuple[list[list[int]], list[list[float]]] | None = None  # probe ids and their log-probs
 
     def learn(self, status: EngineStatus, client: EngineClient) -> None:
-        """Remember ``status`` as the state of all replicas; score the probe on ``client``, one of them.
+        """Remember ``status`` as the state of all replicas; score the probe on one of the replicas, ``client``.
 
         Does nothing while weights change.
         """
@@ -45,7 +45,7 @@ class PoolWeights:
         client.update_weights(folder, policy_version)
 
     def forget(self) -> None:
-        """Forget the common weights: they are about to change."""
+        """Forget the common weights; call it before they change."""
         self._served = self._scored = None
 
     def settled(self, folder: Path) -> None:
@@ -54,7 +54,7 @@ class PoolWeights:
             self._full = folder
 
     def restore(self, client: EngineClient, target: EngineStatus) -> None:
-        """Load the weights of ``target`` into one replica; raises WeightMismatchError if their digest has changed."""
+        """Load the weights of ``target`` into one replica; WeightMismatchError if the digest of the files changed."""
         folder = Path(target.weights_path)
         if _is_adapter(folder) and self._full is not None:
             client.update_weights(self._full, target.policy_version)
@@ -62,15 +62,15 @@ class PoolWeights:
         served = client.status()
         if served.weights_digest != target.weights_digest:
             raise WeightMismatchError(
-                f"the weights in {folder} have changed: their digest is {served.weights_digest[:12]}, and that of "
+                f"the weights in {folder} have changed: their digest is {served.weights_digest[:12]}, but that of "
                 f"policy version {target.policy_version} was {target.weights_digest[:12]}"
             )
 
     def bring_up(self, client: EngineClient, serving: Sequence[EngineClient]) -> None:
         """Load the weights of the ``serving`` replicas (or the last known ones) and compare log-probs on the probe.
 
-        Raises WeightMismatchError if they differ (the process stays paused), EngineError if nothing is known to
-        compare with: then the next ``deploy`` sets and checks the weights.
+        Raises WeightMismatchError if the log-probs differ; the process then stays paused. Raises EngineError if the
+        pool's weights are unknown; the next ``deploy`` then sets and checks the weights.
         """
         if not serving and (self._served is None or self._scored is None):
             raise EngineError(
@@ -82,7 +82,7 @@ class PoolWeights:
             if _identity(target) != _identity(self._served) or scored is None:
                 scored = _probe(serving[0])
         assert target is not None and scored is not None
-        client.pause("wait")  # an interrupted attempt leaves it paused; ``deploy`` sees that and repeats the check
+        client.pause("wait")  # an interrupted attempt leaves the process paused, so ``deploy`` repeats the check
         if _identity(client.status()) != _identity(target):
             self.restore(client, target)
         difference = mean_difference(client.score(scored[0]), scored[1])

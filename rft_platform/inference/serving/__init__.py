@@ -1,4 +1,4 @@
-"""Server parts that both engines share (and the recording gateway, in part).
+"""Server parts that both engines share; the recording gateway uses some of them too.
 
 Read in this order:
 

@@ -1,4 +1,4 @@
-"""Errors in the form of OpenAI's API: ``{"error": {"message", "type", "code", "param"}}`` with the matching status."""
+"""Errors in the form of OpenAI's API: an HTTP status and ``{"error": {"message", "type", "code", "param"}}``."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ class ApiError(Exception):
         self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
 
-#: The first matching class gives the status and the code.
+#: (class, HTTP status, code); the first class that the error is an instance of applies.
 STATUS: list[tuple[type[RftError], int, str]] = [
     (ContextLengthError, 400, "context_length_exceeded"),
     (UserError, 400, "invalid_value"),
@@ -53,7 +53,7 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
 
 def install(app: "FastAPI") -> None:
     """Register handlers so that ``app`` returns every error in this form."""
-    # Imported here: an agent's environment, which only records clients, may lack these packages.
+    # Imported here, because the environment of an agent may lack these packages.
     from fastapi import Request
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException

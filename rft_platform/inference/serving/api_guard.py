@@ -1,6 +1,6 @@
 """Access control and error containment for the platform's API servers: the engines and the recording gateway.
 
-Loopback is no trust boundary: every local user, and every web page in a local browser, can reach it.
+Loopback is no trust boundary: every local user, and every web page in a local browser, can reach a loopback port.
 """
 
 import logging
@@ -25,8 +25,8 @@ from rft_platform.web_guard.checks import (
 LOG = logging.getLogger(__name__)
 PUBLIC_PATHS = ("/health", "/ping")
 CONTROL_PREFIX = "/engine/"
-MAX_CONTROL_BYTES = 1 << 30  # batches of token ids, from the holder of the control token only
-_STRANGERS_BYTES = 1 << 20  # of a refused caller's body: read and dropped, so that the caller reads the response
+MAX_CONTROL_BYTES = 1 << 30  # large, for batches of token ids; only callers with the control token may send so much
+_STRANGERS_BYTES = 1 << 20  # read and drop at most this much of a refused body, so that the caller reads the response
 
 
 class ApiGuard:
@@ -72,11 +72,11 @@ class ApiGuard:
         if tokens_match(key, self._token) or (not control and tokens_match(key, self._api_key)):
             return
         if control:
-            raise ApiError(401, "the control plane needs the bearer token of the lease", "invalid_api_key")
+            raise ApiError(401, "the control plane requires the bearer token of the lease", "invalid_api_key")
         raise ApiError(
             401,
-            "this engine needs its API key (`Authorization: Bearer KEY`). The clients that a workflow gets send it; an "
-            "agent of its own calls the recording gateway (model.base_url, model.api_key)",
+            "this engine requires its API key (`Authorization: Bearer KEY`). A workflow's clients send it; an agent "
+            "with its own client calls the recording gateway (model.base_url, model.api_key)",
             "invalid_api_key",
         )
 
@@ -96,7 +96,7 @@ def check_caller(method: str, headers: Mapping[str, str], hosts: frozenset[str])
 
 
 async def refuse_stranger(error: Exception, receive: Receive, send: Send) -> None:
-    """Send ``error`` and close the connection; only a small part of the body is read."""
+    """Send ``error`` and close the connection; at most ``_STRANGERS_BYTES`` of the body are read."""
     with suppress(ApiError):
         await read_body(receive, _STRANGERS_BYTES, _STRANGERS_BYTES)
     await send_error(error, send, close=True)
@@ -118,8 +118,8 @@ async def send_error(error: Exception, send: Send, close: bool = False) -> None:
 def contained(app: ASGIApp) -> ASGIApp:
     """Wrap ``app`` so that unexpected exceptions become an error response and the connection stays usable.
 
-    A server that sees an exception closes the connection even if the response has been sent. The caller's next request
-    on that connection would be lost.
+    A server that catches an exception of the application closes the connection, even if the response has been sent. The
+    caller's next request on that connection would be lost.
     """
 
     async def containing(scope: Scope, receive: Receive, send: Send) -> None:

@@ -50,7 +50,7 @@ class ChatTemplate:
             self.text([{"role": "user", "content": "2+2?"}])
         except TemplateLimitError:
             raise
-        except UserError as error:  # the template may require another form of conversation
+        except UserError as error:  # the template may require conversations of another form
             LOG.warning("the chat template refuses a plain question: %s", error)
 
     def text(
@@ -85,10 +85,10 @@ class ChatTemplate:
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
-    """Raise UserError if ``variables`` holds one that the engine sets itself."""
+    """Raise UserError if ``variables`` contains one of ``RESERVED_VARIABLES``, which the engine sets."""
     taken = sorted(RESERVED_VARIABLES & variables.keys())
     if taken:
-        raise UserError(f"chat_template_kwargs: {', '.join(taken)} cannot be set: the engine sets it")
+        raise UserError(f"chat_template_kwargs: remove {', '.join(taken)}: only the engine sets these variables")
 
 
 def normalised(message: Message) -> Message:
@@ -105,7 +105,7 @@ def normalised(message: Message) -> Message:
 
 
 def load_template(source: str | None) -> str | None:
-    """The text of a template that is given as a file's path or as the text itself."""
+    """The text of the template ``source``, which is a file's path or the text itself."""
     if source is None or "{" in source:
         return source
     path = Path(source)
@@ -134,6 +134,6 @@ def _normalised_call(call: dict[str, Any]) -> dict[str, Any]:
         raise UserError("the function of a tool call must be an object with name and arguments")
     function = dict(function)
     if isinstance(function.get("arguments"), str):
-        with suppress(ValueError):  # a model's arguments need not be valid JSON: the template then shows them unchanged
+        with suppress(ValueError):  # arguments that are no valid JSON (a model wrote them) stay text
             function["arguments"] = json_codec.parse(function["arguments"] or "{}")
     return {**call, "function": function}

@@ -1,4 +1,4 @@
-"""Length of prompts: the checks of both engines, and how a caller recognises a refusal for too long a prompt.
+"""Length of prompts: the checks of both engines, and how a caller recognises the refusal of a too long prompt.
 
 Both engines use the same checks, so their refusals are the same.
 """
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from rft_platform.common.errors import UserError
 
-#: Error code of this platform's engines and OpenAI's API; plain vLLM and other servers say it in the message.
+#: Error code of this platform's engines and of OpenAI's API. Other servers report a too long prompt in the message
+#: only.
 CODE = "context_length_exceeded"
 _WORDS = re.compile(
     rf"{CODE}|maximum context length|longer than the maximum model length|max_model_len|the model's context"
@@ -23,7 +24,7 @@ class ContextLengthError(UserError):
 
 
 def check_text(text: str, max_model_len: int) -> None:
-    """Raise, before tokenising, for a text that is too long for the context whatever its tokens are."""
+    """Raise ContextLengthError, before tokenising, for a text that no tokenizer could fit into the context."""
     limit = MAX_CHARACTERS_A_TOKEN * max_model_len
     if len(text) > limit:
         raise ContextLengthError(
@@ -33,7 +34,7 @@ def check_text(text: str, max_model_len: int) -> None:
 
 
 def check_ids(ids: Sequence[int], limit: int, max_model_len: int, vocabulary: int, why: str = "") -> None:
-    """Raise unless ``ids`` has 1 to ``limit`` tokens, each in [0, ``vocabulary``)."""
+    """Raise an error unless ``ids`` has 1 to ``limit`` tokens, each in [0, ``vocabulary``)."""
     if not 0 < len(ids) <= limit:
         raise ContextLengthError(
             f"the prompt has {len(ids)} tokens; between 1 and {limit} fit the model's context of "
@@ -44,7 +45,7 @@ def check_ids(ids: Sequence[int], limit: int, max_model_len: int, vocabulary: in
 
 
 def check_prompt(ids: Sequence[int], max_model_len: int, vocabulary: int) -> None:
-    """As ``check_ids``, for a prompt that leaves room to sample at least one token."""
+    """Check ``ids`` as ``check_ids`` does; the prompt must also leave room to sample at least one token."""
     check_ids(ids, max_model_len - 1, max_model_len, vocabulary, "; nothing could be sampled after it")
 
 

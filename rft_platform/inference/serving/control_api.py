@@ -1,6 +1,6 @@
-"""The control and token routes below /engine, for callers with the lease's token only.
+"""The control and token routes below /engine. Only callers with the token of the lease may use them.
 
-Batches are columns of plain JSON without validation models, because a call carries thousands of sequences.
+A batch is JSON with one list per field. No validation models are used, because a call carries thousands of sequences.
 """
 
 import asyncio
@@ -119,7 +119,7 @@ class ControlPlane:
         return JSONResponse({"ids": await self.engine.render(body["conversations"], body.get("tools"))})
 
     async def generate(self, body: dict[str, Any], http: HttpRequest) -> Response:
-        """{prompts, sampling} -> {policy_version, token_ids, logprobs, finish_reasons}, lists by prompt and choice."""
+        """{prompts, sampling} -> {policy_version, token_ids, logprobs, finish_reasons}: lists by prompt and choice."""
         options = body["sampling"]
         sampling = SamplingParams(**{**options, "stop": tuple(options.get("stop") or ())})
         version, generations = await while_connected(self.engine.generate(body["prompts"], sampling), http)
@@ -164,7 +164,7 @@ class ControlPlane:
 
 
 def _columns(values: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    """A response of up to millions of numbers, in the codec that is fast enough for them."""
+    """A JSON response, encoded by a fast codec, because it can hold millions of numbers."""
     return Response(json_codec.dump(values), media_type="application/json", headers=headers)
 
 

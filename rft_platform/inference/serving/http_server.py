@@ -12,18 +12,18 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rft_platform.inference.http_contract import KEEP_ALIVE_S
 
-HEADERS_TIMEOUT_S = 20.0  # from the connection, or from the first byte of a later request, to the end of its headers
+HEADERS_TIMEOUT_S = 20.0  # from the connection, or a later request's first byte, to the end of the request's headers
 BODY_TIMEOUT_S = 120.0  # from the headers to the end of the body
 
 _JOIN_S = 10.0  # added to the grace period when a server thread is joined
 
-_UvicornProtocol: Any = AutoHTTPProtocol  # the fastest one installed
+_UvicornProtocol: Any = AutoHTTPProtocol  # the fastest protocol class that is installed
 
 
 class TimedProtocol(_UvicornProtocol):
     """uvicorn's HTTP protocol with time-outs: closes a connection whose request does not arrive in time.
 
-    uvicorn itself waits without limit, so that a client could hold any number of half-open requests.
+    uvicorn itself waits without limit, so a client could keep any number of incomplete requests open.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -54,7 +54,7 @@ class TimedProtocol(_UvicornProtocol):
             self._set_timer(None)
 
     def _set_timer(self, waits_for: str | None, seconds: float = 0.0) -> None:
-        """Set the timer for a stage. Data within a stage does not restart it, so slow senders hold no connection."""
+        """Set the timer for a stage. Data within a stage does not restart it, so slow senders are disconnected."""
         if waits_for == self._waits_for and waits_for is not None:
             return
         if self._timer is not None:
@@ -68,7 +68,7 @@ class TimedProtocol(_UvicornProtocol):
 
 
 def server_config(app: Any, grace_s: int, **options: Any) -> uvicorn.Config:
-    """uvicorn's settings for a server of the platform; ``grace_s``: time for open connections at the shutdown."""
+    """uvicorn's settings for a server of the platform; ``grace_s``: how long a shutdown waits for open connections."""
     return uvicorn.Config(
         app,
         http=TimedProtocol,
@@ -101,7 +101,7 @@ class ServerThread:
 
 
 class _Server(uvicorn.Server):
-    """A server that publishes its event loop."""
+    """A uvicorn server that publishes its event loop in the future ``loop``."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -33,7 +33,7 @@ class ServerLifecycle:
     last_use: float = field(default_factory=time.monotonic)
 
     def publish(self, port: int) -> None:
-        """Write the lease, by which callers find the server."""
+        """Write the lease. Callers find the server by its lease."""
         created = psutil.Process().create_time()
         self.touch()
         lease = Lease(
@@ -42,7 +42,7 @@ class ServerLifecycle:
         write_lease(self.lease, lease)
 
     def withdraw(self) -> None:
-        """Remove the lease, unless a successor owns it."""
+        """Remove the lease, unless a newer server process has replaced it."""
         remove_lease(self.lease, os.getpid())
 
     def touch(self) -> None:

@@ -1,9 +1,9 @@
 """Request bodies of the OpenAI API, with their messages and tools.
 
-Unknown fields are accepted (those of messages are kept for the chat template); known but unsupported fields are
-refused by name.
+Unknown fields are accepted; unknown fields of messages are passed to the chat template. Fields of OpenAI's API that the
+engines do not support are refused by name.
 
-Every number has bounds, so that every engine can sample and record a request that passes here.
+Every number has bounds, so that every engine can sample and record a request that passes these checks.
 """
 
 import json
@@ -37,7 +37,7 @@ class ContentPart(_Open):
 
 
 class FunctionCall(_Open):
-    """The function of a tool call; ``arguments`` is JSON text or the object itself."""
+    """The function of a tool call; ``arguments`` is a JSON text or a JSON object."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -92,12 +92,12 @@ class ToolChoice(_Open):
 MAX_ROWS = 2048  # sequences that one request samples: prompts times choices
 MAX_CHOICES = 1024
 MAX_TOP_LOGPROBS = 20
-MAX_TOP_K = 2**31 - 1  # as rows store it
+MAX_TOP_K = 2**31 - 1  # rows store top_k as int32
 MAX_SEED = 2**63 - 1
-MAX_TEMPERATURE = 100.0  # above it all tokens are about equally likely
-MIN_TEMPERATURE = 1e-5  # below it logits overflow; 0 is allowed and means greedy
+MAX_TEMPERATURE = 100.0  # at higher temperatures all tokens are about equally likely
+MIN_TEMPERATURE = 1e-5  # at lower temperatures logits overflow; 0 is allowed and means greedy
 MAX_STOPS = 64
-MAX_SCHEMA_CHARACTERS = 65_536  # of a response's JSON schema, which is compiled to a grammar
+MAX_SCHEMA_CHARACTERS = 65_536  # largest JSON schema of a response; the engine compiles the schema to a grammar
 
 StopText = Annotated[str, Field(max_length=1024)]
 
@@ -271,7 +271,7 @@ class ChatBody(SamplingBody):
     @model_validator(mode="wrap")
     @classmethod
     def _keep_what_was_sent(cls, data: Any, handler: ModelWrapValidatorHandler["ChatBody"]) -> "ChatBody":
-        """Keep messages and tools as they were sent for the template: their order of fields is part of the prompt."""
+        """Keep messages and tools as they were sent: the order of their fields is part of the rendered prompt."""
         body = handler(data)
         body._sent = data if isinstance(data, dict) else {}
         return body
@@ -317,6 +317,7 @@ class CompletionBody(SamplingBody):
         prompts = 1 if one else len(self.prompt)
         if prompts * (self.n or 1) > MAX_ROWS:
             raise ValueError(
-                f"prompt: {prompts} prompts of {self.n or 1} choices; at most {MAX_ROWS} sequences a request"
+                f"prompt: {prompts} prompts with n={self.n or 1} are {prompts * (self.n or 1)} sequences; a request "
+                f"may have at most {MAX_ROWS}"
             )
         return self

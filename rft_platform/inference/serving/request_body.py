@@ -8,14 +8,14 @@ from starlette.types import Message, Receive
 from rft_platform.common import json_codec
 from rft_platform.inference.serving.api_errors import ApiError
 
-MAX_BODY_BYTES = 32 << 20  # of a request of the OpenAI API
+MAX_BODY_BYTES = 32 << 20  # limit for requests of the OpenAI API
 DRAINED_BYTES = 256 << 20
 
 
 async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES, drained: int = DRAINED_BYTES) -> bytes:
     """Read the whole body; raises ApiError (413) if it is longer than ``limit`` bytes.
 
-    Up to ``drained`` bytes of such a body are read and dropped, so that the sender reads the response.
+    Up to ``drained`` bytes of a too long body are read and dropped, so that the sender reads the response.
     """
     parts, size, more = list[bytes](), 0, True
     while more:
@@ -49,7 +49,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 async def json_object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object; {} if it is empty. Raises ApiError (400) for anything else."""
+    """The body as a JSON object; {} for an empty body. Raises ApiError (400) for any other body."""
     try:
         return json_codec.parse_object(await request.body() or b"{}")
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Render chat templates in a separate process with limits of processor time and memory.
 
-One such process renders all templates of a program. It is started on first use and replaced after a template exceeded
-its limits.
+One process renders all templates of a program. The first use starts the process. If a template exceeds the processor
+time, the kernel kills the process, and the next use starts another one.
 """
 
 import json
@@ -20,8 +20,8 @@ from rft_platform.common.errors import EngineError, UserError
 from rft_platform.inference.serving.template_worker import CPU_SECONDS
 
 WORKER = "rft_platform.inference.serving.template_worker"
-ANSWER_TIMEOUT_S = 120.0  # the usual limit is processor time; this covers a machine that gives the worker none
-_INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG", "LC_ALL")  # no secrets
+ANSWER_TIMEOUT_S = 120.0  # in wall time, for a worker that gets no processor time and so never reaches that limit
+_INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG", "LC_ALL")  # variables without secrets
 _TOO_SLOW = (-signal.SIGPROF, -signal.SIGKILL)
 
 
@@ -51,7 +51,7 @@ class TemplateProcess:
     ) -> list[str]:
         """The text of each conversation under the template ``source``.
 
-        Raises UserError if the template refuses them or exceeds its limits.
+        Raises UserError if the template refuses the conversations or exceeds its limits.
         """
         request = {
             "source": source,
@@ -111,7 +111,7 @@ class _Worker:
         return self._starter == os.getpid() and self._process.poll() is None
 
     def ask(self, line: bytes) -> bytes:
-        """Send a line and read one. If the worker has ended, raises OSError or returns b"".
+        """Send a line and read the answer. If the worker has ended, raises OSError or returns b"".
 
         A worker that does not answer within ``ANSWER_TIMEOUT_S`` is killed.
         """

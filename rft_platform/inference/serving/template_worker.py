@@ -1,8 +1,8 @@
 """``python -m rft_platform.inference.serving.template_worker``: renders chat templates for ``template_process``.
 
-A template comes with a model folder, so it is untrusted code. Jinja's sandbox keeps it from the interpreter, but not
-from endless loops or from filling the memory. This process therefore has its own limits: the kernel kills it when it
-exceeds the processor time, and an allocation beyond the memory limit fails.
+A template comes with a model folder, so it is untrusted code. Jinja's sandbox prevents access to the interpreter, but
+not endless loops or excessive use of memory. This process therefore has limits: the kernel kills the process when it
+exceeds its processor time, and an allocation beyond the memory limit fails.
 
 Reads one JSON request per line from standard input, writes one JSON answer per line to standard output, and ends when
 its input is closed.
@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-CPU_SECONDS = 3.0  # of one conversation
-MEMORY_BYTES = 1 << 30  # beyond what the interpreter and its packages take
-TEXT_CHARACTERS = 64 << 20  # of one prompt
+CPU_SECONDS = 3.0  # processor time for one conversation
+MEMORY_BYTES = 1 << 30  # in addition to the memory of the interpreter and its packages
+TEXT_CHARACTERS = 64 << 20  # largest prompt
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def _answer(request: dict[str, Any], render: Any) -> dict[str, Any]:
                 **request["variables"],
             )
             if len(text) > TEXT_CHARACTERS:
-                raise ValueError(f"a prompt of {len(text)} characters; at most {TEXT_CHARACTERS} are supported")
+                raise ValueError(f"the prompt has {len(text)} characters; at most {TEXT_CHARACTERS} are supported")
             texts.append(text)
     except Exception as error:  # the template's code may raise anything
         return {"error": f"{type(error).__name__}: {error}"[:2000]}

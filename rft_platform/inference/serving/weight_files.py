@@ -1,6 +1,6 @@
 """Check whether a folder of weights fits the served model, before the engine changes anything.
 
-Reads only file headers, plus the bytes of a tied output head and its original if the folder holds both.
+Reads only file headers and, if the folder holds a tied output head and the tensor that it is tied to, their bytes.
 """
 
 import json
@@ -31,7 +31,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The tensors of the served model. ``ties``: a tensor that may be absent, to the tensor that it is a copy of."""
+    """The tensors of the served model. ``ties``: copy -> original; files need not contain the copy."""
 
     shapes: Mapping[str, tuple[int, ...]]
     ties: Mapping[str, str]
@@ -43,7 +43,7 @@ class Layout:
         for name, shape in given.items():
             if shape != self.shapes[name]:
                 raise WeightMismatchError(
-                    f"{source}: {name} has shape {shape}, the served model's has {self.shapes[name]}"
+                    f"{source}: {name} has shape {shape}; in the served model it has shape {self.shapes[name]}"
                 )
 
 
@@ -87,7 +87,7 @@ def tie_broken(source: Path, name: str, owner: str) -> WeightMismatchError:
 
 
 def check_names(given: set[str], expected: set[str], source: Path) -> None:
-    """Raise WeightMismatchError, naming some of them, if tensors are missing or unexpected."""
+    """Raise WeightMismatchError if tensors are missing or unexpected; the error names some of these tensors."""
     missing, unexpected = sorted(expected - given), sorted(given - expected)
     if missing or unexpected:
         raise WeightMismatchError(
@@ -104,7 +104,7 @@ def _read_header(file: Path) -> dict[str, TensorPlace]:
             length = int.from_bytes(stream.read(HEADER_LENGTH_BYTES), "little")
             size = file.stat().st_size
             if length > size:
-                raise ValueError(f"its header is {length} bytes long, the file {size}")
+                raise ValueError(f"its header has {length} bytes, but the file has only {size}")
             header: dict[str, Any] = json.loads(stream.read(length))
         header.pop("__metadata__", None)
         begin = HEADER_LENGTH_BYTES + length
@@ -116,7 +116,7 @@ def _read_header(file: Path) -> dict[str, TensorPlace]:
         }
         end = max((place.start + place.length for place in places.values()), default=begin)
         if end != size:
-            raise ValueError(f"its header announces {end} bytes, the file has {size}")
+            raise ValueError(f"according to its header the file has {end} bytes, but it has {size}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightMismatchError(f"{file}: not a complete safetensors file: {error}") from error
     return places

@@ -1,6 +1,6 @@
 """Convert sampled ids to the caller's text: cut at stop strings, with reasoning and tool calls separated.
 
-Streamed and whole responses use the same code, so their texts are equal by construction.
+Streamed and whole responses use the same code, so their texts are equal.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class TextStream:
 
 
 class AnswerText:
-    """Converts the ids of one choice to (text, tool calls); ``thoughts`` is the reasoning that the last ids added."""
+    """Converts the ids of one choice to (text, tool calls); ``thoughts`` is the reasoning in the last ``feed``."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class AnswerText:
         prefix: str = "",
         reasoning: ReasoningParser | None = None,
     ) -> None:
-        """``parser``: set if the request offers tools; ``reasoning``: set if reasoning is separated from the answer.
+        """``parser``: None if the request offers no tools; ``reasoning``: None if reasoning stays in the answer.
 
         ``prefix``: the forced beginning of the answer, which is part of the prompt.
         """
@@ -81,7 +81,7 @@ class AnswerText:
         return shown, calls
 
     def finish_reason(self, reason: str) -> str:
-        """The reason for the caller: "tool_calls" instead of "stop" if the answer holds a tool call."""
+        """The finish reason for the caller: "tool_calls" instead of "stop" if the answer contains a tool call."""
         return "tool_calls" if self.called and reason == "stop" else reason
 
     def _until_stop(self, text: str, last: bool) -> str:

@@ -1,4 +1,6 @@
-"""Attention that replaces the model's own: prompts without padding masks, then one token per row on a slotted cache.
+"""Attention that replaces the model's own: prompts without padding masks, then one token per row on a slot cache.
+
+A row is one sequence to sample.
 
 The model calls the registered function in every layer and passes on the keyword ``attention_pass`` of the forward
 call, which holds the keys and values. transformers' cache and mask construction are therefore not used, and
@@ -18,7 +20,7 @@ SPARE = 4  # a cache is shrunk if it is more than this many times larger than it
 
 
 class AttentionPass(Protocol):
-    """Attention of one forward call, called once per layer."""
+    """Attention of one forward call; ``attend`` is called once per layer."""
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
@@ -42,7 +44,7 @@ def slot_attention(
     if attention_pass is None:
         raise ValueError(f"attention '{ATTENTION_NAME}' needs the keyword attention_pass of the forward call")
     if refused := [name for name in UNSUPPORTED if options.get(name) is not None]:
-        raise ValueError(f"attention '{ATTENTION_NAME}' has no {', '.join(refused)}")
+        raise ValueError(f"attention '{ATTENTION_NAME}' does not support {', '.join(refused)}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx
     output = attention_pass.attend(layer, query, key, value, scale, sliding_window)
@@ -50,7 +52,7 @@ def slot_attention(
 
 
 class PromptPass:
-    """Attention over whole sequences, padded on the RIGHT: causality alone hides the padding."""
+    """Attention over whole sequences, padded on the right: causal attention hides the padding without a mask."""
 
     def __init__(self, keep: bool) -> None:
         self.keep = keep
@@ -115,7 +117,7 @@ class SlotCache:
             self._resize(min(rows, have_rows), min(tokens, have_tokens), in_use)
 
     def _resize(self, rows: int, tokens: int, in_use: int, like: PromptPass | None = None) -> None:
-        """Allocate one block for all layers: malloc returns a large block to the system when it is freed."""
+        """Allocate one block for all layers, because malloc returns only large freed blocks to the system."""
         tokens = -(-tokens // GROWTH) * GROWTH
         old, examples = [*self.keys, *self.values], [*like.keys, *like.values] if like else [*self.keys, *self.values]
         shapes = [(rows, example.shape[1], tokens, example.shape[3]) for example in examples]
@@ -156,7 +158,7 @@ class TokenPass:
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
-        """Attention of the new token over its row; the query heads of a group are passed as query positions."""
+        """Attention of the new token over its row. Query heads that share a key head are passed as query positions."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         rows, heads = k.shape[:2]
         if self.mask is None:  # all rows have the same length: one slice instead of an indexed write

@@ -55,10 +55,10 @@ class EngineSettings:
     device: str = "auto"  # cuda where there is one
     threads: int = 1
     max_model_len: int | None = None  # the model's own limit
-    seed: int | None = None  # for requests without a seed: their results then depend on the order of arrival
+    seed: int | None = None  # for requests without a seed, whose results then depend on their order of arrival
     chat_template: str | None = None  # Jinja text or a file
     enable_thinking: bool | None = None  # default variable of the chat template
-    reasoning_parser: str | None = None  # any value: reasoning between <think> and </think> is separated
+    reasoning_parser: str | None = None  # if set, reasoning between <think> and </think> is separated from the answer
     max_rows: int = 4096
     max_batch_tokens: int | None = None  # None: derived from the free memory
 
@@ -74,7 +74,7 @@ class TransformersEngine:
         self.tokenizer = PolicyTokenizer(folder)
         thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
         self.template = ChatTemplate(self.tokenizer, load_template(settings.chat_template), thinking)
-        template_process().start()  # it starts up while the model is loaded
+        template_process().start()  # the process starts up while the model is loaded
         self.parses_reasoning = settings.reasoning_parser is not None
         self.model = PolicyModel(folder, dtype, self.device)
         self.max_model_len = min(settings.max_model_len or self.model.max_positions, self.model.max_positions)
@@ -113,9 +113,9 @@ class TransformersEngine:
         return self.scheduler.call(lambda: self.model.score(sequences)).result()
 
     def update_weights(self, folder: Path, policy_version: int) -> None:
-        """Serve the weights of ``folder`` (full, or an adapter on the last full ones) once running requests are done.
+        """Serve the weights of ``folder``, full or an adapter on the last full ones, after running requests are done.
 
-        Raises WeightMismatchError, and keeps the old weights, if they do not fit the served model.
+        If the weights do not fit the served model, keeps the old weights and raises WeightMismatchError.
         """
         adapter = is_adapter(folder)
         tensors = merge_adapter(self.base, folder, self.model.dtype) if adapter else read_tensors(folder)

@@ -1,7 +1,9 @@
-"""The decode loop (continuous batching): each step samples one token for every row of a changing set.
+"""The decode loop (continuous batching): each step samples one token for every active row.
 
-All rows share one forward pass. A prompt is forwarded once for all its choices. Finished rows are replaced by the last
-rows of the batch, so finished rows cost no computation and no row waits for the longest.
+A row is one sequence to sample: one choice of one prompt of a request.
+
+All active rows share one forward pass. A prompt is forwarded once for all its choices. The last rows of the batch move
+to the places of finished rows, so finished rows cost no computation and no row waits for the longest row.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +26,7 @@ from rft_platform.inference.transformers_engine.sampling import (
     uniforms,
 )
 
-OUTPUT_TOKENS = 64  # a row's initial room for sampled tokens; doubled when it is used up
+OUTPUT_TOKENS = 64  # a row's initial room for sampled tokens; the room is doubled when it is full
 REVIEW_STEPS = 1000  # steps between two checks whether the cache is too large for recent rows
 
 
@@ -39,7 +41,7 @@ class Row:
 
     @property
     def watched(self) -> bool:
-        """Whether the host must process each of its tokens."""
+        """Whether the host must process each token of the row: it has stop strings, top log-probs or a stream."""
         return self.stop is not None or self.request.on_token is not None or self.request.top_logprobs > 0
 
 
@@ -51,7 +53,7 @@ class RowState:
     length: torch.Tensor  # tokens in the cache
     produced: torch.Tensor  # number of sampled tokens
     limit: torch.Tensor  # maximum number of sampled tokens
-    key: torch.Tensor  # key of the row's uniforms
+    key: torch.Tensor  # key of the row's random numbers
     temperature: torch.Tensor
     top_p: torch.Tensor
     top_k: torch.Tensor
@@ -113,7 +115,7 @@ class Generator:
 
     @torch.inference_mode()
     def admit(self, request: Request, count: int) -> None:
-        """Start the next ``count`` rows of ``request`` and sample their first tokens; stop if it is abandoned."""
+        """Start the next ``count`` rows of ``request``, sample their first tokens; stop if the caller disconnects."""
         rows = range(request.admitted, request.admitted + count)
         request.admitted += count
         n = request.sampling.n
@@ -144,7 +146,7 @@ class Generator:
         self._sample(hidden, first=0)
 
     def release_memory(self) -> None:
-        """Release the cache's memory if no row is active; call it after a while without work."""
+        """Release the cache's memory if no row is active; called after some time without work."""
         if not self.rows:
             self._needed = (0, 0)
             self._review_cache()
@@ -153,7 +155,7 @@ class Generator:
 
     @torch.inference_mode()
     def abort(self, chosen: Callable[[Request], bool]) -> None:
-        """End the rows of the requests that ``chosen`` selects; the tokens sampled so far are their result."""
+        """End the rows of the requests that ``chosen`` selects. Their result is the tokens sampled so far."""
         self._finish({slot: "abort" for slot, row in enumerate(self.rows) if chosen(row.request)})
 
     def fail(self, error: BaseException) -> None:
@@ -171,7 +173,7 @@ class Generator:
         self._needed = len(self.rows), self.longest
 
     def _join(self, request: Request, members: list[int], batch: PromptBatch, source: torch.Tensor) -> None:
-        """Append rows ``members`` of ``request`` to the active ones; each continues prompt ``source`` of ``batch``."""
+        """Append rows ``members`` of ``request`` to the active rows; they continue prompts ``source`` of ``batch``."""
         first, stops = len(self.rows), request.sampling.stop
         self.rows += [Row(request, row, StopWatch(stops, self.decode) if stops else None) for row in members]
         state = self._new_state(request, members)
@@ -239,7 +241,10 @@ class Generator:
         return drawn
 
     def _watch(self, drawn: Drawn, first: int, reasons: dict[int, FinishReason]) -> None:
-        """Process the new tokens of watched rows: stop strings (added to ``reasons``), alternatives, streams."""
+        """Process the new token of each row with stop strings, top log-probs or a stream.
+
+        Looks for a stop string (sets ``reasons[slot]``), stores the alternatives, and sends the token to the stream.
+        """
         columns = (column.tolist() for column in drawn)
         for slot, (token, logprob, ids, values) in enumerate(zip(*columns, strict=True), start=first):
             row = self.rows[slot]
@@ -253,7 +258,7 @@ class Generator:
                 row.request.on_token(TokenEvent(row.index, token, logprob, top, reasons.get(slot)))
 
     def _finish(self, reasons: dict[int, FinishReason]) -> None:
-        """Deliver the results of the rows in ``reasons`` (slot -> reason) and close the gaps they leave."""
+        """Deliver the results of the rows in ``reasons`` (slot -> reason) and fill their slots with the last rows."""
         if not reasons or self.state is None:
             return
         slots = torch.tensor(list(reasons), device=self.model.device)
@@ -265,7 +270,7 @@ class Generator:
         self._close_gaps(reasons)
 
     def _close_gaps(self, finished: dict[int, FinishReason]) -> None:
-        """Move the last rows into the slots ``gone``, so that the remaining rows are contiguous."""
+        """Move the last rows into the slots of the ``finished`` rows, so that the remaining rows are contiguous."""
         assert self.state is not None
         remaining = len(self.rows) - len(finished)
         holes = [slot for slot in finished if slot < remaining]

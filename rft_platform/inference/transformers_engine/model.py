@@ -1,4 +1,7 @@
-"""The policy model of the engine: forward prompts, forward one more token per row, and score whole sequences."""
+"""The policy model of the engine: forward prompts, forward one more token per row, and score whole sequences.
+
+A row is one sequence of a batch.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from rft_platform.inference.transformers_engine.attention import (
 )
 
 PADDING_WASTE = 0.25  # largest number of padding tokens in a batch of prompts, as a share of its real tokens
-PROMPT_TOKENS = 16_384  # tokens in one prompt forward
+PROMPT_TOKENS = 16_384  # most tokens in one forward pass of prompts
 HEAD_LOGITS = 2**25  # logits computed in one piece (128 MiB in float32)
 CHECK_TOKENS = 8
 CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05}  # mean |delta log-prob|
@@ -61,7 +64,7 @@ class PolicyModel:
 
     @property
     def rows_a_piece(self) -> int:
-        """Rows to put through the output head at once, which bounds the logits [rows, vocabulary]."""
+        """Number of rows that go through the output head at once; it bounds the logits [rows, vocabulary]."""
         return max(1, HEAD_LOGITS // self.vocabulary)
 
     def read_prompts(self, prompts: Sequence[list[int]], keep: bool = True) -> Iterator[PromptBatch]:
@@ -73,7 +76,7 @@ class PolicyModel:
 
     @torch.inference_mode()
     def next_hidden(self, tokens: torch.Tensor, lengths: torch.Tensor, longest: int, cache: SlotCache) -> torch.Tensor:
-        """Hidden state [rows, hidden] after one more token per row (``tokens`` [rows]), which is added to the cache."""
+        """Add one token per row (``tokens`` [rows]) to the cache; return the hidden state [rows, hidden] after it."""
         step = TokenPass(cache, lengths, longest)
         return self._forward(tokens[:, None], lengths[:, None], step)[:, 0]
 
@@ -144,12 +147,12 @@ class PolicyModel:
             if not delta <= CHECK_TOLERANCE[self.dtype]:
                 raise UserError(
                     f"model folder {folder}: the transformers engine does not compute the {part} of "
-                    f"{type(self.module).__name__} (log-probs differ by {delta:.3g} from the model's own forward)"
+                    f"{type(self.module).__name__} (log-probs differ by {delta:.3g} from the model's own forward pass)"
                 )
 
 
 def plan_batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices grouped by similar length, shortest first; ``PADDING_WASTE`` and ``PROMPT_TOKENS`` bound each group."""
+    """Indices of ``lengths`` in groups of similar length, within the limits ``PADDING_WASTE`` and ``PROMPT_TOKENS``."""
     groups: list[list[int]] = []
     real = 0
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):

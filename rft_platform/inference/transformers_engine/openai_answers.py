@@ -120,7 +120,7 @@ def _message(text: str, calls: list[ToolCall], thoughts: str = "") -> dict[str, 
 
 
 class ChunkBuilder:
-    """Builds the chunks of one choice of a streamed response; ids are held back together with their text."""
+    """Builds the chunks of one choice of a streamed response. Ids are sent when their text is sent."""
 
     def __init__(self, form: AnswerForm, request: Request, row: int, text: AnswerText) -> None:
         self.form, self.request, self.row, self.text = form, request, row, text
@@ -141,7 +141,7 @@ class ChunkBuilder:
     def add(
         self, ids: list[int], logprobs: list[float], tops: list[TopLogprobs], reason: str | None
     ) -> list[dict[str, Any]]:
-        """The chunks that these tokens complete; none while their text is held back."""
+        """The chunks for these tokens; no chunk while their text may still be part of a stop string or a tag."""
         self._ids += ids
         self._logprobs += logprobs
         self._tops += tops

@@ -27,7 +27,7 @@ LARGE_BYTES = 1 << 18  # a larger body is parsed in a thread
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 _NO_GRAMMAR = (
     "response_format is not supported by the embedded engine, which cannot sample under a grammar: set engine.kind: "
-    "vllm, or request JSON in the prompt or by a tool"
+    "vllm, or ask for JSON in the prompt, or offer a tool"
 )
 
 
@@ -59,7 +59,7 @@ class Work:
 
 
 def install(app: FastAPI, engine: TransformersEngine) -> None:
-    """Add the routes below /v1. Long texts take time to render and tokenise, so this is done in a thread."""
+    """Add the routes below /v1. They render and tokenise in threads, because long texts take time."""
     router = APIRouter(prefix="/v1", route_class=JsonRoute)
     entries = {
         name: {"id": name, "object": "model", "owned_by": "rft", "max_model_len": engine.max_model_len}
@@ -127,9 +127,9 @@ def _encoded(engine: TransformersEngine, text: str) -> list[int]:
 
 
 def forced_beginning(tool: str) -> str:
-    """The beginning of an answer that must call ``tool``, or any tool if that is empty.
+    """The beginning of an answer that must call ``tool``, or any tool if ``tool`` is empty.
 
-    It ends at a token boundary: a space belongs to the next token (`` {"``), so it is left to the model.
+    The beginning ends at a token boundary: the model samples the following space, which is part of the token `` {"``.
     """
     return f"{CALL_OPEN}\n" + (f'{{"name": {json.dumps(tool, ensure_ascii=False)}, "arguments":' if tool else "")
 
@@ -190,7 +190,7 @@ async def _streamed_answer(engine: TransformersEngine, work: Work, http: HttpReq
     sampling = work.body.sampling(work.default_max_tokens)
     request = engine.submit(work.prompts, sampling, work.top_logprobs, on_token=post)
     request.future.add_done_callback(lambda _: post(None))
-    # The version is known from the first token on. A failure before it can still set the HTTP status.
+    # The policy version is known from the first token on. A failure before this token can still set the HTTP status.
     first = await _first_event(engine, request, events, http)
     if first is None:
         request.future.result()
@@ -205,7 +205,7 @@ async def _streamed_answer(engine: TransformersEngine, work: Work, http: HttpReq
 async def _first_event(
     engine: TransformersEngine, request: Request, events: "asyncio.Queue[TokenEvent | None]", http: HttpRequest
 ) -> TokenEvent | None:
-    """The first event of a streamed request; the request is cancelled if its caller disconnects before."""
+    """Wait for the first event of a streamed request; cancel the request if its caller disconnects before."""
     first = asyncio.ensure_future(events.get())
     disconnected = asyncio.ensure_future(_disconnected(http))
     try:
@@ -257,7 +257,7 @@ class JsonRequest(HttpRequest):
     """A request whose body is strict JSON."""
 
     async def json(self) -> Any:
-        """The parsed body; raises JSONDecodeError, which becomes a 400, if it is not JSON."""
+        """The parsed body. Raises JSONDecodeError, which becomes status 400, if the body is not JSON."""
         body = await self.body()
         try:
             if len(body) > LARGE_BYTES:

@@ -11,7 +11,7 @@ from typing import Any
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
-SLACK = 4  # for tokens at the window's edge that decode to nothing or to part of a character
+SLACK = 4  # more tokens, because tokens at the window's start may decode to nothing or to part of a character
 
 
 class StopWatch:
@@ -52,11 +52,11 @@ class ReasoningParser:
 
     The text before ``</think>`` is reasoning if the prompt ends with ``<think>`` (as in templates of thinking models)
     or the output begins with ``<think>``. Any other output has no reasoning and is returned unchanged. White space
-    before ``<think>`` belongs to neither part.
+    before ``<think>`` is dropped.
     """
 
     def __init__(self, prompt: str) -> None:
-        """``prompt``: the rendered prompt; its end shows whether the output begins inside the reasoning."""
+        """``prompt``: the rendered prompt. The output begins with reasoning if the prompt ends with ``<think>``."""
         self._state = "thinking" if opens_thoughts(prompt) else "undecided"
         self._pending = ""
 
@@ -113,7 +113,7 @@ class ToolCall:
 class ToolCallParser:
     """Splits an answer, as it arrives, into text and complete tool calls.
 
-    White space around a call belongs to neither. A tagged body that is not valid JSON with a name stays text.
+    White space around a call is dropped. If the body between the tags is not valid JSON with a name, it stays text.
     """
 
     def __init__(self) -> None:

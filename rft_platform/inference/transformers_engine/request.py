@@ -1,4 +1,7 @@
-"""State of one request in the engine: its prompts and settings, and its results so far."""
+"""State of one request in the engine: its prompts and settings, and its results so far.
+
+A row is one sequence to sample: one choice of one prompt.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,7 +26,7 @@ class TokenEvent:
 
 @dataclass(eq=False)
 class Request:
-    """Prompts that are sampled on ONE version of the weights; ``future`` gets the generations or the error.
+    """Prompts that are sampled on one version of the weights; ``future`` gets the generations or the error.
 
     Rows are numbered prompt by prompt, ``sampling.n`` choices each.
     """
@@ -34,7 +37,7 @@ class Request:
     top_logprobs: int = 0  # alternatives to report at each position
     on_token: Callable[[TokenEvent], None] | None = None  # called in the engine's thread
     future: "Future[list[Generation]]" = field(default_factory=Future)
-    policy_version: int | None = None  # set when its first row is admitted
+    policy_version: int | None = None  # set when the generator admits the first row
     admitted: int = 0  # rows given to the generator so far
     abandoned: bool = False  # the caller has disconnected; set from any thread
     results: dict[int, Completion] = field(default_factory=dict)  # by row
@@ -47,12 +50,12 @@ class Request:
 
     @property
     def started(self) -> bool:
-        """Whether a row was admitted to the generator: the request then finishes on these weights."""
+        """Whether the generator has admitted a row: the request then finishes on the current weights."""
         return self.admitted > 0
 
     @property
     def over(self) -> bool:
-        """Whether no further rows are to be started."""
+        """Whether no further row of this request will be started."""
         return self.abandoned or self.future.done()
 
     def limit_of(self, prompt: int) -> int:

@@ -1,9 +1,8 @@
 """Sample tokens from logits, for rows with different settings, by counter-based random numbers.
 
-A draw is a pure function of its key and never depends on the rest of the batch. Every number is
-``hash(seed, prompt index, choice index, position)`` with the SplitMix64 finaliser as hash (Steele, Lea, Flood: "Fast
-Splittable Pseudorandom Number Generators", OOPSLA 2014). There is no generator state, so order, batch composition and
-thread timing cannot change a result.
+A row is one sequence to sample. Every random number is ``hash(seed, prompt index, choice index, position)`` with the
+SplitMix64 finaliser as hash (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). There
+is no generator state, so order, batch composition and thread timing cannot change a result.
 """
 
 import secrets
@@ -31,8 +30,8 @@ class SamplingRows:
 def sampling_logprobs(logits: torch.Tensor, settings: SamplingRows) -> torch.Tensor:
     """Log-probs [rows, vocabulary] of the sampling distribution, in float32.
 
-    Temperature is applied first, then top-k, then top-p on the tokens that top-k left, each renormalised. Excluded
-    tokens get -inf. Greedy rows give the log-probs of temperature 1.
+    Temperature is applied first, then top-k, then top-p on the tokens that top-k keeps; each step renormalises.
+    Excluded tokens get -inf. Greedy rows give the log-probs of temperature 1.
     """
     temperature = torch.where(settings.temperature > 0, settings.temperature, 1.0)
     scaled = logits.float() / temperature[:, None]
@@ -43,17 +42,16 @@ def sampling_logprobs(logits: torch.Tensor, settings: SamplingRows) -> torch.Ten
 
 
 def sample(logprobs: torch.Tensor, greedy: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """One token per row [rows] of ``logprobs`` [rows, vocabulary]; the likeliest where ``greedy`` [rows].
+    """One token per row [rows] from ``logprobs`` [rows, vocabulary]; where ``greedy`` [rows], the likeliest token.
 
-    Inverse of the cumulative distribution at ``uniform`` [rows] in [0, 1): the first token whose cumulative
-    probability exceeds it. A token of probability 0 is never drawn, because it does not raise the cumulative
-    probability.
+    The sampled token is the first one whose cumulative probability exceeds ``uniform`` [rows] in [0, 1). A token of
+    probability 0 is never drawn, because it does not increase the cumulative probability.
     """
     if bool(greedy.all()):
         return logprobs.argmax(-1)
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    # Rounding may raise u * total to total itself, which no cumulative probability exceeds.
+    # Rounding may turn u * total into total, which no cumulative probability exceeds.
     target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     drawn = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
     drawn = drawn.clamp(max=logprobs.shape[-1] - 1)  # for NaN, which the caller detects in the log-prob
@@ -81,19 +79,19 @@ def _signed(value: int) -> int:
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64 (torch's own repeats the sign)."""
+    """Logical right shift of int64; torch's own shift repeats the sign bit."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def mix64(x: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser on int64 read as 64 unsigned bits; int64 products wrap as the algorithm requires."""
+    """SplitMix64's finaliser. The int64 values stand for 64 unsigned bits: products wrap as the algorithm requires."""
     x = (x ^ _shift_right(x, 30)) * _signed(_MIX_1)
     x = (x ^ _shift_right(x, 27)) * _signed(_MIX_2)
     return x ^ _shift_right(x, 31)
 
 
 def fold(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """The keys of the children ``data`` (numbered from 0) of ``key``; both int64, broadcast together."""
+    """Derive one key per number in ``data`` (0, 1, ...) from ``key``; both are int64 and broadcast together."""
     return mix64(key ^ mix64((data + 1) * _signed(_GOLDEN)))
 
 

@@ -33,7 +33,7 @@ class Scheduler:
     """Continuous batching: a new request joins the active rows at the next token.
 
     A request is sampled on one version of the weights: ``update`` holds back requests that have not started, waits for
-    started requests, changes weights and version, and continues.
+    started requests, changes weights and version, and then serves again.
     """
 
     def __init__(self, generator: Generator, served: Served, max_rows: int, max_batch_tokens: int) -> None:
@@ -64,7 +64,7 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Queue ``request``; its future gets the result."""
-        request.future.set_running_or_notify_cancel()  # so that a caller cannot cancel the future of a queued request
+        request.future.set_running_or_notify_cancel()  # the caller can no longer cancel the future
         with self._wake:
             if self._closed:
                 request.fail(EngineError("the engine is shutting down"))
@@ -80,7 +80,7 @@ class Scheduler:
 
         def end() -> None:
             self._abort(lambda other: other is request)
-            request.abort()  # if it has left the queue although some of its rows never started
+            request.abort()  # for a request that has left the queue although some of its rows never started
 
         self.call(end)
 
@@ -91,7 +91,7 @@ class Scheduler:
     def update(self, change: Callable[[], Served]) -> "Future[Served]":
         """Run ``change`` when no started request is unfinished; its result becomes ``served``.
 
-        If it raises, the previous weights stay in service.
+        If ``change`` raises, the previous weights stay in service.
         """
 
         def run() -> Served:
@@ -101,7 +101,7 @@ class Scheduler:
         return self._enqueue(self._updates, run)
 
     def pause(self, mode: PauseMode) -> "Future[None]":
-        """Hold new requests; done when existing requests are frozen ("keep"), ended ("abort") or finished ("wait")."""
+        """Hold new requests. The future is done when the others are frozen (keep), ended (abort) or finished (wait)."""
         with self._wake:
             self._paused, self._frozen = True, mode == "keep"
         if mode == "keep":
@@ -199,16 +199,16 @@ class Scheduler:
                 self._release_drained()
 
     def _release_drained(self) -> None:
-        """Resolve the futures of ``pause("wait")``: running requests have finished, or the pause is over."""
+        """Resolve the futures of ``pause("wait")`` once running requests have finished or the pause is over."""
         while self._drained:
             self._drained.pop().set_result(None)
 
     def _under_way(self) -> bool:
-        """Whether a started request is unfinished; of the waiting requests only the first can have started."""
+        """Whether a started request is unfinished. Only the first of the waiting requests can have started rows."""
         return bool(self.generator.rows or (self._waiting and self._waiting[0].started))
 
     def _admit(self) -> None:
-        """Start rows of waiting requests, in order, as far as they fit; no new request while an update waits."""
+        """Start rows of waiting requests, in order, as far as they fit; start no new request while an update waits."""
         while self._waiting:
             request = self._waiting[0]
             if self._updates and not request.started:
@@ -227,7 +227,7 @@ class Scheduler:
                 self._waiting.popleft()
 
     def _fitting(self, request: Request) -> int:
-        """Number of further rows of ``request`` that fit beside the active ones; at least one if none is active.
+        """Number of further rows of ``request`` that fit beside the active rows; at least one if no row is active.
 
         The cache is a rectangle, so ``max_batch_tokens`` bounds the number of rows times the longest row.
         """

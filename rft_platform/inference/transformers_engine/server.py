@@ -32,7 +32,7 @@ from rft_platform.inference.transformers_engine.engine import EngineSettings, Tr
 from rft_platform.observability.log_context import HEADER, PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
 
-GRACE_S = 3  # for open connections at the shutdown
+GRACE_S = 3  # how long a shutdown waits for open connections
 
 
 def build_app(
@@ -53,7 +53,7 @@ def build_app(
 
 
 class StampVersion:
-    """Adds the policy version to every response without one, and resets the idle time.
+    """Adds the policy version to every response that lacks it, and resets the idle time.
 
     Log lines of a request get the round, run and phase from the caller's header.
     """
@@ -85,7 +85,7 @@ class StampVersion:
 def serve(settings: EngineSettings, lifecycle: ServerLifecycle) -> None:
     """Load the model, publish the lease, and serve until a stop request, a signal or the idle time-out."""
     configure("engine")
-    disable_progress_bar()  # the log is read by people and by the launcher
+    disable_progress_bar()  # people and the launcher read the log
     engine = TransformersEngine(settings)
     listener = socket.create_server((HOST, 0), backlog=1024)  # listens before the lease is published
     hide(lifecycle.token)
@@ -96,7 +96,7 @@ def serve(settings: EngineSettings, lifecycle: ServerLifecycle) -> None:
         watch = asyncio.create_task(lifecycle.stop_when_idle(lambda: engine.busy, stop))
         try:
             yield
-        finally:  # not after run(), which ends by raising the stopping signal again
+        finally:  # in a finally block, because run() ends by raising the stopping signal again
             watch.cancel()
             lifecycle.withdraw()
             engine.close()

@@ -1,4 +1,4 @@
-"""Swap a model's weights in place: all of them or, if anything does not fit, none."""
+"""Swap a model's weights in place: all tensors or, if one does not fit, none."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,7 +46,7 @@ def merge_adapter(base: Path, adapter: Path, dtype: torch.dtype) -> dict[str, to
 def replace_weights(module: Any, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
     """Copy ``tensors`` over the module's; raises WeightMismatchError, before anything is changed, if one does not fit.
 
-    A tied tensor (for example the output head) may be absent, or present and equal to the one that it is tied to.
+    A tied tensor (for example the output head) may be absent, or present and equal to the tensor that it is tied to.
     """
     state = module.state_dict(keep_vars=True)
     layout = _layout(state)

@@ -7,6 +7,6 @@ Read in this order:
 - ``middleware.py``: ``EnginePlanes``, the ASGI middleware inside vLLM's server.
 - ``engine.py``: ``VllmEngine``, a ``ServedEngine`` on vLLM's ``AsyncLLM``; ``admission.py`` holds requests back.
 - ``weights.py``, ``adapters.py``, ``worker.py``: change weights; ``worker.py`` runs in vLLM's worker processes.
-- ``scheduler.py``: ``InPieces``, in front of vLLM's scheduler in its engine process; sends answers in pieces.
+- ``scheduler.py``: ``InPieces``, a mixin of vLLM's scheduler in its engine process; sends answers in pieces.
 - ``openai_wire.py``, ``sampling_conversion.py``: conversion of requests, responses, sampling parameters and seeds.
 """

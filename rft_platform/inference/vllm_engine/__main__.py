@@ -1,7 +1,7 @@
 """``python -m rft_platform.inference.vllm_engine SETTINGS``: start vLLM's server; the settings are JSON.
 
-Runs in the interpreter that has vLLM. The process is replaced (exec) by vLLM's own program, which loads this package
-through ``--middleware`` and ``--worker-extension-cls``.
+This module runs in the interpreter that has vLLM. It replaces its process (exec) by vLLM's own program, which loads
+this package through ``--middleware`` and ``--worker-extension-cls``.
 """
 
 import os

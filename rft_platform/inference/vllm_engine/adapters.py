@@ -1,4 +1,7 @@
-"""Check LoRA adapters for vLLM: every linear layer except the output head, up to the rank that it was started for."""
+"""Check LoRA adapters for vLLM: which layers they adapt, and their rank.
+
+Linear layers except the output head may be adapted, up to the rank for which the engine was started.
+"""
 
 import re
 from pathlib import Path
@@ -12,7 +15,7 @@ _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB
 def target_modules(layout: Layout) -> list[str]:
     """Last parts of the names of the linear layers that may be adapted.
 
-    The output head is excluded: with an adapter on it vLLM cannot score prompts, which the canary check needs.
+    The output head is excluded: vLLM cannot score prompts if the head has an adapter, and the canary check scores them.
     """
     names = [name for name, shape in layout.shapes.items() if len(shape) == 2 and _is_linear(name)]
     return sorted({name.split(".")[-2] for name in names})
@@ -42,8 +45,8 @@ def _check_shape(
         raise WeightMismatchError(f"{folder}: {name} has shape {shape}, which does not fit a layer of shape {linear}")
     if rank > max_rank:
         raise WeightMismatchError(
-            f"{folder}: {name} has rank {rank}, the engine was started for adapters of rank {max_rank} at most: set "
-            "engine.max_lora_rank"
+            f"{folder}: {name} has rank {rank}, but the engine was started for ranks up to {max_rank}: set "
+            f"engine.max_lora_rank to {rank} or more"
         )
 
 

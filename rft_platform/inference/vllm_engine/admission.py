@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 
 class Admission:
-    """Counts running requests and holds back those that may not start. For one event loop.
+    """Counts running requests and holds back requests that may not start. All callers must be in one event loop.
 
-    A request that has passed finishes on the weights that it started with: an update waits until no request runs.
+    A running request finishes on the weights that it started with, because an update waits until no request runs.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Admission:
 
     @asynccontextmanager
     async def request(self, control: bool = False) -> AsyncIterator[None]:
-        """Run the block as one request, once no pause or update holds it; pauses do not hold ``control`` requests."""
+        """Run the block as one request, once no pause or update holds it. Pauses do not hold ``control`` requests."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._updating and (control or not self.paused))
             self._count(1)
@@ -55,7 +55,7 @@ class Admission:
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[None]:
-        """Run the block exclusively: wait for running requests, hold new requests and other updates."""
+        """Run the block alone: wait for running requests, and hold new requests and other updates."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._updating)
             self._updating = True

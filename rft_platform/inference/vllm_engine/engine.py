@@ -65,7 +65,7 @@ class VllmEngine:
         llm.generate = self._follow_policy
 
     async def warm_up(self) -> None:
-        """Run one request of each kind: the first one takes seconds, which no caller should wait."""
+        """Run one request of each kind, because the first takes seconds and no caller should wait for it."""
         await asyncio.to_thread(self.template.check)
         await self.generate([[0, 0]], SamplingParams(2, n=2))
         await self.score([[0, 0]])
@@ -140,7 +140,7 @@ class VllmEngine:
             return
         if mode == "abort":
             await self.llm.pause_generation(mode="abort", clear_cache=False)
-            await self._thaw()  # new requests are held, so vLLM need not stay paused
+            await self._thaw()  # vLLM itself need not stay paused, because the admission holds new requests
         elif self._frozen:
             await self._thaw()
         await self.admission.drained()

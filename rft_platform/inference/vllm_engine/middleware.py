@@ -37,7 +37,7 @@ from rft_platform.observability.log_context import HEADER, PhaseContext, log_con
 from rft_platform.observability.logs import configure, hide
 
 LOG = logging.getLogger(__name__)
-#: Routes of vLLM that are open besides reads; its other routes could change the engine unknown to the platform.
+#: Routes of vLLM that are open, besides GET. Its other routes could change the engine without the platform's knowledge.
 OPEN_ROUTES = {*SCHEMAS, "/tokenize", "/detokenize"}
 MODEL_PREFIX = "/v1/models/"
 START_POLL_S = 0.05
@@ -71,7 +71,7 @@ class EnginePlanes:
             await send({"type": "websocket.close", "code": 1008, "reason": "not served"})
 
     def _starting(self, app: FastAPI, send: Send) -> Send:
-        """Wrap ``send``: start the engine after vLLM's application has started; withdraw the lease when it ends."""
+        """Wrap ``send``: start the engine after vLLM's application has started; remove the lease when it ends."""
 
         async def watched(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
@@ -85,7 +85,7 @@ class EnginePlanes:
         return watched
 
     async def _start(self, app: FastAPI) -> None:
-        """Wrap vLLM's engine, warm it up, publish the lease, then stop the server when it is idle."""
+        """Wrap vLLM's engine, warm it up, publish the lease, then wait and stop the server when it is idle."""
         try:
             engine = VllmEngine(app.state.engine_client, self.settings)
             await engine.warm_up()
@@ -101,7 +101,7 @@ class EnginePlanes:
         await self.lifecycle.stop_when_idle(lambda: engine.admission.running > 0, self.stop)
 
     def stop(self) -> None:
-        """End the server by SIGTERM, after the running responses."""
+        """Remove the lease and end the server by SIGTERM; the server first completes running responses."""
         self.lifecycle.withdraw()
         asyncio.get_running_loop().call_later(START_POLL_S, os.kill, os.getpid(), signal.SIGTERM)
 
@@ -176,7 +176,7 @@ class _Answer:
         self._body = b""
 
     async def pass_on(self, message: Message) -> None:
-        """Add the version header only."""
+        """Forward a message of the response unchanged, except that the version header is added."""
         if message["type"] == "http.response.start":
             MutableHeaders(scope=message).setdefault(VERSION_HEADER, str(self.version))
         await self.send(message)
@@ -214,10 +214,10 @@ async def _refuse(error: Exception, version: int, scope: Scope, receive: Receive
 
 
 async def _port(app: Any) -> int:
-    """Wait until vLLM's server listens; returns its port. New connections then have time-outs (``TimedProtocol``)."""
+    """Wait until vLLM's server listens; return its port. New connections get time-outs (``TimedProtocol``)."""
     while True:
         server = getattr(app.state, "server", None)
         if server is not None and server.started:
-            server.config.http_protocol_class = TimedProtocol  # read for every new connection
+            server.config.http_protocol_class = TimedProtocol  # the server reads it for every new connection
             return int(server.servers[0].sockets[0].getsockname()[1])
         await asyncio.sleep(START_POLL_S)

@@ -1,4 +1,4 @@
-"""Convert requests and responses of vLLM's own OpenAI routes, so that they equal those of every other engine.
+"""Convert requests and responses of vLLM's own OpenAI routes, so that callers see no difference between engines.
 
 Requests are checked by the common schema and their messages are normalised. Responses get the policy version, and
 errors get OpenAI's codes.
@@ -20,7 +20,7 @@ from rft_platform.inference.serving.openai_schema import ChatBody, CompletionBod
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMAS: dict[str, type[SamplingBody]] = {CHAT: ChatBody, COMPLETIONS: CompletionBody}
 EVENT = b"data: {"
-UNASKED = ("prompt_token_ids", "token_ids")  # vLLM sends null for these if they were not requested
+UNASKED = ("prompt_token_ids", "token_ids")  # vLLM sends null for these fields if they were not requested
 LIMITS = ("max_tokens", "max_completion_tokens")
 
 
@@ -30,7 +30,7 @@ class CheckedRequest:
 
     body: bytes
     chat: ChatBody | None = None
-    constrained: bool = False  # vLLM samples under a grammar: the log-probs are not the policy's own
+    constrained: bool = False  # True: vLLM samples under a grammar, so the log-probs are not those of the policy
 
 
 def checked_request(
@@ -38,8 +38,8 @@ def checked_request(
 ) -> CheckedRequest:
     """The request to pass to vLLM; ApiError if a field is wrong or unsupported.
 
-    Token limits are lowered to ``max_model_len`` - 1, as every engine does: vLLM would refuse larger ones.
-    ``template_options`` are default variables of the chat template, which the request's own override.
+    Token limits are lowered to ``max_model_len`` - 1, as in every engine, because vLLM refuses larger limits.
+    ``template_options`` are default variables of the chat template; the variables of the request override them.
     """
     try:
         fields = json_codec.parse_object(body)
@@ -76,7 +76,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(body: SamplingBody) -> Iterator[str]:
-    """The texts that vLLM will tokenise, without what the chat template adds."""
+    """The texts that vLLM will tokenise, without the text that the chat template adds."""
     if isinstance(body, ChatBody):
         yield "".join(text_of(message.get("content")) for message in body.conversation)
     elif isinstance(body, CompletionBody):
@@ -86,9 +86,9 @@ def _texts(body: SamplingBody) -> Iterator[str]:
 
 
 def _unconstrained(body: dict[str, Any]) -> dict[str, Any]:
-    """The tool fields without those that make vLLM sample under a grammar although the tool call is optional.
+    """Remove the fields that make vLLM sample under a grammar although the tool call is optional.
 
-    vLLM does so if a tool is marked strict or ``parallel_tool_calls`` is false; no other engine does.
+    They are ``strict`` of a tool, and ``parallel_tool_calls`` if it is false. No other engine uses a grammar for them.
     """
     tools = [
         {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
@@ -100,7 +100,7 @@ def _unconstrained(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def stamped_answer(body: bytes, version: int, constrained: bool = False) -> bytes:
-    """A JSON response with the policy version, and ``constrained`` if it was sampled under a grammar."""
+    """Add the policy version to a JSON response, and ``constrained`` if it was sampled under a grammar."""
     answer = json.loads(body)
     if not isinstance(answer, dict):
         return body
@@ -113,7 +113,7 @@ def stamped_answer(body: bytes, version: int, constrained: bool = False) -> byte
 
 
 def stamped_events(data: bytes, version: int, constrained: bool = False) -> bytes:
-    """A piece of an event stream with each event stamped as in ``stamped_answer``; vLLM sends whole events."""
+    """Stamp each event of a piece of an event stream as ``stamped_answer`` does. vLLM sends whole events."""
     if EVENT not in data:
         return data
     stamp = b"data: " + json.dumps(_stamp(version, constrained)).encode()[:-1] + b", "
@@ -126,7 +126,7 @@ def _stamp(version: int, constrained: bool) -> dict[str, Any]:
 
 
 def _event(line: bytes) -> bytes:
-    """A ``data:`` line whose deltas hold reasoning under the name that every engine uses."""
+    """The ``data:`` line with reasoning under the name that every engine uses, ``reasoning_content``."""
     if b'"reasoning"' not in line:
         return line
     chunk = json.loads(line[len(EVENT) - 1 :])
@@ -136,7 +136,7 @@ def _event(line: bytes) -> bytes:
 
 
 def _name_reasoning(message: Any) -> None:
-    """Copy ``reasoning``, the name in newer versions, to ``reasoning_content``, which agent frameworks read."""
+    """Copy ``reasoning``, the name in newer versions of vLLM, to ``reasoning_content``, which agent frameworks read."""
     if isinstance(message, dict) and message.get("reasoning") is not None:
         message.setdefault("reasoning_content", message["reasoning"])
 

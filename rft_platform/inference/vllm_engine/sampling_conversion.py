@@ -1,8 +1,8 @@
 """Convert sampling parameters and seeds to vLLM's, and vLLM's outputs to ids and log-probs.
 
 vLLM itself gives every prompt of a request the same seed, and choice ``i`` the seed ``seed + i``. Equal prompts would
-then get equal completions, and neighbouring seeds would share some. ``prompt_seed`` therefore gives each (seed, number
-of the prompt) an independent random stream.
+then get equal completions, and requests with the seeds s and s + 1 would share most completions. ``prompt_seed``
+therefore gives each (seed, number of the prompt) an independent random stream.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ def sampling_params(sampling: SamplingParams, prompt: int, room: int) -> Any:
         max_tokens=min(sampling.max_tokens, room),
         stop=list(sampling.stop) or None,
         detokenize=bool(sampling.stop),
-        logprobs=0,  # of the sampled token only
+        logprobs=0,  # 0: log-prob of the sampled token only
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
@@ -76,7 +76,7 @@ def scores_of(output: Any) -> list[float]:
 
 
 def _first_of_each(flat: Any, count: int, begin: int = 0) -> list[float]:
-    """Log-probs at positions ``begin`` to ``count`` of vLLM's flat table; at each position the token's own is first."""
+    """The sequence's log-probs at positions ``begin`` to ``count``: the first of each position in vLLM's flat table."""
     starts: Sequence[int] = flat.start_indices if flat is not None else []
     if len(starts) != count:
         raise EngineError(f"vLLM gave log-probs for {len(starts)} of {count} tokens")

@@ -1,12 +1,13 @@
-"""vLLM's scheduler, except that answers which nobody streams reach the API server in pieces of many tokens.
+"""vLLM's scheduler, changed: if nobody streams an answer, its tokens reach the API server in pieces of many tokens.
 
 vLLM's engine process sends its API server one message entry per request and step. With log-probs, each entry holds
 three arrays of one element. At hundreds of running requests both processes then need more time for these arrays than
 the GPU needs for the step. This scheduler collects the tokens and log-probs of a request and sends them every ``PIECE``
 tokens.
 
-vLLM creates the scheduler by its import path (``--scheduler-cls``). Its scheduler interface is not public: ``InPieces``
-uses ``add_request``, ``finish_requests`` and ``update_from_output``. The suite of all engines runs on it.
+vLLM creates the scheduler by its import path (``--scheduler-cls``). vLLM's scheduler interface is not public:
+``InPieces`` uses ``add_request``, ``finish_requests`` and ``update_from_output``. The tests of all engines cover this
+scheduler.
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-#: Tokens of a piece, and a few more with speculative decoding. Its arrays must stay below vLLM's 256 bytes for arrays
-#: inside a message: longer ones become their own frames, and vLLM 0.24 then reuses the buffer of a large first frame
-#: as soon as the last frame is sent.
+#: Tokens of a piece (speculative decoding adds a few). The arrays of a piece must be shorter than 256 bytes: vLLM sends
+#: longer arrays as separate frames, and vLLM 0.24 then reuses the buffer of a large first frame as soon as the last
+#: frame is sent.
 PIECE = 48
-_MOST_A_STEP = 15  # tokens of a request in one step
+_MOST_A_STEP = 15  # most tokens of a request in one step
 
 
 def scheduler(**options: Any) -> Any:
@@ -30,13 +31,13 @@ def scheduler(**options: Any) -> Any:
     base = AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler
     owners = (config.model_config, getattr(config, "aux_output_config", None))  # vLLM 0.24, 0.32
     if any(getattr(owner, "enable_return_routed_experts", False) for owner in owners):
-        return base(**options)  # the routing of each step goes with its tokens
+        return base(**options)  # no pieces: the expert routing of each step must be sent with the step's tokens
     return type("PieceScheduler", (InPieces, base), {})(**options)
 
 
 @dataclass(slots=True)
 class _Piece:
-    """What one request has generated since its last message."""
+    """The tokens and log-probs that a request has generated since its last message."""
 
     wants_logprobs: bool
     token_ids: list[int] = field(default_factory=list)
@@ -56,7 +57,7 @@ class _Piece:
             self.ranks += steps.ranks[rows]
 
     def move_to(self, output: Any) -> None:
-        """Put everything that was collected into ``output``, and begin the next piece."""
+        """Move all collected tokens and log-probs into ``output``, and begin the next piece."""
         output.new_token_ids = self.token_ids
         output.events = self.events or None
         output.prefill_stats = self.prefill_stats
@@ -77,7 +78,7 @@ class _StepLogprobs:
     """Log-probs and ranks of the tokens that one step has sampled."""
 
     def __init__(self, runner_output: Any) -> None:
-        """``runner_output``: a ``ModelRunnerOutput`` with log-probs; the sampled token's stand in the first column."""
+        """``runner_output``: a ``ModelRunnerOutput`` with log-probs; its first column is that of the sampled tokens."""
         table = runner_output.logprobs
         self.logprobs: list[float] = table.logprobs[:, 0].tolist()
         self.ranks: list[int] = table.sampled_token_ranks.tolist()
@@ -85,18 +86,18 @@ class _StepLogprobs:
         self._index: dict[str, int] = runner_output.req_id_to_index
 
     def rows(self, request_id: str, count: int) -> slice:
-        """The rows of a request's ``count`` tokens."""
+        """The table rows of a request's ``count`` tokens."""
         index = self._index[request_id]
         start = index if self._starts is None else self._starts[index]
         return slice(start, start + count)
 
 
 class InPieces:
-    """Mixin before a scheduler class of vLLM."""
+    """Mixin that overrides methods of a scheduler class of vLLM."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._pieces: dict[str, _Piece] = {}  # by request
+        self._pieces: dict[str, _Piece] = {}  # by request id
 
     def add_request(self, request: Any) -> None:
         """Queue a request, and remember whether its answer may come in pieces."""
@@ -105,7 +106,7 @@ class InPieces:
             self._pieces[request.request_id] = _Piece(request.sampling_params.logprobs is not None)
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
-        """End requests from outside; nothing is sent for them."""
+        """End requests that a caller cancels; their collected tokens are dropped."""
         ended = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
         known = self.requests  # type: ignore[attr-defined]
         self._pieces = {name: piece for name, piece in self._pieces.items() if name in known}
@@ -117,7 +118,8 @@ class InPieces:
         if self._pieces and model_runner_output.logprobs is not None:
             steps = _StepLogprobs(model_runner_output)
             if self._pieces.keys() >= scheduler_output.num_scheduled_tokens.keys():
-                # vLLM would cut an array into one slice for each request.
+                # Without this, vLLM would cut the arrays into one slice per request, although all requests come in
+                # pieces.
                 model_runner_output = replace(model_runner_output, logprobs=None)
         messages = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if self._pieces:
@@ -126,7 +128,7 @@ class InPieces:
         return messages
 
     def _sent_now(self, output: Any, steps: _StepLogprobs | None) -> bool:
-        """Whether ``output`` goes to the API server now; it then holds all that was collected."""
+        """Whether ``output`` is sent to the API server now; if so, add all collected tokens to it."""
         piece = self._pieces.get(output.request_id)
         if piece is None:
             return True
@@ -142,7 +144,8 @@ class InPieces:
 def comes_in_pieces(request: Any) -> bool:
     """Whether nobody sees the request's tokens before it ends.
 
-    No stop text, because the API server finds those in the text; at most the sampled token's log-prob for each token.
+    Requests with stop strings are excluded, because the API server must look for these strings after every token. So
+    are requests with more log-probs than that of the sampled token.
     """
     from vllm.sampling_params import RequestOutputKind
 

@@ -52,8 +52,8 @@ class VllmOptions:
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
     tensor_parallel_size: int = 1
-    kv_cache_gb: float = 1.0  # on a CPU; on a GPU the cache takes what gpu_memory_utilization leaves
-    max_lora_rank: int = 0  # of adapters that may be loaded; 0: no adapters
+    kv_cache_gb: float = 1.0  # for a CPU; on a GPU, gpu_memory_utilization determines the size of the cache
+    max_lora_rank: int = 0  # largest rank of adapters that may be loaded; 0: no adapters
     arguments: dict[str, Any] = field(default_factory=dict)  # further options of vLLM's server
 
     def check(self) -> None:
@@ -62,9 +62,7 @@ class VllmOptions:
         if self.max_lora_rank > LORA_RANKS[-1]:
             raise UserError(f"max_lora_rank {self.max_lora_rank}: vLLM serves adapters up to rank {LORA_RANKS[-1]}")
         if taken:
-            raise UserError(
-                f"engine.vllm_args: {', '.join(taken)} cannot be set there, the platform sets it; remove it"
-            )
+            raise UserError(f"engine.vllm_args: {', '.join(taken)}: only the platform sets these options; remove them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ class ServerSettings:
         return cls(**{**values, "options": VllmOptions(**values["options"])})
 
     def to_environment(self) -> None:
-        """Store the settings in the environment for the program that replaces this process."""
+        """Store the settings in an environment variable, for the program that will replace this process."""
         os.environ[VARIABLE] = json.dumps(asdict(self))
 
     @property
@@ -127,7 +125,7 @@ class ServerSettings:
             "dtype": dtype_of(vllm, self.dtype, self.options.gpu_dtype),
             "max_model_len": self.context() + 1,  # so that a sequence as long as the context can be scored
             "seed": self.seed or 0,
-            "logprobs_mode": "processed_logprobs",  # those of the sampling distribution
+            "logprobs_mode": "processed_logprobs",  # log-probs of the sampling distribution
             "max_logprobs": TOP_LOGPROBS,
             "middleware": MIDDLEWARE,
             "worker_extension_cls": WORKER_EXTENSION,

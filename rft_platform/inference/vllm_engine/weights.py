@@ -1,4 +1,4 @@
-"""The weights that vLLM serves. They change completely or, if anything does not fit, not at all."""
+"""The weights that vLLM serves. All tensors change or, if one does not fit, none."""
 
 import asyncio
 import json
@@ -16,13 +16,13 @@ from rft_platform.inference.vllm_engine.adapters import check_adapter
 
 LOG = logging.getLogger(__name__)
 ADAPTER_NAME, ADAPTER_ID = "policy", 1
-CACHE_RESETS = 50  # attempts: a finished request frees its cache blocks a moment later
+CACHE_RESETS = 50  # attempts to empty the cache, because a finished request frees its blocks with a short delay
 CACHE_WAIT_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One set of weights: those of ``base``, plus the adapter in ``folder`` if that differs from ``base``."""
+    """One set of weights: the full weights in ``base``, plus the adapter in ``folder`` if the folders differ."""
 
     policy_version: int
     weights_digest: str
@@ -47,14 +47,14 @@ class ServedWeights:
         self.updates = 0
 
     def prepare(self, folder: Path, policy_version: int) -> Weights:
-        """Check whether ``folder`` fits, without changing anything; WeightMismatchError if it does not."""
+        """Check ``folder`` without changing anything. Raises WeightMismatchError if its weights do not fit."""
         if not is_adapter(folder):
             check_folder(self.layout, folder)
             return Weights(policy_version, "", folder, folder)
         if not self.max_lora_rank:
             raise WeightMismatchError(
-                f"{folder}: is a LoRA adapter, and this engine was started without room for one: set "
-                "engine.max_lora_rank to its rank or more"
+                f"{folder}: is a LoRA adapter, but this engine was started without adapters: set "
+                "engine.max_lora_rank to the adapter's rank or more"
             )
         check_adapter(self.layout, folder, self.max_lora_rank)
         try:
@@ -80,12 +80,12 @@ class ServedWeights:
             await asyncio.gather(digest, return_exceptions=True)
             LOG.warning("vLLM refuses %s: %s", target.folder, error)
             await self._load(before, loaded=None)
-            raise WeightMismatchError(f"{target.folder}: vLLM cannot take it over: {_reason(error)}") from error
+            raise WeightMismatchError(f"{target.folder}: vLLM cannot load these weights: {_reason(error)}") from error
         self.served = target
         self.updates += 1
         seconds = perf_counter() - started
         LOG.info("serves policy version %d, %s", target.policy_version, target.folder)
-        LOG.info("vLLM loaded it in %.2f s, its digest was known after %.2f s", loaded_s, seconds)
+        LOG.info("vLLM loaded the weights in %.2f s; their digest was known after %.2f s", loaded_s, seconds)
 
     async def _load(self, target: Weights, loaded: Weights | None) -> None:
         """Load ``target`` into the workers; ``loaded``: the weights there now, None if unknown."""
@@ -110,10 +110,12 @@ class ServedWeights:
             if await self.llm.reset_prefix_cache():
                 return
             await asyncio.sleep(CACHE_WAIT_S)
-        raise EngineError("vLLM kept prefixes of the old weights: blocks of its cache were in use with nothing running")
+        raise EngineError(
+            "vLLM kept prefixes of the old weights: cache blocks were in use although no request was running"
+        )
 
 
 def _reason(error: Exception) -> str:
-    """The last line of the error: vLLM passes on the worker's whole traceback."""
+    """The last line of the error's text, because vLLM puts the worker's whole traceback into it."""
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__

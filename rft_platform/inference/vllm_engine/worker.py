@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-#: Environment variable with the server's process id, which is also the process group of everything it started.
+#: Environment variable with the server's process id. It is also the process group of all processes that it started.
 SERVER_PID = "RFT_VLLM_SERVER_PID"
 
 
@@ -31,7 +31,7 @@ class WorkerExtension:
 def without_adapters(model: Any) -> Iterator[None]:
     """Replace the model's LoRA layers by their base layers while the block runs.
 
-    The loader finds tensors by the names of the base layers, and not every version of it looks inside LoRA layers.
+    vLLM's loader finds tensors by the names of the base layers. In some versions it does not look inside LoRA layers.
     """
     from vllm.lora.layers import BaseLayerWithLoRA
 
@@ -54,8 +54,8 @@ def without_adapters(model: Any) -> Iterator[None]:
 def pack_output_heads(model: Any) -> None:
     """Repeat the post-processing of embeddings and output heads, as after a first load.
 
-    On a CPU vLLM computes with a packed copy of the weights. A head that is tied to the embedding gets no tensor of its
-    own in a reload, so its copy is not renewed and would keep computing with the old weights.
+    On a CPU vLLM computes with a packed copy of the weights. A reload loads no tensor for a head that is tied to the
+    embedding, so it does not renew the head's copy, and the head would keep computing with the old weights.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -65,9 +65,9 @@ def pack_output_heads(model: Any) -> None:
 
 
 def end_with_server() -> None:
-    """Kill this process and everything else that the server started as soon as the server ends, in whatever way.
+    """Kill this process and all other processes of the server as soon as the server has ended for any reason.
 
-    A killed server cannot end its engine processes, which would hold the GPU's memory for ever.
+    A server that is killed cannot end its engine processes, and these would hold the GPU's memory for ever.
     """
     pid = int(os.environ.get(SERVER_PID, "0"))
     if not pid or pid == os.getpid() or os.getpgrp() != pid:
