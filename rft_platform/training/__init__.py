@@ -8,5 +8,5 @@ Start with ``loop.session``: ``TrainingSession.train`` serves one request, and i
 - ``protocol``, ``distributed``, ``launch``, ``join``: requests and results; the ranks; how a group is started;
 - ``service``: the client of the group, and the process of a rank;
 - ``loop``: the stages of a training; ``data``: its rows; ``packed``: rows as prefix trees, log-probs and gradients;
-- ``models``: policy, critic and optimizer in memory; ``checkpoint``: the same on disk.
+- ``models``: policy, critic and optimizer in memory; ``checkpoint``: policy, critic and optimizer on disk.
 """

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from rft_platform.common.errors import RftError
 from rft_platform.training.protocol import Layout, error_message, raise_error
 
-#: Ranks wait for the next command in a collective; only the idle time-out of the group ends that wait.
+#: Ranks wait for the next command in a collective operation. Only the idle time-out of the group ends this wait.
 WAIT_FOR_COMMANDS = timedelta(days=30)
 
 
@@ -76,7 +76,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which alone talks to callers and writes the shared files."""
+        """Whether this is rank 0: only rank 0 communicates with callers and writes the shared files."""
         return self.rank == 0
 
     def mesh(self) -> DeviceMesh:

@@ -2,8 +2,8 @@
 
     python -m rft_platform.training.join --config rft.yaml --node-rank 1
 
-It waits for the first node, serves as long as the group lives, and waits again: the control plane starts the group when
-it needs one and ends it when it is idle. Ctrl-C ends it.
+The program waits for the first node, serves until the group ends, and waits again: the control plane starts a group
+when it needs one, and a group ends when it is idle. Ctrl-C ends the program.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="rft_platform.training.join", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--node-rank", type=int, required=True, help="1 .. cluster.node_num - 1")
-    parser.add_argument("--once", action="store_true", help="end with the first group")
+    parser.add_argument("--once", action="store_true", help="exit when the first group ends")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     line = node_command(load_config(options.config), options.node_rank, Path(tempfile.gettempdir()))
@@ -48,7 +48,7 @@ def node_command(config: RftConfig, node_rank: int, scratch: Path) -> list[str]:
     if not 0 < node_rank < rendezvous.nodes:
         raise UserError(
             f"node rank {node_rank}: with cluster.node_num {config.cluster.node_num} and trainer.rendezvous.endpoint "
-            f"{rendezvous.endpoint!r} the further nodes are 1 to {rendezvous.nodes - 1}"
+            f"{rendezvous.endpoint!r}, expected a node rank from 1 to {rendezvous.nodes - 1}"
         )
     spec = TrainerSpec(
         scratch, scratch, settings.nproc, settings.threads, settings.dtype, "auto", settings.idle_timeout_s,

@@ -1,9 +1,9 @@
-"""Launch options of a trainer group, from the configuration to the command line. Does not import torch.
+"""Convert the configuration to a trainer group's launch options, and these to a command line. Does not import torch.
 
 A group is one process, or torchrun with several ranks on one or more nodes.
 
-With several nodes, the control plane runs on the first (``node_rank`` 0), which has rank 0, the lease and the command
-port. The other nodes are started by hand or by a job scheduler (``join.py``) and connect to the first node's
+With several nodes, the control plane runs on the first node (``node_rank`` 0), which has rank 0, the lease and the
+command port. The other nodes are started by hand or by a job scheduler (``join.py``) and connect to the first node's
 ``endpoint``. All nodes must see checkpoints and rounds under the same paths.
 """
 
@@ -21,7 +21,7 @@ _WORKER = "rft_platform.training.service.worker"
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the nodes of a group meet."""
+    """The address at which the nodes of a group connect to each other."""
 
     nodes: int = 1
     endpoint: str = ""  # ``host:port`` on the first node; the port must be free
@@ -31,8 +31,8 @@ class Rendezvous:
         host, _, port = self.endpoint.rpartition(":")
         if self.nodes > 1 and not (host and port.isdigit()):
             raise UserError(
-                f"a trainer group on {self.nodes} nodes connects to a host and port of the first node; "
-                f"trainer.rendezvous.endpoint is {self.endpoint!r}: give HOST:PORT"
+                f"a trainer group on {self.nodes} nodes connects to a host and port of the first node, but "
+                f"trainer.rendezvous.endpoint is {self.endpoint!r}: set it to HOST:PORT"
             )
 
 
@@ -74,7 +74,7 @@ class TrainerSpec:
 
 
 def configured_layout(config: RftConfig) -> Layout:
-    """Return how models are placed and computed on the ranks."""
+    """Return the layout: how the ranks store and compute the models."""
     settings = config.trainer
     return Layout(
         reduce_dtype=settings.reduce_dtype,
@@ -85,7 +85,7 @@ def configured_layout(config: RftConfig) -> Layout:
 
 
 def configured_rendezvous(config: RftConfig) -> Rendezvous:
-    """Return where the nodes meet. Without an endpoint the group has one node, whatever ``cluster.node_num`` is."""
+    """Return the rendezvous. Without an endpoint the group has one node, for any ``cluster.node_num``."""
     rendezvous = config.trainer.rendezvous
     if rendezvous.endpoint is None:
         return Rendezvous()

@@ -15,11 +15,11 @@ from rft_platform.common.errors import RftError, TrainerError, UserError
 
 Message = dict[str, Any]
 
-PREFIX = "/trainer/"  # of the paths of the trainer's HTTP server
+PREFIX = "/trainer/"  # prefix of all paths of the trainer's HTTP server
 LAST_EVENTS = ("done", "error")
 
-#: Event that the trainer sends from a separate thread while a command waits or runs. It distinguishes a long step or
-#: compilation from a stopped process.
+#: Event that a separate thread of the trainer sends while a command waits or runs. The caller uses it to distinguish a
+#: long step or compilation from a stopped process.
 HEARTBEAT = "heartbeat"
 HEARTBEAT_S = 2.0
 #: Default time that a caller waits for the next event of a command before it ends the trainer.
@@ -28,7 +28,7 @@ HEARTBEAT_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Settings that change the cost of a step. They change its result by rounding only."""
+    """Settings that change the time and memory of a step. They change the step's result by rounding only."""
 
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of gradient sums over ranks
     cpu_offload: bool = False  # keep parameters, gradients and moments in host memory; needs CUDA
@@ -49,8 +49,8 @@ class Layout:
 class TrainRequest:
     """Train from one checkpoint on some files, and publish the result.
 
-    The worker reloads ``parent`` unless it already holds exactly that state. A repeated request therefore gives the
-    same weights. The training data is one of
+    The worker reloads ``parent`` unless it already holds exactly the parent's state. A repeated request therefore gives
+    the same weights. The training data is one of
 
     - ``rollouts`` and ``judged``: Parquet files joined on ``row_id``, all rows or those of ``selection``; with
       ``expert_weight`` also ``demonstrations``;
@@ -82,11 +82,11 @@ class TrainRequest:
     reference: str | None = None  # folder of the frozen reference of a KL; with LoRA and None: the base model
     teacher: str | None = None  # folder of the distillation teacher; its vocabulary must be the policy's
     save_interval: int | None = None  # optimiser steps between saved states; None: one state, that of the last step
-    #: When the state of the last step is written: before the result is returned, or ``later`` in the background. Later,
-    #: ``save_interval`` counts: a training whose steps contain no multiple of it saves no state, only weights.
+    #: When the state of the last step is written: before the result is returned (``now``), or in the background
+    #: (``later``). With ``later``, a training whose steps contain no multiple of ``save_interval`` saves only weights.
     save_state: Literal["now", "later"] = "now"
     save_hf_checkpoint: Literal["last", "always", "never"] = "last"  # which checkpoints hold HF weights
-    max_checkpoints_to_keep: int | None = None  # intermediate ones that hold HF weights; None: keep all
+    max_checkpoints_to_keep: int | None = None  # number of intermediate checkpoints with HF weights; None: keep all
     lineage: dict[str, Any] = field(default_factory=dict)  # copied into the checkpoint's manifest
 
 
@@ -99,7 +99,7 @@ class StepEvent:
 
     step: int  # global optimiser step after the update
     metrics: dict[str, float]  # loss, grad_norm, lr, entropy, mismatch_k3, clip_fraction, tokens, ... (algorithms.md)
-    told_again: bool = field(default=False, compare=False)  # step of an earlier trainer, from which this one resumes
+    told_again: bool = field(default=False, compare=False)  # True: an earlier, killed trainer already ran this step
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class TrainResult:
     checkpoint: str  # absolute folder
     policy_version: int
     weights_digest: str  # as ``rft_platform.common.digests`` defines it
-    steps: int  # optimiser steps done; 0 if no row had a gradient (a recorded no-op)
+    steps: int  # number of optimiser steps; 0 if no row had a gradient, so that the checkpoint is the parent
     metrics: dict[str, float]  # summary over the steps (``step_metrics.summarise``)
     seconds: dict[str, float]  # by phase: load, data, forward_backward, optimizer, save, ...
     cpu_seconds: float  # processor time of the worker for this request
@@ -117,7 +117,7 @@ class TrainResult:
 
 
 def train_request(message: Mapping[str, Any]) -> TrainRequest:
-    """Build a request from JSON values. Raises UserError if they are none."""
+    """Build a request from JSON values. Raises UserError if the values are not a training request."""
     try:
         return _REQUEST.validate_python(dict(message))
     except ValidationError as error:
@@ -130,6 +130,6 @@ def error_message(error: RftError) -> Message:
 
 
 def raise_error(message: Message) -> NoReturn:
-    """Raise the error that ``error_message`` encoded, as its own class if that is an error class of the platform."""
+    """Raise the error that ``error_message`` encoded, with its original class if this is a class of ``errors``."""
     kind = getattr(errors, message["kind"], TrainerError)
     raise kind(message["message"])

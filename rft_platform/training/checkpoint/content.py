@@ -1,4 +1,7 @@
-"""Snapshot of the trainer state to be saved, and the code that writes it: each rank its shards, rank 0 the rest."""
+"""Snapshot of the trainer state to be saved, and the code that writes the snapshot to disk.
+
+Each rank writes its shards; rank 0 also writes everything else.
+"""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -33,7 +36,7 @@ from rft_platform.training.models.shards import (
 )
 from rft_platform.training.models.trainer_state import TrainerState, gather_weights, random_state
 
-_WEIGHTS_FILE_BYTES = 2**27  # trainer and engine compute the digests of several files at once
+_WEIGHTS_FILE_BYTES = 2**27  # larger weights are split, so that digests of several files are computed in parallel
 _AT_ONCE = StagingOptions(
     use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
 )
@@ -78,9 +81,9 @@ class Draft:
         copy: bool,
         with_state: bool = True,
     ) -> "Draft":
-        """Snapshot ``state`` for a checkpoint. With ``copy``, training may continue before the snapshot is written.
+        """Snapshot ``state`` for a checkpoint. With ``copy``, training may continue before it is written.
 
-        Without ``with_state`` only the published weights and the small files are taken.
+        Without ``with_state``, the snapshot has only the published weights and the small files.
 
         Without ``hf``, a model's weights are written as float32 shards only; an adapter is small and always written.
         Every rank must call it.
@@ -99,18 +102,18 @@ class Draft:
         return cls(state, shards, weights, critic, random_state(), _progress(state, position))
 
     def split(self) -> tuple["Draft", "Draft"]:
-        """Split into what is published at once (weights and small files) and the trainer state, saved afterwards."""
+        """Split into two drafts: the weights and small files, to publish now, and the trainer state, to save later."""
         return replace(self, shards={}, critic=None), replace(self, weights=None)
 
     @property
     def nbytes(self) -> int:
-        """Lower bound in bytes of what this rank writes."""
+        """Lower bound of the number of bytes that this rank writes."""
         published = sum(value.numel() * self.state.dtype.itemsize for value in (self.weights or {}).values())
         own = sum(local_part(value).nbytes for tensors in self.shards.values() for value in tensors.values())
         return published + own + (0 if self.critic is None else self.critic.nbytes)
 
     def make_folders(self, folder: Path) -> None:
-        """Create ``folder`` and those of the shards in it. Rank 0 calls it before any rank writes."""
+        """Create ``folder`` and, in it, the folders of the shards. Rank 0 calls it before any rank writes."""
         folder.mkdir(parents=True, exist_ok=True)
         for place, _ in self.shards:
             (folder / place).mkdir(parents=True, exist_ok=True)
@@ -179,7 +182,7 @@ class Draft:
 
 
 def _shards(state: TrainerState, ranks: Ranks, *, with_master: bool) -> dict[tuple[str, str], dict[str, Tensor]]:
-    """The sharded tensors of a checkpoint: moments, and float32 weights if the published ones do not hold them."""
+    """The sharded tensors of a checkpoint: moments, and float32 weights if they are not published in float32."""
     model = state.policy.model
     shards = {("", OPTIMIZER): moments(model, state.optimizer)}
     if state.lora is None and (with_master or state.dtype != torch.float32 or ranks.world_size > 1):
@@ -199,7 +202,7 @@ def _progress(state: TrainerState, position: Position | None) -> dict[str, Any]:
 
 
 def _gather_critic(critic: Critic) -> CriticTensors:
-    """Gather the tensors of ``critic`` for rank 0. Every rank must call it."""
+    """Gather the tensors of ``critic`` for rank 0. Every rank must call this function."""
     model = critic.model.model
     whole: dict[str, Any] = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -220,7 +223,7 @@ def _local(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy the tensors to the CPU; of sharded tensors, this rank's part."""
+    """Copy the tensors to the CPU; of a sharded tensor, copy this rank's part."""
     stager = DefaultStager(_AT_ONCE)
     try:
         staged: Any = stager.stage(dict(tensors))

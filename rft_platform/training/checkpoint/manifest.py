@@ -19,12 +19,12 @@ from rft_platform.common.errors import DamagedError, StorageError, UserError
 from rft_platform.common.files import digest_file, digest_json, read_sealed_json, write_sealed_json
 
 STEPS = "steps.json"  # metrics of each optimiser step
-#: Files copied from a model's folder to those of its descendants: they define tokenisation and end tokens.
+#: Files that every checkpoint copies from its parent's folder: they define tokenisation and end tokens.
 COMPANIONS = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.jinja", "*.tiktoken",
 )  # fmt: skip
-SCHEMA_VERSION = 2  # 1: identity of the state from the digests of all files
+SCHEMA_VERSION = 2  # in version 1 the state's identity was computed from the digests of all files
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,21 @@ class Manifest:
     lineage: dict[str, Any]
     result: dict[str, Any]  # metrics, seconds and processor time of the training
     created_at: float  # seconds since the epoch
-    versions: dict[str, str]  # of libraries
-    dtype: str  # of the published weights
+    versions: dict[str, str]  # library -> version
+    dtype: str  # dtype of the published weights
     files: dict[str, dict[str, Any]]  # relative path -> {"size": bytes, "sha256": hex}
     base_model: str | None = None  # folder of the full weights if this checkpoint holds an adapter
     lora: dict[str, Any] | None = None  # settings of the adapter
     base_digest: str | None = None  # ``weights_digest`` of the full weights; None in older manifests
-    deferred_state: bool = False  # ``files`` lacks the trainer state: it is saved later, or not at all
+    deferred_state: bool = False  # True: ``files`` lacks the trainer state, which is saved later or not at all
     schema_version: int = SCHEMA_VERSION
 
     @property
     def state_digest(self) -> str:
         """Identity of the state that training continues from: weights, optimizer, position, but not the metrics.
 
-        A training and its weights determine the rest, so the identity is known before the state is on disk.
+        The training's request and the resulting weights determine optimizer and position, so the identity is known
+        before the state is on disk.
         """
         if self.schema_version > 1:
             return digest_json([self.request_digest, self.weights_digest, self.base_digest])
@@ -96,13 +97,13 @@ def verify(folder: Path, manifest: Manifest) -> None:
     """Raise DamagedError with the first file of a checkpoint that is missing or differs from the manifest."""
     why = first_damage(folder, manifest.files) or saved_state_damage(folder)
     if why is not None:
-        raise DamagedError(f"checkpoint {folder} is damaged: {why}; restore it or train from an earlier one")
+        raise DamagedError(f"checkpoint {folder} is damaged: {why}; restore it or train from an earlier checkpoint")
 
 
 def verified_weights(folder: Path) -> str:
     """Return the digest of a model's weights. A platform checkpoint is verified first; raises DamagedError.
 
-    Other models have no recorded digests to compare with.
+    Models that are not checkpoints of the platform have no recorded digests to compare with.
     """
     manifest = _manifest_of_model(folder)
     if manifest is None:

@@ -1,9 +1,9 @@
-"""Periodic checkpoints of a training, and the search for the last one after the trainer was killed.
+"""Intermediate checkpoints of a training, and the search for the last one after the trainer was killed.
 
-They are stored in ``<output>/intermediate/step_<n>`` and written by a thread while the next steps run, one at a time.
-They are removed when the training's own checkpoint is published, unless they hold Hugging Face weights on request
-(``save_hf_checkpoint: always``). In that case those of earlier trainings are kept beside those of the present one.
-Leftovers of an abandoned training that this training replaces are removed first, whatever their step numbers are.
+A thread writes them to ``<output>/intermediate/step_<n>``, one at a time, while the next steps run. They are removed
+when the training publishes its final checkpoint, unless they hold Hugging Face weights on request
+(``save_hf_checkpoint: always``): then the intermediate checkpoints of all trainings are kept. Those of an abandoned
+training that this training replaces are always removed.
 """
 
 import logging
@@ -30,11 +30,12 @@ FOLDER, PREFIX = "intermediate", "step_"
 class PeriodicCheckpoints:
     """Saves a training every ``request.save_interval`` optimiser steps, counted from the start of the project.
 
-    As a context it waits for the running save at the end, except after an error that other ranks may not have raised.
+    Use it as a context manager: at the end it waits for the running save, except after an error that other ranks may
+    not have raised.
     """
 
     def __init__(self, request: TrainRequest, identity: str, ranks: Ranks) -> None:
-        """``identity`` is that of the training (``TrainingPlan.identity``)."""
+        """``identity``: identity of the training (``TrainingPlan.identity``)."""
         self._request = request
         self._identity = identity
         self._ranks = ranks
@@ -48,7 +49,7 @@ class PeriodicCheckpoints:
             self.wait()
 
     def is_due(self, step: int, remaining: int) -> bool:
-        """Whether to save after global step ``step``, with ``remaining`` steps left. The last step is published."""
+        """Whether to save after global step ``step``, with ``remaining`` steps left; False after the last step."""
         interval = self._request.save_interval
         return interval is not None and remaining > 0 and step % interval == 0
 
@@ -76,7 +77,7 @@ class PeriodicCheckpoints:
             self._ranks.from_first(self._thin_out)
 
     def clear(self) -> None:
-        """Remove checkpoints that only served for resuming, once the training's own checkpoint is published."""
+        """Remove the checkpoints that only served for resuming. Call it after the final checkpoint is published."""
         folder, always = _folder(Path(self._request.output)), self._request.save_hf_checkpoint == "always"
         if not self._ranks.is_first:
             return
@@ -86,7 +87,7 @@ class PeriodicCheckpoints:
             shutil.rmtree(folder)
 
     def _thin_out(self) -> None:
-        """Remove old checkpoints. Keep the configured number of HF ones (None: all), else only the newest."""
+        """Remove old checkpoints. Keep the configured number of those with HF weights (None: all), else the newest."""
         request, found = self._request, self._without_abandoned()
         keep = (request.max_checkpoints_to_keep or 0) if request.save_hf_checkpoint == "always" else 1
         for old in found[keep:] if keep else []:
@@ -103,9 +104,9 @@ class PeriodicCheckpoints:
     def _is_abandoned(self, folder: Path) -> bool:
         """Whether ``folder`` belongs to an abandoned training that this one replaces.
 
-        Without ``save_hf_checkpoint: always``, any checkpoint of another training does. With it, only those beyond the
-        parent's policy version do: earlier ones belong to finished trainings. An unreadable checkpoint is never
-        removed.
+        Without ``save_hf_checkpoint: always``, every checkpoint of another training is abandoned. With this setting,
+        only checkpoints after the parent's policy version are: earlier checkpoints belong to finished trainings. A
+        checkpoint that cannot be read does not count as abandoned.
         """
         request = self._request
         try:

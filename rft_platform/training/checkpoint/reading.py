@@ -7,8 +7,8 @@ Layout of ``global_step_<n>``::
     model.safetensors.index.json
     generation_config.json, tokenizer files, chat template
     trainer_state/optimizer*.safetensors       AdamW's moments, the shards of each rank (``shards.py``)
-    trainer_state/master*.safetensors          float32 weights, sharded likewise, if the published ones are rounded,
-                                               sharded in memory, or not written
+    trainer_state/master*.safetensors          float32 weights, sharded likewise, if the published weights are
+    rounded, sharded in memory, or not written
     trainer_state/random.safetensors           states of the random generators
     trainer_state/critic/                      the value model, its AdamW moments and its update count
     trainer_state/state.json                   position in the demonstrations, adaptive KL coefficient
@@ -37,9 +37,9 @@ from rft_platform.training.models.optimizer import build_optimizer, restore_mome
 from rft_platform.training.models.shards import TRAINER_STATE
 from rft_platform.training.models.trainer_state import TrainerState, restore_random_state
 
-#: Files in ``TRAINER_STATE`` beside the sharded ones.
+#: Files in ``TRAINER_STATE`` that are not sharded.
 RANDOM, STATE = "random.safetensors", "state.json"
-CRITIC, MOMENTS, UPDATES = "critic", "moments", "updates.json"  # the critic's folder in it, and files there
+CRITIC, MOMENTS, UPDATES = "critic", "moments", "updates.json"  # the critic's folder, and files in this folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def load_state(
     """Load the state in ``folder``: a platform checkpoint, whose digests are verified, or any Hugging Face model.
 
     ``version`` is the caller's count of optimiser steps up to this state. ``fresh`` drops the optimizer's moments. A
-    ``critic`` continues from that of the checkpoint, if there is one. Raises UserError if ``lora`` does not fit the
-    checkpoint, and DamagedError if the base model below a saved adapter has other weights than those it was trained on.
+    ``critic`` continues from the checkpoint's critic, if there is one. Raises UserError if ``lora`` does not fit the
+    checkpoint, and DamagedError if the base model's weights are not those on which a saved adapter was trained.
     """
     origin = ranks.from_first(lambda: _inspect(folder))
     saved, base_model = _saved_lora(origin), origin["base_model"]
@@ -110,7 +110,7 @@ def load_state(
 
 
 def _inspect(folder: Path) -> dict[str, Any]:
-    """Describe ``folder`` as JSON values; one rank reads and verifies it for all."""
+    """Verify ``folder`` and describe it as JSON values. One rank does this for all ranks."""
     if not any(folder.glob("tokenizer*")):
         raise UserError(
             f"model folder {folder} holds no tokenizer (tokenizer.json): engines could not serve the checkpoints "
@@ -139,16 +139,16 @@ def _inspect(folder: Path) -> dict[str, Any]:
 
 
 def _base_model(folder: Path, manifest: Manifest) -> str | None:
-    """The current folder of the full weights below an adapter, which may have been moved with it; None without one."""
+    """The folder of the full weights below an adapter, also after both were moved; None without an adapter."""
     if manifest.base_model is None:
         return None
-    published = folder.name.startswith(CHECKPOINT_PREFIX)  # otherwise it is in a folder below the output
+    published = folder.name.startswith(CHECKPOINT_PREFIX)  # otherwise ``folder`` is an intermediate checkpoint
     placed = folder if published else folder.parent
     return str(from_manifest(manifest.base_model, manifest.request.get("output"), placed))
 
 
 def _check_base(folder: Path, manifest: Manifest, base_model: str) -> str:
-    """Return the digest of the full weights below an adapter. Raises DamagedError if the manifest names another."""
+    """Return the digest of the full weights below an adapter. Raises DamagedError if it is not the manifest's."""
     found = verified_weights(Path(base_model))
     if manifest.base_digest not in (None, found):
         raise DamagedError(
@@ -167,7 +167,7 @@ def _saved_lora(origin: dict[str, Any]) -> LoraSpec | None:
 
 
 def read_position(folder: Path) -> Position | None:
-    """Return the position in the demonstrations or pairs of the training that made ``folder``, if it used any."""
+    """Return the position in the demonstrations or pairs after the training that made ``folder``; None without any."""
     file = folder / TRAINER_STATE / STATE
     saved = read_json(file)["position"] if file.exists() else None
     return None if saved is None else Position(**saved)
@@ -181,15 +181,15 @@ def _read_kl_control(folder: Path) -> KlControl | None:
 def _read_critic(
     folder: Path, body: Path, spec: CriticSpec, ranks: Ranks, dtype: torch.dtype, *, fresh: bool
 ) -> Critic:
-    """Read the critic of a checkpoint's ``trainer_state`` (``folder``), onto any number of ranks.
+    """Read the critic from ``folder``, a checkpoint's ``trainer_state``, onto any number of ranks.
 
-    If there is none, a new one starts from ``spec.folder``, else from the model in ``body``. ``fresh`` resets the
-    moments and the update count, but keeps the weights.
+    If the checkpoint has no critic, a new critic starts from ``spec.folder`` or, if that is None, from the model in
+    ``body``. ``fresh`` resets the moments and the update count, but keeps the weights.
     """
     saved = folder / CRITIC
     found = saved.is_dir() and not (fresh and defers_state(folder.parent))
     source = saved if found else Path(spec.folder).absolute() if spec.folder else body
-    if source not in (saved, body):  # those two were verified with the checkpoint
+    if source not in (saved, body):  # ``saved`` and ``body`` were verified with the checkpoint
         ranks.from_first(lambda: verified_weights(source))
     model = load_critic(source, ranks, dtype)
     optimizer = build_optimizer(model.model, spec.optimizer)

@@ -1,11 +1,11 @@
-"""Write checkpoints: publish a folder atomically, and save the trainer state into it, at once or in a thread.
+"""Write checkpoints: publish a folder atomically, and save the trainer state into it, before or after publication.
 
 ``Publication`` makes the folder of a checkpoint: rank 0 creates a temporary folder, and every rank writes its shards
-into it. Rank 0 writes the rest. When all shards are there it writes the manifest and renames the folder.
-``StateSaving`` adds the trainer state to a folder that was published without it, while later rounds go on.
+into it. Rank 0 writes the other files. When all shards are written, rank 0 writes the manifest and renames the folder.
+``StateSaving`` adds the trainer state to a folder that was published without this state, while later rounds go on.
 
-The ranks do not communicate while they write: each rank creates a marker file beside its shards, so a thread can do all
-of the work. The ranks synchronise in ``end``.
+The ranks do not communicate while they write, so a thread can write: each rank creates a marker file beside its shards
+when they are complete. The ranks synchronise in ``end``.
 """
 
 import logging
@@ -27,26 +27,29 @@ from rft_platform.training.models.shards import TRAINER_STATE
 
 LOG = logging.getLogger(__name__)
 _POLL_S = 0.01  # polling interval for the other ranks' marker files
-_UNFINISHED = ".saving"  # folder in ``trainer_state`` of files that are not complete
+_UNFINISHED = ".saving"  # folder in ``trainer_state`` for files that are not complete
 
 
 @dataclass(slots=True)
 class _SharedWriting:
-    """Files that all ranks write together: each its shards, rank 0 the rest. ``folder`` is the checkpoint."""
+    """Files of checkpoint ``folder`` that all ranks write: each rank its shards, rank 0 also the other files."""
 
     folder: Path
     draft: Draft
     ranks: Ranks
-    _shards: Path = field(init=False)  # where every rank writes
+    _shards: Path = field(init=False)  # folder into which every rank writes
     _stack: ExitStack = field(default_factory=ExitStack)
     _thread: threading.Thread | None = None
     _ended: threading.Event = field(default_factory=threading.Event)  # this rank has written its shards, or has failed
-    _released: threading.Event = field(default_factory=threading.Event)  # all ranks have ended: no rank writes any more
+    _released: threading.Event = field(default_factory=threading.Event)  # all ranks have written their shards or failed
     _abort: threading.Event = field(default_factory=threading.Event)
     _error: Exception | None = None
 
     def begin(self, *, background: bool) -> None:
-        """Start writing. With one rank and without ``background``, all is written on return. All ranks must call it."""
+        """Start writing. With one rank and without ``background``, the files are complete on return.
+
+        All ranks must call it.
+        """
         self._shards = Path(self.ranks.from_first(self._open))
         if self.ranks.world_size == 1:
             self._released.set()
@@ -58,7 +61,7 @@ class _SharedWriting:
 
     @property
     def failed(self) -> bool:
-        """Whether this rank is known to have failed; ``end`` raises the error."""
+        """Whether this rank has failed so far; ``end`` raises the error."""
         return self._error is not None
 
     def end(self) -> None:
@@ -103,19 +106,19 @@ class _SharedWriting:
         except Exception as error:
             self._error = error
             self._ended.set()
-            self._released.wait()  # other ranks may still write into the folder, which is removed next
+            self._released.wait()  # other ranks may still write into the folder; afterwards the folder is removed
             raise
 
     def _await_others(self) -> None:
-        """Wait for the marker file of every other rank; remove the files."""
+        """Wait for the marker file of every other rank; remove the marker files."""
         self._ended.set()
         for rank in range(1, self.ranks.world_size):
             mark = self._mark(rank)
             while not mark.exists():
                 if self._abort.wait(_POLL_S):
                     raise StorageError(
-                        f"{self.folder}: rank {rank} or another could not write its part of the checkpoint; the "
-                        "trainer's log says why"
+                        f"{self.folder}: rank {rank} or another rank could not write its part of the checkpoint; the "
+                        "trainer's log states the cause"
                     )
             mark.unlink()
 
@@ -149,7 +152,7 @@ class Publication(_SharedWriting):
 
     def _open(self) -> str:
         remove_leftovers_of(self.folder)
-        sync = not self.manifest.deferred_state  # ``StateSaving`` syncs later what was published without a state
+        sync = not self.manifest.deferred_state  # otherwise ``StateSaving`` syncs the published files later
         temp = self._stack.enter_context(atomic_path(self.folder, needs=self.draft.nbytes, sync=sync))
         with ExitStack() as guard:  # from here on an error removes the folder
             guard.push(self._stack)
@@ -172,7 +175,8 @@ class Publication(_SharedWriting):
 class StateSaving(_SharedWriting):
     """Saves the trainer state of a checkpoint that was published without it, and syncs the published files.
 
-    Until it is complete, a killed trainer gets the state by repeating the training (``TrainingSession``).
+    If the trainer is killed before the state is saved, the next trainer gets the state by repeating the training
+    (``TrainingSession``).
     """
 
     with_state: bool = field(kw_only=True)  # False: only sync the published files
@@ -201,7 +205,7 @@ class StateSaving(_SharedWriting):
 
     @contextmanager
     def _described_errors(self) -> Iterator[None]:
-        """Raise any error of the block as a StorageError, which the trainer survives."""
+        """Convert any error of the block to a StorageError, which does not end the trainer."""
         try:
             yield
         except StorageError:
@@ -224,13 +228,13 @@ class StateSaving(_SharedWriting):
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed trainer left of a trainer state that it was saving into checkpoint ``folder``."""
+    """Remove the incomplete files of a trainer that was killed while it saved the state of checkpoint ``folder``."""
     left = folder / TRAINER_STATE / _UNFINISHED
     if left.exists():
         shutil.rmtree(left)
 
 
 def remove_leftovers_of(folder: Path) -> None:
-    """Remove temporary folders of a trainer that was killed while it wrote this checkpoint."""
+    """Remove temporary folders of a trainer that was killed while it wrote checkpoint ``folder``."""
     for left in [*folder.parent.glob(f".{folder.name}.*.tmp"), *folder.parent.glob(f".{folder.name}.*.old")]:
         shutil.rmtree(left)

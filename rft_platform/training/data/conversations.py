@@ -35,7 +35,7 @@ def read_table(path: str) -> "pa.Table":
     try:
         return pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise StorageError(f"{path}: cannot be read ({error}): delete the file and produce it again") from error
+        raise StorageError(f"{path}: cannot be read ({error}): delete the file and create it again") from error
 
 
 def json_cells(table: "pa.Table", name: str) -> list[Any]:
@@ -44,7 +44,7 @@ def json_cells(table: "pa.Table", name: str) -> list[Any]:
 
 
 def message_cells(table: "pa.Table", name: str) -> list[str] | list[Conversation]:
-    """Values of a column of conversations (nested or JSON), or of plain texts, which are returned unchanged."""
+    """Values of a column of conversations (nested or JSON) or plain texts; plain texts are returned unchanged."""
     cells = table[name].to_pylist()
     parsed = [_messages(cell) for cell in cells]
     return cells if any(messages is None for messages in parsed) else [m for m in parsed if m is not None]
@@ -65,10 +65,11 @@ def _messages(cell: Any) -> Conversation | None:
 
 
 def tokenise(turns: Sequence[Turn], model_folder: Path) -> list[tuple[list[int], list[int]]]:
-    """Return prompt and answer ids of every turn, as the model at ``model_folder`` reads and ends them.
+    """Return prompt and answer ids of every turn, with the chat template and end tokens of ``model_folder``.
 
-    A prompt is tokenised as at inference. Text that the template adds after the answer's last end token is never
-    sampled, so it is left out. Raises UserError if the folder has no chat template, or one that does not fit training.
+    A prompt is tokenised as at inference. Text that the template adds after the answer's last end token is left out,
+    because the policy never samples it. Raises UserError if the folder has no chat template, or one that does not fit
+    training.
     """
     from transformers import AutoTokenizer
 
@@ -86,8 +87,8 @@ def tokenise(turns: Sequence[Turn], model_folder: Path) -> list[tuple[list[int],
 
 
 def _prompts(tokenizer: Any, turns: Sequence[Turn]) -> list[str]:
-    """Render the prompts. Neighbours that answer the same conversation object (a pair) share one rendering."""
-    places: list[int] = []  # index of each turn's prompt among the distinct ones
+    """Render the prompts. Consecutive turns with the same conversation object (a pair) are rendered once."""
+    places: list[int] = []  # index of each turn's prompt among the distinct prompts
     distinct: list[Turn] = []
     for turn in turns:
         if not distinct or turn.before is not distinct[-1].before or turn.tools is not distinct[-1].tools:
@@ -100,7 +101,7 @@ def _prompts(tokenizer: Any, turns: Sequence[Turn]) -> list[str]:
 def _rendered(
     tokenizer: Any, turns: Sequence[Turn], conversations: Sequence[Conversation], *, prompt: bool
 ) -> list[str]:
-    """Render each conversation with the tools of its turn. Batches reduce the calls to the template process."""
+    """Render each conversation with the tools of its turn, in batches to reduce the calls to the template process."""
     texts: list[str] = []
     while len(texts) < len(turns):
         start, first = len(texts), turns[len(texts)]
@@ -113,7 +114,7 @@ def _rendered(
 
 
 def _with_equal_tools(turns: Sequence[Turn]) -> int:
-    """Count the leading turns that have the tools of the first."""
+    """Count how many turns, from the first on, have the same tools as the first turn."""
     return next((place for place, turn in enumerate(turns) if turn.tools != turns[0].tools), len(turns))
 
 

@@ -1,6 +1,6 @@
 """Read offline training data from Parquet: demonstrations for SFT, and preference pairs for DPO (arXiv 2305.18290).
 
-Both are conversations of a chat template (``conversations``), with the loss on answers of the assistant.
+Both are conversations (``conversations``). The loss is computed on answers of the assistant.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ CHOSEN, REJECTED = 1.0, -1.0  # advantages that mark the rows of a pair
 
 
 def read_demonstrations(path: str, model_folder: Path) -> TrainingRows:
-    """Read the conversations of a Parquet file, tokenised as the model at ``model_folder`` reads them.
+    """Read the conversations of a Parquet file, tokenised with the chat template of ``model_folder``.
 
     Columns: ``messages`` and optionally ``tools`` as JSON, or ``prompt``, ``response`` and optionally ``system`` as
     text. Every assistant message whose ``weight`` is not 0 is one sample. Its prompt is tokenised as at inference,
@@ -56,13 +56,13 @@ def read_demonstrations(path: str, model_folder: Path) -> TrainingRows:
 
 
 def answer_sample(row_id: str, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Sample:
-    """Build a sample in which the answer is trained."""
+    """Build a sample in which only the tokens of the answer are trained."""
     mask = np.arange(len(prompt_ids) + len(answer_ids)) >= len(prompt_ids)
     return demonstration_sample(row_id, [*prompt_ids, *answer_ids], mask)
 
 
 def among_rollouts(rollouts: TrainingRows, experts: TrainingRows, digest: str) -> TrainingRows:
-    """Append demonstrations as ``expert`` rows to the rollouts and renumber their groups. Expert rows have no facts."""
+    """Append demonstrations to the rollouts as ``expert`` rows, with renumbered groups. Expert rows have no facts."""
     shown = [replace(sample, row_id=f"expert-{sample.row_id}", expert=True) for sample in experts.samples]
     start = int(rollouts.group.max()) + 1 if len(rollouts.group) else 0
     group = np.concatenate([rollouts.group, experts.group + start])
@@ -88,13 +88,13 @@ def _conversation(system: str | None, prompt: str, response: str) -> Conversatio
 
 
 def read_preferences(path: str, model_folder: Path) -> TrainingRows:
-    """Read the pairs of a Parquet file, tokenised as the model at ``model_folder`` reads them.
+    """Read the pairs of a Parquet file, tokenised with the chat template of ``model_folder``.
 
     Columns: ``chosen`` and ``rejected``; optionally ``prompt``, ``system`` (text) and ``tools`` (JSON). ``prompt``,
     ``chosen`` and ``rejected`` are each text, or messages (nested or as JSON); messages of ``chosen`` and ``rejected``
-    end with the answer. Without a ``prompt`` both are whole conversations that are equal up to the answer. A pair is a
-    group of two rows with equal prompt tokens and advantages +1 and -1. Raises UserError for a missing column, or if a
-    conversation does not end with an assistant message.
+    end with the answer. Without a ``prompt``, ``chosen`` and ``rejected`` are whole conversations that differ only in
+    the answer. A pair is a group of two rows with equal prompt tokens and advantages +1 and -1. Raises UserError for a
+    missing column, or if a conversation does not end with an assistant message.
     """
     digest = digest_files([path])
     turns = [turn for pair in _pairs(path, read_table(path)) for turn in pair]
@@ -131,9 +131,9 @@ def _pair(where: str, system: str | None, prompt: Any, chosen: Any, rejected: An
     before = _pair_prompt(system, prompt)
     good, bad = _with_answer(where, "chosen", before, chosen), _with_answer(where, "rejected", before, rejected)
     if good[:-1] != bad[:-1]:
-        raise UserError(f"{where}: chosen and rejected differ before their last message; a pair shares its prompt")
+        raise UserError(f"{where}: chosen and rejected differ before their last message; only the last may differ")
     if not good[:-1]:
-        raise UserError(f"{where}: a pair without a prompt; give the column prompt, or whole conversations")
+        raise UserError(f"{where}: a pair without a prompt; add the column prompt, or whole conversations")
     shared = good[:-1]
     return Turn(where, shared, good[-1], tools), Turn(where, shared, bad[-1], tools)
 

@@ -1,4 +1,4 @@
-"""Read training rows from Parquet: samples, their groups, and facts for the metrics."""
+"""Read training rows from Parquet: samples, their groups, and facts that the metrics report."""
 
 import logging
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class TrainingRows:
     facts: dict[str, np.ndarray] = field(default_factory=dict)  # [R] each: policy_version, reward, run, step, ...
     dropped: int = 0  # rows that a filter dropped
     zero_variance_groups: float | None = None  # share of all judged groups, including those dropped by a filter
-    reference_source: str | None = None  # identity of the source of the reference log-probs
+    reference_source: str | None = None  # identity of the model and settings that gave the reference log-probs
     too_long: int = 0  # demonstrations or pairs that ``within`` left out
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class TrainingRows:
             shortest = min(len(sample.token_ids) for sample in self.samples)
             raise UserError(
                 f"{source}: all of its {all_groups:,} rows are longer than model.max_model_len {limit} (the shortest "
-                f"has {shortest} tokens): raise it, or shorten the rows"
+                f"has {shortest} tokens): increase model.max_model_len, or shorten the rows"
             )
         LOG.warning("%s: %d of %d rows longer than max_model_len %d left out", source, len(long), all_groups, limit)
         kept = np.flatnonzero(~np.isin(self.group, long))
@@ -74,11 +74,11 @@ class TrainingRows:
         )
 
     def left_out(self) -> dict[str, float]:
-        """Metrics of a training: how many rows were left out."""
+        """Metrics of a training: how many rows a filter dropped, and how many were too long."""
         return {"rows_dropped": float(self.dropped), "rows_too_long": float(self.too_long)}
 
     def known(self, chosen: np.ndarray) -> np.ndarray:
-        """Return those ``chosen`` rows that have facts: the rollouts. Demonstrations mixed into them come last."""
+        """Return those ``chosen`` rows that have facts: the rollouts. Demonstrations mixed into rollouts have none."""
         return chosen[chosen < max((len(values) for values in self.facts.values()), default=0)]
 
 
@@ -125,7 +125,7 @@ def read_rollouts(
         "reward": judgements["reward"].to_numpy(),
         "run": _codes(rows["run_id"].combine_chunks().dictionary_encode()),
         "step": rows["step"].to_numpy(),
-        "step_reward": rows["step_reward"].to_numpy(),  # NaN: the step has none
+        "step_reward": rows["step_reward"].to_numpy(),  # NaN: the step has no reward
     }
     return TrainingRows(samples, _codes(group), digest, facts, dropped, flat)
 
@@ -149,7 +149,7 @@ def _matches(rows: "pa.Table", judgements: "pa.Table") -> "pa.ChunkedArray":
 
 
 def _chosen(rows: "pa.Table", selection: str) -> "pa.ChunkedArray":
-    """bool [R]: whether the selection takes a row. Raises StorageError if it repeats rows or names unknown ones."""
+    """bool [R]: whether the selection takes a row. Raises StorageError if it repeats rows or names unknown rows."""
     import pyarrow.compute as pc
 
     named = read_table(Path(selection), SELECTION_SCHEMA, ["row_id", "use"])
@@ -159,8 +159,8 @@ def _chosen(rows: "pa.Table", selection: str) -> "pa.ChunkedArray":
     unknown = taken.filter(pc.is_null(pc.index_in(taken, rows["row_id"].combine_chunks())))
     if len(unknown):
         raise StorageError(
-            f"{selection}: {len(unknown)} of its rows are in none of the files ({_few(unknown)}): a round was explored "
-            "again after this selection; delete the file to select rows again"
+            f"{selection}: {len(unknown)} of its rows are in none of the files ({_few(unknown)}): a round was "
+            "explored again after this selection; delete the selection file to select rows again"
         )
     return pc.is_in(rows["row_id"], taken)
 
@@ -182,7 +182,8 @@ def _samples(rows: "pa.Table", advantage: np.ndarray) -> list[Sample]:
         raise NonFiniteError(f"{len(bad)} rows have an advantage or log-probs that are not finite: {some(bad)}")
     values = zip(row_ids, prompts, responses, logprobs, masks, advantage.tolist(), temperature.tolist(), strict=True)
     try:
-        return [rollout_sample(*row, advantage=a, temperature=t or 1.0) for *row, a, t in values]  # 0: greedy, for SFT
+        # Temperature 0 (greedy) counts as 1; only SFT trains such rows.
+        return [rollout_sample(*row, advantage=a, temperature=t or 1.0) for *row, a, t in values]
     except ValueError as error:
         raise StorageError(f"the rollouts hold a row that cannot be trained on: {error}") from error
 
@@ -200,10 +201,11 @@ def _codes(dictionary: "pa.DictionaryArray") -> np.ndarray:
 
 
 def _zero_variance_share(rows: "pa.Table", judgements: "pa.Table") -> float:
-    """Share of the groups whose runs all have the same reward, now or before a penalty.
+    """Share of the groups whose runs all have the same reward.
 
-    A run's reward is that of its last step. Runs whose judgement failed do not count, nor do groups that have no other
-    runs.
+    A run's reward is the reward of its last step. Runs whose judgement failed are ignored. A group is ignored if all of
+    its runs failed. A group also counts as equal if a filter dropped it because its rewards were equal before a
+    penalty.
     """
     group, run = (_codes(rows[name].combine_chunks().dictionary_encode()) for name in ("group_id", "run_id"))
     order = np.lexsort((rows["step"].to_numpy(), run, group))

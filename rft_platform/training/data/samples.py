@@ -1,4 +1,4 @@
-"""One training row: the token ids of a model call, which tokens are trained, and with which weight."""
+"""One training row: the token ids of a model call, the mask of trained tokens, and the weight of the row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from rft_platform.common.errors import UserError
 
 @dataclass(slots=True)
 class Sample:
-    """A prompt and its response as the model saw them. Arrays cover ALL tokens, prompt first, length n.
+    """A prompt and its response as the model saw them. Arrays cover all n tokens, prompt first.
 
-    The other per-token values are ignored where ``loss_mask`` is False. The first token cannot be trained on, because
-    no token predicts it.
+    Per-token values are ignored where ``loss_mask`` is False. The first token cannot be trained, because no token
+    predicts it.
     """
 
     row_id: str
@@ -21,22 +21,22 @@ class Sample:
     loss_mask: np.ndarray  # bool [n]
     rollout_logprobs: np.ndarray | None = None  # float32 [n]; None: a demonstration
     advantage: float | np.ndarray = 0.0  # one value for the row, or float32 [n]
-    temperature: float = 1.0  # logits are divided by it
+    temperature: float = 1.0  # divisor of the logits
     weight: float = 1.0  # factor on the row's loss; the normaliser ignores it
     expert: bool = False  # a demonstration mixed into rollouts
     group: int = 0  # rows of a group are evaluated together if the loss needs whole groups (pairs)
-    # ``precompute`` adds these before the first step; float32 [n] each, at the row's temperature:
-    reference_logprobs: np.ndarray | None = None  # of the reference model
-    teacher_logprobs: np.ndarray | None = None  # of the teacher
-    old_logprobs: np.ndarray | None = None  # of this policy at the start of the training
-    old_values: np.ndarray | None = None  # of the critic at the start of the training
-    returns: np.ndarray | None = None  # targets of the critic
+    # ``precompute`` adds these fields before the first step; float32 [n] each, at the row's temperature:
+    reference_logprobs: np.ndarray | None = None  # under the reference model
+    teacher_logprobs: np.ndarray | None = None  # under the teacher
+    old_logprobs: np.ndarray | None = None  # under this policy at the start of the training
+    old_values: np.ndarray | None = None  # by the critic at the start of the training
+    returns: np.ndarray | None = None  # training targets of the critic
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)
         if n == 0 or len(self.loss_mask) != n:
             raise ValueError(
-                f"row {self.row_id}: {n} tokens and {len(self.loss_mask)} mask values: expected n >= 1 of each"
+                f"row {self.row_id}: {n} tokens and {len(self.loss_mask)} mask values: expected equal numbers >= 1"
             )
         if self.loss_mask[0]:
             raise ValueError(f"row {self.row_id}: its first token is marked trainable, but no token predicts it")
@@ -74,7 +74,7 @@ def rollout_sample(
 def demonstration_sample(
     row_id: str, token_ids: Sequence[int] | np.ndarray, loss_mask: Sequence[bool] | np.ndarray
 ) -> Sample:
-    """Build a demonstration (SFT): tokens with ``loss_mask`` True are imitated. Both arrays cover the whole row."""
+    """Build a demonstration (SFT): tokens with ``loss_mask`` True are imitated. Both sequences cover the whole row."""
     return Sample(row_id, np.asarray(token_ids, np.int32), np.asarray(loss_mask, bool))
 
 

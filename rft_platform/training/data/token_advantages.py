@@ -1,4 +1,4 @@
-"""Compute token advantages of a training's rows, before its first step: from rows to trajectories and back.
+"""Compute token advantages of a training's rows before its first step: from rows to trajectories and back to rows.
 
 The rows of a run, sorted by step, are one trajectory of trained tokens. All rows of a task are on one rank and in one
 step, so no run is split.
@@ -26,7 +26,7 @@ from rft_platform.training.distributed import Reduce
 
 @dataclass(slots=True)
 class TokenAdvantages:
-    """Metrics of the token advantages, and the KL coefficient of the next training."""
+    """Metrics of the token advantages, and the state of the KL coefficient for the next training."""
 
     metrics: dict[str, float]
     kl_control: KlControl | None
@@ -35,7 +35,7 @@ class TokenAdvantages:
 def set_token_advantages(
     rows: TrainingRows, mine: np.ndarray, algorithm: AlgorithmSpec, control: KlControl | None, reduce: Reduce
 ) -> TokenAdvantages:
-    """Set ``advantage`` (and ``returns``) per token on the rows ``mine``, which this rank trains.
+    """Set ``advantage`` (with a critic also ``returns``) per token on the rows ``mine``, which this rank trains.
 
     Every rank must call it. ``control`` is the state of an adaptive KL penalty. Raises UserError if the rows are not
     rollouts or the algorithm's parts do not fit, and NonFiniteError for rewards that are not finite.
@@ -69,7 +69,7 @@ def check_token_parts(algorithm: AlgorithmSpec) -> None:
     if penalty is not None:
         kl_estimator(penalty.estimator)
         if name is None:
-            raise UserError("a KL penalty in the reward needs a token advantage (gae, reinforce_plus_plus): name one")
+            raise UserError("a KL penalty in the reward needs a token advantage: set one, gae or reinforce_plus_plus")
     entry = None if name is None else check_token_advantage(name, algorithm.token_advantage_args)
     if penalty is not None and entry is not None and not entry.rewards:
         raise UserError(
@@ -78,9 +78,9 @@ def check_token_parts(algorithm: AlgorithmSpec) -> None:
         )
     uses_critic = entry is not None and entry.critic
     if uses_critic and algorithm.critic is None:
-        raise UserError(f"token advantage {name!r} needs a critic: give its settings")
+        raise UserError(f"token advantage {name!r} needs a critic: set the critic's settings")
     if algorithm.critic is not None and not uses_critic:
-        raise UserError(f"token advantage {name!r} uses no critic: leave the critic out, or use 'gae'")
+        raise UserError(f"token advantage {name!r} uses no critic: remove the critic's settings, or use 'gae'")
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class _Layout:
         return cls(samples, order, np.append(starts, len(order)), first_token)
 
     def column(self, name: str) -> np.ndarray:
-        """A per-token field of the samples, float64 [N]. Raises UserError if a row has none."""
+        """A per-token field of the samples, float64 [N]. Raises UserError if a row lacks the field."""
         missing = [sample.row_id for sample in self.samples if getattr(sample, name) is None]
         if missing:
             raise UserError(
@@ -118,7 +118,7 @@ class _Layout:
         return np.concatenate([np.zeros(0), *parts]).astype(np.float64)
 
     def spread(self, name: str, values: np.ndarray) -> None:
-        """Set field ``name`` of every sample to its part of ``values`` [N], float32; 0 on tokens without training."""
+        """Set field ``name`` of every sample to its part of ``values`` [N], float32; 0 on other tokens."""
         for sample, (first, end) in zip(self.samples, pairwise(self.first_token.tolist()), strict=True):
             column = np.zeros(len(sample.token_ids), np.float32)
             column[sample.loss_mask] = values[first:end]
@@ -149,10 +149,10 @@ def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec,
 
 
 def _rewards(layout: _Layout, start: np.ndarray, outcome: np.ndarray, step_reward: np.ndarray | None) -> np.ndarray:
-    """Rewards of the tokens, float64 [N]: a step's reward at its last token, the rest of the outcome at the run's last.
+    """Rewards of the tokens, float64 [N].
 
-    ``step_reward`` has one value per row of the layout, NaN if the row has none. The rewards of a run sum to its
-    outcome.
+    The last token of a step has the step's reward. The last token of a run also has the rest of the outcome, so the
+    rewards of a run sum to its outcome. ``step_reward`` has one value per row of the layout; NaN: the step has none.
     """
     reward = np.zeros(layout.first_token[-1])
     if step_reward is not None:
@@ -171,7 +171,7 @@ def _own_logprobs(algorithm: AlgorithmSpec) -> str:
 
 
 def _ranks_per_row(count: int, mine: np.ndarray, reduce: Reduce) -> np.ndarray:
-    """How many ranks train each row, float64 [count]; with several epochs it may be more than one."""
+    """How many ranks train each row, float64 [count]; with several epochs, more than one rank may."""
     count_of_row = np.zeros(count)
     count_of_row[mine] = 1.0
     return _sum(reduce, count_of_row)
@@ -183,7 +183,7 @@ def _sum(reduce: Reduce, values: np.ndarray) -> np.ndarray:
 
 
 def _check_steps(rows: TrainingRows) -> None:
-    """Raise UserError if a run has a step twice. All ranks check all rows, so all of them stop."""
+    """Raise UserError if a run has a step twice. All ranks check all rows, so all ranks raise the error."""
     run = rows.facts["run"]
     key = np.stack([rows.group[: len(run)], run, rows.facts["step"]])
     first = np.unique(key, axis=1, return_index=True)[1]
@@ -205,7 +205,7 @@ def _check_rewards(outcome: np.ndarray, samples: Sequence[Sample]) -> None:
 
 
 def _start(control: KlControl | None, penalty: KlPenaltySpec) -> KlControl:
-    """The previous adaptive coefficient, unless the request sets another initial one."""
+    """The state of the previous training's coefficient, unless the request sets another initial coefficient."""
     adaptive = penalty.target is not None and control is not None and control.initial == penalty.coef
     return control if adaptive and control is not None else KlControl.start(penalty.coef)
 

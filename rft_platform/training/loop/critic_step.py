@@ -40,11 +40,11 @@ def accumulate_value_gradients(
     reduce: Reduce | None = None,
     world_size: int = 1,
 ) -> dict[str, float]:
-    """Add the gradient of a step's value loss (the mean over the tokens of all ranks) to ``critic``'s parameters.
+    """Add the gradient of a step's value loss, the mean over the tokens of all ranks, to ``critic``'s parameters.
 
-    Like ``step.accumulate_gradients``: ``samples`` are this rank's share of the whole step, with ``old_values`` and
-    ``returns``; every rank runs the same number of packs and returns the same metrics. If no rank has a token, nothing
-    is computed and the returned metrics are empty.
+    ``samples`` are this rank's share of the whole step, with ``old_values`` and ``returns``. Every rank runs the same
+    number of packs and returns the same metrics. If no rank has a token, nothing is computed and the returned metrics
+    are empty.
     """
     reduce = reduce or one_rank
     packs = pack(samples, max_tokens_per_pack, static=critic.static_lengths)
@@ -85,7 +85,7 @@ def step_critic(
     reduce: Reduce,
     world_size: int,
 ) -> dict[str, float]:
-    """Update the critic once on this rank's ``samples``. Its learning rate follows its own update count.
+    """Update the critic once, with this rank's ``samples``. Its learning rate depends on the critic's update count.
 
     Raises NonFiniteError on all ranks if loss or gradient are not finite; the message names the global ``step``.
     """
@@ -99,7 +99,7 @@ def step_critic(
     if not (np.isfinite(norm) and np.isfinite(metrics["value_loss"])):
         raise NonFiniteError(
             f"step {step + 1} was refused: the critic's value loss is {metrics['value_loss']}, its gradient norm "
-            f"{norm}; {_culprits(samples)}. Lower the critic's learning rate or look at those rows"
+            f"{norm}; {_culprits(samples)}. Lower the critic's learning rate or check these rows"
         )
     rate = apply_step(critic.optimizer, spec.optimizer, critic.updates)
     critic.updates += 1
@@ -107,7 +107,7 @@ def step_critic(
 
 
 def _culprits(samples: Sequence[Sample]) -> str:
-    """Name rows of this rank whose value targets are not finite, else some of its rows."""
+    """Name rows of this rank whose value targets are not finite or, if all are finite, some of its rows."""
     targets = [(sample, sample.old_values, sample.returns) for sample in samples]
     bad = [s.row_id for s, *columns in targets if not all(c is None or np.isfinite(c).all() for c in columns)]
     if bad:

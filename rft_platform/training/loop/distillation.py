@@ -2,7 +2,7 @@
 
 Student and teacher run over one pack. At every trained token their distributions are compared, and the gradient with
 respect to the student's logits is computed in the forward pass, chunk by chunk, as in ``lm_head``. No [tokens,
-vocabulary] tensor is larger than a chunk. Of the teacher, only the hidden states at the heads are kept.
+vocabulary] tensor is larger than a chunk. Only the hidden states of the teacher at the heads are kept.
 """
 
 import json
@@ -26,7 +26,7 @@ from rft_platform.training.packed.lm_head import (
 )
 from rft_platform.training.packed.packed_policy import PackedPolicy
 
-#: Half of the usual: memory also holds the teacher's distribution, the mixture and a second gradient.
+#: Half of the usual chunk, because memory also holds the teacher's distribution, the mixture and a second gradient.
 _ELEMENTS = CHUNK_ELEMENTS // 2
 
 
@@ -49,7 +49,7 @@ def distillation_loss(
     Raises UserError without a teacher, and if the vocabulary sizes of student and teacher differ.
     """
     if teacher is None:
-        raise UserError("distillation needs a teacher: set its folder (algorithm.teacher_model_path)")
+        raise UserError("distillation needs a teacher: set the folder of its model (algorithm.teacher_model_path)")
     beta = policy_loss.beta
     assert beta is not None, "a loss of kind teacher is registered with one"
     check_beta(beta)
@@ -110,11 +110,11 @@ class _DistillationLoss(torch.autograd.Function):
 
 
 def check_vocabulary_size(student: int, teacher: int) -> None:
-    """Raise UserError if the two sizes differ."""
+    """Raise UserError if the vocabulary sizes of student and teacher differ."""
     if student != teacher:
         raise UserError(
             f"the student's vocabulary has {student} tokens, the teacher's {teacher}: distillation compares them token "
-            "by token, so it needs a teacher of the same tokenizer and vocabulary size"
+            "by token, so it needs a teacher with the same tokenizer and vocabulary size"
         )
 
 
@@ -126,7 +126,7 @@ def check_vocabulary(student: Path, teacher: Path) -> None:
         differing = sum(others.get(token) != index for token, index in tokens.items())
         raise UserError(
             f"the tokenizers of student {student} ({len(tokens)} tokens) and teacher {teacher} ({len(others)} tokens) "
-            f"differ in {differing} tokens: distillation needs a teacher of the same tokenizer"
+            f"differ in {differing} tokens: distillation needs a teacher with the same tokenizer"
         )
 
 
@@ -138,7 +138,7 @@ def _vocabulary_size(folder: Path) -> int:
 
 
 def _tokens(folder: Path) -> dict[str, int] | None:
-    """Return token -> id of a folder's fast tokenizer; None if it has none."""
+    """Return the mapping token -> id of a folder's fast tokenizer; None if the folder has no fast tokenizer."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None

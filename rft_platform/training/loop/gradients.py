@@ -36,19 +36,19 @@ def accumulate_gradients(
 ) -> dict[str, float]:
     """Add the gradient of one optimiser step's loss to ``policy``'s parameters and return the step's metrics.
 
-    ``samples`` are this rank's share of the WHOLE step (all accumulation windows). Forward and backward run over packs
+    ``samples`` are this rank's share of the whole step (all accumulation windows). Forward and backward run over packs
     of at most ``max_tokens_per_pack`` computed tokens. The loss is divided once, by counts summed over all ranks. FSDP
     averages gradients over ranks, so the loss is multiplied by ``world_size``; without FSDP leave ``reduce`` and
     ``world_size`` at their defaults. Every rank runs the same number of packs and returns the same metrics. The caller
-    zeroes the gradients before, and clips and steps afterwards. ``metrics["packs"] == 0`` means that no row had a
-    gradient and no backward ran.
+    zeroes the gradients before the call, and clips the gradients and updates the weights after it.
+    ``metrics["packs"] == 0`` means that no row had a gradient and no backward pass ran.
 
     With ``skip_zero_advantage``, rows with an advantage of exactly 0 are left out of forward and backward if they have
     no gradient (no KL, no entropy bonus). The normaliser still counts them, so the gradient is the same. Metrics that
     need the policy's log-probs (entropy, mismatch, clip fractions) are then means over the remaining rows.
 
-    ``share_prefixes`` True computes shared tokens once, False computes each row separately, None chooses what takes
-    fewer operations. ``clock`` times packing, forward and backward. ``teacher`` is used by distillation losses.
+    ``share_prefixes`` True computes shared tokens once, False computes each row separately, None chooses the option
+    with fewer operations. ``clock`` times packing, forward and backward. Distillation losses use ``teacher``.
     """
     reduce, clock = reduce or one_rank, clock or DeviceClock(policy.device)
     with clock.time("pack", on_host=True):
@@ -140,7 +140,7 @@ def _window(
     share_prefixes: bool | None,
     cost: TrainingCost,
 ) -> Window:
-    """Build the window. If ``share_prefixes`` is None, pack trees unless sharing saves too few operations."""
+    """Build the window. If ``share_prefixes`` is None, share prefixes unless this saves too few operations."""
     static = policy.static_lengths
     window = Window.of(samples, algorithm, max_tokens, skip, share_prefixes is not False, static)
     if share_prefixes is None and not sharing_pays(cost, Work.of_packs(window.packs), Work.of_rows(window.packs)):

@@ -1,6 +1,6 @@
 """One optimiser step of a training: gradients, clipping, AdamW, the critic, and the metrics of the step.
 
-If loss or gradient are not finite, the step is refused: bisecting its rows finds those that are at fault.
+If loss or gradient are not finite, the step is refused, and its rows are bisected to find those that cause this.
 """
 
 import math
@@ -24,7 +24,7 @@ from rft_platform.training.packed.flops import peak_flops
 from rft_platform.training.protocol import StepEvent
 
 Probe = Callable[[np.ndarray], bool]
-"""``rows -> whether their loss and gradient alone are finite``; the same answer on all ranks."""
+"""``rows -> whether loss and gradient of these rows alone are finite``; the same answer on all ranks."""
 
 _PROBES = 64
 
@@ -46,7 +46,7 @@ class OptimizerStep:
 
     @property
     def trains_policy(self) -> bool:
-        """False while the critic warms up: it is then trained alone."""
+        """Whether the step trains the policy: False while the critic warms up and is trained alone."""
         return not critic_alone(self._run.state.critic, self._run.request.algorithm.critic)
 
     def accumulate_gradients(self) -> None:
@@ -69,7 +69,7 @@ class OptimizerStep:
         run, critic, spec = self._run, self._run.state.critic, self._run.request.algorithm.critic
         if critic is None:
             return
-        assert spec is not None, "a state has a critic where the algorithm has one"
+        assert spec is not None, "if the algorithm has a critic, the state has one"
         with self._lap.time("critic"):
             self._metrics |= step_critic(
                 critic,
@@ -139,7 +139,7 @@ class OptimizerStep:
         }
 
     def _explain_refusal(self, norm: float, loss: float) -> str:
-        """Error message for a rejected step. It names rows and parameters that are not finite."""
+        """Error message for a refused step. It names rows and parameters that are not finite."""
         policy, rows = self._run.state.policy, self._run.plan.rows
         chosen = self._rows
 
@@ -160,16 +160,16 @@ class OptimizerStep:
         return (
             f"step {self._version + 1} was refused: loss {loss}, gradient norm {norm}; {who}: {some(ids)}; parameters "
             f"whose gradient is not finite: {some(gradients)}; whose weights are not: {some(weights)}. "
-            "Lower the learning rate or look at those rows"
+            "Lower the learning rate or check these rows"
         )
 
 
 def culprits(units: Sequence[np.ndarray], is_finite: Probe) -> list[np.ndarray]:
-    """Return up to five ``units`` (rows that are evaluated together) that are not finite even on their own.
+    """Return up to five ``units`` (rows that are evaluated together) whose loss or gradient alone is not finite.
 
-    Every rank gets the same answers from ``is_finite``, so all ranks bisect in the same way. One culprit among n units
-    takes about 2 log2(n) probes, which together cost twice the step. The list is empty if only the whole step
-    overflows.
+    Every rank gets the same answers from ``is_finite``, so all ranks bisect in the same way. To find one such unit
+    among n takes about 2 log2(n) probes, which together cost as much as two steps. The list is empty if each unit
+    alone is finite and only their sum overflows.
     """
     found: list[np.ndarray] = []
     parts = [list(units)]

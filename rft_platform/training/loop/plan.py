@@ -21,7 +21,7 @@ from rft_platform.training.data.offline_data import among_rollouts, read_demonst
 from rft_platform.training.data.rollout_rows import TrainingRows, digest_files, read_rollouts
 from rft_platform.training.protocol import TrainRequest
 
-#: Fields outside the identity: paths (contents count by digest), the lineage, and options of what is saved.
+#: Fields that the identity excludes: paths (digests of the contents count instead), lineage, and options of saving.
 _NOT_IDENTITY = (
     "parent", "output", "rollouts", "judged", "selection", "demonstrations", "preferences", "data_position",
     "reference", "teacher", "max_tokens_per_row", "save_interval", "save_state", "save_hf_checkpoint",
@@ -40,7 +40,7 @@ class TrainingPlan:
     position: Position | None  # position in the demonstrations or pairs after the last step
     objective: Objective
     identity: str  # equal for requests with the same start state, data and settings
-    taken: list[int]  # demonstrations or pairs that each step takes from the stream; empty without a stream
+    taken: list[int]  # number of demonstrations or pairs that each step takes from the stream; empty without a stream
 
     def position_after(self, steps: int) -> Position | None:
         """Position in the demonstrations or pairs after the first ``steps`` steps."""
@@ -53,7 +53,7 @@ _Parts = tuple[TrainingRows, list[np.ndarray], Position | None, list[int]]
 
 
 class Planner:
-    """Makes plans. It caches the last demonstrations and pairs, which consecutive requests share."""
+    """Makes plans. Caches the last demonstrations and pairs, because consecutive requests often use the same file."""
 
     def __init__(self) -> None:
         self._cache: dict[Reader, tuple[str, TrainingRows]] = {}
@@ -106,7 +106,7 @@ class Planner:
     def _mixed(
         self, request: TrainRequest, parent: Path, rollouts: TrainingRows, steps: list[np.ndarray], file: str
     ) -> _Parts:
-        """Plan demonstrations beside the rollouts of each step, from where the parent's stream of them stopped."""
+        """Plan demonstrations beside the rollouts of each step, from the position where the parent stopped."""
         experts = self._read(read_demonstrations, file, parent, request.max_tokens_per_row)
         start, count = _start(request, parent, experts.digest), _expert_count(request)
         stream = stream_steps(experts.group, count, request.seed, start, count * len(steps))
@@ -116,7 +116,7 @@ class Planner:
         return rows, steps, Position(experts.digest, request.seed, start + count * len(steps)), [count] * len(steps)
 
     def _read(self, reader: Reader, file: str, model_folder: Path, limit: int | None) -> TrainingRows:
-        """Read rows of at most ``limit`` tokens. The limit is part of the digest if it leaves rows out."""
+        """Read rows of at most ``limit`` tokens. If longer rows are left out, the limit is part of the digest."""
         template = [path.name for pattern in ("tokenizer*", "*.jinja") for path in sorted(model_folder.glob(pattern))]
         key = f"{digest_files([file, *(str(model_folder / name) for name in template)])} {limit}"
         if reader not in self._cache or self._cache[reader][0] != key:
@@ -130,8 +130,8 @@ def _check(request: TrainRequest, objective: Objective) -> None:
     expected = [True, True, False] if algorithm.expert_weight is not None else None
     if sources != expected if expected else sum(sources) != 1:
         raise UserError(
-            "a training takes one of rollouts with their judgements, demonstrations, and preferences; with an expert "
-            "weight it takes rollouts and demonstrations"
+            "a training takes one of rollouts with their judgements, demonstrations, or preferences; "
+            "with an expert weight it takes rollouts and demonstrations"
         )
     if request.preferences is not None and not loss.whole_groups:
         raise UserError(f"the loss {algorithm.policy_loss!r} does not compare the rows of a pair: use 'dpo'")
@@ -164,7 +164,7 @@ def _check_mix(request: TrainRequest, weight: float) -> None:
 
 
 def _start(request: TrainRequest, parent: Path, data_digest: str) -> int:
-    """Start position in the stream: the request's, else where the parent stopped if it used the same stream."""
+    """Start position in the stream: the request's or, if None, the parent's last position in the same stream."""
     if request.data_position is not None:
         return request.data_position
     reached = read_position(parent)
@@ -179,7 +179,7 @@ def _stream_count(request: TrainRequest, groups: int) -> int:
 
 
 def _expert_count(request: TrainRequest) -> int:
-    """Demonstrations per step: the requested number, else their share of the loss times the batch size."""
+    """Demonstrations per step: the requested number or, if None, their share of the loss times the batch size."""
     share = request.algorithm.expert_weight or 0.0
     count = request.expert_batch_size
     return max(1, round(share * request.train_batch_size)) if count is None else count
@@ -192,7 +192,7 @@ def _signal(rows: TrainingRows, objective: Objective, algorithm: AlgorithmSpec) 
 
 
 def _effective(request: TrainRequest) -> TrainRequest:
-    """Drop settings that have no effect: a constant learning rate has no end."""
+    """Drop settings that have no effect, such as the end of a constant learning-rate schedule."""
     algorithm, critic = request.algorithm, request.algorithm.critic
     if critic is not None:
         algorithm = replace(algorithm, critic=replace(critic, optimizer=_without_end(critic.optimizer)))
@@ -206,7 +206,7 @@ def _without_end(optimizer: OptimizerSpec) -> OptimizerSpec:
 def _identity(
     request: TrainRequest, parent_digest: str, data_digest: str, position: Position | None, formats: Sequence[str]
 ) -> str:
-    """Digest of the training. It excludes the number of ranks, which only changes rounding and may change later."""
+    """Digest of the training. It excludes the number of ranks, which only affects rounding."""
     settings = {name: value for name, value in asdict(_effective(request)).items() if name not in _NOT_IDENTITY}
     critic = request.algorithm.critic
     folders = (request.reference, request.teacher, None if critic is None else critic.folder)
@@ -219,9 +219,9 @@ def _identity(
 def group_steps(group: np.ndarray, batch_size: int, seed: int, epochs: int) -> Iterator[np.ndarray]:
     """Yield the row indices of each step of ``epochs`` passes; rows of one group stay together.
 
-    Groups are shuffled and then distributed in that order. The ``ceil(R / batch_size)`` steps of a pass get as equal
-    numbers of rows as whole groups allow. No step is left with only a few rows, whose gradient would count as much as
-    that of a full step.
+    Groups are shuffled and then distributed in this order. The ``ceil(R / batch_size)`` steps of a pass get numbers of
+    rows that are as equal as whole groups allow. So no step has only a few rows, whose gradient would count as much as
+    the gradient of a full step.
     """
     rows = len(group)
     for epoch in range(epochs if rows else 0):
@@ -236,8 +236,8 @@ def group_steps(group: np.ndarray, batch_size: int, seed: int, epochs: int) -> I
 def stream_steps(group: np.ndarray, batch_size: int, seed: int, position: int, count: int) -> Iterator[np.ndarray]:
     """Yield the row indices of steps that take ``count`` groups, ``batch_size`` per step, from a shuffled stream.
 
-    The stream is endless; each pass is a new permutation. ``position`` is the number of groups already taken, so that a
-    resumed stream continues where it stopped.
+    The stream is endless; each pass is a new permutation. ``position`` is the number of groups that were already taken:
+    the stream continues after these groups.
     """
     order = np.argsort(group, kind="stable")
     starts = np.append(_starts(group[order]), len(group))

@@ -1,8 +1,8 @@
 """Values that rows need before the first step: log-probs of frozen models, critic values, and token advantages.
 
-Frozen models are the reference of a KL or of preference pairs, and the teacher of a distillation. All values are of the
-policy as it is when the training starts; no gradient is computed. Only what the algorithm needs is computed: the
-defaults (no KL, ratio to the rollout log-probs) need no forward pass at all.
+Frozen models are the reference of a KL or of preference pairs, and the teacher of a distillation. Policy and critic are
+evaluated as they are when the training starts. No gradient is computed. Only values that the algorithm needs are
+computed: the defaults (no KL, ratio to the rollout log-probs) need no forward pass.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -56,13 +56,13 @@ class FrozenModel:
 
 @dataclass(slots=True)
 class Precompute:
-    """The frozen models of a trainer. Each is loaded on first use and kept."""
+    """The frozen models of a trainer. Each model is loaded on first use and kept."""
 
     reference: FrozenModel
     teacher: FrozenModel
 
     def compute(self, run: TrainingRun) -> None:
-        """Add to this rank's rows of ``run`` what its algorithm reads. Every rank must call it."""
+        """Add the values that the algorithm needs to this rank's rows of ``run``. Every rank must call it."""
         request, algorithm = run.request, run.request.algorithm
         rows = _rows_of_rank(run)
         samples = [run.plan.rows.samples[row] for row in rows]
@@ -84,9 +84,10 @@ class Precompute:
             run.precomputed, run.state.kl_control = computed.metrics, computed.kl_control
 
     def _compute_reference(self, run: TrainingRun) -> None:
-        """Compute reference log-probs. The unchanged policy computes them if it started from the reference.
+        """Compute reference log-probs. If the training starts from the reference, its policy, still unchanged, is used.
 
-        With an adapter, that is the base model below it; it is also the reference if the request names none.
+        With an adapter, the base model below the adapter is used in this case. The base model is also the reference if
+        the request names no reference.
         """
         request, state = run.request, run.state
         folder = state.base_model if request.reference is None else Path(request.reference).absolute()
@@ -110,7 +111,7 @@ class Precompute:
             compute(lambda: self.reference.model(folder))
 
     def _compute_teacher(self, run: TrainingRun, folder: Path, samples: Sequence[Sample]) -> None:
-        """A distillation loss reads the teacher itself; a token advantage reads its log-probs."""
+        """Load the teacher for a distillation loss, or compute its log-probs for a token advantage."""
         student = run.state.base_model or run.state.folder
         run.ranks.from_first(lambda: check_vocabulary(student, folder))
         teacher = self.teacher.model(folder)
@@ -132,13 +133,14 @@ def _rows_of_rank(run: TrainingRun) -> np.ndarray:
 
 @contextmanager
 def without_adapter(policy: PackedPolicy) -> Iterator[PackedPolicy]:
-    """Yield the base model below the adapter of ``policy``, without a copy; ``policy`` itself if it has no adapter."""
+    """Yield ``policy`` with its adapter switched off, without a copy; unchanged if it has no adapter."""
     if not hasattr(policy.model, "disable_adapter"):
         yield policy
         return
     trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     with policy.model.disable_adapter():
-        # peft freezes the adapter here, and FSDP2 keeps the requires_grad of its first all-gather: undo it.
+        # peft freezes the adapter here, and FSDP2 keeps the requires_grad of its first all-gather: unfreeze the
+        # adapter.
         for parameter in trainable:
             parameter.requires_grad_(True)
         yield policy
@@ -165,10 +167,10 @@ def compute_reference(
 ) -> None:
     """Set the reference log-probs of the ``needed`` rows, unless they already have those of the same ``source``.
 
-    Log-probs are computed for whole blocks of groups. The blocks are cut in the order in which the stream of ``seed``
-    first reads the groups. A row's values are therefore bit-identical whatever was computed before, and a first pass
-    computes few rows beyond the needed ones. The ranks share the work and exchange the results. ``load`` is called only
-    if a value is missing. All ranks must make the same call.
+    Log-probs are computed for whole blocks of groups, in the order in which the stream of ``seed`` first reads the
+    groups. A row is therefore always computed with the same other rows, and its values are bit-identical in every
+    call. In the first pass of the stream, few rows are computed beyond the needed rows. The ranks share the work and
+    exchange the results. ``load`` is called only if a value is missing. All ranks must make the same call.
     """
     if rows.reference_source != source:
         rows.reference_source = source

@@ -1,10 +1,10 @@
 """The trainer's state machine: ``TrainingSession.train`` serves one request, stage by stage.
 
-The session holds one state, and requests lead from a parent checkpoint to the next.
+The session holds one trainer state in memory. A request trains the state of its parent checkpoint further.
 
-After a request the held state is a published one: the request's result, or its parent if the training raised an
-RftError (none if the parent's state is not saved). After any other error the state is not defined and the process must
-end.
+After a request the session holds the state of the request's result. If the training raised an RftError, the session
+holds the state of the parent, or no state if the parent's state is not on disk. After any other error the held state is
+undefined and the process must end.
 """
 
 import gc
@@ -61,11 +61,11 @@ class TrainingSession:
         self.ranks = ranks
         self.dtype = compute_dtype(dtype, ranks.device)
         self.state: TrainerState | None = None
-        self._saving: StateSaving | None = None  # of the last published checkpoint
-        self._cancelled: Callable[[], bool] = lambda: False  # asks the caller of the present request
+        self._saving: StateSaving | None = None  # saves the state of the last published checkpoint
+        self._cancelled: Callable[[], bool] = lambda: False  # whether the caller has cancelled the current request
         self._planner = Planner()
         self._precompute = Precompute(FrozenModel(ranks, self.dtype), FrozenModel(ranks, self.dtype))
-        # dtypes of activations and of gradient sums: they change the result, so they are part of a training's identity
+        # dtypes of activations and of gradient sums; they affect the result, so they are part of a training's identity
         self._formats = (str(self.dtype).removeprefix("torch."), ranks.layout.reduce_dtype)
 
     def train(self, request: TrainRequest, on_step: OnStep, cancelled: Callable[[], bool]) -> TrainResult:
@@ -73,8 +73,8 @@ class TrainingSession:
 
         ``on_step`` is called after every optimiser step. ``cancelled`` is called before every step; rank 0's answer
         counts. Raises TrainingCancelled, NonFiniteError, UserError or StorageError. After such an error in a training
-        that has started, the parent's state is held again. A policy's version is the number of optimiser steps since
-        the start.
+        that has started, the session holds the parent's state again. A policy's version is the number of
+        optimiser steps since the start.
         """
         self._save_again_if_failed()
         self._cancelled = cancelled
@@ -95,27 +95,28 @@ class TrainingSession:
         with watch.time("load"):
             state = self._ensure_state(parent, parent_digest, request)
         run = TrainingRun(state, plan, request, self.ranks, parent_digest, watch, cpu_start)
-        del state  # only the session and the run may hold it
+        del state  # only the session and the run may refer to the state
         if not plan.steps:  # no row has a gradient
             return run.without_steps()
 
         with self._parent_restored_on_error(run):
-            # 3. Compute what the rows need of other models, resume an interrupted training, run the optimiser steps.
+            # 3. Compute the values that the rows need, resume an interrupted training, run the optimiser steps.
             done_steps = self._optimise(run, on_step, cancelled)
 
             # 4. Publish the checkpoint: its weights now; the trainer state now, or later in the background.
             self._await_saving()
             result, self._saving = run.publish(target, done_steps)
-            PeriodicCheckpoints(request, plan.identity, self.ranks).clear()  # those that only served for resuming
+            PeriodicCheckpoints(request, plan.identity, self.ranks).clear()  # they are no longer needed
             return result
 
     def _optimise(self, run: TrainingRun, on_step: OnStep, cancelled: Callable[[], bool]) -> list[StepEvent]:
-        """Train ``run.state`` on all steps of the plan, or on those after the last periodic checkpoint."""
-        # 1. Compute what the rows need of models as they are now: reference, teacher and old log-probs, values, token
-        #    advantages. This needs the parent's weights, so it comes before a resumed state replaces them.
+        """Train ``run.state`` on all steps of the plan, or only on the steps after the last intermediate checkpoint."""
+        # 1. Compute the values that the rows need: log-probs of reference, teacher and old policy, critic values, token
+        # advantages. They need the parent's weights, so they are computed before a resumed state replaces these
+        # weights.
         self._precompute.compute(run)
 
-        # 2. Continue after the last periodic checkpoint, if an earlier trainer was killed in this training.
+        # 2. Continue after the last intermediate checkpoint, if an earlier trainer was killed in this training.
         done_steps = self._resume(run, on_step)
         with run.watch.time("compile"):
             warm_up(run.state.policy, run.request.max_tokens_per_pack)
@@ -125,15 +126,16 @@ class TrainingSession:
             for rows in run.plan.steps[len(done_steps) :]:
                 run.check_cancelled(cancelled, done=len(done_steps))
                 step = OptimizerStep(run, rows, version=run.request.parent_version + len(done_steps))
-                if step.trains_policy:  # not while the critic warms up
+                if step.trains_policy:  # False while the critic warms up
                     step.accumulate_gradients()  # for each pack of rows: log-probs, loss, backward pass
                     step.update_policy()  # clip the gradient, then AdamW
                 step.update_critic()
                 done_steps.append(step.event())
                 on_step(done_steps[-1])
                 if checkpoints.is_due(done_steps[-1].step, remaining=len(run.plan.steps) - len(done_steps)):
-                    # A resumed training continues at ``position`` of its demonstrations or pairs. ``run.manifest``
-                    # makes the manifest of a state from the steps behind it: lineage and metrics.
+                    # Save an intermediate checkpoint if it is due. A resumed training continues at ``position`` of its
+                    # demonstrations or pairs. ``run.manifest`` makes the manifest from the steps that the state
+                    # contains.
                     position = run.plan.position_after(len(done_steps))
                     with run.watch.time("save"):
                         checkpoints.save(run.state, position, run.manifest, done_steps)
@@ -173,21 +175,21 @@ class TrainingSession:
                 LOG.error("%s", error)
 
     def _save_again_if_failed(self) -> None:
-        """If the last state could not be saved, try once more before the next training; raise the error then."""
+        """If the last state could not be saved, try once more before the next training; raise the error of this try."""
         failed = self._saving
         if failed is None or not self.ranks.largest(float(failed.failed)):
             return
         self._await_saving()
         if not self.ranks.from_first((failed.folder / MANIFEST).exists):
             return  # the checkpoint was moved aside because it is damaged
-        self._saving = failed  # until the new attempt has begun
+        self._saving = failed  # in case that the new attempt cannot begin
         again = failed.again()
         again.begin(background=False)
         self._saving = again
         again.end()
 
     def _repeat(self, folder: Path, request: TrainRequest) -> None:
-        """Hold the state of ``folder``, which was not saved, by repeating the trainings since the last saved state.
+        """Restore the state of ``folder``, which was not saved, by repeating the trainings since the last saved state.
 
         Raises DamagedError if the weights in ``folder`` are not the published ones, and StorageError if a training
         cannot be repeated exactly, or if ``request`` trains another adapter or critic.
@@ -199,13 +201,13 @@ class TrainingSession:
         assert state is not None
         if not state.serves(request.lora, request.algorithm.critic):
             raise StorageError(
-                f"{folder}: its trainer state was not saved, and the request trains another adapter or critic: repeat "
-                "it with the settings of the previous training"
+                f"{folder}: its trainer state was not saved, and the request trains another adapter or critic: send "
+                "the request with the adapter and critic of the previous training"
             )
         warn_if_different(state, folder, self.ranks)
 
     def _repeat_training(self, folder: Path) -> None:
-        """Train again what made ``folder``, from its parent's state, and hold the result."""
+        """Repeat the training that made ``folder``, from its parent's state, and hold the resulting state."""
         manifest = read_manifest(folder)
         assert manifest is not None
         repeated = repeated_request(folder, manifest)
@@ -219,10 +221,10 @@ class TrainingSession:
         except (RftError, OSError) as error:
             raise StorageError(
                 f"{folder}: its trainer state was not saved, and its training cannot be repeated: {error}; restore "
-                "what is missing, or start a project with another name from this checkpoint"
+                "the missing files, or start a project with another name from this checkpoint"
             ) from error
         run = TrainingRun(self._ensure_state(parent, parent_digest, repeated), plan, repeated, self.ranks)
-        run.state.digest = ""  # modified from here on
+        run.state.digest = ""  # marks the state as modified
         try:
             self._optimise(run, lambda event: LOG.info("repeated step %d", event.step), self._cancelled)
         except RftError:
@@ -234,23 +236,24 @@ class TrainingSession:
         state.weights_digest, state.policy_version = manifest.weights_digest, manifest.policy_version
 
     def _release(self) -> None:
-        """Free the held state, also in a save that still refers to it."""
+        """Free the held state, also if the object that saved it still refers to it."""
         self._await_saving()
         self.state = None
         gc.collect()  # sharded models contain reference cycles
 
     @contextmanager
     def _parent_restored_on_error(self, run: TrainingRun) -> Iterator[None]:
-        """After an RftError in the body, drop the state of ``run`` and hold that of its parent again.
+        """After an RftError in the body, drop the state of ``run`` and hold its parent's state again.
 
-        A parent whose state is not saved is not trained again for this: the next request does that.
+        If the parent's state is not saved, the session then holds no state: the next request repeats the parent's
+        training.
         """
-        run.state.digest = ""  # marks the state as modified, so that it is never reused as that of a folder
+        run.state.digest = ""  # marks the state as modified, so that it is not reused as the state of its folder
         try:
             yield
         except RftError as error:
             run.drop_state()
-            _forget_frames(error)  # they keep tensors alive, and memory does not suffice for two states
+            _forget_frames(error)  # the error's frames keep tensors alive, and memory does not suffice for two states
             self._release()
             parent = Path(run.request.parent).absolute()
             if not self.ranks.from_first(lambda: lacks_state(parent)):
@@ -258,7 +261,7 @@ class TrainingSession:
             raise
 
     def _resume(self, run: TrainingRun, on_step: OnStep) -> list[StepEvent]:
-        """Resume from the last intermediate checkpoint of this training; return the events of the steps before it."""
+        """Resume from the last intermediate checkpoint of this training; return the events of the steps in it."""
         output, identity = Path(run.request.output), run.plan.identity
         found = self.ranks.from_first(lambda: latest(output, identity))
         if found is None:
@@ -266,10 +269,10 @@ class TrainingSession:
         resumed_request = replace(run.request, parent_version=found["version"], fresh_optimizer=False)
         with run.watch.time("load"):
             parent = run.state.folder
-            run.drop_state()  # only the session may hold the state that is replaced next
+            run.drop_state()  # only the session may refer to the state, because ``_ensure_state`` replaces it
             run.state = self._ensure_state(Path(found["folder"]), found["digest"], resumed_request)
-        run.state.folder = parent  # tokenizer and templates are copied from there: the intermediate folder is removed
-        run.state.digest = ""  # modified, as above
+        run.state.folder = parent  # source of tokenizer and templates, because the intermediate checkpoint is removed
+        run.state.digest = ""  # marks the state as modified
         events = [StepEvent(**event) for event in read_json(Path(found["folder"]) / STEPS)]
         LOG.info("continuing after step %d, from %s", found["version"], found["folder"])
         for event in events:
@@ -277,9 +280,9 @@ class TrainingSession:
         return events
 
     def _ensure_state(self, folder: Path, digest: str, request: TrainRequest) -> TrainerState:
-        """Hold the state of ``folder``, which has this digest. Read it from disk unless exactly this state is held.
+        """Hold the state of ``folder``, whose identity is ``digest``. Read it from disk unless the session holds it.
 
-        Memory does not suffice for two states: the caller must keep no reference to the previous one.
+        Memory does not suffice for two states: the caller must keep no reference to the previous state.
         """
         state = self.state
         exact = state is not None and state.digest == digest and state.serves(request.lora, request.algorithm.critic)
@@ -309,7 +312,7 @@ class TrainingSession:
     def _reuse(self, target: Path, plan: TrainingPlan, request: TrainRequest, on_step: OnStep) -> TrainResult | None:
         """Return the result of an identical request that was published before; its weights are then held.
 
-        None if there is none, or if it is damaged and must be produced again.
+        None if no identical request was published, or if its checkpoint is damaged: the caller then trains again.
         """
         hf = request.save_hf_checkpoint != "never"
         if not plan.steps or not self.ranks.from_first(lambda: is_published(target, plan.identity, hf)):
@@ -320,7 +323,7 @@ class TrainingSession:
         try:
             self._ensure_state(target, manifest.state_digest, resumed_request)
         except StorageError as error:
-            LOG.warning("%s is damaged and is trained again: %s", target, error)
+            LOG.warning("checkpoint %s is damaged, so its training is repeated: %s", target, error)
             return None
         for event in read_json(target / STEPS):
             on_step(StepEvent(**event))

@@ -14,7 +14,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.packed.packing import Pack, pack
 
-#: Fields of ``Sample`` that become fields of ``TokenBatch`` if the objective reads them, and which objectives do.
+#: Fields of ``Sample`` that become fields of ``TokenBatch`` if the objective reads them -> which objectives need them.
 _LOGPROBS = {
     "rollout_logprobs": "a policy-gradient loss needs them; train on rollouts, or use the loss 'sft'",
     "old_logprobs": "the decoupled correction needs them; they are computed before a training's first step",
@@ -29,12 +29,12 @@ class Window:
     packs: list[Pack]
     objective: Objective
     aggregation: Aggregation
-    counts: dict[str, float]  # the caller sums them over ranks
+    counts: dict[str, float]  # counts of this rank; the caller sums them over ranks
     weight: np.ndarray  # float64 per sample: the weight of each of its tokens
     columns: dict[str, np.ndarray]  # fields of TokenBatch, float32 over the samples' concatenated tokens
     group: np.ndarray  # int64 per sample
     expert: np.ndarray  # bool per sample: a demonstration mixed into rollouts
-    expert_weight: float | None  # their share of the loss; None: they count like other rows
+    expert_weight: float | None  # share of the expert rows in the loss; None: they count like other rows
 
     @classmethod
     def of(
@@ -78,8 +78,8 @@ class Window:
     def token_weight(self, counts: Mapping[str, float], world_size: int) -> np.ndarray:
         """Factor on the loss of each sample's tokens, float64 per sample. ``counts`` are summed over all ranks.
 
-        With an ``expert_weight`` w the loss is (1 - w) times the rollouts' plus w times the experts', each normalised
-        by its own count. This is the only place that divides.
+        With an ``expert_weight`` w, the loss is (1 - w) times the rollouts' loss plus w times the experts' loss, each
+        normalised by its own count. No other code divides by these counts.
         """
         if self.expert_weight is None:
             return self.weight * (world_size / self.aggregation.normaliser(counts["tokens"], counts["rows"]))
@@ -128,7 +128,9 @@ def _needed(name: str, objective: Objective) -> bool:
 def _present(sample: Sample, name: str) -> np.ndarray:
     values: np.ndarray | None = getattr(sample, name)
     if values is None and sample.expert and name == "rollout_logprobs":
-        return np.zeros(len(sample.token_ids), np.float32)  # no rollout log-probs: the objective uses the policy's own
+        return np.zeros(
+            len(sample.token_ids), np.float32
+        )  # no rollout log-probs: the objective uses the current policy's
     if values is None:
         what = name.replace("_logprobs", " log-probs")
         raise UserError(f"row {sample.row_id} has no {what}: {_LOGPROBS[name]}")

@@ -54,7 +54,7 @@ class Stopwatch:
 
 
 class DeviceClock:
-    """Seconds of work by name. CUDA work is timed by events in its stream, so timing adds no synchronisation."""
+    """Seconds of work by name. Events in the CUDA stream time CUDA work, so timing adds no synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
@@ -92,9 +92,9 @@ class DeviceClock:
 def row_metrics(rows: TrainingRows, chosen: np.ndarray, policy_version: int) -> dict[str, float]:
     """Staleness, truncation and reward of the ``chosen`` rows, which train the policy of ``policy_version``.
 
-    The share of groups without variance is that of the whole training, because its steps may exclude such groups.
-    Staleness is the number of optimiser steps between the policy that sampled a row and the policy that it trains; its
-    histogram gives shares of rows.
+    The share of groups with equal rewards is computed over the whole training, because steps may exclude such groups.
+    Staleness of a row is the number of optimiser steps between the policy that sampled it and the policy that is
+    trained; its histogram gives shares of rows.
     """
     chosen, flat = rows.known(chosen), rows.zero_variance_groups
     of_all = {} if flat is None else {"zero_variance_groups": flat}

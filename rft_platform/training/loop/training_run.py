@@ -32,7 +32,7 @@ _FILES = ("parent", "selection", "demonstrations", "preferences", "reference", "
 
 @dataclass(slots=True)
 class TrainingRun:
-    """The state that is trained, and the plan that it follows. Every rank makes the same calls."""
+    """The state that is trained, and the plan of the training. Every rank makes the same calls."""
 
     state: TrainerState
     plan: TrainingPlan
@@ -40,23 +40,23 @@ class TrainingRun:
     ranks: Ranks
     parent_digest: str = ""
     watch: Stopwatch = field(default_factory=Stopwatch)  # seconds by phase
-    cpu_start: float = field(default_factory=time.process_time)  # processor time when the training began, in seconds
+    cpu_start: float = field(default_factory=time.process_time)  # processor seconds of the process at the start
     precomputed: dict[str, float] = field(default_factory=dict)  # metrics of ``precompute``, reported with each step
     teacher: PackedPolicy | None = None  # for distillation losses
     _shares: dict[bytes, np.ndarray] = field(default_factory=dict)
 
     def drop_state(self) -> None:
-        """Forget the state, so that the session can free it and hold another one."""
-        with suppress(AttributeError):  # it was dropped before
+        """Drop the reference to the state, so that the session can free it and hold another state."""
+        with suppress(AttributeError):  # the state was dropped before
             del self.state
 
     def check_cancelled(self, cancelled: Callable[[], bool], done: int) -> None:
-        """Raise TrainingCancelled on all ranks if ``cancelled`` says so on rank 0. ``done`` steps are complete."""
+        """Raise TrainingCancelled on all ranks if ``cancelled()`` is true on rank 0. ``done`` steps are complete."""
         if self.ranks.broadcast(cancelled()):
             raise TrainingCancelled(f"training was cancelled before step {done + 1} of {len(self.plan.steps)}")
 
     def share(self, chosen: np.ndarray) -> np.ndarray:
-        """Return this rank's part of a step's rows. The answer never changes, even if the rows are modified later."""
+        """Return this rank's part of a step's rows: the same part in every call, even if rows are modified later."""
         if self.ranks.world_size == 1:
             return chosen
         key = chosen.tobytes()
@@ -66,7 +66,7 @@ class TrainingRun:
         return self._shares[key]
 
     def _costs(self, chosen: np.ndarray) -> np.ndarray:
-        """Operations that each ``chosen`` row adds. Shared prefixes count once; rows without a gradient count 0."""
+        """Operations that each ``chosen`` row adds. Shared prefixes count once; rows without a gradient add 0."""
         inert = self.plan.objective.zero_advantage_is_inert and self.request.algorithm.token_advantage is None
         samples = [self.plan.rows.samples[row] for row in chosen]
         run = np.array([not inert or sample.expert or bool(np.any(sample.advantage)) for sample in samples])
@@ -76,7 +76,7 @@ class TrainingRun:
         return costs
 
     def manifest(self, events: Sequence[StepEvent]) -> Manifest:
-        """Build the manifest of the state after these steps, without file digests. Every rank must call it."""
+        """Build the manifest of the state after ``events``, without file digests. Every rank must call it."""
         state, plan, settings = self.state, self.plan, asdict(self.request)
         metrics = summarise([event.metrics for event in events]) | plan.rows.left_out()
         return Manifest(
@@ -101,8 +101,8 @@ class TrainingRun:
     def publish(self, target: Path, events: Sequence[StepEvent]) -> tuple[TrainResult, StateSaving | None]:
         """Publish the state as ``target``; the state then refers to ``target``. Every rank must call it.
 
-        If the request saves the trainer state later, only the weights are written on return; the second value writes
-        the rest in the background.
+        If the request saves the trainer state later, only the weights are written when this function returns; the
+        second value of the result then writes the state in the background.
         """
         state, steps = self.state, [asdict(event) for event in events]
         hf = self.request.save_hf_checkpoint != "never"
@@ -111,7 +111,8 @@ class TrainingRun:
         with self.watch.time("save"):
             due = not later or self._is_due(events[-1].step)
             draft = Draft.take(state, self.plan.position, self.ranks, hf=hf, copy=later and due, with_state=due)
-            later = later and (not due or self._has_room(target, draft.nbytes))  # else this round reports the full disk
+            # If the disk is full, the state is saved now, so that this round reports the error.
+            later = later and (not due or self._has_room(target, draft.nbytes))
             manifest = replace(manifest, deferred_state=later)
             at_once, rest = draft.split() if later else (draft, None)
             writing = Publication(target, at_once, self.ranks, manifest=manifest, steps=steps)
@@ -142,7 +143,7 @@ class TrainingRun:
         return last_step // interval > self.request.parent_version // interval
 
     def without_steps(self) -> TrainResult:
-        """Return the result if no row has a gradient: the parent. Every rank must call it."""
+        """Return the result for a plan without steps (no row has a gradient): the parent. Every rank must call it."""
         rows = np.arange(len(self.plan.rows.samples))
         metrics = row_metrics(self.plan.rows, rows, self.request.parent_version)
         return TrainResult(
@@ -177,7 +178,7 @@ def share_of_rank(rows: np.ndarray, group: np.ndarray, cost: np.ndarray, rank: i
 
 
 def published_before(target: Path, manifest: Manifest, plan: TrainingPlan) -> TrainResult:
-    """Return the result of the same training, read from its checkpoint in ``target``."""
+    """Return the result of the same training, which was published before, from its checkpoint ``target``."""
     return TrainResult(
         checkpoint=str(target),
         policy_version=manifest.policy_version,
@@ -189,7 +190,7 @@ def published_before(target: Path, manifest: Manifest, plan: TrainingPlan) -> Tr
 
 
 def repeated_request(folder: Path, manifest: Manifest) -> TrainRequest:
-    """The request that made checkpoint ``folder``, with the current places of its files."""
+    """The request that made checkpoint ``folder``, with the current paths of its files."""
 
     recorded = manifest.request
 
@@ -221,9 +222,10 @@ def unsaved_until(folder: Path) -> list[str]:
 
 
 def warn_if_different(state: TrainerState, folder: Path, ranks: Ranks) -> None:
-    """Log the largest difference of a repeated training from the weights that it published first.
+    """Log the largest difference between the weights of a repeated training and the published weights.
 
-    On a GPU the order of sums varies from run to run, and so do the last bits of the weights. Every rank must call it.
+    On a GPU the order of sums differs between runs, so the last bits of the weights differ too. Every rank must call
+    it.
     """
     if state.lora is not None:
         return
@@ -245,6 +247,6 @@ def is_published(target: Path, identity: str, hf: bool) -> bool:
     try:
         manifest = read_manifest(target)
     except StorageError:
-        return False  # unreadable: the training replaces it
+        return False  # the manifest cannot be read: the training replaces this checkpoint
     same = manifest is not None and manifest.request_digest == identity
     return same and (not hf or any(target.glob("*.safetensors")))

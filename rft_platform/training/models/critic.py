@@ -1,8 +1,8 @@
 """The critic: a value model over the same packs as the policy. It predicts the future reward of every state.
 
 It is a causal transformer with one float32 output instead of the LM head: ``V_t = w . h_t + b``, where h_t is the
-hidden state that predicts token t. States that rows share are computed once. On disk it is a token classifier of
-transformers with one label: any other program can load it, and a critic can start from such a model.
+hidden state that predicts token t. States that rows share are computed once. On disk the critic is a token classifier
+of transformers with one label: any other program can load it, and a critic can start from any such model.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from rft_platform.training.packed.packed_policy import packed_hidden
 
 
 class PackedCritic(nn.Module):
-    """A transformers token classifier with one label that takes packs; an FSDP2 root like ``PackedPolicy``."""
+    """A transformers token classifier with one label, called with packs. An FSDP2 root like ``PackedPolicy``."""
 
     def __init__(self, model: Any, *, compute_dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -61,8 +61,9 @@ class PackedCritic(nn.Module):
 def load_critic(folder: Path, ranks: Ranks, dtype: torch.dtype) -> PackedCritic:
     """Load the critic that starts from ``folder`` on every rank: float32 master weights, activations of ``dtype``.
 
-    From a causal LM it takes the body, and the value head starts at 0: before the first update all states have the same
-    value. A token classifier with one label (a saved critic) is loaded as it is. Raises UserError for any other model.
+    If ``folder`` holds a causal LM, the critic takes its body, and the value head starts at 0, so all states have the
+    same value before the first update. A token classifier with one label (a saved critic) is loaded completely. Raises
+    UserError for any other model.
     """
     from transformers import AutoModelForTokenClassification
 
@@ -78,7 +79,7 @@ def load_critic(folder: Path, ranks: Ranks, dtype: torch.dtype) -> PackedCritic:
     _start_head(model, set(info["missing_keys"]), folder)
     model.to(ranks.device)
     own_memory(model)
-    model.eval()  # no dropout: a value must not depend on the draw
+    model.eval()  # no dropout: a value must not depend on random numbers
     critic = PackedCritic(model, compute_dtype=dtype)
     critic.runs_on = ranks.device
     prepare_policy(critic, model, ranks, dtype)
@@ -88,12 +89,12 @@ def load_critic(folder: Path, ranks: Ranks, dtype: torch.dtype) -> PackedCritic:
 
 
 def _start_head(model: Any, missing: set[str], folder: Path) -> None:
-    """Initialise a head that is missing in the files with 0. Raises UserError if anything else is missing."""
+    """Set a value head that the files lack to 0. Raises UserError if the files lack any other weight."""
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise UserError(
-            f"{folder}: a {type(model).__name__} has no linear value head called 'score': this kind of model cannot be "
-            "a critic; name another one in model.critic_model_path"
+            f"{folder}: a {type(model).__name__} has no linear value head called 'score', so this model cannot be "
+            "a critic; set model.critic_model_path to another model"
         )
     random = sorted(name for name in missing if not name.startswith("score."))
     if random:
@@ -109,8 +110,8 @@ class Critic:
 
     model: PackedCritic
     optimizer: torch.optim.AdamW
-    updates: int  # number of its optimiser steps; its warm-up and schedule count them
-    origin: str | None  # the start folder that the request named
+    updates: int  # number of the critic's optimiser steps, on which its warm-up and learning rate depend
+    origin: str | None  # ``CriticSpec.folder`` of the request that created the critic
 
     def take_settings(self, spec: CriticSpec) -> None:
         """Apply the optimizer settings of ``spec`` and keep the moments."""

@@ -3,8 +3,8 @@
 ``torch.compile`` pays off if shapes repeat: packs then have one of few static lengths (``packing.static_length``), and
 a layer is compiled once per length. Attention is a graph break (``attention``).
 
-FSDP2 costs about 17 ms a step whatever the size of the model (measured on a 1M-parameter model, one gloo rank: 10 % of
-a step of 64 rows). A single rank that computes in the format of its parameters is therefore not sharded.
+FSDP2 costs about 17 ms a step for a model of any size (measured on a 1M-parameter model, one gloo rank: 10 % of a step
+of 64 rows). A model on a single rank that computes in the dtype of its parameters is therefore not sharded.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from rft_platform.training.distributed import Ranks
 from rft_platform.training.models.shards import MASTER, TRAINER_STATE, ShardReader
 from rft_platform.training.packed.packed_policy import PackedModel, PackedPolicy
 
-#: Limit of compiled variants of a layer: lengths x (training, scoring) x models of one class, with some margin.
+#: Limit of compiled variants of a layer: number of lengths x 2 (training, scoring) x models of one class, with margin.
 COMPILED_VARIANTS = 32
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -45,10 +45,10 @@ def load_policy(
 ) -> PackedPolicy:
     """Load the causal LM of ``folder`` on every rank: float32 master weights, activations of ``dtype``.
 
-    If ``folder`` is a checkpoint of the platform, its master weights replace the published, rounded ones. ``lora`` adds
-    a new adapter, initialised from ``seed``; ``adapter`` loads one from its folder. With an adapter, only the adapter
-    is trainable. Unless ``resumed``, the weights of a checkpoint whose state is saved later are the published ones, so
-    that they do not depend on when they are read.
+    If ``folder`` is a checkpoint of the platform, its master weights replace the published, rounded weights. ``lora``
+    adds a new adapter, initialised from ``seed``; ``adapter`` is the folder of a saved adapter. With an adapter, only
+    the adapter is trainable. If the checkpoint's state is saved later, its master weights are read only if ``resumed``:
+    otherwise the result would depend on whether they are already saved.
     """
     model = _read(folder)
     with_adapter = lora is not None or adapter is not None
@@ -57,14 +57,14 @@ def load_policy(
         model = _with_adapter(model, folder, lora, adapter, seed)
     model.to(ranks.device)
     own_memory(model)
-    model.eval()  # no dropout: the importance ratio would be noise
+    model.eval()  # no dropout: it would add noise to the importance ratio
     policy = PackedPolicy(model, compute_dtype=dtype)
     policy.runs_on = ranks.device
     prepare_policy(policy, policy.causal, ranks, dtype)
     if is_sharded(ranks, dtype):
         shard(policy, policy.layers, ranks, dtype)
     if not with_adapter:
-        _read_master(model, folder, resumed)  # each rank reads its own part
+        _read_master(model, folder, resumed)  # each rank reads its part
     check_tied(policy.causal, folder)
     return policy
 
@@ -93,7 +93,7 @@ def _read(folder: Path) -> Any:
 
 
 def _read_master(model: nn.Module, folder: Path, resumed: bool) -> None:
-    """Replace the weights by the float32 ones of a platform checkpoint, if it has them."""
+    """Replace the weights by the float32 weights of a platform checkpoint, if the checkpoint has them."""
     if _has_master(folder) and (resumed or not defers_state(folder)):
         with torch.no_grad():
             ShardReader(folder / TRAINER_STATE).read(master_weights(model))
@@ -138,7 +138,7 @@ def _with_adapter(model: Any, folder: Path, lora: LoraSpec | None, adapter: Path
 def prepare_policy(policy: PackedModel, model: Any, ranks: Ranks, dtype: torch.dtype) -> None:
     """Prepare the layers of ``policy``, which wraps ``model``: checkpointing and compilation. Call it before sharding.
 
-    The packs get static lengths if the layers are compiled, or if CUDA attention kernels are.
+    The packs get static lengths if the layers or the CUDA attention kernels are compiled.
     """
     on_cuda, layout = ranks.device.type == "cuda", ranks.layout
     compiled = layout.compiles(ranks.device.type, float32=dtype == torch.float32)
@@ -162,7 +162,7 @@ def own_memory(model: nn.Module) -> None:
 
 
 def _checkpoint(model: Any, layers: nn.ModuleList) -> None:
-    """Let transformers checkpoint each layer. Only the layer itself is set to training mode; its dropouts stay off."""
+    """Turn on gradient checkpointing of each layer. Only the layer itself is in training mode: dropouts stay off."""
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise UserError(f"a {type(model).__name__} has no gradient checkpointing in transformers: turn it off")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -171,7 +171,7 @@ def _checkpoint(model: Any, layers: nn.ModuleList) -> None:
 
 
 def _compile(layers: nn.ModuleList) -> None:
-    """Compile the forward of each layer, but not its hooks: FSDP's hooks gather weights and must run uncompiled.
+    """Compile the forward pass of each layer, without its hooks: FSDP's hooks gather weights and must run uncompiled.
 
     Exceeding the recompilation limit is an error, because torch's fallback is slow and gives no warning.
     """
@@ -200,7 +200,7 @@ def shard(
 ) -> None:
     """Shard ``model`` over the ranks, layer by layer.
 
-    It computes in ``dtype``, except for the modules of ``in_float32``, which compute in float32.
+    The model computes in ``dtype``, except for the modules of ``in_float32``, which compute in float32.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -209,7 +209,7 @@ def shard(
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=DTYPES[layout.reduce_dtype])
     for part in in_float32:
         fully_shard(part, mesh=mesh, offload_policy=offload)
-    gathered = ranks.world_size > 1  # one rank has no memory to free between forward and backward
+    gathered = ranks.world_size > 1  # a single rank need not free gathered weights between forward and backward
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=gathered)
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)

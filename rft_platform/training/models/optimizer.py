@@ -46,15 +46,15 @@ def check_schedule(spec: OptimizerSpec) -> None:
     if spec.total_steps is None or spec.total_steps <= first:
         raise UserError(
             f"lr_scheduler_type {spec.lr_scheduler_type!r} decays from step {first} (start and warm-up) until "
-            f"total_steps, which is {spec.total_steps}: give a later step, or use 'constant'"
+            f"total_steps, which is {spec.total_steps}: set a later step, or use 'constant'"
         )
 
 
 def learning_rate(spec: OptimizerSpec, step: int) -> float:
     """Learning rate of the update from global optimiser step ``step`` to ``step + 1``.
 
-    Warm-up is linear and reaches ``lr`` with its last step; the decay would reach 0 at ``total_steps``. The rate
-    depends only on the step, so a resumed run needs no scheduler state.
+    Warm-up is linear and reaches ``lr`` with its last step. The decay reaches 0 at ``total_steps``, one step after the
+    last. The rate depends only on the step, so a resumed training needs no scheduler state.
     """
     done = step - spec.schedule_start
     if done < spec.lr_warmup_steps:

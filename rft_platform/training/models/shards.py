@@ -1,10 +1,10 @@
 """Sharded tensors on disk: every rank writes its own shards; any number of ranks reads them back. No pickle.
 
 PyTorch's distributed checkpoint (``torch.distributed.checkpoint``) plans and moves the bytes, with its Hugging Face
-storage: safetensors files whose headers name the part of each tensor that they hold. Its usual ``.metadata`` file is a
-pickle and is never written. Its planning messages between ranks, also pickles, are not needed: a rank's own shards
-determine what it writes, and the headers of all files determine what it reads. The ranks therefore do not communicate
-here, and a thread may write the files while training continues.
+storage: safetensors files whose headers name the part of each tensor that they hold. Its ``.metadata`` file is a pickle
+and is never written. Its planning messages between ranks are pickles too and are not needed: each rank writes its own
+shards, and the headers of all files determine which parts it reads. The ranks therefore do not communicate here, and a
+thread may write the files while training continues.
 """
 
 import shutil
@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from rft_platform.common.errors import StorageError
 
 TRAINER_STATE = "trainer_state"  # folder of a checkpoint that holds the trainer's state
-OPTIMIZER, MASTER = "optimizer", "master"  # sharded files in it: AdamW's moments, float32 weights
+OPTIMIZER, MASTER = "optimizer", "master"  # sharded files in this folder: AdamW's moments, float32 weights
 
 
 def shard_file(name: str, rank: int, world_size: int) -> str:
@@ -66,10 +66,10 @@ def write_shards(folder: Path, name: str, tensors: Mapping[str, Tensor], rank: i
     if world_size == 1:
         whole = {key: local_part(tensor).contiguous() for key, tensor in mine.items()}
         save_file(whole, folder / shard_file(name, rank, 1))
-        return  # full tensors: the same file without a header of parts, in a third of the time
+        return  # full tensors: the same file, without a header of parts, is written in a third of the time
     work = folder / f"{shard_file(name, rank, world_size)}.parts"
     writer = HuggingFaceStorageWriter(str(work), save_distributed=True)
-    writer.sync_files = world_size > 1  # another host may read them; with one rank the publisher syncs
+    writer.sync_files = world_size > 1  # another host may read the files; with one rank the publisher syncs them
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(mine, is_coordinator=rank == 0)
     plan = writer.prepare_local_plan(planner.create_local_plan())
@@ -111,7 +111,7 @@ class ShardReader:
         if missing:
             raise StorageError(
                 f"{self._folder} lacks {len(missing)} of the {len(into)} tensors of this model, e.g. {missing[0]}: "
-                "it was written for another model, or a file is missing"
+                "the folder was written for another model, or a file is missing"
             )
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(dict(into), self._metadata, is_coordinator=True)

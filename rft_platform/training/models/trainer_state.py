@@ -22,16 +22,16 @@ _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 @dataclass(slots=True)
 class TrainerState:
-    """A policy and its optimizer. ``folder`` is where they were loaded from or published to."""
+    """A policy and its optimizer. They were loaded from ``folder`` or published to it."""
 
     policy: PackedPolicy
     optimizer: torch.optim.AdamW
     folder: Path
-    digest: str  # identity of the state in ``folder`` (``manifest.identify``); empty if this state differs from it
+    digest: str  # identity of the state in ``folder`` (``manifest.identify``); empty if this state was modified since
     weights_digest: str
     policy_version: int
     base_model: Path | None = None  # folder of the full weights if an adapter is trained
-    base_digest: str | None = None  # digest of those weights
+    base_digest: str | None = None  # digest of the full weights
     lora: LoraSpec | None = None
     critic: Critic | None = None
     kl_control: KlControl | None = None  # current state of an adaptive KL penalty
@@ -42,7 +42,7 @@ class TrainerState:
         return self.lora == lora and fits
 
     def continue_with(self, optimizer: OptimizerSpec, critic: CriticSpec | None, folder: Path) -> None:
-        """Take the settings of the next training; moments, weights and counts stay."""
+        """Apply the settings of the next training; moments, weights and counts are kept."""
         self.folder = folder
         self.optimizer = build_optimizer(self.policy.model, optimizer, self.optimizer)
         if self.critic is not None and critic is not None:

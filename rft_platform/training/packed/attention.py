@@ -1,10 +1,10 @@
-"""Attention over packs: every node sees itself and its ancestors in the trie, and nothing else.
+"""Attention over packs: every node sees only itself and its ancestors in the trie.
 
-Registered with transformers as ``packed_tree``. A contiguous range of nodes attends only to itself and to the ancestors
-of its first node. A pack is therefore cut into such ranges ("blocks") where that saves work: small tries stay whole,
-long completions of one prompt are separated. Blocks of similar size are padded together and run as SDPA with a mask. On
-CUDA the whole pack runs at once: with a block mask (``tree_mask``), or, if its rows share nothing, as variable-length
-attention (``varlen``).
+The function is registered with transformers as ``packed_tree``. A contiguous range of nodes attends only to itself and
+to the ancestors of its first node. A pack is therefore cut into such ranges ("blocks") if this saves work: small tries
+stay whole, long completions of one prompt are separated. Blocks of similar size are padded to one size and run as SDPA
+with a mask. On CUDA the whole pack runs at once: with a block mask (``tree_mask``) or, if its rows share nothing, as
+variable-length attention (``row_attention``).
 
 Attention is excluded from ``torch.compile`` and is a graph break inside a layer: its kernels are already fused, and the
 row lengths, which differ from pack to pack, would otherwise be compiled into the graph.
@@ -41,14 +41,14 @@ class PaddedBlocks:
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """What the attention function must know about a pack: built once per pack, used by every layer."""
+    """The data about a pack that the attention function needs: built once per pack, used by every layer."""
 
     tokens: int  # nodes plus padding
     longest: int  # deepest row, in tokens
     blocks: list[PaddedBlocks]
     slot: Tensor | None  # int64 [tokens]: index of each node's output in the concatenated block outputs
-    mask: "BlockMask | None" = None  # instead of blocks
-    rows: RowRanges | None = None  # likewise
+    mask: "BlockMask | None" = None  # instead of blocks, on CUDA
+    rows: RowRanges | None = None  # instead of blocks, on CUDA, if the rows share nothing
 
 
 def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> AttentionPlan:
@@ -63,7 +63,7 @@ def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> Atte
     first, last = _cut(pack)
     start, size = pack.row_start[first], pack.row_start[last] - pack.row_start[first]
     outside = pack.shared[first]  # ancestors of the block's first node
-    slot, offset = np.zeros(plan.tokens, np.int64), 0  # padding gets the output of some node; it is not read
+    slot, offset = np.zeros(plan.tokens, np.int64), 0  # padding gets the output of any node; nobody reads it
     for members in _buckets(size, size + outside):
         width = int(size[members].max())
         plan.blocks.append(_pad(pack, first[members], start[members], size[members], outside[members], device, dtype))
@@ -75,7 +75,7 @@ def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> Atte
 
 
 def _cut(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks as ranges of rows [first, last). A row joins the block before it if that is cheaper."""
+    """Blocks as ranges of rows [first, last). A row joins the previous block if this is cheaper."""
     first: list[int] = []
     queries = keys = 0
     for row, (own, shared) in enumerate(zip(np.diff(pack.row_start).tolist(), pack.shared.tolist(), strict=True)):
@@ -91,7 +91,7 @@ def _cut(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _buckets(queries: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
-    """Group blocks of similar size. A new group starts if padding to the largest would cost more than a launch."""
+    """Group blocks of similar size. A new group starts if padding to its largest would cost more than a launch."""
     groups: list[list[int]] = []
     waste = height = width = 0
     for block in np.lexsort((queries, keys))[::-1].tolist():
@@ -111,7 +111,8 @@ def _pad(
     pack: Pack, row: np.ndarray, start: np.ndarray, size: np.ndarray, outside: np.ndarray,
     device: torch.device, dtype: torch.dtype,
 ) -> PaddedBlocks:  # fmt: skip
-    """Pad blocks of ``size`` nodes below ``outside`` ancestors; they start with rows ``row`` at nodes ``start``."""
+    """Pad blocks to one size. Block i starts with row ``row[i]`` at node ``start[i]``, has ``size[i]`` nodes, and
+    ``outside[i]`` ancestors before them."""
     start, size, outside = start[:, None], size[:, None], outside[:, None]
     column = np.arange(int(size.max()))
     query = np.where(column < size, start + column, start)
@@ -120,7 +121,7 @@ def _pad(
     key = np.where(column < outside, ancestor, np.where(column < outside + size, start + column - outside, start))
     nodes = (torch.from_numpy(query.ravel()).to(device), torch.from_numpy(key.ravel()).to(device))
     ends = np.where(column[: query.shape[1]] < size, pack.subtree_end[query], start + size)
-    if not outside.any() and (ends >= start + size).all():  # nothing is shared: causal saves half the work
+    if not outside.any() and (ends >= start + size).all():  # no shared prefix: causal attention saves half the work
         return PaddedBlocks(*nodes, None, len(row))
     queries, keys = query[:, :, None], key[:, None, :]
     sees = (keys <= queries) & (queries < pack.subtree_end[keys]) & (column < outside + size)[:, None, :]
@@ -143,8 +144,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers: query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D].
 
-    Anything that would change the result from that of separate rows raises RuntimeError: no plan, a transformers mask,
-    a sliding window shorter than the longest row, soft-capping, attention sinks, a position bias.
+    Raises RuntimeError for everything with which the result would differ from that of separate rows: no plan, a
+    transformers mask, a sliding window shorter than the longest row, soft-capping, attention sinks, a position bias.
     """
     if attention_plan is None:
         raise RuntimeError(
@@ -191,7 +192,7 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, blocks: PaddedBlocks, scale: float,
 
 
 def register_attention() -> None:
-    """Register ``attn_implementation="packed_tree"`` with transformers, which then builds no mask of its own."""
+    """Register ``attn_implementation="packed_tree"`` with transformers, which then builds no mask."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, packed_attention)

@@ -3,15 +3,16 @@
 Tree attention (``tree_mask``, ``tree_attention``) reads shared keys in place and never copies them. The mask is exact
 inside a tile of 128 x 128 and skips whole tiles: a tile is computed only if at least one of its queries has one of its
 keys as an ancestor. The tiles are found on the CPU, in time linear in the length of the trie's paths. One layer,
-forward and backward, with 16 query heads and 8 key heads of 128, on an H200 in bfloat16: 5.0 ms for ten groups of
+forward and backward, with 16 query heads and 8 key heads of 128, takes on an H200 in bfloat16: 5.0 ms for ten groups of
 8 x 256 tokens below prompts of 1,024 (variable-length attention over gathered keys: 8.0 ms), 3.6 ms for eight runs of
-eight turns (7.5 ms). Its gradients are deterministic; those of variable-length attention are not
-(benchmarks/results/tree_attention_cuda.json). The kernel is compiled once for each static length of packs. If it cannot
-be compiled, that is an error: torch would fall back to the unfused flex_attention, which builds the whole score matrix.
+eight turns (7.5 ms). Gradients of tree attention are deterministic; those of variable-length attention are not
+(benchmarks/results/tree_attention_cuda.json). The kernel is compiled once for each static length of packs. A failed
+compilation is an error, because torch would fall back to the unfused flex_attention, which builds the whole score
+matrix.
 
 Row attention (``row_ranges``, ``row_attention``) is variable-length flash attention: the rows of a pack are
-concatenated, and the kernel gets the offset of each. Padding at the end of a pack is split into rows no longer than the
-longest real one, so that it costs no more than they do. The results of padding are not read.
+concatenated, and the kernel gets the offset of each row. Padding at the end of a pack is split into rows that are not
+longer than the longest real row, to limit its cost. The results of padding are not read.
 """
 
 import functools
@@ -64,7 +65,7 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: "BlockMask",
 
 
 def _tiles(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
-    """Two masks, bool [tiles, tiles] over (query tile, key tile): some pair may attend; every pair may attend."""
+    """Two masks, bool [query tile, key tile]: whether any query of the tile sees any key; whether all see all keys."""
     nodes = len(pack.input_ids)
     count = -(-pack.length // TILE)
     touched = np.zeros((count, count), bool)
@@ -72,7 +73,7 @@ def _tiles(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
     ancestor = pack.path[pack.path_start[row] + offset] // TILE
     new = np.append(True, (ancestor[1:] != ancestor[:-1]) | (row[1:] != row[:-1]))
     row, ancestor = row[new], ancestor[new]
-    first, last = pack.row_start[:-1] // TILE, (pack.row_start[1:] - 1) // TILE  # tiles of the nodes a row adds
+    first, last = pack.row_start[:-1] // TILE, (pack.row_start[1:] - 1) // TILE  # tiles of the nodes that a row adds
     pair, step = ragged(np.maximum(last - first + 1, 0)[row])
     touched[first[row][pair] + step, ancestor[pair]] = True
     touched &= np.tri(count, dtype=bool)
@@ -86,7 +87,7 @@ def _tiles(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ordered(tiles: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For each query tile: the number of its key tiles [1, 1, Q], and tile indices [1, 1, Q, K], key tiles first."""
+    """For each query tile: the number of its key tiles [1, 1, Q]; all tile indices [1, 1, Q, K], key tiles first."""
     indices = np.argsort(~tiles, axis=1, kind="stable").astype(np.int32)
     counts = tiles.sum(1, dtype=np.int32)
     return torch.from_numpy(counts)[None, None].to(device), torch.from_numpy(indices)[None, None].to(device)
@@ -123,7 +124,7 @@ def row_attention(query: Tensor, key: Tensor, value: Tensor, rows: RowRanges, sc
 
     width = query.shape[-1]
     if width > _LARGEST_HEAD:
-        raise RuntimeError(f"flash attention computes heads of at most {_LARGEST_HEAD}, the model's have {width}")
+        raise RuntimeError(f"flash attention supports head sizes up to {_LARGEST_HEAD}, the model has {width}")
     if missing := -width % _HEAD_STEP:  # pad with zeros, which do not change the product
         query, key, value = (pad(x, (0, missing)) for x in (query, key, value))
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]

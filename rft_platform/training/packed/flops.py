@@ -1,4 +1,4 @@
-"""Floating-point operations of a training step, and the peak throughput of a device: together they give the MFU.
+"""Floating-point operations of a training step, and the peak throughput of a device, to compute the MFU.
 
 Operations follow from the model's formulas, without padding and recomputation.
 
@@ -21,7 +21,7 @@ from rft_platform.training.data.samples import Sample
 from rft_platform.training.packed.packed_policy import PackedPolicy
 from rft_platform.training.packed.packing import Pack, prefix_lengths
 
-FORWARD, BY_INPUT, BY_WEIGHT = 2, 2, 2  # one multiplication and one addition each
+FORWARD, BY_INPUT, BY_WEIGHT = 2, 2, 2  # per weight and token: one multiplication and one addition
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +82,19 @@ class TrainingCost:
 
 
 def added_flops(cost: TrainingCost, samples: Sequence[Sample]) -> np.ndarray:
-    """Operations that each sample adds if shared prefixes are computed once, float64; their sum is the trie's."""
+    """Operations that each sample adds if shared prefixes are computed once, float64; they sum to those of the trie."""
     length, shared, heads = prefix_lengths(samples)
     own = length - shared
     return cost.node * own + cost.pair * (own * shared + own * (own + 1) / 2) + cost.head * heads
 
 
-#: Tree attention needs masks or gathered keys: rows stay separate if sharing saves less than this share of operations.
+#: Rows stay separate if sharing prefixes saves less than this share of operations, because tree attention has costs
+#: that these counts omit (masks or gathered keys).
 LEAST_GAIN = 0.01
 
 
 def sharing_pays(cost: TrainingCost, trees: Work, rows: Work) -> bool:
-    """Whether ``trees``, which compute shared tokens once, save enough operations over the same ``rows`` kept separate.
+    """Whether ``trees``, which compute shared tokens once, save enough operations compared with separate ``rows``.
 
     If the rows share nothing, both packings are the same, and the answer is True.
     """
@@ -130,14 +131,15 @@ _DATA_SHEETS = {
     "RTX 3090": (71.0, 35.6),
     "MI300X": (1307.0, 163.4),
 }
-_LARGEST = {"cpu": 512, "cuda": 8192}  # side of the matrices of a measurement, if the table lacks the device
+_LARGEST = {"cpu": 512, "cuda": 8192}  # size of the matrices that are multiplied if the table lacks the device
 _TRIES = 8
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the FLOP/s of one device in ``dtype``: from its data sheet, else the best of a few matrix products.
+    """Return the FLOP/s of one device in ``dtype``: from its data sheet or, if the table lacks it, measured.
 
-    A CPU is always measured: once per process and number of threads, in about 50 ms.
+    A measurement is the best of a few matrix products. A CPU is always measured: once per process and number of
+    threads, in about 50 ms.
     """
     if device.type == "cuda":
         known = _from_data_sheet(torch.cuda.get_device_name(device), dtype)

@@ -2,9 +2,9 @@
 
 Hidden states are used only where a token is predicted, and each distinct (state, target) is computed once. The LM head
 runs in chunks: logits, log-softmax, the loss of the chunk's tokens and its gradient; then the logits are freed. So no
-[tokens, vocabulary] tensor is larger than a chunk, and no logits are computed twice (except for losses that need whole
-rows: those need all log-probs first). On CUDA the operations on a chunk's logits are compiled once;
-there all chunks have one size, and the last is padded.
+[tokens, vocabulary] tensor is larger than a chunk. Logits are computed once, but twice for losses that need whole rows,
+because these need all log-probs first. On CUDA the operations on a chunk's logits are compiled once, so all chunks have
+one size and the last chunk is padded.
 """
 
 import functools
@@ -103,12 +103,12 @@ def _chunks(batch: PackTensors, size: int) -> Iterator[Chunk]:
 
 @dataclass(slots=True)
 class Distributions:
-    """Next-token distributions of a chunk's heads at their temperature. The full table has one of two forms."""
+    """Next-token distributions of a chunk's heads at their temperature: either ``logits`` or ``log_softmax`` is set."""
 
     log_sum: Tensor | None  # float32 [C'], with ``logits``
     logits: Tensor | None  # raw, [C', V] with C' >= C: padded for the CUDA kernels
-    log_softmax: Tensor | None  # float32 [C, V], instead of those two
-    softmax: Tensor | None  # likewise; its memory is reused for the gradient
+    log_softmax: Tensor | None  # float32 [C, V], instead of ``log_sum`` and ``logits``
+    softmax: Tensor | None  # float32 [C, V], with ``log_softmax``; its memory is reused for the gradient
     temperature: Tensor | None  # float32 [C', 1]
     entropy: Tensor  # float32 [C]
     logp: Tensor  # float32 [P], of the chunk's pairs
@@ -148,7 +148,7 @@ class Distributions:
         )
         if self.temperature is not None:
             target = target / self.temperature[chunk.pair_head, 0]
-        result[chunk.pair_head, chunk.pair_target] = target.to(result.dtype)  # pairs are distinct
+        result[chunk.pair_head, chunk.pair_target] = target.to(result.dtype)  # no (head, target) occurs twice
         return result[:heads]
 
 
@@ -315,7 +315,7 @@ def logit_gradient(
     if by_entropy is not None:
         scale = scale - by_entropy[:, None] * (log_softmax + entropy[:, None])
     gradient = softmax.mul_(scale)
-    gradient[chunk.pair_head, chunk.pair_target] += by_logp  # pairs are distinct
+    gradient[chunk.pair_head, chunk.pair_target] += by_logp  # no (head, target) occurs twice
     return gradient
 
 

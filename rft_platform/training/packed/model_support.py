@@ -1,4 +1,4 @@
-"""Check whether a model can be packed: only attention may connect tokens of a pack, and it must follow the plan.
+"""Check whether a model can be packed: only attention may connect tokens, and it must use the pack's plan.
 
 Convolutions, linear attention and state-space layers would treat the pack as one row. Rotary frequencies that depend on
 the longest row of a pack would make a row depend on its neighbours. Packed attention computes plain softmax attention:
@@ -89,7 +89,7 @@ def _ropes(parameters: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_rope(model: str, rope: Mapping[str, Any], longest: int) -> None:
-    """Raise UserError for frequencies that change with the length, if a row can be long enough for a change.
+    """Raise UserError for rotary frequencies that change with the row length, if rows can be long enough for a change.
 
     transformers changes the frequencies of ``dynamic`` beyond ``max_position_embeddings`` (``factor`` limits the row
     length) and those of ``longrope`` beyond ``original_max_position_embeddings``.
@@ -100,10 +100,10 @@ def _check_rope(model: str, rope: Mapping[str, Any], longest: int) -> None:
     if reach <= limit:
         return
     fix = (
-        f"set rope_type default there, which is the same for rows of up to {longest} tokens, or yarn for longer ones"
+        f"set rope_type default there, which is equal for rows of up to {longest} tokens, or yarn for longer rows"
         if kind == "dynamic"
-        else f"set max_position_embeddings {limit} there and write out its attention_factor, for rows no longer than "
-        "that, or choose a model of another rope_type"
+        else f"for rows of at most {limit} tokens set max_position_embeddings {limit} and an explicit attention_factor "
+        "there, or choose a model with another rope_type"
     )
     raise UserError(
         f"{model} has rope_type {kind} in its config.json: beyond {limit} tokens its frequencies depend on the "

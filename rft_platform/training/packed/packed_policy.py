@@ -23,7 +23,7 @@ from rft_platform.training.packed.packing import Pack, pack, static_length
 
 
 class PackedModel(Protocol):
-    """A model that takes packs and returns a number per trained token: ``PackedPolicy`` or ``PackedCritic``."""
+    """A model that maps packs to a number per trained token: ``PackedPolicy`` or ``PackedCritic``."""
 
     static_lengths: bool
     compute_dtype: torch.dtype
@@ -40,12 +40,12 @@ class PackedModel(Protocol):
 
 
 class PackedPolicy(nn.Module):
-    """A causal LM of transformers (or a peft model around one) that takes packs; shard it as the FSDP2 root.
+    """A causal LM of transformers (or a peft model around one) that is called with packs; shard it as the FSDP2 root.
 
     ``PackedPolicy(model)`` switches the model to packed attention. Apply ``fully_shard`` to each of ``policy.layers``,
-    then to the policy itself. The wrapped model is ``policy.model``; save that one, because it has the parameter names
-    of the HF checkpoint. ``compute_dtype`` is that of the activations if it differs from the parameters' (mixed
-    precision).
+    then to the policy itself. The wrapped model is ``policy.model``; save this model, because it has the parameter
+    names of the HF checkpoint. ``compute_dtype`` is the dtype of the activations if it differs from that of the
+    parameters (mixed precision).
     """
 
     def __init__(self, model: Any, *, compute_dtype: torch.dtype | None = None) -> None:
@@ -123,8 +123,8 @@ def evaluate(
 ) -> list[np.ndarray]:
     """Run ``model`` over the samples without gradients. Return its numbers per token, float32 [n] for each sample.
 
-    Tokens that are not trained get 0. Under FSDP every rank must call it, each with its own samples. Its parameters are
-    the shards again afterwards.
+    Tokens that are not trained get 0. Under FSDP every rank must call it, each with its own samples. Afterwards the
+    model's parameters are the shards again, not gathered copies.
     """
     packs = pack(samples, max_tokens_per_pack, static=model.static_lengths)
     values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
@@ -140,10 +140,10 @@ def evaluate(
 
 
 def release_gathered(model: PackedModel) -> None:
-    """Let FSDP's modules show their shards as parameters again.
+    """Make the shards the parameters of FSDP's modules again.
 
-    A backward pass does this. A forward pass without one leaves gathered copies in their place: an optimizer that is
-    built then updates the copies, and the weights stay as they are.
+    A backward pass does the same. After a forward pass without a backward pass, the parameters are gathered copies: an
+    optimizer that is built in this state updates the copies, and the weights do not change.
     """
     for module in cast(nn.Module, model).modules():
         if isinstance(module, FSDPModule):

@@ -2,8 +2,8 @@
 
 Rows sorted by their token ids form a trie in depth-first order: each row adds the nodes after the prefix that it shares
 with the previous row. A node sees only its ancestors and itself: node i sees node j iff ``j <= i < subtree_end[j]``.
-The prompt of a group, the earlier turns of a run and identical completions become one path without a search for them.
-The last trainable token of a row, and everything after it, predicts nothing and is not computed.
+So the prompt of a group, the earlier turns of a run and identical completions each become one path. The last trainable
+token of a row and all tokens after it predict no trainable token, so they are not computed.
 """
 
 from bisect import bisect_left, insort
@@ -14,7 +14,7 @@ import numpy as np
 
 from rft_platform.training.data.samples import Sample
 
-WORTH_SHARING = 8  # neighbours that share less than 1/8 of a row may be in different packs
+WORTH_SHARING = 8  # sorted rows that share less than 1/8 of their tokens may be in different packs
 TILE = 128  # tile size of CUDA's attention kernels; static lengths are multiples of it
 
 
@@ -77,9 +77,9 @@ def pack(
 
 
 def static_length(tokens: int, max_tokens: int) -> int:
-    """Length to which a pack of ``tokens`` nodes is padded: a quarter of ``max_tokens``, or multiples of the whole.
+    """Length to which a pack of ``tokens`` nodes is padded: a quarter or a multiple of ``max_tokens``.
 
-    Both are rounded up to whole tiles of 128.
+    Both lengths are rounded up to whole tiles of 128 tokens.
     """
     whole = -(-max_tokens // TILE) * TILE
     quarter = -(-whole // (4 * TILE)) * TILE
@@ -87,10 +87,10 @@ def static_length(tokens: int, max_tokens: int) -> int:
 
 
 def prefix_lengths(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per sample, int64 each: its tokens in the model, how many of them an earlier row shares, and its heads.
+    """Three int64 arrays per sample: its tokens in the model, how many of them an earlier row shares, and its heads.
 
-    All samples count as packed in one trie: the tokens that are not shared are the work that a row adds. Rows without a
-    trainable token feed nothing.
+    All samples are treated as packed in one trie, so the tokens that are not shared are the work that a row adds. A row
+    without a trainable token has no tokens in the model.
     """
     rows, count = _sort_rows(samples), len(samples)
     length, shared, heads = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -104,9 +104,9 @@ class _Rows:
 
     ids: np.ndarray  # int64, the token ids of all samples, concatenated
     sample: np.ndarray  # int64 [R], index among the samples
-    start: np.ndarray  # int64 [R], where its tokens start in ``ids``
-    length: np.ndarray  # int64 [R], tokens up to the one that predicts its last trainable token
-    shared: np.ndarray  # int64 [R], common prefix with the row before; 0 for the first
+    start: np.ndarray  # int64 [R], where the row's tokens start in ``ids``
+    length: np.ndarray  # int64 [R], number of tokens up to the token that predicts the row's last trainable token
+    shared: np.ndarray  # int64 [R], length of the common prefix with the previous row; 0 for the first row
     temperature: np.ndarray  # float32 [R]
     trainable: np.ndarray  # int64, positions in ``ids`` of the trainable tokens
     trainable_start: np.ndarray  # int64 [R], where the row starts in ``trainable``
@@ -149,7 +149,7 @@ def _common_prefixes(ids: np.ndarray, start: np.ndarray, length: np.ndarray) -> 
     compared[1:] = np.minimum(length[1:], length[:-1])
     row, offset = ragged(compared)
     differs = np.append(ids[start[row] + offset] != ids[start[row - 1] + offset], True)
-    # The first difference at or after each row's first comparison, if it lies within the row.
+    # The position of the first difference at or after each row's first comparison, if this position is in the row.
     where = np.flatnonzero(differs)
     begin = np.cumsum(compared) - compared
     return np.minimum(where[np.searchsorted(where, begin)] - begin, compared)
@@ -167,8 +167,8 @@ class _Units:
 
     ranks: np.ndarray  # int64, indices of the sorted rows, unit by unit
     start: np.ndarray  # int64 [U + 1], where each unit starts in ``ranks``
-    size: np.ndarray  # int64 [U], nodes of the unit on its own
-    added: np.ndarray  # int64 [U], nodes that it adds after the unit before it
+    size: np.ndarray  # int64 [U], nodes of the unit alone
+    added: np.ndarray  # int64 [U], nodes that the unit adds to a pack with the previous unit
 
     def ranks_of(self, part: Sequence[int]) -> np.ndarray:
         """Return the sorted rows of some units."""
@@ -256,7 +256,7 @@ def _in_order(units: _Units, max_tokens: int) -> list[list[int]]:
 
 
 def _assign_static(units: _Units, max_tokens: int) -> list[list[int]]:
-    """Return the split with the least padding: best fit or in order, the emptiest pack split up if that helps."""
+    """Return the distribution with less padding, best fit or in order; split the emptiest pack if that saves more."""
     short = static_length(1, max_tokens)
 
     def padded(packs: list[list[int]]) -> int:
@@ -284,7 +284,7 @@ def _build(rows: _Rows, ranks: np.ndarray, max_tokens: int | None = None) -> Pac
     new = depth >= shared[row]
     path = _paths(row_start, path_start, shared)
     last_row = np.zeros(row_start[-1], np.int64)
-    last_row[path] = row  # rows ascend, and the last assignment to an index wins
+    last_row[path] = row  # numpy keeps the last assignment to an index, and rows ascend
     nodes = int(row_start[-1])
     return Pack(
         length=nodes if max_tokens is None else static_length(nodes, max_tokens),

@@ -25,7 +25,7 @@ from rft_platform.inference.serving.request_body import json_object
 from rft_platform.observability.log_context import HEADER, PhaseContext
 from rft_platform.training.protocol import HEARTBEAT, HEARTBEAT_S, LAST_EVENTS, PREFIX, Message
 
-_GRACE_S = 5  # for streams in progress when the server closes
+_GRACE_S = 5  # how long a closing server waits for streams in progress
 _QUEUED = ("train", "score", "shutdown")
 
 
@@ -85,7 +85,7 @@ class CommandServer:
         job.send(event)
 
     def close(self) -> None:
-        """Stop listening, after the events that were sent have reached their callers."""
+        """Stop listening after the callers have received all events that were sent."""
         self._server.close()
 
     async def _answer_status(self, request: Request) -> Response:
@@ -104,12 +104,12 @@ class CommandServer:
         job = Job(await json_object(request) | {"command": name}, context, asyncio.get_running_loop())
         with self._lock:
             if self._closed:
-                raise ApiError(503, "the trainer group is ending and takes no more commands: start a new one")
+                raise ApiError(503, "the trainer group is ending and takes no more commands: start a new group")
             self._jobs.put(job)
         return StreamingResponse(self._events(job), media_type="application/x-ndjson")
 
     async def _events(self, job: Job) -> AsyncIterator[str]:
-        """The lines of a job, up to its last event."""
+        """The events of a job as lines of JSON, up to the last event."""
         yield _line({"event": "accepted"})
         while True:
             try:

@@ -49,9 +49,9 @@ from rft_platform.training.protocol import (
 
 STOP_TIMEOUT_S = 10.0
 SILENT_STOP_TIMEOUT_S = 3.0  # a hanging group is not expected to exit on its own
-START_LOCK_TIMEOUT_S = 60.0  # added to the time that another caller may need to start the group
+START_LOCK_TIMEOUT_S = 60.0  # wait for another caller that starts the group, in addition to the start time limit
 CONNECT_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 10.0  # for commands that are answered at once: status and cancel
+ANSWER_TIMEOUT_S = 10.0  # time-out of status and cancel, which are answered at once
 
 
 def find_or_start_trainer(
@@ -96,16 +96,16 @@ class TrainerClient:
 
     def __init__(self, spec: TrainerSpec) -> None:
         self._spec = spec
-        # Without a proxy from the environment, which must not get requests to the loopback interface.
+        # A proxy set in the environment must not get requests to the loopback interface.
         self._http = httpx.Client(trust_env=False)
         weakref.finalize(self, self._http.close)
 
     def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None] | None = None) -> TrainResult:
         """Train and publish; ``on_step`` is called after every optimiser step.
 
-        If the group is found dead, it is started again first. Raises the error of the training, or TrainerError if the
-        group dies during the training or was ended because its heartbeat stopped. The same request can then be sent
-        again: it starts from its parent.
+        If the group has died before, a new group is started first. Raises the error of the training, or TrainerError if
+        the group dies during the training or was ended because its heartbeat stopped. The same request can then be sent
+        again: the training starts from its parent.
         """
         body = {"request": asdict(request)}
         try:
@@ -146,9 +146,9 @@ class TrainerClient:
         stop_holder(lease)
 
     def ensure_running(self, refused: Lease | None = None) -> None:
-        """Start the group unless it runs with the right settings. A group that ``refused`` a command is about to end.
+        """Start the group unless it runs with the right settings. Replace the group ``refused``, which is about to end.
 
-        Raises TrainerError if it does not start.
+        Raises TrainerError if the group does not start.
         """
         with locked(self._spec.lease, START_LOCK_TIMEOUT_S + self._spec.start_timeout_s):
             note_use(self._spec.lease)
@@ -172,7 +172,7 @@ class TrainerClient:
     def _start(self) -> None:
         spec = self._spec
         threads = str(spec.threads)
-        end_strays(spec.lease)  # left by a killed starter: two groups would write to one log and one lease
+        end_strays(spec.lease)  # processes of a killed starter: two groups would write to one log and one lease
         own = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", SAFE_PATH: OWN_SAFE_PATH}
         devices = {} if spec.gpus is None else {"CUDA_VISIBLE_DEVICES": spec.gpus}
         env = os.environ | own | devices | lease_environment(spec.lease)
@@ -260,7 +260,7 @@ class TrainerClient:
 
 
 class _NotAccepted(TrainerError):
-    """The command did not reach a trainer group; ``lease`` is that of the group it was sent to."""
+    """The command did not reach a trainer group; ``lease`` is the lease of the group to which it was sent."""
 
     def __init__(self, message: str, lease: Lease | None) -> None:
         super().__init__(message)
@@ -289,7 +289,7 @@ def _check(response: httpx.Response) -> None:
 
 
 def _wait(lease: Lease) -> None:
-    """Wait for the group to exit: rank 0, and the launcher, which exits after the other ranks."""
+    """Wait until the group has ended: rank 0, and the launcher, which exits after the other ranks."""
     pids = [lease.pid, *([lease.details["launcher"]] if lease.details.get("launcher") else [])]
     processes = []
     for pid in pids:

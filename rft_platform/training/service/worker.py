@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node N -m rft_platform.training.service.worker --lease FILE --idle-timeout 900
 
-Rank 0 receives commands over HTTP on a loopback port, which its lease file names, and broadcasts them to the other
-ranks.
+Rank 0 receives commands over HTTP on a loopback port and broadcasts them to the other ranks. The lease file states the
+port.
 """
 
 import argparse
@@ -67,11 +67,11 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rft_platform.training.service.worker")
     parser.add_argument("--lease", type=Path, required=True)
-    parser.add_argument("--idle-timeout", type=float, default=900.0, help="seconds without a command before it ends")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads a rank")
+    parser.add_argument("--idle-timeout", type=float, default=900.0, help="seconds without a command, then it ends")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads per rank")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--gpus", help="the devices that the environment names, for the lease")
+    parser.add_argument("--gpus", help="CUDA_VISIBLE_DEVICES of the group, to record it in the lease")
     parser.add_argument("--reduce-dtype", choices=("float32", "bfloat16"), default="float32", help="of gradient sums")
     parser.add_argument("--compile", choices=("auto", "yes", "no"), default="auto", help="compile the layers")
     for flag, what in _LAYOUT.items():
@@ -133,7 +133,7 @@ def _work(session: TrainingSession, server: CommandServer, job: Job) -> None:
 
 
 def _follow(session: TrainingSession) -> None:
-    """Ranks other than 0: repeat what rank 0 does."""
+    """Ranks other than 0: run the commands that rank 0 broadcasts."""
     _preload()
     while (command := session.ranks.broadcast(None))["command"] != "shutdown":
         try:
@@ -153,7 +153,7 @@ def _execute(
         send({"event": "step", **asdict(event)})
 
     result = session.train(train_request(command["request"]), on_step, cancelled)
-    LOG.info("%d steps led to policy version %d, %s", result.steps, result.policy_version, result.checkpoint)
+    LOG.info("trained %d steps: policy version %d, %s", result.steps, result.policy_version, result.checkpoint)
     return {"event": "done", "result": asdict(result)}
 
 
@@ -164,7 +164,7 @@ def _family() -> list[psutil.Process]:
 
 
 def _none_is_stopped(family: list[psutil.Process]) -> bool:
-    """Whether no rank of this host is stopped (SIGSTOP). In the next collective the others would wait for it."""
+    """Whether no rank of this host is stopped (SIGSTOP): the other ranks would wait for a stopped rank."""
     for process in family:
         with suppress(psutil.NoSuchProcess):
             if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
