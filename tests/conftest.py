@@ -3,14 +3,20 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 from hypothesis import settings
 
 from chaos.syscall_faults import build_library
+from rft_platform.common.processes.spawn import free_port
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.recipes.arithmetic.model import build_model
 
@@ -160,3 +166,42 @@ def test_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs test data: {folder} is not there (RFT_TEST_DATA names the folder)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated, empty MLflow store, to be copied."""
+    from rft_platform.model_registry.mlflow_client import open_client
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    open_client(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def mlflow_server(empty_store: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of an MLflow server of this test."""
+    shutil.copy(empty_store, tmp_path / "served.db")
+    url, log = f"http://127.0.0.1:{(port := free_port())}", (tmp_path / "server.log").open("w")
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    options = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path / 'served.db'}", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment = {**os.environ, **options, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            deadline = time.monotonic() + 90
+            while not _answers(url):
+                assert server.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
+                time.sleep(0.1)
+            yield url
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=1).is_success
+    except httpx.HTTPError:
+        return False

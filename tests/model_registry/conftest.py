@@ -1,4 +1,4 @@
-"""A migrated, empty MLflow store, made once and copied for every test."""
+"""Registries on a copy of an empty MLflow store."""
 
 import shutil
 from collections.abc import Callable
@@ -6,15 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.models import ModelRegistry
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    open_client(f"sqlite:///{path}")
-    return path
 
 
 @pytest.fixture

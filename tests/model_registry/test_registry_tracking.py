@@ -1,19 +1,13 @@
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from chaos.syscall_faults import SyscallFault, injecting
-from rft_platform.common.processes.spawn import free_port
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.tracking import metric_name
@@ -100,35 +94,6 @@ def test_a_killed_process_logs_nothing_twice(connect, tmp_path: Path, fault_libr
     points = [(key, step) for key, step, _ in all_points(connect())]
     assert killed == 2
     assert len(points) == len(set(points)) == 4 * 3 + 2
-
-
-@pytest.fixture
-def mlflow_server(empty_store: Path, tmp_path: Path) -> Iterator[str]:
-    """The address of an MLflow server of this test."""
-    shutil.copy(empty_store, tmp_path / "served.db")
-    url, log = f"http://127.0.0.1:{(port := free_port())}", (tmp_path / "server.log").open("w")
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    options = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path / 'served.db'}", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    environment = {**os.environ, **options, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            deadline = time.monotonic() + 90
-            while not answers(url):
-                assert server.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
-                time.sleep(0.1)
-            yield url
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=1).is_success
-    except httpx.HTTPError:
-        return False
 
 
 @pytest.mark.slow

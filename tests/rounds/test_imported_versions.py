@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from rft_platform.common.errors import DamagedError, StorageError, UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.model_registry.manifests import read_manifest
+from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.imported_versions import (
@@ -118,8 +120,11 @@ class UnsteadyRegistry:
         assert policy == MODEL
         return self
 
-    def register_checkpoint(self, folder: Path, policy_version: int, tags: dict[str, Any]) -> int:
-        assert tags["weights_digest"] and tags["source"]
+    def training_run(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(run_id=name)
+
+    def register_checkpoint(self, folder: Path, policy_version: int, tags: dict[str, Any], run_id: str) -> int:
+        assert tags["weights_digest"] and tags["source"] and run_id.endswith(f"-{MODEL}")
         if self.failures:
             self.failures -= 1
             raise StorageError("MLflow cannot be reached")
@@ -141,6 +146,17 @@ def test_a_repeated_import_registers_what_could_not_be_registered(project: Proje
     lost.failures = 0
     register_imported(project, lost)
     assert lost.folders == [Path(policy.folder)]
+
+
+@pytest.mark.slow
+def test_a_version_is_imported_with_an_mlflow_server(project: Project, tmp_path: Path, mlflow_server: str) -> None:
+    registry = ModelRegistry(mlflow_server, None, "shop", "shop-helper")
+    source = checkpoint(tmp_path)
+    policy = import_checkpoint(project, registry, source)
+    assert policy.model_version == "1"
+    assert import_checkpoint(project, registry, source) == policy
+    (found,) = registry.of_policy(MODEL).versions()
+    assert (found.folder, found.tags["weights_digest"]) == (Path(policy.folder), policy.weights_digest)
 
 
 def test_what_cannot_serve_is_refused(project: Project, tmp_path: Path, tiny_model: Path) -> None:
