@@ -23,7 +23,7 @@ class Trainer(Section):
 
     save_interval: PositiveInt | None = None
     """Optimiser steps between two saves of the trainer state (float32 weights, moments). A training of more steps saves
-    periodic checkpoints; a round whose steps contain no multiple of it saves only weights, and a trainer that was
+    intermediate checkpoints; a round whose steps contain no multiple of it saves only weights, and a trainer that was
     killed trains such rounds again. Default: once per training. The end of a training always publishes the weights."""
     save_in_background: bool = True
     """Save the trainer state of a round while the next round explores. A trainer that is killed before the state is
