@@ -9,7 +9,7 @@ from typing import Any
 from rft_platform.common.errors import StorageError
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.notes import ASIDE
-from rft_platform.rounds.project.code_version import note_user_code
+from rft_platform.rounds.project.code_version import WORKFLOW_CODE, keep_user_code
 from rft_platform.rounds.project.notes import EXPLORE
 from rft_platform.rounds.project.policy import parent_of
 from rft_platform.rounds.project.project import Project
@@ -48,7 +48,7 @@ def collect(project: Project, round_number: int) -> dict[str, Any]:
         "oldest_policy_version": min(versions, default=parent.policy_version),
         "policy_round": parent.round,
         "weights_digest": parent.weights_digest,
-        **note_user_code(project),
+        WORKFLOW_CODE: keep_user_code(project),
         "seconds": perf_counter() - started,
     }
     project.store.write_note(round_number, EXPLORE, summary)

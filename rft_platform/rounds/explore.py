@@ -15,7 +15,7 @@ from rft_platform.rollout.runner.run_rollouts import nothing_whole, run_rollouts
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 from rft_platform.rounds.planning.dynamic_sync import versions_ahead
 from rft_platform.rounds.planning.project_state import Launches, observe
-from rft_platform.rounds.project.code_version import note_user_code
+from rft_platform.rounds.project.code_version import WORKFLOW_CODE, keep_user_code
 from rft_platform.rounds.project.notes import EXPLORE, SNAPSHOT
 from rft_platform.rounds.project.policy import (
     Policy,
@@ -72,7 +72,7 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
         "canary_delta": canary_delta,
         "task_selection": selection.as_dict(),
         **signal.as_dict(),
-        **note_user_code(project),
+        WORKFLOW_CODE: keep_user_code(project),
     }
     project.store.write_note(round_number, EXPLORE, summary)
     return summary

@@ -24,7 +24,7 @@ from rft_platform.experience.quality import (
 from rft_platform.experience.record import TRUNCATED_METRIC, JudgedRow, RolloutRow
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts
-from rft_platform.rounds.project.code_version import note_user_code, user_code_of
+from rft_platform.rounds.project.code_version import JUDGE_CODES, judge_codes, keep_user_code, workflow_code
 from rft_platform.rounds.project.notes import JUDGE
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.repair import refuse_damaged_rows
@@ -104,7 +104,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         **reward_figures(project, judged.rows, rows, has_advantage=chosen.advantage is not None),
         "operators": [report.as_dict() for report in judged.operators],
         "operators_version": pipeline.version,
-        **note_user_code(project, *(_named_by(other))),
+        JUDGE_CODES: {**judge_codes(store, round_number), version: keep_user_code(project, *_named_by(other))},
         "sound": sound,
         "seconds": perf_counter() - started,
     }
@@ -114,7 +114,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
 
 def _workflow_version(store: ExperienceStore, round_number: int) -> str:
     """The judge version of rewards that the workflow set: it names the user's code that explored."""
-    code = user_code_of(store, [round_number]).get("workflow_code")
+    code = workflow_code(store, round_number)
     return WORKFLOW_REWARD if code is None else f"{WORKFLOW_REWARD}-{code}"
 
 
@@ -241,6 +241,7 @@ def restore(project: Project, round_number: int, version: str) -> dict[str, Any]
         "rows": len(judged),
         "judge_version": version,
         "judge_names": _judge_names(store, round_number),
+        JUDGE_CODES: judge_codes(store, round_number),
         "judge_errors": len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
         **reward_figures(project, judged, rows, has_advantage=project.settings.algorithm.advantage is not None),
         "operators": [],

@@ -195,7 +195,7 @@ def lineage(project: Project, round_number: int, dagster_run_id: str, policy: st
         "dagster_run_id": dagster_run_id,
         **({"plugins_digest": loaded_digest(config)} if config.algorithm.plugins else {}),
         **_operators(store, round_number),
-        **user_code_of(store, [round_number] if selection is None else map(int, selection["judge_versions"])),
+        **user_code_of(store, _judge_versions(store, round_number, selection)),
     }
 
 
@@ -203,9 +203,9 @@ def _data_lineage(store: ExperienceStore, number: int, selection: Mapping[str, A
     """The rows behind the weights: those of the round, or those of its row selection file."""
     if selection is None:
         return {"data_digest": store.digest(number), "judge_version": store.judge_version(number)}
-    versions = {int(n): version for n, version in selection["judge_versions"].items()}
+    versions = _judge_versions(store, number, selection)
     digests = {str(n): store.digest(n, judge_version=version) for n, version in sorted(versions.items())}
-    every = sorted(set(versions.values()))
+    every = sorted({version for version in versions.values() if version})
     return {
         "data_digest": digest_json([selection["sha256"], digests]),
         "judge_version": every[0] if len(every) == 1 else ", ".join(every) or None,
@@ -217,6 +217,13 @@ def _data_lineage(store: ExperienceStore, number: int, selection: Mapping[str, A
             "policy_versions": selection["policy_versions"],
         },
     }
+
+
+def _judge_versions(store: ExperienceStore, number: int, selection: Mapping[str, Any] | None) -> dict[int, str | None]:
+    """The judge versions of the rounds whose rows a training takes."""
+    if selection is None:
+        return {number: store.judge_version(number)}
+    return {int(n): version for n, version in selection["judge_versions"].items()}
 
 
 def _operators(store: ExperienceStore, round_number: int) -> dict[str, str]:

@@ -28,7 +28,7 @@ from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.selections import ROW_SELECTION
 from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
-from rft_platform.rounds.project.code_version import note_user_code, user_code_of
+from rft_platform.rounds.project.code_version import JUDGE_CODES, WORKFLOW_CODE, keep_user_code, user_code_of
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.warm_start import WarmStartCourse
@@ -260,12 +260,18 @@ def test_a_changed_line_of_the_users_judge_appears_in_the_trace(
     for number in (1, 2, 3):
         if number == 3:
             judge.write_text("def reward(response, truth):\n    return float(truth == response)\n")
-        for stage in ("explore", "judge"):
-            project.store.write_note(number, stage, note_user_code(project))
+        code = keep_user_code(project)
+        project.store.write_note(number, "explore", {WORKFLOW_CODE: code})
+        project.store.write_note(number, "judge", {JUDGE_CODES: {"judge-1": code, "judge-0": "0" * 16}})
         parent = folders[-1] if folders else tmp_path / "base"
         folders.append(project.checkpoints / f"global_step_{number}")
         manifest = {"policy_version": number, "parent": str(parent), "parent_version": number - 1}
-        lineage = {"round": number, "project": "sums", "name": "one", **user_code_of(project.store, [number])}
+        lineage = {
+            "round": number,
+            "project": "sums",
+            "name": "one",
+            **user_code_of(project.store, {number: "judge-1"}),
+        }
         write_json(folders[-1] / "manifest.json", {**manifest, "weights_digest": "w", "lineage": lineage})
         publish(project.store, Policy(str(folders[-1]), number, "digest", number))
 

@@ -1,7 +1,7 @@
 """The versions of the running code for lineage: the platform's, and the user's with a copy of its source."""
 
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.notes import EXPLORE, JUDGE
 from rft_platform.rounds.project.project import Project
 
-_NOTED = "user_code"  # key of the digest in notes
+WORKFLOW_CODE = "workflow_code"  # key of the digest in the explore note
+JUDGE_CODES = "judge_codes"  # key of the digests by judge version in the judge note
 _SOURCE = Path(rft_platform.__file__).resolve()
 
 
@@ -29,26 +30,34 @@ def code_version() -> str:
         return f"rft-platform {rft_platform.__version__}"
 
 
-def note_user_code(project: Project, *further: Any) -> dict[str, str]:
+def keep_user_code(project: Project, *further: Any) -> str | None:
     """Store the source of the user's code that the configuration (and ``further`` settings) name.
 
-    Returns the entry of a stage's note: the digest of the snapshot; empty if no user code is configured.
+    Returns the digest of the snapshot, for the note of a stage; None if no user code is configured.
     """
     config = project.config
     references = [*references_in(config.model_dump(mode="json")), *references_in(list(further))]
-    snapshot = take_snapshot([*references, *config.algorithm.plugins])
-    digest = keep_snapshot(project.store.root, snapshot)
-    return {} if digest is None else {_NOTED: digest}
+    return keep_snapshot(project.store.root, take_snapshot([*references, *config.algorithm.plugins]))
 
 
-def user_code_of(store: ExperienceStore, rounds: Iterable[int]) -> dict[str, str]:
-    """Entries of a lineage: the user's code that explored the rounds, and that judged them, as digests."""
-    found = {}
-    for name, note in (("workflow_code", EXPLORE), ("judge_code", JUDGE)):
-        digests = {(store.read_note(number, note) or {}).get(_NOTED) for number in rounds} - {None}
-        if digests:
-            found[name] = ", ".join(sorted(map(str, digests)))
-    return found
+def workflow_code(store: ExperienceStore, number: int) -> str | None:
+    """The digest of the user's code that explored a round."""
+    digest: str | None = (store.read_note(number, EXPLORE) or {}).get(WORKFLOW_CODE)
+    return digest
+
+
+def judge_codes(store: ExperienceStore, number: int) -> dict[str, str | None]:
+    """The digests of the user's code that judged a round, by judge version."""
+    return dict((store.read_note(number, JUDGE) or {}).get(JUDGE_CODES, {}))
+
+
+def user_code_of(store: ExperienceStore, judged: Mapping[int, str | None]) -> dict[str, str]:
+    """Entries of a lineage: the user's code that explored and judged its rounds. ``judged``: judge version by round."""
+    found = {
+        "workflow_code": {workflow_code(store, number) for number in judged},
+        "judge_code": {judge_codes(store, number).get(version or "") for number, version in judged.items()},
+    }
+    return {name: ", ".join(sorted(filter(None, digests))) for name, digests in found.items() if any(digests)}
 
 
 def _git(*words: str) -> str:
