@@ -238,6 +238,7 @@ def test_the_command_compares_with_the_judgement_before_and_goes_back(project: P
     note = project.store.read_note(1, "judge")
     assert note is not None
     assert note["judge_names"] == {before: "exact_match", now: "numeric"}
+    assert note["judge_codes"] == {before: None, now: None}  # no user code
     assert (note["judge_version"], note["mean_reward"], note["rows"], note["sound"]) == (before, 0.125, 8, True)
     for arguments, message in (
         (
