@@ -6,12 +6,13 @@ Read in this order:
 - ``owner``: the project that a database belongs to.
 - ``incoming``: calls and feedback that have just arrived, with redacted texts.
 - ``traffic``: the life of a recorded call: recorded, labelled, committed, consumed.
-- ``erasure``: expiry, and how a person is forgotten.
-- ``writer``: the one thread that uses the database, and what happens when it is slow.
+- ``erasure``: erases old calls, and the calls of a person who asks for it.
+- ``writer``: the one thread that uses the database, and what happens when the database is slow.
 - ``selection``: strategies that decide which calls are recorded.
-- ``gateway``: the OpenAI API in front of the engine, which records what it answers.
-- ``releases``: pure decisions on versions, and routing. ``release_store``: versions, canaries and A/B tests in the
-  database; ``release_decisions``: automatic decisions; ``release_commands``, ``release_routes``: those of people.
+- ``gateway``: the OpenAI API in front of the engine; it records the answers.
+- ``releases``: pure decisions on versions, and routing. A release is a canary release ("canary" in this folder) or an
+  A/B test. ``release_store``: versions and releases in the database; ``release_decisions``: automatic decisions;
+  ``release_commands``, ``release_routes``: decisions of people.
 - ``preferences``, ``pages``: preferences of people, and the web pages.
 - ``reports``: demonstrations and figures, computed from the tables.
 - ``rules``: pure rules: the choice of a round's rows, limits, redaction, metrics, alerts.

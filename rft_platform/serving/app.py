@@ -1,6 +1,7 @@
-"""The online service's HTTP API: chat, feedback, commit, health and metrics. Every answer is JSON but the metrics.
+"""The online service's HTTP API: chat, feedback, commit, health and metrics. Every answer is JSON, except the metrics.
 
-``/v1/*`` is the policy's OpenAI API (``gateway``). Feedback and commit answer only after the database has them on disk.
+``/v1/*`` is the policy's OpenAI API (``gateway``). The service answers a feedback or a commit only after the database
+has written it to disk.
 """
 
 import secrets
@@ -30,7 +31,7 @@ from rft_platform.serving.writer import TrafficWriter
 from rft_platform.web_guard.checks import configured_hosts
 
 _METRICS_S = 2.0  # a scrape waits this long for the database
-_MOST_BYTES = 4 << 20  # of a request's body, which is read only once its key is known
+_MOST_BYTES = 4 << 20  # of a request's body; the body is read only after the API key was checked
 _PUBLIC = ("/health",)  # paths that need no key
 
 
@@ -53,11 +54,11 @@ def build_app(
     limits: RateLimits | None = None,
     metrics: DeclaredMetrics | None = None,
 ) -> Any:
-    """The ASGI application of the service with further ``routes``; ``pages`` check keys and bodies themselves.
+    """Build the ASGI application of the service with further ``routes``; ``pages`` check keys and bodies themselves.
 
-    ``status`` says what else ``/health`` reports, and ``figures`` what else ``/metrics`` does; both do no I/O.
-    ``limits`` are those of each tenant, for its OpenAI calls and for its other requests alike. ``metrics`` are those
-    that feedback may have; None: any.
+    ``status`` returns further fields of ``/health``, and ``figures`` returns further metrics of ``/metrics``; both do
+    no I/O. Each tenant has the ``limits`` twice: once for its OpenAI calls, once for its other requests. ``metrics``
+    are the metrics that feedback may have; None: any.
     """
 
     @asynccontextmanager
@@ -67,7 +68,7 @@ def build_app(
         writer.close()
 
     limits = limits or RateLimits()
-    # FastAPI's pages of documentation load scripts from elsewhere.
+    # no documentation pages: FastAPI's load scripts from other servers
     app = FastAPI(title="rft_platform online service", lifespan=lifespan, docs_url=None, redoc_url=None)
     api_errors.install(app)
     app.add_exception_handler(DatabaseUnavailableError, _unavailable)
@@ -87,7 +88,7 @@ def _traffic_routes(
 
     @routes.post("/feedback")
     async def feedback(request: Request, given: FeedbackRequest) -> Response:
-        """Label the calls that the feedback is about; the answer counts them."""
+        """Label the calls that the feedback is about; the answer says how many calls were labelled."""
         tenant = gateway.tenant_of(headers_of(request.scope))
         _check_metrics(given, metrics)
         first, *further = _feedback_of(given, tenant)
@@ -101,7 +102,7 @@ def _traffic_routes(
 
     @routes.post("/commit")
     async def commit(request: Request, given: CommitRequest | None = None) -> Response:
-        """Hand labelled rows to training; the answer counts rows and the groups that are held back."""
+        """Commit labelled rows for training; the answer counts the committed rows and the groups that must wait."""
         tenant = gateway.tenant_of(headers_of(request.scope))
         scope = given or CommitRequest()
         age = None if scope.time_threshold is None else scope.time_threshold / 1000
@@ -133,14 +134,14 @@ def _monitoring_routes(
 
     @routes.get("/health")
     async def health() -> Response:
-        """Whether the service runs, and what it serves."""
+        """Report that the service runs, and which policy version it serves."""
         return JSONResponse({"status": "ok", **status()})
 
     @routes.get("/metrics")
     async def metrics(format: str = Query(default="prometheus")) -> Response:
         """Counts of rows and requests, as Prometheus text or, with ``?format=json``, as JSON.
 
-        The counts of rows are missing while the database does not answer.
+        The counts of rows are left out while the database does not answer.
         """
         try:
             rows = await writer.run(lambda store: store.counts(), _METRICS_S)
@@ -168,8 +169,8 @@ def _monitoring_routes(
 class _Guarded:
     """Sends OpenAI calls to the gateway, and checks all other requests: Host, Origin, key, then the body's size.
 
-    Both count for the limits of their tenant. The pages ask for the key themselves, because browsers send it in another
-    form.
+    OpenAI calls and other requests count for the limits of their tenant. The pages check the key themselves, because
+    browsers send it as a Basic password.
     """
 
     def __init__(self, app: FastAPI, gateway: TrafficApp, limits: RateLimits, pages: Sequence[BaseRoute]) -> None:
@@ -213,7 +214,7 @@ class _Guarded:
             await self._limited(f"other/{tenant}", self._with_body, scope, receive, send)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, which has a largest size, then answer."""
+        """Read the body, refuse it if it is larger than ``_MOST_BYTES``, then answer the request."""
         try:
             receive = replayed(await read_body(receive, _MOST_BYTES), receive)
         except ApiError as error:
@@ -222,7 +223,7 @@ class _Guarded:
         await self._app(scope, receive, send)
 
     async def _limited(self, caller: str, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request within the limits of its caller, else with status 429."""
+        """Answer a request if its caller is within the limits, else refuse it with status 429."""
         with ExitStack() as stack:
             try:
                 stack.enter_context(self._limits.admitted(caller))
@@ -239,7 +240,7 @@ async def _unavailable(_: Request, error: Exception) -> Response:
 
 
 def _check_metrics(given: FeedbackRequest, declared: DeclaredMetrics | None) -> None:
-    """Raise ApiError that names a metric which is not declared, or a value which it does not allow."""
+    """Raise ApiError if a metric of the feedback is not declared, or does not allow its value."""
     if declared is None:
         return
     try:
@@ -249,7 +250,7 @@ def _check_metrics(given: FeedbackRequest, declared: DeclaredMetrics | None) -> 
 
 
 def _feedback_of(given: FeedbackRequest, tenant: str) -> list[NewFeedback]:
-    """One feedback for each metric; the first has the comment and the correction."""
+    """One feedback for each metric; the first one also has the comment and the correction."""
     rating = given.user_feedback
     values = given.values
     metric = next(iter(values), given.metric)

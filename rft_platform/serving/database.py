@@ -1,8 +1,9 @@
 """Tables of the online service, and how its database is opened: SQLite by default, PostgreSQL by URL.
 
 A row of ``calls`` is one choice of one model call. Its ``state`` only moves forward: recorded -> labelled -> committed
--> consumed. Other ends are ``untrainable`` (its sampling parameters give no importance ratios), ``stale`` (sampled by
-weights that are too old), ``expired`` and ``forgotten``. Alembic brings a database of an older version up to date.
+-> consumed. The other final states are ``untrainable`` (its sampling parameters give no importance ratios), ``stale``
+(weights that are too old sampled it), ``expired`` (erased by age) and ``forgotten`` (erased because its subject asked
+for it). Alembic upgrades the database of an older version of this package.
 """
 
 import json
@@ -35,15 +36,15 @@ RECORDED, LABELLED, COMMITTED, CONSUMED = "recorded", "labelled", "committed", "
 UNTRAINABLE, STALE, EXPIRED, FORGOTTEN = "untrainable", "stale", "expired", "forgotten"
 STATES = (RECORDED, LABELLED, COMMITTED, CONSUMED, UNTRAINABLE, STALE, EXPIRED, FORGOTTEN)
 
-FIRST_IMPORTED = 1_000_000_000  #: policy versions above it were trained by another project
+FIRST_IMPORTED = 1_000_000_000  #: a policy version above this number was trained by another project and imported
 MIGRATIONS = Path(__file__).with_name("migrations")  #: the folder of Alembic's scripts
 _BUSY_TIMEOUT_MS = 30_000
-_FILE = "rft_file"  # of a connection's record: device and inode of its file
-_READS = "rft_reads"  # execution option of transactions that only read
+_FILE = "rft_file"  # key in a connection's record: device and inode of the database file
+_READS = "rft_reads"  # execution option that marks transactions that only read
 _UPGRADE_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process upgrades at a time
 
 
-NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts in INTEGER columns only
+NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows automatically in INTEGER columns only
 
 
 class Base(DeclarativeBase):
@@ -53,7 +54,7 @@ class Base(DeclarativeBase):
 
 
 class Call(Base):
-    """One choice of a model call: what was sampled, who may be named with it, and how far it is on its way."""
+    """One choice of a model call: the sampled text and tokens, names that the request gave, and the state."""
 
     __tablename__ = "calls"
     __table_args__ = (
@@ -71,7 +72,7 @@ class Call(Base):
     choice: Mapped[int]
     state: Mapped[str] = mapped_column(String(16))
     tenant: Mapped[str] = mapped_column(String(200), default="")
-    subject: Mapped[str | None] = mapped_column(String(200))  # whose data it is; `rft forget` erases by it
+    subject: Mapped[str | None] = mapped_column(String(200))  # the person whose data this is; `rft forget` erases it
     conversation: Mapped[str | None] = mapped_column(String(200))
     task_id: Mapped[str | None] = mapped_column(String(200))
     run_id: Mapped[str | None] = mapped_column(String(200))
@@ -79,17 +80,17 @@ class Call(Base):
     policy_version: Mapped[int | None]
     reward: Mapped[float | None]
     tokens: Mapped[int] = mapped_column(default=0)  # prompt and response
-    recorded_at: Mapped[float]  # seconds since the epoch, as are the times below
+    recorded_at: Mapped[float]  # seconds since the epoch, like the other times
     labelled_at: Mapped[float | None]
     committed_at: Mapped[float | None]
     consumed_at: Mapped[float | None]
     batch: Mapped[int | None]  # the round whose rollouts hold the row
     action: Mapped[str | None] = mapped_column(String(16))  # what the call did; None: an earlier version recorded it
-    model_call: Mapped[dict[str, Any]]  # the recorded call as JSON; {} once it is erased or has expired
+    model_call: Mapped[dict[str, Any]]  # the recorded call as JSON; {} after it was erased
 
 
 class Feedback(Base):
-    """One report of how well a run or a call did. Kept for ever, also when a later one replaces it."""
+    """One report of how well a run or a call did. It is kept for ever, also after a later feedback replaces it."""
 
     __tablename__ = "feedback"
 
@@ -99,14 +100,14 @@ class Feedback(Base):
     metric: Mapped[str] = mapped_column(String(100))  # "reward" unless another declared metric is named
     value: Mapped[float | None]
     comment: Mapped[str | None]
-    correction: Mapped[str | None]  # the answer that the user would have wanted
+    correction: Mapped[str | None]  # the answer that the user wanted instead
     tags: Mapped[dict[str, Any]]
-    request: Mapped[dict[str, Any]]  # as it was received
+    request: Mapped[dict[str, Any]]  # the body of the request that gave the feedback
     batch: Mapped[int | None]  # the round whose demonstrations hold the correction
 
 
 class FeedbackCall(Base):
-    """Which calls a feedback is about."""
+    """One call that a feedback is about."""
 
     __tablename__ = "feedback_calls"
 
@@ -115,7 +116,7 @@ class FeedbackCall(Base):
 
 
 class Batch(Base):
-    """The committed rows that one round trains on: settled once, so that a killed export repeats the same rows."""
+    """A round's choice of committed rows. The choice is stored once; an export repeated after a kill uses it again."""
 
     __tablename__ = "batches"
 
@@ -126,7 +127,7 @@ class Batch(Base):
 
 
 class Event(Base):
-    """A decision or an access, with its reason: promotions, roll-backs, erasures, refused keys."""
+    """An entry of the audit log with its reason: a promotion, a roll-back, an erasure or a refused key."""
 
     __tablename__ = "events"
 
@@ -138,19 +139,19 @@ class Event(Base):
 
 
 class DatabaseUnavailableError(StorageError):
-    """The database does not answer, or refuses everybody: the request was not carried out, or not confirmed."""
+    """The database does not answer, or refuses all requests: the request was not carried out, or not confirmed."""
 
     retryable = True
 
 
 def is_unavailable(error: DBAPIError) -> bool:
-    """Whether the database does not work at all, so that a repetition may help; else it refuses these values."""
+    """True if the database does not work at all, so that a retry may help; False if it refuses these values."""
     return not isinstance(error, (DataError, IntegrityError, NotSupportedError, ProgrammingError))
 
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Errors of a database that does not work, or has lost its tables, become DatabaseUnavailableError."""
+    """Raise DatabaseUnavailableError instead of the errors of a database that does not work or has lost its tables."""
     try:
         yield
     except DBAPIError as error:
@@ -161,14 +162,14 @@ def answering() -> Iterator[None]:
 
 
 def cause(error: Exception) -> object:
-    """The database's own error: SQLAlchemy's would quote the stored text."""
+    """The error of the database driver, to be logged: SQLAlchemy's error would quote the stored text."""
     return getattr(error, "orig", error)
 
 
 def open_database(url: str) -> Engine:
-    """Connect to the database and bring its tables up to date. Any number of processes may do so at once.
+    """Connect to the database and upgrade its tables. Several processes may call this at the same time.
 
-    ``url`` is SQLAlchemy's. Raises UserError for a URL that SQLAlchemy does not understand.
+    ``url`` has SQLAlchemy's form. Raises UserError for a URL that SQLAlchemy does not understand.
     """
     try:
         # parameters are personal data, which errors and logs must not show
@@ -200,7 +201,7 @@ def _json(value: Any) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """Stored JSON; a row of an earlier version may hold NaN, which only the standard library reads."""
+    """Parse stored JSON. An earlier version may have stored NaN, which only the standard library reads."""
     try:
         return json_codec.parse(text)
     except ValueError:
@@ -208,10 +209,10 @@ def _parsed(text: str) -> Any:
 
 
 def _prepare_sqlite(engine: Engine) -> None:
-    """Write-ahead logging, durable commits, and transactions that take the write lock when they begin.
+    """Set up write-ahead logging, durable commits, and transactions that take the write lock when they begin.
 
-    A transaction that reads first and writes later would fail at once if another one wrote in between. One that only
-    reads takes no lock.
+    Without the lock, a transaction that reads first and writes later would fail if another transaction wrote in
+    between. A transaction that only reads takes no lock.
     """
 
     @event.listens_for(engine, "connect")
@@ -233,9 +234,9 @@ def _prepare_sqlite(engine: Engine) -> None:
 
 
 def _watch_file(engine: Engine) -> None:
-    """Leave connections to an SQLite file that was removed or replaced: what they wrote would be lost without a word.
+    """Drop connections to an SQLite file that was removed or replaced: their writes would be lost without an error.
 
-    A file that was there and is gone is not made anew, because it would have no tables.
+    A file that was removed is not created again, because the new file would have no tables.
     """
     if not engine.url.database or engine.url.database == ":memory:" or engine.url.query:
         return
@@ -266,18 +267,21 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def transactions(engine: Engine) -> Callable[[], AbstractContextManager[Session]]:
-    """What begins a transaction that may write."""
+    """A function that begins a transaction that may write."""
     return sessionmaker(engine, expire_on_commit=False).begin
 
 
 def readings(engine: Engine) -> Callable[[], AbstractContextManager[Session]]:
-    """What begins a transaction that only reads: on SQLite it waits for nobody, and nobody waits for it."""
+    """A function that begins a transaction that only reads: on SQLite it waits for no other transaction.
+
+    No other transaction waits for it either.
+    """
     return sessionmaker(engine.execution_options(**{_READS: True}), expire_on_commit=False).begin
 
 
 @contextmanager
 def _one_at_a_time(engine: Engine) -> Iterator[Any]:
-    """A transaction in which only this process upgrades the tables."""
+    """A transaction that upgrades the tables, one process at a time."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})

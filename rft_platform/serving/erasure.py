@@ -1,4 +1,4 @@
-"""Erases texts and tokens of production traffic: of old calls without a reward, and of a person who asks for it."""
+"""Erase texts and tokens of production traffic: of old calls without a reward, and of a person who asks for it."""
 
 import hashlib
 import time
@@ -24,7 +24,7 @@ from rft_platform.serving.preferences import Preference
 
 
 class TrafficErasure:
-    """Expiry and forgetting in the database of the traffic. Erased rows stay as tombstones."""
+    """Erases calls in the database of the traffic, by age or by person. An erased row stays, without its content."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
         self._engine = engine
@@ -32,9 +32,9 @@ class TrafficErasure:
         self._clock = clock
 
     def expire(self, older_than_s: float) -> int:
-        """Erase calls recorded longer ago than this that have no reward or became stale; returns their number.
+        """Erase calls that were recorded more than ``older_than_s`` seconds ago and have no reward or are stale.
 
-        Calls with a correction stay: they are demonstrations.
+        Returns their number. Calls with a correction stay: they are demonstrations.
         """
         corrected = (
             select(FeedbackCall.number)
@@ -51,10 +51,10 @@ class TrafficErasure:
             return int(done.rowcount)  # type: ignore[attr-defined]
 
     def forget(self, subject: str) -> list[Call]:
-        """Erase the calls of a person, and what was said about them; returns the calls, without their content.
+        """Erase the calls of a person and the feedback on these calls; returns the calls, without their content.
 
-        The person's name is replaced by its digest, by which a repeated call finds them. Raises UserError while a round
-        collects some of them.
+        The person's name is replaced by its digest, so that a repeated ``forget`` finds the calls. Raises UserError
+        while a round collects some of the calls.
         """
         name = hashlib.sha256(subject.encode()).hexdigest()
         with self._transaction() as session:
@@ -83,9 +83,9 @@ class TrafficErasure:
             return calls
 
     def compact(self) -> None:
-        """Remove erased bytes from an SQLite database's files; PostgreSQL's VACUUM does it by itself.
+        """Remove erased bytes from an SQLite database's files. PostgreSQL does so by its automatic VACUUM.
 
-        Raises StorageError if another process keeps an old part of them open: the erased bytes are still there then.
+        Raises StorageError if another process still reads an old part of the files: the erased bytes are still there.
         """
         if self._engine.dialect.name != "sqlite":
             return

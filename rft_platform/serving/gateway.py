@@ -1,7 +1,7 @@
 """The gateway of production traffic: serves the policy's OpenAI API and records every complete answer.
 
-Each request is its own run for the recorder that rollouts use; feedback joins requests to runs later. A request
-may name its place by headers or by its body's ``metadata``: task, run, conversation, and the subject whose data it is.
+Each request is first recorded as a separate run; feedback joins several requests to one run later. Headers or the
+body's ``metadata`` of a request may name its task, run and conversation, and the subject (the person whose data it is).
 """
 
 import asyncio
@@ -40,7 +40,7 @@ LONGEST_NAME = 200  #: characters of a task, run, conversation or subject
 _SEEDS = 2**31
 _RETRY_S = 0.5
 _SERVER_ERROR = 500
-#: What ends a request when its engine is killed. Sampling changes nothing, so the request may be repeated.
+#: Errors of a request whose engine is killed. Sampling has no side effect, so the request may be repeated.
 _LOST = (wire.ReadError, wire.WriteError, wire.RemoteProtocolError)
 _CALL_FIELDS = tuple(each.name for each in fields(ModelCall))
 
@@ -52,14 +52,14 @@ class GatewayCounts:
     answered: int = 0
     not_selected: int = 0
     opted_out: int = 0
-    failed_to_record: int = 0  # answers that an error, for example of a selection strategy, kept from being recorded
+    failed_to_record: int = 0  # answers not recorded because of an error, for example of a selection strategy
 
 
 class TrafficRun(RunRecord):
     """One request of production traffic, with the engine that answers it."""
 
     def __init__(self, history: RunHistory, headers: Mapping[str, str], route: Route, connections: Any) -> None:
-        """``connections`` are those of the gateway, shared by all requests."""
+        """``connections`` is the gateway's HTTP client, which all requests share."""
         super().__init__("", history, lambda run: self.route.engine.clients.async_transport(run, connections))
         self.headers = headers
         self.route = route
@@ -70,7 +70,7 @@ class TrafficRun(RunRecord):
 
 
 class TrafficApp(RecordingApp):
-    """Sends OpenAI calls of production clients to the policy, and queues what was recorded for the database."""
+    """Sends OpenAI calls of production clients to the policy, and queues the recorded calls for the database."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class TrafficApp(RecordingApp):
         self.counts = GatewayCounts()
 
     def tenant_of(self, headers: Mapping[str, str]) -> str:
-        """The tenant whose API key a request carries; raises ApiError (401) for none where keys are configured."""
+        """The tenant whose API key a request has. Raises ApiError (401) if keys are configured and it has none."""
         if not self._tenants:
             return ""
         given = bearer_token(headers)
@@ -110,17 +110,18 @@ class TrafficApp(RecordingApp):
         return found[0]
 
     def find_run(self, headers: Mapping[str, str]) -> TrafficRun:
-        """A new run for the request. Its route is chosen when its body has been read."""
+        """A new run for the request. Its route is chosen after the body was read."""
         self.tenant_of(headers)
         route = Route(self.router.base)
         history = RunHistory(route.engine.status.model_path, self._sampling, random.randrange(_SEEDS))
         return TrafficRun(history, headers, route, self._connections)
 
     async def send(self, record: RunRecord, request: Any) -> Any:
-        """Send a request to the engine of its route. What the candidate of a release fails to answer, the base answers.
+        """Send a request to the engine of its route. If a release's candidate fails to answer, the base answers.
 
-        If the base cannot be reached, it is found again and the request is repeated; once as well if the base is lost
-        while it answers, because the request itself may be what kills it.
+        If the base cannot be reached, the engine is found or started again and the request is repeated. If the
+        connection to the base is lost during an answer, the request is repeated only once, because the request itself
+        may be what kills the engine.
         """
         assert isinstance(record, TrafficRun)
         content = await request.aread()
@@ -142,13 +143,13 @@ class TrafficApp(RecordingApp):
                 if lost:
                     raise
                 lost = True
-                LOG.warning("the engine is lost while it answers, the request is repeated: %r", error)
+                LOG.warning("lost the connection to the engine during an answer; the request is repeated: %r", error)
             await self._find_again()
             await asyncio.sleep(_RETRY_S)
             record.move(replace(record.route, engine=self.router.base))
 
     async def _ask_candidate(self, record: TrafficRun, request: Any, content: bytes) -> Any | None:
-        """The candidate's answer; None if it has none."""
+        """The candidate's answer; None if the candidate fails to answer."""
         try:
             response = await record.transport.handle_async_request(_to(record.route.engine, request, content))
         except (wire.TransportError, RftError) as error:
@@ -176,9 +177,9 @@ class TrafficApp(RecordingApp):
         self.set_engine(self.router.base.base_url)
 
     def before_sending(self, record: RunRecord, headers: Mapping[str, str], body: bytes) -> None:
-        """Queue the recorded choices of an answer before its last bytes are sent: feedback then finds them.
+        """Queue the recorded choices of an answer before its last bytes are sent, so that feedback finds the choices.
 
-        Nothing here fails a chat request: an error of a selection strategy is logged and counted.
+        An error here, for example of a selection strategy, is logged and counted; the chat request does not fail.
         """
         assert isinstance(record, TrafficRun)
         calls = record.history.extract()
@@ -231,7 +232,7 @@ class TrafficApp(RecordingApp):
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    """A request's body; empty if it is no JSON object, which the engine refuses."""
+    """A request's body as a dictionary; empty if the body is not a JSON object (the engine refuses such a body)."""
     try:
         return json_codec.parse_object(content)
     except (RftError, ValueError):
@@ -239,7 +240,7 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _to(engine: ServedEngine, request: Any, content: bytes) -> Any:
-    """The request with the address of an engine."""
+    """A copy of the request that is addressed to an engine."""
     url = _url(engine.base_url, request.url.path)
     return wire.Request(request.method, url, headers=request.headers, content=content, extensions=request.extensions)
 
@@ -250,7 +251,7 @@ def _url(base_url: str, path: str) -> Any:
 
 
 def place_of(headers: Mapping[str, str], request: Mapping[str, Any], *, record_keys: bool = True) -> dict[str, str]:
-    """Task, run, conversation and subject of a request: from its headers, its ``metadata``, ``user``, or record key.
+    """Task, run, conversation and subject that a request names in headers, ``metadata``, ``user`` or its bearer key.
 
     With ``record_keys`` a bearer key ``<batch>/<task>/<run>`` names task and run as well. Where clients have API keys,
     the bearer key is a secret and never a name.
@@ -271,6 +272,6 @@ def place_of(headers: Mapping[str, str], request: Mapping[str, Any], *, record_k
 
 
 def _is_trainable(call: ModelCall) -> bool:
-    """Whether importance ratios of the call are known, and the project's own weights sampled it."""
+    """Whether importance ratios of the call can be computed, and weights of this project sampled it."""
     imported = call.policy_version is not None and call.policy_version > FIRST_IMPORTED
     return call.temperature > 0 and call.top_p >= 1 and call.top_k <= 0 and not imported

@@ -1,4 +1,4 @@
-"""Calls and feedback that have just arrived, and the rows that are stored of them. Texts are redacted here."""
+"""Calls and feedback that have just arrived, and the database rows made from them. Texts are redacted here."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from rft_platform.serving.rules.action_types import action_of
 from rft_platform.serving.rules.declared_metrics import REWARD
 from rft_platform.serving.rules.redaction import Redaction
 
-ENGINE, TEMPLATE_HASH = "engine", "template_hash"  #: keys of ``Call.model_call`` beside the fields of a recorded call
+ENGINE, TEMPLATE_HASH = "engine", "template_hash"  #: keys added to the recorded call in ``Call.model_call``
 
 _TEXTS = ("comment", "correction", "tags", "user_feedback")  # parts of a feedback's body that hold text
 
@@ -36,7 +36,7 @@ class NewCall:
 
 @dataclass(frozen=True, slots=True)
 class NewFeedback:
-    """A report about the calls of ``msg_ids``, or without them about a run (``task_id``, ``run_id``) or conversation.
+    """A report about the calls ``msg_ids``; without ``msg_ids`` about a run (``task_id``, ``run_id``) or conversation.
 
     ``value`` is the metric's value; None for a comment or a correction alone.
     """
@@ -51,14 +51,14 @@ class NewFeedback:
     comment: str | None = None
     correction: str | None = None
     choice: int | None = None  # of the messages' choices; None: all
-    only_unlabelled: bool = False  # leave calls alone that have a reward
+    only_unlabelled: bool = False  # do not change calls that already have a reward
     tags: Mapping[str, Any] = field(default_factory=dict)
     request: Mapping[str, Any] = field(default_factory=dict)
     tenant: str = ""
 
 
 def row_of_call(call: NewCall, redaction: Redaction) -> dict[str, Any]:
-    """The values of a row of ``calls``: without tokens if the text is changed, and then not for training.
+    """The values of a row of ``calls``. If redaction changes a text, the row has no tokens and cannot be trained on.
 
     Raises UserCodeError if the function of the redaction fails.
     """

@@ -1,4 +1,4 @@
-"""Which project a database of production traffic belongs to: the first whose service has started on it."""
+"""Which project a database of production traffic belongs to: the first project whose service used it."""
 
 import time
 
@@ -18,13 +18,13 @@ class Owner(Base):
     __tablename__ = "owner"
 
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    home: Mapped[str] = mapped_column(String(64))  # id of the project's folder, which moves with it
+    home: Mapped[str] = mapped_column(String(64))  # id of the project's folder; it stays the same when the folder moves
     project: Mapped[str] = mapped_column(String(400))
     since: Mapped[float]
 
 
 def claim(engine: Engine, home: str, project: str) -> None:
-    """Make the database that of this project; raises UserError if it belongs to another one."""
+    """Record this project as the database's owner; raises UserError if the database belongs to another project."""
     dialect = postgresql if engine.dialect.name == "postgresql" else sqlite
     row = {"number": _ONLY, "home": home, "project": project[:400], "since": time.time()}
     with transactions(engine)() as session:

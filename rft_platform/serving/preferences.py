@@ -1,7 +1,7 @@
-"""Preferences of people: two answers to the same messages, which one is better, and the pairs for DPO.
+"""Preferences of people: a person sees two answers to the same messages and picks the better one; DPO uses the pairs.
 
-The queue holds recorded calls: choices of one request, and answers to equal messages by any version. A hash decides
-which answer stands on the left, so that a habit of picking one side favours no version.
+A pair consists of two choices of one request, or of answers to equal messages by any two versions. A hash decides
+which answer is shown on the left, so that the habit of picking one side favours no version.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _NEWEST = 300  # calls that are searched for pairs
 
 
 class Preference(Base):
-    """What a person picked. ``skip``: the pair is not shown again and says nothing."""
+    """The answer that a person picked. ``skip``: the pair is not shown again and is not trained on."""
 
     __tablename__ = "preferences"
     __table_args__ = (Index("preferences_pair", "left_call", "right_call", unique=True),)
@@ -52,7 +52,7 @@ class Pair:
 
 
 class PreferenceStore:
-    """The queue of pairs and what was picked, in the database of the traffic."""
+    """The queue of pairs and the stored preferences, in the database of the traffic."""
 
     def __init__(
         self, engine: Engine, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
@@ -78,7 +78,7 @@ class PreferenceStore:
     def pick(
         self, left: int, right: int, picked: str, comment: str | None = None, rater: str | None = None, tenant: str = ""
     ) -> None:
-        """Store what a person picked; a later pick of the same pair replaces it. UserError for what is no pair."""
+        """Store what a person picked; a later pick of the same pair replaces it. UserError if the calls are no pair."""
         if picked not in PICKED:
             raise UserError(f"picked {picked!r}: expected one of {', '.join(PICKED)}")
         comment = self._redaction.text(comment)
@@ -103,14 +103,14 @@ class PreferenceStore:
             return int(session.scalar(select(func.count()).where(Preference.picked != "skip")) or 0)
 
     def pairs(self, tenant: str = "") -> list[dict[str, Any]]:
-        """Preference pairs for DPO, oldest first: prompt, chosen and rejected as messages. Ties are left out."""
+        """Preference pairs for DPO, oldest first, each with prompt, chosen and rejected messages. Ties are left out."""
         query = select(Preference).where(Preference.picked.in_(("left", "right"))).order_by(Preference.number)
         with self._reading() as session:
             return [row for preference in session.scalars(query) for row in _training_pair(session, preference, tenant)]
 
 
 def _pairs(session: Session, tenant: str) -> Iterator[tuple[Call, Call]]:
-    """Pairs among the newest calls; of equal messages, answers of different versions come first."""
+    """Pairs among the newest calls; for equal messages, pairs of different versions come first."""
     query = select(Call).order_by(Call.number.desc()).limit(_NEWEST)
     if tenant:
         query = query.where(Call.tenant == tenant)
@@ -160,7 +160,7 @@ def _text(message: dict[str, Any]) -> str:
 def _training_pair(session: Session, preference: Preference, tenant: str) -> Iterator[dict[str, Any]]:
     left, right = (session.get_one(Call, number) for number in (preference.left_call, preference.right_call))
     if not (left.model_call and right.model_call) or (tenant and left.tenant != tenant):
-        return  # erased since
+        return  # a call was erased after the person picked
     chosen, rejected = (left, right) if preference.picked == "left" else (right, left)
     row: dict[str, Any] = {
         "prompt": left.model_call["messages"],

@@ -1,6 +1,6 @@
-"""What people do with versions: list, promote, roll back, start canaries and A/B tests. CLI and HTTP call this.
+"""Commands of people on versions: list, promote, roll back, start canaries and A/B tests. CLI and HTTP call them.
 
-A version is named by its policy version, which every answer carries in its header ``x-policy-version``.
+A version is named by its policy version, which every answer has in its header ``x-policy-version``.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,15 +23,15 @@ class ServableVersion:
     version: int  # policy version
     round: int | None  # None: another project trained it, and it was imported
     model_version: str | None  # in the model registry
-    released: bool  # it serves unless another version was chosen: its evaluation promoted it, or none was due
-    scores: dict[str, float]  # of its evaluation on held-out tasks
+    released: bool  # its evaluation promoted it, or none was due; the newest released version serves by default
+    scores: dict[str, float]  # from its evaluation on held-out tasks
 
 
 class ReleaseCommands:
     """Decisions of people on the versions of one project."""
 
     def __init__(self, store: ReleaseStore, versions: Callable[[], Sequence[ServableVersion]]) -> None:
-        """``versions``: those that can serve, oldest first."""
+        """``versions`` returns the versions that can serve, oldest first."""
         self.store = store
         self._versions = versions
 
@@ -43,7 +43,7 @@ class ReleaseCommands:
         return newest_released(self._versions())
 
     def status(self) -> dict[str, Any]:
-        """Versions, the one that serves (None: the base model, before the first version), and the running release."""
+        """All versions, the serving one (None: the base model, before the first version), and the running release."""
         versions, running, chosen = self._versions(), self.store.running(), self.store.served()
         serving = newest_released(versions) if chosen is None and versions else chosen
         return {
@@ -54,7 +54,7 @@ class ReleaseCommands:
         }
 
     def promote(self, version: int | None = None, reason: str = "promoted by hand") -> int | None:
-        """Serve a version from now on; None: always the newest released one. Ends the release that it is part of."""
+        """Serve a version from now on; None: always the newest released one. Ends the version's running release."""
         if version is not None:
             self._known(version)
         running = self.store.running()
@@ -65,7 +65,7 @@ class ReleaseCommands:
         return version
 
     def roll_back(self, version: int | None = None, reason: str = "rolled back by hand") -> int:
-        """Serve an earlier version: by default the base of the running release, else the released one before."""
+        """Serve an earlier version: by default the base of the running release, else the previous released version."""
         running = self.store.running()
         if version is not None:
             self._known(version)
@@ -103,7 +103,7 @@ class ReleaseCommands:
         return self._start("ab", version, share, sticky, rule or ABRule(), reason)
 
     def report(self, number: int | None = None) -> dict[str, Any]:
-        """A release (by default the newest one) with the present comparison of its versions."""
+        """A release (by default the newest one) with the comparison of its versions so far."""
         found = self.store.newest(1000)
         release = next((each for each in found if number is None or each.number == number), None)
         if release is None:
@@ -111,12 +111,12 @@ class ReleaseCommands:
         return {**release.to_json(), "comparison": self.comparison(release).to_json()}
 
     def comparison(self, release: Release) -> ABReport:
-        """The present comparison of a release's versions."""
+        """The comparison of a release's versions so far."""
         rule = release.rule if isinstance(release.rule, ABRule) else ABRule()
         return compare_arms(self.store, release, rule)
 
     def decide(self, decision: Decision, version: int | None, share: float | None, reason: str) -> None:
-        """Make a decision by its name; ``share`` is for a canary or an A/B test, None its default."""
+        """Make the decision with this name. ``share`` applies to a canary or an A/B test; None: the default share."""
         shares: dict[str, Any] = {} if share is None else {"share": share}
         if decision == "promote":
             self.promote(version, reason)
@@ -138,7 +138,7 @@ class ReleaseCommands:
         return self.store.start(kind, self.serving(), candidate, share, sticky, rule, reason)
 
     def _finish(self, running: Release, status: Status, version: int, reason: str) -> None:
-        """End a release with this version. If it has just ended by itself, the version is chosen nevertheless."""
+        """End a release and serve ``version``, also if the release has just ended automatically."""
         if not self.store.finish(running.number, status, version, reason, running.report):
             self.store.serve(version, status, reason)
 
@@ -187,6 +187,6 @@ def _find(versions: Sequence[ServableVersion], version: int) -> ServableVersion:
 
 
 def compare_arms(store: ReleaseStore, release: Release, rule: ABRule) -> ABReport:
-    """The report on both arms of a release."""
+    """Compare both arms of a release."""
     outcomes = store.outcomes(release)
     return ab_report(outcomes[BASE].values, outcomes[CANDIDATE].values, rule)

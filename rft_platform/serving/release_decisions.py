@@ -12,7 +12,10 @@ MOST_FAILURES = 5  #: requests that a candidate may fail to answer
 
 
 def decide(store: ReleaseStore, release: Release, failures: int = 0) -> Status:
-    """Decide on a release if its numbers suffice; returns its status. ``failures``: requests without an answer."""
+    """Decide on a release if it has enough labelled runs or units; returns its status.
+
+    ``failures``: requests that the candidate failed to answer.
+    """
     if failures >= MOST_FAILURES:
         reason = f"the candidate failed to answer {failures} requests, which the base answered"
         return _finish(store, release, "rolled_back", reason, {})

@@ -49,7 +49,7 @@ class _ABTest(_Body):
 def release_routes(
     commands: ReleaseCommands, writer: TrafficWriter, tenant_of: Callable[[Mapping[str, str]], str]
 ) -> APIRouter:
-    """The routes. ``tenant_of`` names the tenant of a request's headers, "" without configured keys."""
+    """Build the routes. ``tenant_of`` returns the tenant of a request's headers; "" if no keys are configured."""
 
     def check_admin(request: Request) -> None:
         if tenant_of(headers_of(request.scope)) not in ("", ADMIN):
@@ -69,7 +69,7 @@ def release_routes(
 def _add_reports(routes: APIRouter, commands: ReleaseCommands, run: _Run) -> None:
     @routes.get("")
     async def status() -> dict[str, Any]:
-        """Versions, the one that serves, and the running release."""
+        """All versions, the version that serves, and the running release."""
         return dict(await run(lambda: commands.status()))
 
     @routes.get("/report")
@@ -86,12 +86,12 @@ def _add_reports(routes: APIRouter, commands: ReleaseCommands, run: _Run) -> Non
 def _add_decisions(routes: APIRouter, commands: ReleaseCommands, run: _Run) -> None:
     @routes.post("/promote")
     async def promote(given: _Body) -> dict[str, Any]:
-        """Serve a version; without one always the newest released version."""
+        """Serve a version; if none is named, always the newest released version."""
         return {"status": "success", "version": await run(lambda: commands.promote(given.version, given.reason))}
 
     @routes.post("/rollback")
     async def roll_back(given: _Body) -> dict[str, Any]:
-        """Serve an earlier version; without one the version before."""
+        """Serve an earlier version; if none is named, the previous one."""
         return {"status": "success", "version": await run(lambda: commands.roll_back(given.version, given.reason))}
 
     @routes.post("/canary")

@@ -32,7 +32,7 @@ Kind = Literal["canary", "ab"]
 Status = Literal["running", "promoted", "rolled_back"]
 Rule = CanaryRule | ABRule
 
-SATISFACTION = "satisfaction"  #: a metric of feedback; a user's rating counts as well
+SATISFACTION = "satisfaction"  #: a metric of feedback; a user's rating counts for it as well
 SUCCESS = 0.5  #: a run with at least this reward is successful
 
 
@@ -91,11 +91,11 @@ class Release:
 
     @property
     def split(self) -> Split:
-        """How it splits the traffic."""
+        """How the release splits the traffic."""
         return Split(self.share, self.sticky, self.number)
 
     def variant(self, arm: Arm) -> str:
-        """What the calls of an arm are marked with."""
+        """The value of ``Call.variant`` for the calls of an arm."""
         return f"{self.number}/{arm}"
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Release:
 
 @dataclass(slots=True)
 class ArmOutcomes:
-    """What happened to the traffic of one arm: the means of its units by metric, and its runs."""
+    """Results of one arm: the mean of each unit (for example a user) by metric, and the arm's labelled runs."""
 
     successes: Successes
     values: dict[str, list[float]]
@@ -119,13 +119,13 @@ class ReleaseStore:
         self._clock = clock
 
     def served(self) -> int | None:
-        """The version that was chosen to serve; None: the newest released one."""
+        """The version that was chosen to serve; None: the newest released version serves."""
         with self._reading() as session:
             newest = session.scalar(select(ServedVersion).order_by(ServedVersion.number.desc()).limit(1))
             return None if newest is None else newest.version
 
     def serve(self, version: int | None, kind: str, reason: str) -> None:
-        """Choose the version that serves; None: always the newest released one. Refused while a release runs."""
+        """Choose the version that serves; None: always the newest released one. UserError while a release runs."""
         with self._transaction() as session:
             running = self._running(session)
             if running is not None:
@@ -138,7 +138,7 @@ class ReleaseStore:
     def start(
         self, kind: Kind, base: int, candidate: int, share: float, sticky: Sticky, rule: Rule, reason: str
     ) -> Release:
-        """Start a release. Raises UserError if one runs already, or for a share or versions without sense."""
+        """Start a release. Raises UserError if one runs already, or if the share or a version is not valid."""
         if base == candidate:
             raise UserError(f"version {candidate} serves already: name another one")
         if not 0 < share < 1:
@@ -183,14 +183,14 @@ class ReleaseStore:
             return [_release(row) for row in rows]
 
     def look(self, number: int, reason: str, report: Mapping[str, Any]) -> None:
-        """Record that a release was looked at without a decision."""
+        """Record that a release was evaluated without a decision."""
         with self._transaction() as session:
             row = session.get_one(ReleaseRow, number)
             row.looks, row.reason, row.report = row.looks + 1, reason, dict(report)
             session.add(Event(at=self._clock(), kind=f"{row.kind}_looked", reason=reason, details={"release": number}))
 
     def finish(self, number: int, status: Status, serve: int, reason: str, report: Mapping[str, Any]) -> bool:
-        """End a release; ``serve`` serves from now on. False if it has ended before: then nothing changes."""
+        """End a release; version ``serve`` serves from now on. False, without a change, if the release has ended."""
         now = self._clock()
         with self._transaction() as session:
             row = session.get(ReleaseRow, number, with_for_update=True)

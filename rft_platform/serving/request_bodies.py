@@ -1,4 +1,4 @@
-"""JSON bodies of feedback and commits. Whatever passes here can be stored by every database, SQLite or PostgreSQL."""
+"""JSON bodies of feedback and commits. Both SQLite and PostgreSQL can store every body that passes the checks here."""
 
 import math
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class StorableBody(BaseModel):
-    """A request body without what PostgreSQL refuses in text and JSON: NUL, lone surrogates, NaN and infinity."""
+    """A request body that has no NUL, lone surrogate, NaN or infinity: PostgreSQL refuses these in text and JSON."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,14 +54,14 @@ class UserFeedback(BaseModel):
 class FeedbackRequest(StorableBody):
     """How well a run did: the ids of its answers and a reward, or the values of other declared metrics.
 
-    A metric has one value: ``metric`` with ``value``, ``reward`` and ``metrics`` may all be given, but not differ. The
-    reward is the value of a ``metric`` that has no other value.
+    ``metric`` with ``value``, ``reward`` and ``metrics`` may all be given, but must not give one metric two values. If
+    ``metric`` is given without a value, ``reward`` is its value.
     """
 
     model_config = ConfigDict(extra="ignore")
 
     msg_ids: list[Name] | None = Field(default=None, max_length=MOST_IDS)
-    choice: int | None = Field(default=None, ge=0, le=_MOST_CHOICES)  # of each answer; without it all of them
+    choice: int | None = Field(default=None, ge=0, le=_MOST_CHOICES)  # of each answer; None: all choices
     reward: Number | None = None
     task_id: Name | None = None
     run_id: Name | None = None
@@ -130,7 +130,7 @@ class FeedbackRequest(StorableBody):
 
 
 class CommitRequest(StorableBody):
-    """Which labelled rows to commit; without any field all of them."""
+    """Which labelled rows to commit; without any field all labelled rows."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,7 +1,7 @@
-"""Which production calls are recorded for training: by rate, by an explicit mark, or by a user's own strategy.
+"""Select the production calls that are recorded for training: by rate, by an explicit mark, or by user code.
 
-A strategy decides when a call has been answered. Several strategies are asked in the order of their priority, the
-highest first; the first that accepts the call decides.
+A strategy decides after a call was answered. Several strategies are asked in the order of their priority, the
+highest first; the first strategy that accepts the call decides.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _DRAWS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class SelectionContext:
-    """What is known of a call beside its request and answer. ``unit`` names what is sampled as a whole."""
+    """Facts about a call beyond its request and answer. All calls of one ``unit`` are sampled together."""
 
     unit: str  # the run or conversation if the caller named one, else the message
     headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
@@ -42,7 +42,7 @@ class SelectionStrategy(Protocol):
 
     @property
     def priority(self) -> int:
-        """Strategies with a larger number are asked first."""
+        """The priority; strategies with a larger number are asked first."""
         ...
 
     def should_select(
@@ -87,7 +87,7 @@ class ExplicitMarkingStrategy:
 
     @classmethod
     def create(cls, ttl_s: float = 60.0) -> "ExplicitMarkingStrategy":
-        """The strategy with this time to live of a mark, in seconds."""
+        """The strategy whose marks are valid for ``ttl_s`` seconds."""
         return cls(ttl_s)
 
     def should_select(
@@ -106,7 +106,7 @@ class ExplicitMarkingStrategy:
 
 
 class Selection:
-    """Several strategies as one."""
+    """Asks several strategies in the order of their priority."""
 
     def __init__(self, strategies: Sequence[SelectionStrategy], clock: Callable[[], float] = time.time) -> None:
         """Without any strategy every call is accepted."""

@@ -1,7 +1,7 @@
 """The life of production traffic in the database: recorded -> labelled -> committed -> consumed.
 
-Every method is one transaction, so a call that returned is on disk, and a killed process leaves no half step. Rows are
-settled for a round before they are exported (``settle``), so a repeated export writes the same rows.
+Every method is one transaction: when a method returns, its change is on disk, and a killed process leaves no partial
+change. ``settle`` assigns rows to a round before they are exported, so a repeated export writes the same rows.
 """
 
 import hashlib
@@ -56,17 +56,17 @@ _NUMBERS = 10_000  # row numbers in one statement
 
 @dataclass(frozen=True, slots=True)
 class FeedbackResult:
-    """What became of a feedback, in numbers of message ids."""
+    """The effect of a feedback, in numbers of message ids."""
 
     matched: int = 0  # ids that the feedback labelled, or whose reward it replaced
     duplicate: int = 0  # ids that had this feedback, or this reward, already
-    late: int = 0  # ids whose rows were committed or consumed before; kept in the history
+    late: int = 0  # ids whose rows were committed or consumed before; the feedback is stored but labels no row
     unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What a commit did, in rows and in tasks that are held back."""
+    """The effect of a commit: numbers of committed rows, and of tasks that are held back."""
 
     committed: int = 0
     pending_groups: int = 0
@@ -91,7 +91,7 @@ class TrafficStore:
         return row_of_call(call, self._redaction)
 
     def insert(self, rows: Sequence[Mapping[str, Any]]) -> int:
-        """Store prepared rows and return how many are new; a call that is stored already is left alone."""
+        """Store prepared rows and return how many are new; a call that is stored already is not changed."""
         if not rows:
             return 0
         with self._engine.begin() as connection:  # many rows of one statement, which is compiled once
@@ -104,10 +104,11 @@ class TrafficStore:
     # --- labelled
 
     def give_feedback(self, feedback: NewFeedback) -> FeedbackResult:
-        """Store a feedback and label the calls it is about; a repeated ``feedback_id`` changes nothing.
+        """Store a feedback and label its calls with the reward; a repeated ``feedback_id`` changes nothing.
 
         The calls of one feedback become one run, unless they belong to a run already. A later reward replaces an
-        earlier one until the row is committed; both stay in the history. A feedback without a known id is not stored.
+        earlier one until the row is committed; both feedbacks stay stored. A feedback without a known message id is
+        not stored.
         """
         now, feedback = self._clock(), redacted_feedback(feedback, self._redaction)
         with self._transaction() as session:
@@ -147,12 +148,13 @@ class TrafficStore:
         group_size: int = 1,
         group_deadline_s: float = 3600.0,
     ) -> CommitResult:
-        """Commit labelled rows for training and return how many.
+        """Commit labelled rows for training and return their number.
 
-        ``task_id``, ``run_id`` and ``tenant`` restrict the commit; ``max_age_s`` leaves out what was labelled earlier.
-        Runs are committed whole, and tasks as well if ``group_size`` is above 1: then ``run_id`` and ``max_age_s``
-        choose the tasks with such a run. Each choice of an answer counts as a run. A task is held back until it has
-        ``group_size`` labelled runs, or until its first label is ``group_deadline_s`` old.
+        ``task_id``, ``run_id`` and ``tenant`` restrict the commit; ``max_age_s`` leaves out rows that were labelled
+        more than ``max_age_s`` seconds ago. Runs are committed whole. If ``group_size`` is above 1, tasks are committed
+        whole as well: a task is committed if one of its runs matches ``run_id`` and ``max_age_s``. Each choice of an
+        answer counts as a run. A task is held back until it has ``group_size`` labelled runs, or until its first label
+        is ``group_deadline_s`` seconds old.
         """
         now = self._clock()
         with self._transaction() as session:
@@ -196,7 +198,7 @@ class TrafficStore:
             return int(session.scalar(query) or 0)
 
     def rows_above_share(self, rule: RoundRule) -> int:
-        """Number of committed rows that wait because the next round has the share of their subject."""
+        """Number of committed rows that wait because the next round already has the full share of their subject."""
         if not math.isfinite(rule.most_of_subject):
             return 0
         with self._reading() as session:
@@ -207,11 +209,11 @@ class TrafficStore:
     def settle(self, batch: int, rule: RoundRule = NO_LIMITS) -> list[Call]:
         """Assign committed rows to a round, whole tasks in the order of their commit; return the round's rows.
 
-        Tasks that older weights than the rule's sampled become stale: no round takes them. Rows above the share of
-        their subject stay committed.
+        A task becomes stale if only weights older than ``rule.oldest_version`` sampled it: no round takes it. Rows
+        above the share of their subject stay committed.
 
-        A repeated call returns the rows of the first one, so that an interrupted export is repeated exactly. A call
-        that finds no row settles nothing.
+        A repeated call returns the rows of the first call, so that an interrupted export is repeated exactly. If there
+        is no row to assign, nothing is stored.
         """
         with self._transaction() as session:
             settled = session.get(Batch, batch)
@@ -308,7 +310,7 @@ class TrafficStore:
         return list(session.scalars(query if not feedback.tenant else query.where(Call.tenant == feedback.tenant)))
 
     def _committed(self, session: Session, *, lock: bool = False) -> Iterator[CommittedRow]:
-        """The committed rows that no round has, in the order of their commit; ``lock`` them for an update."""
+        """The committed rows of no round yet, in the order of their commit; ``lock`` locks them for an update."""
         query = (
             select(Call.number, Call.tenant, Call.task_id, Call.msg_id, Call.subject, Call.policy_version)
             .where(Call.state == COMMITTED, Call.batch.is_(None))
@@ -321,12 +323,12 @@ class TrafficStore:
 
 
 def _is_repeated(call: Call, feedback: NewFeedback) -> bool:
-    """Whether a call has the reward of ``feedback`` already, which says nothing else."""
+    """Whether the call already has the reward of ``feedback``, and ``feedback`` has nothing else."""
     if feedback.metric != REWARD or feedback.comment or feedback.correction:
         return False
     return call.labelled_at is not None and call.reward == feedback.value
 
 
 def _run_of(msg_ids: Iterable[str]) -> str:
-    """Name of the run that a feedback without a run id is about: the same messages give the same name."""
+    """The run id for a feedback that has none: the same messages give the same id."""
     return hashlib.sha256("\n".join(sorted(msg_ids)).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """The one thread of the service that uses the database, so that a slow database never delays a chat request.
 
-Recorded calls are queued and written in groups, one transaction for all that wait. Feedback and commits wait their turn
-in the same queue: a feedback that arrives right after an answer finds the call in the database.
+Recorded calls are queued and written in groups, one transaction for each group. Feedback and commits wait in the same
+queue, so a feedback that arrives right after an answer finds the call in the database.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _GROUP = 256  # calls in one transaction
-_LINGER_S = 0.02  # calls wait this long for further ones, unless a request waits behind them
+_LINGER_S = 0.02  # a group waits this long for further calls, unless a request is queued behind the group
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
 
 
@@ -44,7 +44,7 @@ class _Request:
 
 
 class TrafficWriter:
-    """Writes to the traffic store in the order of its calls; any thread may call it."""
+    """Writes to the traffic store in the order in which its methods are called; any thread may call them."""
 
     def __init__(self, store: TrafficStore, most_waiting: int = 10_000) -> None:
         """At most ``most_waiting`` calls wait to be written; further ones are dropped and counted."""
@@ -74,15 +74,15 @@ class TrafficWriter:
                     )  # fmt: skip
                 return False
             self._queue.append(call)
-            if len(self._queue) in (1, _GROUP):  # else the writer works, or waits for a group
+            if len(self._queue) in (1, _GROUP):  # else the writer is busy, or waits until a group is complete
                 self._changed.notify()
             return True
 
     async def run(self, work: Callable[[TrafficStore], T], timeout_s: float = 30.0) -> T:
         """Call ``work`` after everything that was queued before it; returns its result or raises its error.
 
-        Raises DatabaseUnavailableError if the database does not answer in time. ``work`` is not called any more then,
-        unless it has begun.
+        Raises DatabaseUnavailableError if the database does not answer within ``timeout_s``. ``work`` is then not
+        called later, unless it has already begun.
         """
         done: Future[T] = Future()
         request = _Request(work, done)
@@ -101,13 +101,13 @@ class TrafficWriter:
             self._withdraw(request)
 
     def _withdraw(self, request: _Request) -> None:
-        """Take a request that nobody waits for out of the queue."""
+        """Remove from the queue a request whose caller has stopped waiting."""
         with self._changed:
             if request.done.cancel() and request in self._queue:
                 self._queue.remove(request)
 
     def close(self, timeout_s: float = 30.0) -> int:
-        """Write what waits, then stop; returns the number of calls that could not be written in time."""
+        """Write the queue, then stop; returns the number of calls that could not be written within ``timeout_s``."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -130,12 +130,12 @@ class TrafficWriter:
                 self._answer(request)
 
     def _is_urgent(self) -> bool:
-        """Whether someone waits for the queue, or a group is complete."""
+        """Whether a request waits in the queue, or a group is complete."""
         complete = self._closing or len(self._queue) >= _GROUP
         return complete or any(isinstance(each, _Request) for each in self._queue)
 
     def _next_calls(self) -> list[NewCall]:
-        """The calls at the head of the queue; they leave it only once they are written."""
+        """The calls at the head of the queue; they leave the queue only after they are written."""
         calls: list[NewCall] = []
         for each in self._queue:
             if not isinstance(each, NewCall) or len(calls) == _GROUP:
@@ -144,8 +144,8 @@ class TrafficWriter:
         return calls
 
     def _write(self, calls: list[NewCall]) -> None:
-        """Write the calls at the head of the queue; one that cannot be written is dropped alone."""
-        rows = []  # redacted once, however often a transaction is repeated
+        """Write the calls at the head of the queue; drop a call that cannot be written, and write the others."""
+        rows = []  # redacted only once, also if the transaction is repeated
         for call in calls:
             try:
                 rows.append(self._store.prepare(call))
@@ -154,9 +154,9 @@ class TrafficWriter:
         self._insert(rows)
 
     def _insert(self, rows: list[dict[str, Any]]) -> bool:
-        """Insert rows, one by one if the database refuses one of them: only that one is dropped.
+        """Insert rows. If the database refuses one of them, insert them one by one and drop only the refused row.
 
-        False if the service stops and the database does not work.
+        Returns False if the service stops while the database does not work.
         """
         try:
             if not self._repeat_insert(rows):
@@ -177,13 +177,16 @@ class TrafficWriter:
         self._leave_queue(1)
 
     def _leave_queue(self, calls: int) -> None:
-        """Shorten the queue's head by calls that were written or dropped; all calls of a group leave it together."""
+        """Remove ``calls`` written or dropped calls from the head of the queue; the calls of a group leave together."""
         with self._changed:
             for _ in range(calls):
                 self._queue.popleft()
 
     def _repeat_insert(self, rows: list[dict[str, Any]]) -> bool:
-        """Insert rows in one transaction, which is repeated while the database does not work; False: gave up."""
+        """Insert rows in one transaction, which is repeated while the database does not work.
+
+        Returns False if the service stops first.
+        """
         wait = _FIRST_RETRY_S
         while True:
             try:
@@ -203,7 +206,7 @@ class TrafficWriter:
                 wait = min(2 * wait, _LONGEST_RETRY_S)
 
     def _give_up(self) -> None:
-        """Drop what waits: the service ends and the database does not work."""
+        """Drop the queue: the service stops and the database does not work."""
         with self._changed:
             lost = sum(isinstance(each, NewCall) for each in self._queue)
             requests = [each for each in self._queue if isinstance(each, _Request)]

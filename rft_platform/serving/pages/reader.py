@@ -1,4 +1,4 @@
-"""Threads that read the database for the web pages, so that a long query delays neither records nor feedback."""
+"""Threads that read the database for the web pages, so that a long query delays neither recording nor feedback."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,20 +13,20 @@ _THREADS = 2
 
 
 class TrafficReader:
-    """Runs work that only reads; what is written meanwhile does not wait for it."""
+    """Runs functions that only read the database; writes do not wait for these functions."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="traffic-reader")
 
     async def run(self, work: Callable[[], T], timeout_s: float = 30.0) -> T:
-        """The result of ``work``; raises DatabaseUnavailableError if the database does not answer in time."""
+        """Call ``work``; raises DatabaseUnavailableError if the database does not answer within ``timeout_s``."""
         try:
             return await asyncio.wait_for(asyncio.wrap_future(self._pool.submit(_called, work)), timeout_s)
         except TimeoutError:
             raise DatabaseUnavailableError(f"the database did not answer within {timeout_s:g} s") from None
 
     def close(self) -> None:
-        """Begin no further work."""
+        """Start no further function."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -1,4 +1,4 @@
-"""Routes of the web pages. Where API keys are configured, the browser asks for one as the password (HTTP Basic)."""
+"""Routes of the web pages. If API keys are configured, the browser asks for a key as the password (HTTP Basic)."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 _FILES = {file.name: file for file in (_FOLDER / "static").iterdir() if file.suffix in _TYPES}
 _POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 _MOST_BYTES = 100_000
-_NEWEST = 8  # versions that the status page shows beside those that serve
+_NEWEST = 8  # the status page shows the versions that serve and this number of the newest versions
 _ACTIONS = (
     (TOOL_VALID, "valid tool call"), (TOOL_INVALID, "invalid tool call"), (QUESTION, "question"), (ANSWER, "answer"),
 )  # fmt: skip
@@ -50,16 +50,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Figures of the traffic that the service computes at intervals."""
+    """Figures of the traffic; the service computes them at intervals."""
 
-    rows_above_share: int = 0  # committed rows that wait because their subject has its share of the next round
+    rows_above_share: int = 0  # committed rows that wait because the next round has the full share of their subject
     figures: TrafficFigures = field(default_factory=TrafficFigures)
     alerts: Mapping[str, str] = field(default_factory=dict)  # exceeded limits with their messages
 
 
 @dataclass(frozen=True, slots=True)
 class PageData:
-    """Where the pages get what they show. ``progress`` may read files, in a thread; ``watch`` does no I/O."""
+    """Sources of the pages' data. ``progress`` may read files and is called in a thread; ``watch`` does no I/O."""
 
     project: str
     releases: ReleaseCommands
@@ -170,7 +170,7 @@ def _status(data: PageData, progress: Progress) -> dict[str, Any]:
 
 
 def _tenant(data: PageData, request: Request) -> str | None:
-    """The tenant of a request by its bearer key or its Basic password; None without a valid one."""
+    """The tenant of a request by its bearer key or its Basic password; None if neither is a valid key."""
     headers = headers_of(request.scope)
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "basic":
@@ -190,7 +190,7 @@ def _sign_in() -> Response:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of an URL-encoded body."""
+    """The fields of a URL-encoded body."""
     body = b""
     async for part in request.stream():
         body += part
@@ -199,7 +199,7 @@ async def _form(request: Request) -> dict[str, str]:
     try:
         fields = parse_qs(body.decode(), max_num_fields=20)
     except ValueError:
-        raise ApiError(400, "expected an URL-encoded form", "invalid_value") from None
+        raise ApiError(400, "expected a URL-encoded form", "invalid_value") from None
     return {name: values[-1] for name, values in fields.items()}
 
 

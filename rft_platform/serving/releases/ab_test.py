@@ -1,8 +1,8 @@
-"""The report of an A/B test: every metric of both versions, the difference with its interval and p value, the winner.
+"""The report of an A/B test: every metric of both versions, the differences with interval and p value, and the winner.
 
-The unit of the analysis is the unit of the assignment, for example a user: several calls of one user are not
-independent. The means of units are compared by Welch's t test. A winner is called once, when both versions have the
-planned number of units, by the first metric alone; the other metrics are reported only.
+The unit of the analysis is the unit of the assignment, for example a user, because several calls of one user are not
+independent. Welch's t test compares the means of units. When both versions have the planned number of units, the first
+metric alone decides the winner, once; the other metrics are only reported.
 """
 
 import math
@@ -16,7 +16,7 @@ from rft_platform.common.errors import UserError
 METRICS = ("accuracy", "latency_s", "satisfaction")  #: the first one decides
 _LEAST_UNITS = 2
 _NO_VARIANCE = 1e-12
-_UNITS_TO_DECIDE = 30  # from here on the mean of units is close enough to normal
+_UNITS_TO_DECIDE = 30  # with this number of units their mean is close enough to a normal distribution
 
 Winner = Literal["base", "candidate"]
 Values = Mapping[str, Sequence[float]]  # metric -> mean of each unit
@@ -24,7 +24,10 @@ Values = Mapping[str, Sequence[float]]  # metric -> mean of each unit
 
 @dataclass(frozen=True, slots=True)
 class ABRule:
-    """When an A/B test is decided: units of each version, and the probability of a wrong winner of equal versions."""
+    """When an A/B test is decided: after ``units`` of each version.
+
+    ``alpha`` is the probability that a winner is reported although the versions are equal.
+    """
 
     units: int = 200
     alpha: float = 0.05
@@ -36,7 +39,7 @@ class ABRule:
 
 @dataclass(frozen=True, slots=True)
 class MetricReport:
-    """One metric of both versions. The interval is of candidate minus base at 95 %."""
+    """One metric of both versions, with the 95 % interval of candidate minus base."""
 
     metric: str
     base: float | None
@@ -64,7 +67,7 @@ class ABReport:
 
 
 def ab_report(base: Values, candidate: Values, rule: ABRule) -> ABReport:
-    """Report on the units of both versions."""
+    """Compare the units of both versions under ``rule``."""
     reports = [_compare(metric, base.get(metric, ()), candidate.get(metric, ())) for metric in METRICS]
     decisive = reports[0]
     reached = min(decisive.base_units, decisive.candidate_units)

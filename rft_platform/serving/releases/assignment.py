@@ -1,4 +1,4 @@
-"""Which arm of a release answers a request: a hash of its unit, so that a user or a conversation keeps its version."""
+"""Choose the arm of a release by a hash of the request's unit, so that a user or a conversation keeps its version."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ Sticky = Literal["user", "conversation", "request"]
 BASE: Arm = "base"
 CANDIDATE: Arm = "candidate"
 _DRAWS = 1 << 64
-#: What identifies a request, from the wanted unit down to what every request has.
+#: For each configured unit, the names that identify a request's unit; the first one that the request has counts.
 _UNITS: dict[Sticky, tuple[str, ...]] = {
     "user": ("subject", "conversation", "run"),
     "conversation": ("conversation", "run"),
@@ -34,9 +34,10 @@ class Split:
 
 
 def unit_of(place: Mapping[str, str | None], sticky: Sticky, request_id: str) -> str:
-    """The unit of a request by what it names of ``subject``, ``conversation``, ``task_id`` and ``run_id``.
+    """The unit of a request, from the ``subject``, ``conversation``, ``task_id`` and ``run_id`` that it names.
 
-    A request that names no unit of the wanted kind gets the next smaller one; in the end it is its own unit.
+    If the request names no unit of the kind ``sticky``, the next smaller kind is used; the smallest unit is the single
+    request.
     """
     task, run = place.get("task_id"), place.get("run_id")
     named = {**place, "run": f"{task}/{run}" if task is not None and run is not None else None}

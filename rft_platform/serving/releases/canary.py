@@ -1,8 +1,8 @@
-"""The verdict on a canary: the candidate's success rate against the base's, with a confidence interval.
+"""The verdict on a canary release: compare the success rates of candidate and base, with a confidence interval.
 
 The interval of the difference is Newcombe's hybrid score interval (R. G. Newcombe, Statistics in Medicine 17, 1998,
-method 10). The verdict looks at the numbers a fixed number of times, after N, 2N, 4N... runs of the candidate. Every
-look has its share of the error probability (Bonferroni), so that looking again does not raise it.
+method 10). A *look* is one comparison. The number of looks is fixed: after N, 2N, 4N... runs of the candidate. Every
+look has its share of the error probability (Bonferroni), so that several looks do not raise the total.
 """
 
 import math
@@ -16,7 +16,7 @@ Decision = Literal["wait", "promote", "roll_back"]
 
 @dataclass(frozen=True, slots=True)
 class Successes:
-    """Successful runs of one version, of all its labelled runs."""
+    """Numbers of successful and of all labelled runs of one version."""
 
     successes: int
     runs: int
@@ -29,7 +29,7 @@ class Successes:
 
 @dataclass(frozen=True, slots=True)
 class CanaryRule:
-    """When a canary is decided. ``margin``: by how much the candidate's true success rate may be lower."""
+    """When a canary is decided. ``margin``: the candidate's true success rate may be lower than the base's by this."""
 
     least_runs: int = 100  # labelled runs of each version at the first look
     looks: int = 4
@@ -44,13 +44,13 @@ class CanaryRule:
             )
 
     def runs_at(self, look: int) -> int:
-        """Labelled runs of each version that the look with this number (from 0) needs."""
+        """The number of labelled runs of each version that look ``look`` (from 0) needs."""
         return self.least_runs * 2**look
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A decision on a canary with its reason, and the interval of candidate minus base."""
+    """A decision on a canary with its reason, and the interval of the difference candidate minus base."""
 
     decision: Decision
     reason: str
@@ -63,8 +63,8 @@ class Verdict:
 def canary_verdict(base: Successes, candidate: Successes, rule: CanaryRule, looks_done: int = 0) -> Verdict:
     """Decide on a canary after ``looks_done`` earlier looks.
 
-    It is promoted once its rate is certainly not lower by ``margin`` or more. It is rolled back once its rate is
-    certainly lower, and at the last look if it is not promoted.
+    "Certain" means by the confidence interval. The candidate is promoted when its rate is certainly not lower by
+    ``margin`` or more. It is rolled back when its rate is certainly lower, or at the last look if it is not promoted.
     """
     needed = rule.runs_at(looks_done)
     if min(base.runs, candidate.runs) < needed:

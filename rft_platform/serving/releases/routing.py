@@ -1,4 +1,4 @@
-"""Which engine answers a request of production traffic: the one that serves, or the candidate of a running release."""
+"""Choose the engine that answers a production request: the serving one, or that of a running release's candidate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from rft_platform.inference.interface import EngineStatus
 from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.serving.releases.assignment import BASE, CANDIDATE, Arm, Split, unit_of
 
-ARM_HEADER = "x-rft-arm"  #: a request's own choice while a release runs: ``candidate`` or ``base``
+ARM_HEADER = "x-rft-arm"  #: by this header a request chooses its arm while a release runs: ``candidate`` or ``base``
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ServedRelease:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The engine of one request, and the variant that its calls are marked with."""
+    """The engine of one request, and the variant to store with its calls."""
 
     engine: ServedEngine
     variant: str | None = None
@@ -45,11 +45,11 @@ class Router:
     def __init__(self, base: ServedEngine) -> None:
         self.base = base
         self.release: ServedRelease | None = None
-        self.candidate_failures = 0  # of the newest release: requests that the base answered instead
+        self.candidate_failures = 0  # of the newest release: requests that the base answered after the candidate failed
         self._newest: int | None = None
 
     def route(self, headers: Mapping[str, str], place: Mapping[str, str], request_id: str) -> Route:
-        """The route of a request by what it names. A choice by header counts in a canary, not in an A/B test."""
+        """The route of a request. Results of a request that chose its arm count in a canary, not in an A/B test."""
         release = self.release
         if release is None:
             return Route(self.base)
@@ -62,7 +62,7 @@ class Router:
         return Route(engine, f"{release.number}/{arm}" if counts else None, arm)
 
     def begin(self, release: ServedRelease) -> None:
-        """Route the traffic of a release; its failures count from 0."""
+        """Begin to route a release; the failures of a new release count from 0."""
         if self._newest != release.number:
             self._newest, self.candidate_failures = release.number, 0
         self.release = release

@@ -1,6 +1,6 @@
 """Data that is computed from the tables of production traffic.
 
 - ``demonstrations``: corrections of users as demonstrations for training.
-- ``reactions``: answers to which the user has reacted.
+- ``reactions``: answers, each with the next message of the user.
 - ``traffic_figures``: actions, rewards and delays of the newest traffic.
 """

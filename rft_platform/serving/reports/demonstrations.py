@@ -1,7 +1,7 @@
 """Corrections of users as demonstrations: the messages of the corrected call and the answer that the user wanted.
 
-A correction of several calls is about the last one, which gave the final answer. Of several corrections of one call the
-newest counts. A round takes the corrections that no round before it took.
+A correction of several calls corrects the last call, which gave the final answer. If a call has several corrections,
+the newest counts. A round takes the corrections that no earlier round took.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -24,20 +24,20 @@ class DemonstrationStore:
         self._transaction, self._reading = transactions(engine), readings(engine)
 
     def settle(self, batch: int) -> list[dict[str, Any]]:
-        """Assign the corrections that no round has to round ``batch``; return all demonstrations of the round."""
+        """Assign the corrections of no round yet to round ``batch``; return all demonstrations of the round."""
         with self._transaction() as session:
             waiting = update(Feedback).where(*_HAS_CORRECTION, Feedback.batch.is_(None))
             session.execute(waiting.values(batch=batch).execution_options(synchronize_session=False))
             return list(_demonstrations(session, _corrected().where(Feedback.batch == batch)))
 
     def first_batch(self, msg_ids: Collection[str]) -> int | None:
-        """The first round that took a correction of one of these messages, also if it was erased since."""
+        """The first round that took a correction of one of these messages, also if the correction was erased later."""
         with self._reading() as session:
             found = [session.scalar(_taken(part)) for part in _parts(sorted(msg_ids))]
         return min((batch for batch in found if batch is not None), default=None)
 
     def rows(self, batch: int | None = None) -> list[dict[str, Any]]:
-        """All demonstrations, oldest first; with ``batch`` those of one round."""
+        """All demonstrations, or the demonstrations of round ``batch``; oldest first."""
         query = _corrected() if batch is None else _corrected().where(Feedback.batch == batch)
         with self._reading() as session:
             return list(_demonstrations(session, query))

@@ -10,12 +10,12 @@ from sqlalchemy.orm import aliased
 from rft_platform.serving.database import RECORDED, Call, Feedback, FeedbackCall, readings
 from rft_platform.serving.rules.declared_metrics import IMPLICIT
 
-_OUT_OF_ORDER = 1_000  # calls of about the same time may be stored in another order
+_OUT_OF_ORDER = 1_000  # calls answered at about the same time may be stored in another order, within this many rows
 
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """An answer and what the user wrote next; ``reaction`` is None where the next call is no reaction of the user."""
+    """An answer and the user's next message; ``reaction`` is None if the next call is not a reaction to the answer."""
 
     msg_id: str
     choice: int
@@ -26,7 +26,7 @@ class Reaction:
 
 
 def unjudged_reactions(engine: Engine, since: float, most: int) -> list[Reaction]:
-    """The newest ``most`` answers since then that have no reward, were not judged yet, and have a next call."""
+    """The newest ``most`` answers after ``since`` that have no reward, were not judged yet, and have a next call."""
     oldest = select(Call.number).where(Call.recorded_at >= since).order_by(Call.recorded_at).limit(_OUT_OF_ORDER)
     later = aliased(Call)
     judged = (
@@ -69,7 +69,7 @@ def _reaction(call: Call, later: Call) -> Reaction:
 
 
 def _same(sent: Mapping[str, Any], response: Mapping[str, Any]) -> bool:
-    """Whether the conversation goes on with this answer, and not with another choice or an edited one."""
+    """Whether the conversation continues with this answer, and not with another choice or an edited answer."""
     answer = _text(response.get("content")).strip()
     return bool(answer) and _text(sent.get("content")).strip() == answer
 

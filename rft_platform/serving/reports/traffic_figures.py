@@ -1,4 +1,7 @@
-"""Figures of the newest production traffic: actions with their rewards, and how soon calls are labelled and served."""
+"""Figures of the newest production traffic: actions with their rewards, and delays.
+
+The delays are from a call to its reward, and from a reward to an answer by weights that were trained on it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,16 +12,15 @@ from sqlalchemy.orm import Session
 from rft_platform.serving.database import FIRST_IMPORTED, Call, readings
 from rft_platform.serving.rules.alerts import ActionFigures, TrafficFigures
 
-_MOST = 100_000  # calls that are counted, so that a look at busy traffic stays quick
+_MOST = 100_000  # calls that are counted, so that the figures of busy traffic are computed quickly
 _NEWEST = 10_000  # calls from which percentiles are computed
 
 
 def traffic_figures(engine: Engine, since: float, versions: Mapping[int, int]) -> TrafficFigures:
-    """Figures of the calls that were recorded after ``since``, in seconds since the epoch, and of the newest ones only.
+    """Figures of the newest calls (at most ``_MOST``) recorded after ``since``, in seconds since the epoch.
 
-    The index ``calls_recent`` has all that is read here.
-
-    ``versions``: the policy version that each round has trained.
+    The index ``calls_recent`` has all columns that are read here. ``versions`` maps a round to the policy version that
+    it trained.
     """
     with readings(engine)() as session:
         newest = select(Call.recorded_at).order_by(Call.recorded_at.desc()).offset(_MOST).limit(1)

@@ -1,7 +1,7 @@
-"""What a call did: called a tool rightly or wrongly, asked a question, or answered.
+"""Classify a call by its action: a valid tool call, an invalid tool call, a question, or an answer.
 
-A policy that is trained on feedback may learn to send broken tool calls, or to ask questions so that it takes no risk.
-The rate of each action and its mean reward show both.
+A policy that is trained on feedback may learn to send broken tool calls, or to ask questions to avoid risk. The rate
+of each action and its mean reward show this.
 """
 
 import json
@@ -12,7 +12,7 @@ TOOL_VALID, TOOL_INVALID = "tool_valid", "tool_invalid"
 QUESTION, ANSWER = "question", "answer"
 ACTIONS = (TOOL_VALID, TOOL_INVALID, QUESTION, ANSWER)
 
-_MARKS = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")  # of a tool call that no parser has understood
+_MARKS = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")  # text left by a tool call that was not parsed
 _QUESTION_MARKS = ("?", "？", "؟")
 _CLOSING = " \t\r\n*_\"'`)]}»”’"
 
@@ -36,7 +36,7 @@ def action_of(call: Mapping[str, Any]) -> str:
 
 
 def _tool(tool: Any) -> tuple[Any, Any]:
-    """Name and parameters of a tool, in the form of chat completions or of responses."""
+    """Name and parameters of a tool in the format of OpenAI's chat completions API or responses API."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     return (function.get("name"), function.get("parameters")) if isinstance(function, Mapping) else (None, None)
 

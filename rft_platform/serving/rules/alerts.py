@@ -17,7 +17,7 @@ class ActionFigures:
 
 @dataclass(frozen=True, slots=True)
 class TrafficFigures:
-    """Figures of the calls that were recorded in a window of time. None: there is nothing to measure."""
+    """Figures of the calls that were recorded in a time window. None: there was nothing to measure."""
 
     actions: Mapping[str, ActionFigures] = field(default_factory=dict)
     calls: int = 0
@@ -53,7 +53,7 @@ class Limits:
 
 
 def alerts_of(figures: TrafficFigures, limits: Limits) -> dict[str, str]:
-    """The exceeded limits by name, each with a message; none while there are too few calls."""
+    """The exceeded limits by name, each with a message; empty while there are too few calls."""
     if figures.calls < limits.least_calls:
         return {}
     return {name: text for name, text in _exceeded(figures, limits) if text}

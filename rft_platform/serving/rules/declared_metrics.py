@@ -1,4 +1,4 @@
-"""Declared metrics of feedback: clients check values before they send them, the service before it stores them."""
+"""Declared metrics of feedback. Clients check values before sending, and the service checks them before storing."""
 
 import hashlib
 import math
@@ -9,8 +9,9 @@ from typing import Literal
 from rft_platform.common.errors import UserError
 
 REWARD = "reward"  #: the metric that trains; it is always declared
-IMPLICIT = "implicit"  #: metric of an answer whose reaction says nothing; tag ``source`` of a reward from a reaction
-IMPLICIT_ID = f"{IMPLICIT}-"  #: how the ids of feedback from reactions begin; no client may use them or the metric
+#: Metric of an answer whose reaction shows no opinion, and value of the tag ``source`` of a reward from a reaction.
+IMPLICIT = "implicit"
+IMPLICIT_ID = f"{IMPLICIT}-"  #: prefix of the ids of feedback from reactions; clients may use neither prefix nor metric
 _LONGEST_ID = 200  # characters, as in the database
 
 
@@ -24,7 +25,7 @@ class MetricError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric that feedback may name, with its valid values. A metric of level ``call`` needs the answer it rates."""
+    """A metric with its valid values. Feedback with a metric of level ``call`` must name the answer that it rates."""
 
     name: str
     level: Literal["run", "call"] = "run"
@@ -50,9 +51,9 @@ class DeclaredMetrics:
         self._metrics = {REWARD: Metric(REWARD)} | {metric.name: metric for metric in metrics}
 
     def numbers(self, values: Mapping[str, float], *, names_answers: bool) -> dict[str, float]:
-        """The values of a feedback as they are stored; raises MetricError for the first that is not allowed.
+        """The values of a feedback as they are stored; raises MetricError for the first value that is not allowed.
 
-        ``names_answers``: the feedback says which answers it is about, and not only which run or conversation.
+        ``names_answers``: the feedback names the answers that it rates, and not only a run or a conversation.
         """
         return {name: self._number(name, value, names_answers) for name, value in values.items()}
 

@@ -1,7 +1,7 @@
-"""Rates of callers: requests a minute, and requests at the same time.
+"""Limit each caller's requests per minute and concurrent requests.
 
-Each caller has a bucket of one minute's requests, which fills evenly. Callers are the configured tenants, so memory
-does not grow with the traffic.
+Each caller has a token bucket that holds the requests of one minute and fills evenly. Callers are the configured
+tenants, so memory does not grow with the traffic.
 """
 
 import math
@@ -16,7 +16,7 @@ _BUSY_RETRY_S = 1
 
 
 class LimitExceededError(Exception):
-    """A caller has used up its limit; ``retry_after_s`` is when the next request can succeed."""
+    """A caller has used up its limit; the next request can succeed after ``retry_after_s`` seconds."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class _Bucket:
 
 
 class RateLimits:
-    """Admits requests by the name of their caller. One thread uses it: that of the event loop."""
+    """Admits requests by the name of their caller. Not thread-safe: only the event loop's thread may use it."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class RateLimits:
         concurrent_requests: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """None: no limit."""
+        """A limit of None admits any number of requests."""
         self.refused = 0  # requests since the start
         self._rate = requests_per_minute
         self._concurrent = concurrent_requests

@@ -1,6 +1,6 @@
-"""Redaction of personal data by a function of the user, before anything is stored.
+"""Redaction of personal data by a user function, before anything is stored.
 
-The token ids of a call spell its text. Where the function changes a text of the call, the tokens are removed with it,
+The token ids of a call decode to its text. If the function changes a text of the call, the tokens are removed as well,
 and the call cannot be trained on.
 """
 
@@ -10,10 +10,10 @@ from typing import Any
 from rft_platform.common.errors import UserCodeError
 
 TEXTS = ("messages", "response", "tools")  #: parts of a recorded call that hold text
-TOKENS = ("prompt_ids", "response_ids", "rollout_logprobs")  #: parts that spell it
-_NO_TEXT = frozenset({"role", "type", "id", "tool_call_id"})  # keys of messages
-_NO_TEXT_OF_TOOLS = frozenset({"type", "name", "required", "$ref"})
-_DATA = frozenset({"arguments", "default", "enum", "const", "examples"})  # keys whose values have no such keys
+TOKENS = ("prompt_ids", "response_ids", "rollout_logprobs")  #: parts that hold tokens
+_NO_TEXT = frozenset({"role", "type", "id", "tool_call_id"})  # keys of messages whose values are not redacted
+_NO_TEXT_OF_TOOLS = frozenset({"type", "name", "required", "$ref"})  # the same for tools
+_DATA = frozenset({"arguments", "default", "enum", "const", "examples"})  # below these keys every text is redacted
 _NOTHING = frozenset[str]()
 
 
@@ -39,7 +39,7 @@ class Redaction:
         return found
 
     def value(self, value: Any, kept: frozenset[str] = _NOTHING) -> Any:
-        """A JSON value with every text redacted, except the names of its keys and the texts below the keys ``kept``."""
+        """A JSON value with every text redacted, except key names and the texts below the keys ``kept``."""
         if self._function is None:
             return value
         if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Which committed rows the next round takes: whole tasks, none too old, and a bounded share of each subject."""
+"""Choose the committed rows of the next round: whole tasks, no stale tasks, and a limited share for each subject."""
 
 import math
 from collections import Counter
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 class RoundRule:
     """How the rows of a round are chosen."""
 
-    most_rows: int | None = None  # of a round; None: no limit
-    oldest_version: int | None = None  # tasks that only older weights sampled are stale; None: none is
-    subject_share: float = 1.0  # of ``most_rows`` that one subject may have
+    most_rows: int | None = None  # limit of a round's rows; None: no limit
+    oldest_version: int | None = None  # a task that only older policy versions sampled is stale; None: none is stale
+    subject_share: float = 1.0  # the share of ``most_rows`` that one subject may have
 
     @property
     def most_of_subject(self) -> float:
@@ -24,7 +24,7 @@ class RoundRule:
 
 @dataclass(frozen=True, slots=True)
 class CommittedRow:
-    """What the choice depends on."""
+    """The values of a committed row that the choice depends on."""
 
     number: int
     task: tuple[str, str]  # tenant and task
@@ -34,7 +34,7 @@ class CommittedRow:
 
 @dataclass(slots=True)
 class ChosenRows:
-    """Row numbers in the order of their commit."""
+    """Numbers of chosen and other rows, in the order of their commit."""
 
     chosen: list[int] = field(default_factory=list)
     later: list[int] = field(default_factory=list)  # the round has no room for them
@@ -67,7 +67,7 @@ def choose_rows(rows: Iterable[CommittedRow], rule: RoundRule) -> ChosenRows:
 
 
 def _is_stale(task: list[CommittedRow], oldest_version: int | None) -> bool:
-    """Whether older weights than ``oldest_version`` sampled all rows of a task."""
+    """Whether policy versions older than ``oldest_version`` sampled all rows of a task."""
     if oldest_version is None:
         return False
     return all(row.policy_version is not None and row.policy_version < oldest_version for row in task)
