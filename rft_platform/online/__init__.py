@@ -1,13 +1,13 @@
 """Use and improve a served policy from Python: ``from rft_platform.online import OnlineClient, TrainingRunner``.
 
-Importing this package imports openai, but neither torch nor dagster: it runs where the agents run.
+Importing this package imports openai, but neither torch nor dagster, so agents can use it in their own environment.
 
 Read in this order:
 
 - ``client``: ``OnlineClient`` and ``AsyncOnlineClient``, the OpenAI clients with feedback and commit.
 - ``feedback``: declared metrics, request bodies, and the service's answers.
 - ``training_runner``: ``TrainingRunner`` repeats selected requests of a production agent with the served policy.
-- ``tools``: which tools a repeated request may call; ``marking``: explicit marks for training.
+- ``tools``: which tools a shadow run (a repeated request) may call; ``marking``: mark a request for training.
 """
 
 from rft_platform.online.client import AsyncOnlineClient, OnlineClient

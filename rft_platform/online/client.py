@@ -4,8 +4,8 @@
         answer = client.chat.completions.create(model="policy", messages=[...])
         client.feedback(answer, reward=1.0)
 
-Feedback has an id, so a request that is repeated after a lost connection counts once. Leaving the block commits.
-A feedback or commit above the service's rate limit waits and is sent again.
+Each feedback has an id, so a feedback that is sent again after a lost connection counts once. At the end of the block
+the client commits. A feedback or commit above the service's rate limit waits and is sent again.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _SENT_ONCE: openai.RequestOptions = {"max_retries": 0}
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """Addresses and bodies of the service's own routes."""
+    """Addresses and bodies of requests to the service's routes that are not part of the OpenAI API."""
 
     root: str
     form: FeedbackForm
@@ -78,7 +78,7 @@ def _headers(place: Place, subject: str | None) -> dict[str, str]:
 
 
 def _unknown(error: openai.NotFoundError) -> FeedbackResult:
-    """The answer to a feedback whose answers are all unknown; raises ``error`` if it is another one."""
+    """The result of a feedback whose answers are all unknown; raises ``error`` if it has another cause."""
     try:
         body = error.response.json()
     except ValueError:
@@ -99,18 +99,18 @@ def _total(results: Iterable[FeedbackResult]) -> FeedbackResult:
 
 
 class _Retries:
-    """When a feedback or commit is sent again; neither counts twice.
+    """Decides when a feedback or commit is sent again; a request that arrives twice counts once.
 
-    The retries of OpenAI's client, which know no limit of time, are switched off for both: these take their place.
+    The retries of OpenAI's client are turned off for both kinds of request, because they have no time limit.
     """
 
     def __init__(self, longest_s: float, most: int) -> None:
         self._deadline = time.monotonic() + longest_s
-        self._most = most  # retries after failures that are not those of the rate limit
+        self._most = most  # maximum number of retries after failures other than the rate limit
         self._failures = 0
 
     def pause_s(self, error: openai.APIError) -> float:
-        """Seconds until the request may be sent again; raises ``error`` if it may not, or that is too late."""
+        """Seconds until the request may be sent again; raises ``error`` if it may not, or not within the limit."""
         if isinstance(error, openai.RateLimitError):
             pause = max(_SHORTEST_WAIT_S, _retry_after_s(error))
             if time.monotonic() + pause > self._deadline:
@@ -125,7 +125,7 @@ class _Retries:
 def _retry_after_s(error: openai.RateLimitError) -> float:
     try:
         return float(error.response.headers.get("retry-after", "1"))
-    except ValueError:  # a date
+    except ValueError:  # the header has a date, which HTTP also permits
         return 1.0
 
 
@@ -136,7 +136,7 @@ def _is_transient(error: openai.APIError) -> bool:
 
 
 class _Shared(Generic[_Client]):
-    """What both clients share: the OpenAI client ``openai``, whose calls the service records, and a run's place."""
+    """Base of both clients: the OpenAI client ``openai``, whose calls the service records, and the ids of a run."""
 
     openai: _Client
     _kind: ClassVar[Callable[..., Any]]  # class of ``openai``
@@ -151,10 +151,11 @@ class _Shared(Generic[_Client]):
         rate_limit_wait_s: float = 60.0,
         **openai_options: Any,
     ) -> None:
-        """``metrics``: what feedback may name beside ``reward``. Further options are those of the OpenAI client.
+        """``metrics``: metrics that feedback may have besides ``reward``. Further options go to the OpenAI client.
 
-        A feedback or commit that gets status 429 is sent again after ``Retry-After``, for ``rate_limit_wait_s``
-        at most; one that fails otherwise is sent again as often as ``max_retries`` of the OpenAI client says.
+        A feedback or commit that gets status 429 is sent again after ``Retry-After``, until ``rate_limit_wait_s``
+        seconds have passed. After another failure it is sent again at most ``max_retries`` times, an option of the
+        OpenAI client.
         """
         root, options = _options(base_url, api_key, openai_options)
         self.openai = self._kind(**options)
@@ -171,9 +172,10 @@ class _Shared(Generic[_Client]):
         conversation_id: str | None = None,
         subject: str | None = None,
     ) -> Self:
-        """A client whose calls belong to one run or conversation; feedback without answers is about all of them.
+        """A client whose calls belong to one run or conversation; feedback without answers is about all its calls.
 
-        ``subject`` names the person whose data the calls hold. Closing the result closes nothing.
+        ``subject`` names the person whose data the calls hold. The result uses this client's connections: closing the
+        result does not close them.
         """
         scoped = copy(self)
         scoped.place = self._place({"task_id": task_id, "run_id": run_id, "conversation_id": conversation_id})
@@ -196,7 +198,7 @@ class OnlineClient(_Shared[openai.OpenAI]):
 
     @property
     def chat(self) -> Chat:
-        """Chat completions, as of ``openai.OpenAI``."""
+        """Chat completions, as in ``openai.OpenAI``."""
         return self.openai.chat
 
     def feedback(self, answers: Answers | None = None, **fields: Any) -> FeedbackResult:
@@ -204,15 +206,15 @@ class OnlineClient(_Shared[openai.OpenAI]):
 
         ``fields``: ``reward``, ``metrics`` (value by declared name), ``comment``, ``correction``, ``tags``,
         ``feedback_id``, ``choice`` (the index of one choice of answers with several), ``task_id``, ``run_id``,
-        ``conversation_id``. Feedback may come at any time; the result counts
-        as late what was committed before. Raises UnknownAnswersError if the service knows none of the answers.
+        ``conversation_id``. Feedback may be given at any time; the result counts answers that were committed before
+        as late. Raises UnknownAnswersError if the service knows none of the answers.
         """
         return _total([self._send_feedback(body) for body in self._bodies(answers, fields)])
 
     def commit(
         self, *, task_id: str | None = None, run_id: str | None = None, max_age_s: float | None = None
     ) -> CommitResult:
-        """Hand labelled calls to training; without arguments all of them."""
+        """Commit labelled calls for training; without arguments all labelled calls."""
         body = self._requests.commit(task_id, run_id, max_age_s)
         return CommitResult.of(self._post(self._requests.commit_url, body))
 
@@ -259,7 +261,7 @@ class AsyncOnlineClient(_Shared[openai.AsyncOpenAI]):
 
     @property
     def chat(self) -> AsyncChat:
-        """Chat completions, as of ``openai.AsyncOpenAI``."""
+        """Chat completions, as in ``openai.AsyncOpenAI``."""
         return self.openai.chat
 
     async def feedback(self, answers: Answers | None = None, **fields: Any) -> FeedbackResult:

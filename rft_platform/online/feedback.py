@@ -1,4 +1,4 @@
-"""Feedback as a client sends it: declared metrics, request bodies, and the service's answers as dataclasses."""
+"""Feedback of a client: declared metrics, request bodies, and the service's answers as dataclasses."""
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,16 +28,16 @@ class UnknownAnswersError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class FeedbackResult:
-    """What became of a feedback, in numbers of answers."""
+    """The effect of a feedback, in numbers of answers."""
 
-    matched: int  # labelled now
-    duplicate: int  # had this feedback or this reward already
-    late: int  # committed before; the feedback is kept in the history
+    matched: int  # answers that this feedback labelled
+    duplicate: int  # answers that had this feedback or this reward already
+    late: int  # answers that were committed before; the feedback is stored and does not label them
     unknown: tuple[str, ...]  # ids that the service does not know
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> "FeedbackResult":
-        """Read the service's JSON answer; raises UnknownAnswersError if nothing was known."""
+        """Read the service's JSON answer; raises UnknownAnswersError if the service knew none of the rated answers."""
         if answer.get("status") == "unknown":
             raise UnknownAnswersError(f"the service knows none of {', '.join(answer['unknown'][:5]) or 'these calls'}")
         return cls(answer["matched"], answer["duplicate"], answer.get("late", 0), tuple(answer["unknown"]))
@@ -45,10 +45,10 @@ class FeedbackResult:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What a commit did."""
+    """The effect of a commit."""
 
-    committed: int  # rows
-    pending_groups: int  # tasks that wait for further labelled runs
+    committed: int  # number of committed rows
+    pending_groups: int  # number of tasks that wait for further labelled runs
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> "CommitResult":
@@ -58,7 +58,7 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a feedback is about beside single answers: a run of a task, or a conversation."""
+    """The run of a task, or the conversation, that a feedback is about if it names no answers."""
 
     task_id: str | None = None
     run_id: str | None = None
@@ -84,9 +84,10 @@ class FeedbackForm:
         feedback_id: str | None = None,
         choice: int | None = None,
     ) -> list[dict[str, Any]]:
-        """One request body per metric; a comment or correction goes with the first one.
+        """One request body per metric; the first body also has the comment and the correction.
 
-        Raises UserError for a metric that is not declared, a value that it does not allow, or a feedback about nothing.
+        Raises UserError if a metric is not declared or does not allow its value, or if the feedback names neither
+        answers nor a run nor a conversation.
         """
         ids = None if answers is None else ids_of(answers)
         values = ({} if reward is None else {REWARD: reward}) | dict(metrics or {})
@@ -113,6 +114,6 @@ class FeedbackForm:
 
 
 def ids_of(answers: Answers) -> list[str]:
-    """The ids of answers; each may be given as itself or by its id."""
+    """The ids of answers; each answer may be given as an object or as its id."""
     several = [answers] if isinstance(answers, str) or hasattr(answers, "id") else answers
     return [each if isinstance(each, str) else each.id for each in several]

@@ -1,7 +1,7 @@
-"""Explicit marks: ``mark("high-quality")`` before an agent is called marks its request for training.
+"""Explicit marks: call ``mark("high-quality")`` before an agent to mark the agent's request for training.
 
-``ExplicitMarkingStrategy`` accepts marked requests. A mark belongs to the thread or asyncio task that set it, and holds
-for its next request.
+``ExplicitMarkingStrategy`` accepts marked requests. A mark belongs to the thread or asyncio task that set it, and is
+valid for the next request of that thread or task.
 """
 
 from contextvars import ContextVar
@@ -15,7 +15,7 @@ def mark(*labels: str) -> None:
 
 
 def take_mark() -> str | None:
-    """The mark of the next request, which is used up."""
+    """Return the mark of the next request and remove it."""
     found = _MARK.get()
     _MARK.set(None)
     return found

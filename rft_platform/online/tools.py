@@ -1,12 +1,12 @@
-"""Tool safety of repeated requests: a shadow run may call only tools whose declared effect allows it.
+"""Tool safety: a shadow run (a repeated production request) may call only tools whose declared effect allows it.
 
     @tool(effect="read")
     def search(query: str) -> list[str]: ...
 
-A tool that changes something would do so again in every shadow run: a second order, payment or message. Therefore a
-tool without a declared effect counts as a writing one. A shadow run gets its own tools (``for_shadow``), which
-refuse in every thread. A tool that is declared as ``write`` also refuses where the agent calls it by its own name, but
-only in the thread of the shadow run and the asyncio tasks that it starts.
+A tool that changes something would change it again in every shadow run: a second order, payment or message. Therefore a
+tool without a declared effect counts as ``write``. A shadow run gets wrapped tools (``for_shadow``), which refuse calls
+in every thread. An agent may also call a tool function directly instead of the wrapped one. A function declared as
+``write`` then refuses the call too, but only in the thread of the shadow run and in asyncio tasks of that thread.
 """
 
 import inspect
@@ -22,7 +22,7 @@ Effect = Literal["read", "idempotent", "sandboxed", "write"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_SHADOW: ContextVar[list[str] | None] = ContextVar("shadow", default=None)  # refused tools of the shadow run
+_SHADOW: ContextVar[list[str] | None] = ContextVar("shadow", default=None)  # names of tools refused in the shadow run
 _EFFECT = "__rft_effect__"
 
 
@@ -33,7 +33,7 @@ class ShadowToolError(UserError):
 
 
 def tool(effect: Effect) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Declare what a tool's call does: only ``write`` is refused in shadow runs."""
+    """Declare the effect of a tool's call; a shadow run refuses only tools with the effect ``write``."""
 
     def declare(function: Callable[P, R]) -> Callable[P, R]:
         declared = _refusing(function, _SHADOW.get if effect == "write" else lambda: None)
@@ -44,12 +44,12 @@ def tool(effect: Effect) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def for_shadow(function: Callable[P, R], refused: list[str]) -> Callable[P, R]:
-    """The tool of one shadow run: if it may change something, a call is refused and its name added to ``refused``."""
+    """Wrap a tool for one shadow run. If the tool may change something, calls are refused and listed in ``refused``."""
     return _refusing(function, lambda: refused) if getattr(function, _EFFECT, "write") == "write" else function
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a tool: that of the function, also below ``functools.partial``, or of the class of its object."""
+    """The name of a tool: of its function, also inside ``functools.partial``, or of its class if it is an object."""
     inner = _unwrapped(function)
     return getattr(inner, "__name__", None) or type(inner).__name__
 
@@ -67,7 +67,7 @@ def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refusing(function: Callable[P, R], find_refused: Callable[[], list[str] | None]) -> Callable[P, R]:
-    """The tool, which refuses calls while ``find_refused`` finds a shadow run's list of refused tools."""
+    """Wrap the tool: it refuses calls while ``find_refused`` returns the list of refused tools of a shadow run."""
     name = name_of(function)
 
     def check() -> None:
@@ -92,7 +92,7 @@ def _refusing(function: Callable[P, R], find_refused: Callable[[], list[str] | N
 
 @contextmanager
 def shadow() -> Iterator[list[str]]:
-    """A shadow run's block. Yields the names of refused tools, because agents often catch the errors of their tools."""
+    """The block of a shadow run. Yields the list of refused tools, because agents often catch errors of their tools."""
     refused: list[str] = []
     token = _SHADOW.set(refused)
     try:

@@ -1,7 +1,8 @@
-"""``TrainingRunner``: train a policy on the requests of an agent that keeps answering with its production model.
+"""``TrainingRunner``: train a policy on the requests of an agent that answers its users with a production model.
 
-The agent is a function of a model and a message. Users get the production model's answer. Selected requests are
-repeated with the served policy (shadow runs), rewarded, and committed at intervals. Users notice no failed shadow run.
+The agent is a function of a model and a message. Users get the production model's answer. The runner repeats selected
+requests with the served policy (shadow runs), sends their rewards, and commits at intervals. Users do not notice a
+shadow run, even if it fails.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class AgentModel:
-    """What an agent gets for one request: an OpenAI client, the model's name, and its tools by name.
+    """The arguments of an agent for one request: an OpenAI client, the model's name, and the tools by name.
 
     ``client`` is an ``openai.AsyncOpenAI`` for agents that are coroutine functions, else an ``openai.OpenAI``.
     """
@@ -52,11 +53,11 @@ class ShadowRun:
 
 @dataclass(slots=True)
 class RunnerCounts:
-    """What a runner did since its start."""
+    """Counts of a runner since its start."""
 
     requests: int = 0
     selected: int = 0
-    dropped: int = 0  # selected requests that were not repeated, because too many waited
+    dropped: int = 0  # selected requests that were not repeated, because too many shadow runs waited
     rewarded: int = 0  # shadow runs whose reward was sent
     refused_tools: int = 0  # shadow runs that ended at a tool that may change something
     failed: int = 0  # shadow runs or rewards that raised another error
@@ -68,7 +69,7 @@ RewardCalculator = Callable[[ShadowRun], float]
 
 
 class TrainingRunner:
-    """Repeats selected requests of agents with a served policy, and sends their rewards to the service."""
+    """Repeats selected requests of agents with a served policy, and sends the rewards of these shadow runs."""
 
     def __init__(
         self,
@@ -82,9 +83,9 @@ class TrainingRunner:
         api_key: str = "EMPTY",
         most_waiting: int = 1000,
     ) -> None:
-        """``trinity_endpoint``: the online service; ``repeat_time``: shadow runs of a request, which form one group.
+        """``trinity_endpoint``: URL of the online service. ``repeat_time``: shadow runs per request; they form a group.
 
-        Without ``selection_strategy`` a tenth of the requests is selected. A request is not repeated while
+        Without ``selection_strategy`` a tenth of the requests is selected. A selected request is dropped while
         ``most_waiting`` shadow runs wait.
         """
         if repeat_time < 1 or commit_interval_seconds <= 0:
@@ -114,7 +115,7 @@ class TrainingRunner:
         return self
 
     def stop(self, timeout_s: float = 60.0) -> None:
-        """Wait up to ``timeout_s`` seconds for shadow runs, cancel those that have not begun, then commit."""
+        """Wait up to ``timeout_s`` seconds for shadow runs, cancel shadow runs that have not begun, then commit."""
         pool, self._pool = self._pool, None
         if pool is None:
             return
@@ -139,10 +140,11 @@ class TrainingRunner:
         model: str,
         tools: Sequence[Callable[..., Any]] = (),
     ) -> Callable[[Any], Any]:
-        """The agent as a function of a message that answers with the production ``model`` of ``client``.
+        """Wrap the agent into a function of a message that answers with the production ``model`` of ``client``.
 
-        The result is a coroutine function if the agent is one. Tools reach the agent in ``AgentModel.tools``, by their
-        names; a shadow run may call only those that are declared safe (``tool``). Raises UserError for two of one name.
+        The result is a coroutine function if the agent is one. The agent gets the tools in ``AgentModel.tools``, by
+        their names; a shadow run may call only tools that are declared safe (``tool``). Raises UserError if two tools
+        have the same name.
         """
         names = Counter(map(name_of, tools))
         if twice := [name for name, number in names.items() if number > 1]:
@@ -170,7 +172,7 @@ class TrainingRunner:
     def _consider(
         self, agent: Callable[..., Any], tools: Mapping[str, Any], message: Any, response: Any, label: str | None
     ) -> None:
-        """Queue the shadow runs of a request if it is selected. Raises nothing: the user has been answered."""
+        """Queue the shadow runs of a request if it is selected. Never raises, because the user has been answered."""
         pool = self._pool
         if pool is None:
             return
@@ -195,7 +197,10 @@ class TrainingRunner:
     def _repeat(
         self, agent: Callable[..., Any], tools: Mapping[str, Any], message: Any, answered: Any, task: str, run: str
     ) -> None:
-        """One shadow run and its reward. A run whose tools were refused gets no reward."""
+        """Shadow run: repeat the request with the served policy, invisible to the user, and send its reward.
+
+        The shadow run gets no reward if one of its tool calls was refused.
+        """
         try:
             with shadow() as refused:
                 own = {name: for_shadow(each, refused) for name, each in tools.items()}

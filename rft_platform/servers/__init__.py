@@ -5,10 +5,10 @@ Read in this order:
 - ``ui_servers``: the servers of ``rft ui``, their readiness checks, and ``start_sensors``.
 - ``ports``: refuse taken ports before anything starts.
 - ``supervise``: ``Server``, ``serving`` and ``wait_for_end``: start, restart and stop servers together.
-- ``dagster_server``, ``mlflow_server``: Dagster's webserver and MLflow behind the web guard; ``mlflow_redirect``: links
-  from one to the other.
+- ``dagster_server``, ``mlflow_server``: Dagster's webserver and MLflow behind the web guard; ``mlflow_redirect``
+  redirects MLflow links of Dagster's interface to MLflow.
 - ``leases``: find and end the processes that hold leases (engines, trainer).
-- ``online_service``: the process of ``rft serve``; ``release_controller`` makes its engines follow the decisions on
-  versions, and ``implicit_feedback`` rewards answers by the user's next message.
-- ``next_launches``, ``project_progress``, ``traffic_watch``: what the status page and the metrics of the service show.
+- ``online_service``: the process of ``rft serve``; ``release_controller`` deploys the versions that people or rules
+  chose, and ``implicit_feedback`` rewards answers by the user's next message.
+- ``next_launches``, ``project_progress``, ``traffic_watch``: data for the status page and the metrics of the service.
 """

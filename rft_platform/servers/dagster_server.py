@@ -1,8 +1,8 @@
 """Dagster's webserver behind the web guard: ``python -m rft_platform.servers.dagster_server -w workspace.yaml``.
 
-It takes the options of ``dagster-webserver``. That command serves everybody who reaches its port, executes GraphQL
-mutations sent by GET, and has no option for a middleware. Its application factory is therefore replaced. The server
-also redirects MLflow links.
+It takes the options of ``dagster-webserver``. ``dagster-webserver`` serves everybody who reaches its port, executes
+GraphQL mutations sent by GET, and has no option for a middleware; this module therefore replaces its application
+factory. The server also redirects MLflow links.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Implicit feedback: the user's next message of a conversation, judged by a model, rewards the previous answer.
+"""Implicit feedback: a model judges the user's next message of a conversation, which rewards the previous answer.
 
-A thread of the service asks the model, never a request. A reward that a person gave is not replaced; one that arrives
-later replaces the implicit one until the row is committed.
+A thread of the service asks the model, so no request waits for it. Implicit feedback never replaces a reward that a
+person gave. A person's reward that arrives later replaces the implicit reward until the row is committed.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class ImplicitRewards:
         }
 
     def run(self, stop: threading.Event) -> None:
-        """Judge until ``stop`` is set. What fails is repeated at the next interval."""
+        """Judge until ``stop`` is set. A failed attempt is repeated at the next interval."""
         while not stop.wait(self._settings.interval_s):
             try:
                 while self.judge_waiting() and not stop.is_set():
@@ -57,9 +57,10 @@ class ImplicitRewards:
                 LOG.warning("implicit feedback failed, repeated later: %s", described(error))
 
     def judge_waiting(self) -> int:
-        """Judge the reactions that wait, up to a limit; returns the number of verdicts that are new in the database.
+        """Judge at most ``_MOST`` waiting reactions; returns the number of verdicts that are new in the database.
 
-        A verdict is not stored if another feedback has its id. Its answer would be judged again and again.
+        A verdict is not stored, and does not count, if another feedback already has its id: the caller repeats the call
+        while the number is above 0, and would otherwise judge the same answer for ever.
         """
         since = time.time() - self._settings.within_s
         found = unjudged_reactions(self._database, since, _MOST)
@@ -82,7 +83,7 @@ class ImplicitRewards:
         if reaction.reaction:
             try:
                 reward = await self._judge.reward(context, reaction.question, reaction.answer, reaction.reaction)
-            except RuntimeError:  # the model refuses the question, or gives no valid answer
+            except RuntimeError:  # the model refused the request, or gave no valid answer
                 LOG.warning("no valid answer about the reaction to %s", reaction.msg_id)
         result = self._store.give_feedback(
             NewFeedback(

@@ -46,7 +46,7 @@ def wait_for_starts(home: Home) -> None:
     """Wait for engine processes that are being started: a pool restarts lost replicas in the background."""
     engines = ("engine*", "auxiliary-*", "policy-*")
     for lock in [lock for name in engines for lock in home.leases.glob(f"{name}.json.lock")]:
-        # A process that takes longer to start is ended by ``stop_strays``, which finds it by its environment.
+        # if a process takes longer to start, ``stop_strays`` finds it by its environment and ends it
         with _start_waited_for(lock.with_suffix("")):
             pass
 
@@ -60,9 +60,9 @@ def stop(held: HeldLease) -> bool:
 
 
 def end_use(path: Path, starter: str | None) -> None:
-    """End this process's use of a lease's processes, and the processes if a command started them and none uses them.
+    """End this command's use of a lease's processes; end the processes if a command started them and none uses them.
 
-    ``starter`` is the name of this command; None if it leaves running what it used.
+    ``starter`` is the name of this command; None if the command leaves the processes running.
     """
     with _start_waited_for(path):
         if not release(path) or starter is None:
@@ -70,7 +70,7 @@ def end_use(path: Path, starter: str | None) -> None:
         lease = read_lease(path)
         if lease is not None and lease.started_by is not None:
             stop(HeldLease(path, lease))
-        end_strays(path, starter=starter)  # a start that takes too long, or was interrupted
+        end_strays(path, starter=starter)  # processes whose start takes too long or was interrupted
 
 
 def stop_strays(home: Home) -> list[int]:
@@ -80,7 +80,10 @@ def stop_strays(home: Home) -> list[int]:
 
 @contextmanager
 def _start_waited_for(path: Path) -> Iterator[None]:
-    """Let no process be started for a lease during the block, but begin after ``_START_WAIT_S`` even if one is."""
+    """Prevent that a process is started for a lease during the block.
+
+    Waits up to ``_START_WAIT_S`` seconds until a running start has ended, then begins the block in any case.
+    """
     with ExitStack() as stack:
         with suppress(TransientError):
             stack.enter_context(locked(path, _START_WAIT_S))

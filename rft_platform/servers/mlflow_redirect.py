@@ -1,4 +1,4 @@
-"""Redirect the MLflow links of the Dagster interface to where MLflow's interface runs."""
+"""Redirect the MLflow links of the Dagster interface to the address of MLflow's interface."""
 
 import os
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class MlflowRedirect:
 
 
 def _as_reached(address: str, host: str) -> str:
-    """``address`` with the loopback name that the browser uses here, because its cookie is bound to that name."""
+    """``address`` with the loopback name in ``host``, because the browser's cookie is bound to that name."""
     parts, own = urlsplit(address), urlsplit(f"//{host}").hostname
     if parts.hostname in LOOPBACK_HOSTS and own in LOOPBACK_HOSTS:
         name = f"[{own}]" if ":" in str(own) else str(own)

@@ -1,8 +1,8 @@
 """MLflow's tracking server behind the web guard, in one process.
 
-``python -m rft_platform.servers.mlflow_server --port 5000 --artifact-root FOLDER`` with the database in
-``MLFLOW_BACKEND_STORE_URI``. MLflow's own command checks Host and Origin, but lets every local user read and change
-everything, and it accepts another application only from an installed plugin.
+Start: ``python -m rft_platform.servers.mlflow_server --port 5000 --artifact-root FOLDER``, with the database's URL in
+``MLFLOW_BACKEND_STORE_URI``. The command ``mlflow server`` is not used: it checks Host and Origin, but every local user
+can read and change everything, and it accepts another application only from an installed plugin.
 """
 
 import argparse

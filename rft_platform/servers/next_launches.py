@@ -1,4 +1,4 @@
-"""What a project launches next, or what it waits for: for the terminal and for the status page."""
+"""Describe what a project launches next, or what it waits for, on the terminal and on the status page."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ def _known_launches(project: "Project") -> "Launches":
 
 
 def describe_plan(plan: "Plan", rounds_budget: int) -> str:
-    """A plan in one line."""
+    """Describe a plan in one line."""
     if plan.finished:
         return f"finished: all {rounds_budget} rounds are done" if rounds_budget > 1 else "finished: its round is done"
     if plan.failed:

@@ -1,6 +1,6 @@
-"""``python -m rft_platform.servers.online_service``: the online service of the project in ``RFT_HOME``, until SIGTERM.
+"""The online service of the project in ``RFT_HOME``, until SIGTERM: ``python -m rft_platform.servers.online_service``.
 
-``rft serve`` starts it beside Dagster and MLflow.
+``rft serve`` starts this process together with Dagster and MLflow.
 """
 
 import logging
@@ -41,14 +41,14 @@ from rft_platform.serving.writer import TrafficWriter
 
 LOG = logging.getLogger(__name__)
 
-API_KEYS = "RFT_API_KEYS"  #: ``tenant:key,tenant:key``; without it the service needs no key and serves loopback only
+API_KEYS = "RFT_API_KEYS"  #: ``tenant:key,tenant:key``; if unset, the service needs no key and serves loopback only
 _GRACE_S = 30
 _UPKEEP_S = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def tenants_from_environment() -> dict[str, str]:
-    """Tenant by API key, from ``RFT_API_KEYS``. Raises UserError for a value that is no list of tenant:key."""
+    """The tenant of each API key, from ``RFT_API_KEYS``. Raises UserError if the value is not a list of tenant:key."""
     tenants: dict[str, str] = {}
     for entry in filter(None, os.environ.get(API_KEYS, "").split(",")):
         tenant, colon, key = entry.strip().partition(":")
@@ -59,7 +59,7 @@ def tenants_from_environment() -> dict[str, str]:
 
 
 def serve(project: Project) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises UserError for an address beyond loopback without API keys."""
+    """Serve until SIGTERM or Ctrl-C. Raises UserError if the address is not loopback and no API keys are set."""
     config, tenants = project.config, tenants_from_environment()
     host = config.explorer.listen_address
     if not tenants and host not in _LOOPBACK:
@@ -135,7 +135,7 @@ def redaction_of(project: Project) -> Redaction:
 
 
 def keep(project: Project, store: TrafficStore, rule: CommitRule, stop: threading.Event) -> None:
-    """Erase old calls without feedback, and commit where the configuration asks for it, until ``stop`` is set."""
+    """Until ``stop`` is set: erase old calls without feedback, and commit if the configuration says so."""
     service, erasure = project.config.service, TrafficErasure(traffic_database(project))
     while not stop.wait(service.commit_interval_s or _UPKEEP_S):
         steps: list[Callable[[], object]] = [lambda: erasure.expire(service.retention_days * 86_400)]

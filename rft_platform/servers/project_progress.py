@@ -16,7 +16,7 @@ _FRESH_S = 3.0
 
 
 class ProjectProgress:
-    """Computes the progress of a project; several threads may ask for it."""
+    """Computes the progress of a project; several threads may call it."""
 
     def __init__(self, project: Project) -> None:
         self._project = project

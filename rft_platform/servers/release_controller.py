@@ -1,6 +1,7 @@
-"""Makes the engines of the online service follow the decisions in the database, and decides on running releases.
+"""Deploy the chosen versions to the engines of the online service, and decide on running releases.
 
-A thread looks at the database twice a second, so a decision by CLI, HTTP or another host reaches the engine at once.
+A release is a canary or an A/B test. A thread reads the database twice a second, so the engine follows a decision made
+by CLI, HTTP or another host at once.
 """
 
 import logging
@@ -26,13 +27,13 @@ from rft_platform.serving.releases.routing import Router, ServedEngine, ServedRe
 LOG = logging.getLogger(__name__)
 
 _STEP_S = 0.5
-_LONGEST_STEP_S = 4.0  # after failures: each attempt to deploy holds requests back for a moment
-_STATUS_S = 5.0  # between looks at an engine whose version should not have changed
+_LONGEST_STEP_S = 4.0  # longest pause after failures; not shorter, because each attempt to deploy delays requests
+_STATUS_S = 5.0  # seconds between status requests to an engine whose version should not have changed
 _DECIDE_S = 2.0
 
 
 class ReleaseController:
-    """Deploys what should serve, and routes the traffic of the running release."""
+    """Deploys the version that should serve, and routes the traffic of the running release."""
 
     def __init__(
         self,
@@ -46,14 +47,14 @@ class ReleaseController:
         service = project.config.service
         self._least_serving = service.least_in_service if service.weight_update == "rolling" else None
         self._connect_base, self._connect_candidate = connect_base, connect_candidate
-        self._deploying = threading.Lock()  # the gateway looks for a lost engine in its own thread
+        self._deploying = threading.Lock()  # the gateway calls ``find_engine`` in another thread when an engine is lost
         self._base: PolicyEngine | None = None
         self._candidate: PolicyEngine | None = None
-        self._deployed: tuple[int, float] | None = None  # version of the base, and when its engine was looked at
+        self._deployed: tuple[int, float] | None = None  # version of the base, and time of its last status request
         self._decided_at = 0.0
 
     def find_engine(self) -> ServedEngine:
-        """The serving engine with the version that should serve, found or started."""
+        """Find or start the serving engine, and deploy the version that should serve."""
         self._base = None
         self._deployed = None
         return self._deploy_base(self._store.running())
@@ -92,14 +93,14 @@ class ReleaseController:
                 LOG.info("%s %d of version %d: %s", running.kind, running.number, running.candidate_version, status)
 
     def _is_due(self, running: Release | None) -> bool:
-        """Whether the engine must change, or was not looked at for a while."""
+        """Whether the engine must change, or its last status request is older than ``_STATUS_S``."""
         assert self._deployed is not None
         version, looked_at = self._deployed
         policy = self._policy(running)
         return time.monotonic() - looked_at > _STATUS_S or (policy is not None and policy.policy_version != version)
 
     def _policy(self, running: Release | None) -> Policy | None:
-        """The policy that should serve; None before the first published one, when the base model serves."""
+        """The policy that should serve; None before a version is published: then the base model serves."""
         version = self._store.served() if running is None else running.base_version
         if version is None:
             return released_policy(self._project)
@@ -123,13 +124,13 @@ class ReleaseController:
     def _is_newer_on_purpose(self, engine: PolicyEngine, policy: Policy) -> bool:
         """Whether an evaluation on a shared engine has deployed a newer version, and no decision chose a version.
 
-        No evaluation deploys an imported version: one is there by an earlier decision.
+        An imported version does not count: only an earlier decision deploys it, never an evaluation.
         """
         shared = self._store.served() is None and shares_engine(self._project)
         return shared and policy.policy_version < engine.status().policy_version <= FIRST_IMPORTED
 
     def _deploy_candidate(self, running: Release) -> ServedEngine | None:
-        """The engine of the candidate; None if it cannot be served, which ends the release."""
+        """The engine of the candidate; None if the candidate cannot be served, which ends the release."""
         policy = policy_of_version(self._project, running.candidate_version)
         try:
             if policy is None:
@@ -142,7 +143,7 @@ class ReleaseController:
         return self._served(self._candidate)
 
     def _keep_candidate(self, router: Router) -> None:
-        """Keep the candidate's engine below its idle time-out; one that is lost is started again by the next step."""
+        """Keep the candidate's engine from reaching its idle time-out; the next step restarts a lost engine."""
         try:
             if self._candidate is not None:
                 self._candidate.status()
@@ -157,7 +158,7 @@ class ReleaseController:
         return ServedEngine(engine.status(), clients, engine.base_url)
 
     def _start_canary(self) -> None:
-        """With ``service.canary_share``: start a canary of a released version that is newer than the served one."""
+        """If ``service.canary_share`` is set, start a canary of a released version newer than the served one."""
         share = self._project.config.service.canary_share
         newest = released_policy(self._project) if share else None
         if newest is None:

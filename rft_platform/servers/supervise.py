@@ -27,7 +27,7 @@ _RESTARTS_WITHIN_S = 600.0  # earlier deaths do not count towards the limit of r
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server; with an empty command it runs elsewhere and is only listed."""
+    """One server. If its command is empty, the server runs elsewhere and is only listed."""
 
     name: str
     command: list[str]
@@ -35,11 +35,11 @@ class Server:
     is_ready: Callable[[], bool]
     url: str | None = None
     pages: Mapping[str, str] = field(default_factory=dict)
-    """Addresses of pages to begin with, by what they show."""
+    """Addresses of start pages, by their content."""
     restarts: int = 0
     """Maximum number of restarts within ten minutes; the next death ends the command."""
     leaves_work: bool = False
-    """Whether processes that it started (running Dagster runs) survive its death; they end with the command."""
+    """Whether the server's child processes (running Dagster runs) survive its death; they end with the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Child:
 
 
 class Children(list[Child]):
-    """The running servers in start order; ``left`` holds dead ones whose processes may still run."""
+    """The running servers in start order; ``left`` has dead servers whose child processes may still run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,10 +103,10 @@ def serving(servers: Sequence[Server], logs: Path) -> Iterator[Children]:
 
 
 def wait_for_end(children: Children, report: Callable[[str], None] = lambda line: None) -> None:
-    """Watch the servers until Ctrl-C; raises RftError when one ends and may not be restarted.
+    """Watch the servers until Ctrl-C and restart a server that ends; ``report`` receives a line about each restart.
 
-    Other ended servers are restarted, and ``report`` receives a line about each. A server that no longer answers is
-    killed and counts as ended.
+    Raises RftError when a server ends that has reached its limit of restarts. A server that no longer answers is killed
+    and counts as ended.
     """
     probes = _Probes()
     while True:
@@ -120,7 +120,7 @@ def wait_for_end(children: Children, report: Callable[[str], None] = lambda line
 
 
 class _Probes:
-    """Checks on a thread, one server after another, whether it is ready, and stores the time of each success."""
+    """Checks in a thread whether each server is ready, one after another, and stores the time of each success."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)
@@ -129,7 +129,7 @@ class _Probes:
         self._ready_at: dict[int, float] = {}  # by process id
 
     def kill_silent(self, children: Children) -> None:
-        """Kill each server that was not ready for ``_SILENT_TIMEOUT_S`` and start new checks; returns at once."""
+        """Kill each server that was not ready for ``_SILENT_TIMEOUT_S``, and start new checks without waiting."""
         now = time.monotonic()
         for child in children:
             if now - self._ready_at.setdefault(child.process.pid, now) > _SILENT_TIMEOUT_S:
@@ -173,7 +173,7 @@ def _wait_until_ready(children: Sequence[Child]) -> None:
 
 
 def _stop(children: Children) -> None:
-    """Stop all servers concurrently, each with everything that it started."""
+    """Stop all servers concurrently, each with its child processes."""
     if not children:
         return
     with ThreadPoolExecutor(len(children) + len(children.left)) as pool:

@@ -1,7 +1,7 @@
-"""Figures of production traffic for ``/metrics`` and the status page, and alerts on them, computed by one thread.
+"""One thread that computes figures of production traffic for ``/metrics`` and the status page, and alerts on them.
 
-Requests read the newest figures and never wait for the database. An exceeded limit is a warning on the status page, and
-once in the log and among the events, which report its end as well.
+Requests read the newest figures and never wait for the database. While a limit is exceeded, the status page shows a
+warning. The log and the events record once when this begins and once when it ends.
 """
 
 import logging
@@ -70,7 +70,7 @@ class TrafficWatch:
             self._store.log(ALERT_ENDED, f"service.alerts.{name} is kept again", limit=name)
 
     def run(self, stop: threading.Event) -> None:
-        """Update the figures until ``stop`` is set; after an error the old ones stay."""
+        """Update the figures until ``stop`` is set; after an error the old figures stay."""
         while True:
             try:
                 self.update()
@@ -82,7 +82,7 @@ class TrafficWatch:
     def _versions(self) -> Mapping[int, int]:
         """The policy versions that the newest rounds have trained.
 
-        A round that trained nothing published the version of the round before again.
+        A round that trained nothing is left out: it published the same version as the round before.
         """
         store = self._project.store
         policies = {number: published(store, number) for number in sorted(store.rounds())[-_ROUNDS - 1 :]}

@@ -64,9 +64,9 @@ def online_port(config: "RftConfig") -> Port:
 
 
 def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_port: int | None = None) -> list[Server]:
-    """The Dagster webserver and MLflow, and on request the daemon and metrics.
+    """The Dagster webserver and MLflow; with ``daemon`` the daemon, with ``metrics_port`` the metrics server.
 
-    An MLflow server elsewhere is listed without a command.
+    An MLflow server that runs elsewhere is listed without a command.
     """
     from rft_platform.config.load import load_config_of
     from rft_platform.jobs.instance import open_instance
@@ -135,10 +135,10 @@ def _url(host: str, port: int) -> str:
 
 
 def _workspace(home: Home) -> Path:
-    """Write a copy of the shipped workspace with the package's folder as its working directory; returns its path.
+    """Write a copy of the shipped workspace file with the package's folder as working directory; returns its path.
 
-    By default Dagster puts its own working folder first on the module path while it loads the definitions. The user's
-    files there would shadow libraries.
+    Otherwise Dagster puts the folder in which it was started first on the module path while it loads the definitions.
+    The user's files in that folder would shadow libraries.
     """
     workspace = yaml.safe_load((_PACKAGE / "jobs" / "workspace.yaml").read_text(encoding="utf-8"))
     workspace["load_from"][0]["python_module"]["working_directory"] = str(_PACKAGE.parent)
@@ -173,7 +173,7 @@ def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Ma
     return Server(
         name="MLflow",
         command=command,
-        env={**env, mlflow_server.BACKEND: tracking_uri},  # may hold a password, which `ps` would show in arguments
+        env={**env, mlflow_server.BACKEND: tracking_uri},  # not an argument: `ps` would show a password in the URI
         url=sign_in_url(url, token) + _curves(home, tracking_uri),
         is_ready=serves_guarded(url, mlflow_server.HEALTH),
         restarts=_RESTARTS,
@@ -181,7 +181,7 @@ def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Ma
 
 
 def _curves(home: Home, tracking_uri: str) -> str:
-    """The page with the project's curves, as the part after the address of MLflow; "" before the first run."""
+    """The page with the project's curves, as a suffix of MLflow's address; "" before the first run."""
     from rft_platform.config.load import load_config_of
     from rft_platform.model_registry.sqlite_reader import read_training_run
 
@@ -193,7 +193,7 @@ def _curves(home: Home, tracking_uri: str) -> str:
 
 
 def _runs_elsewhere(tracking_uri: str) -> bool:
-    """Whether a tracking URI is that of an MLflow server, which is not started here."""
+    """Whether a tracking URI names an MLflow server; such a server runs elsewhere and is not started here."""
     return tracking_uri.startswith(("http://", "https://"))
 
 
@@ -215,7 +215,7 @@ def _environment(home: Home, port: int) -> dict[str, str]:
 
 
 def serves_guarded(url: str, health: str, guarded: str = "/") -> Callable[[], bool]:
-    """A readiness check of the server at ``url``, which raises RftError if ``guarded`` needs no token."""
+    """A readiness check of the server at ``url``; the check raises RftError if ``guarded`` needs no token."""
     is_healthy, is_open = answers(url + health), answers(url + guarded)
 
     def is_ready() -> bool:
@@ -229,7 +229,7 @@ def serves_guarded(url: str, health: str, guarded: str = "/") -> Callable[[], bo
 
 
 def answers(url: str, host: str | None = None) -> Callable[[], bool]:
-    """A check whether ``url`` answers with success. ``host``: the Host header, by default the one of ``url``."""
+    """A check whether ``url`` answers with success. ``host`` is the Host header, by default the host of ``url``."""
     import httpx
 
     headers = {} if host is None else {"host": host}
@@ -257,7 +257,7 @@ def _beats(instance: "dg.DagsterInstance") -> Callable[[], bool]:
 def start_sensors(url: str, token: str) -> None:
     """Turn on the round sensors through the webserver at ``url``, as their switches in the interface do.
 
-    Raises RftError if that does not succeed within 60 s.
+    Raises RftError if a sensor cannot be turned on within 60 s.
     """
     import httpx
 
