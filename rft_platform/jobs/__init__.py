@@ -1,12 +1,12 @@
 """Dagster jobs, sensors and schedule of a project, its Dagster instance, and the in-process driver.
 
-The sensors (under the daemon) and ``drive`` (in ``rft run``) launch the same jobs: those that ``plan_next`` in
-``rounds.planning.plan`` decides.
+The sensors (under the daemon) and ``drive`` (in ``rft run``) launch the same jobs, chosen by ``plan_next`` in
+``rounds.planning.plan``.
 
 Read in this order:
-- What is launched: ``jobs`` (jobs, tags of their runs, round partitions), ``launches`` (Dagster's record of past
-  launches).
-- Who launches: ``sensors`` with ``sensor_interval``, ``driver`` with ``driver_lock``, ``rejudge``; ``daemon`` starts
+- What is launched: ``jobs`` has jobs, tags of their runs and round partitions; ``launches`` reads Dagster's record of
+  past launches.
+- What launches: ``sensors`` with ``sensor_interval``, ``driver`` with ``driver_lock``, ``rejudge``; ``daemon`` starts
   Dagster's daemon.
 - The instance: ``instance``, ``dagster_yaml``, ``init_dagster_home``, ``singleton_lock``.
 - After runs: ``alerts``, ``reconcile_materializations`` (Dagster against the disk), ``maintenance``.

@@ -49,7 +49,7 @@ class Alert:
     retryable: bool
     cause: str
     link: str  # to the run in the Dagster interface
-    text: str  # all of it in one line
+    text: str  # the whole alert in one line
 
 
 def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
@@ -64,7 +64,7 @@ def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
         alert = build_alert(_project_name(home), run, cause)
         delivered = [_deliver(channel, alert) for channel in channels]
         if not any(delivered):
-            claim.unlink()  # another process may still be able to deliver it
+            claim.unlink()  # another process may still be able to deliver the alert
     except Exception as error:  # an alert must not turn one failure into two
         LOG.warning("no alert was sent for run %s: %s", run.run_id, described(error))
         return False

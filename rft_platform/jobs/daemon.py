@@ -1,8 +1,8 @@
 """Run Dagster's daemon with a sensor polling interval below Dagster's default of 5 seconds.
 
-``python -m rft_platform.jobs.daemon run -w workspace.yaml`` takes the options of ``dagster-daemon``. Only one can run
-per home. A plain ``dagster-daemon`` works too, but its sensors tick every 5 seconds at best, and after the clock was
-set back they wait until it has caught up.
+``python -m rft_platform.jobs.daemon run -w workspace.yaml`` takes the options of ``dagster-daemon``. Only one daemon
+can run per home. A plain ``dagster-daemon`` works too, but its sensors tick every 5 seconds at best. After the system
+clock was set back, its sensors also wait until the clock reaches the time of their last tick.
 """
 
 import sys
@@ -17,7 +17,7 @@ from rft_platform.jobs.singleton_lock import singleton_lock
 
 
 def main() -> None:
-    """Run the daemon until it is interrupted; exit code 2 if another one serves this home."""
+    """Run the daemon until it is interrupted; exit code 2 if another daemon serves this home."""
     keep_imports()
     home = Home.from_environment()
     try:

@@ -1,8 +1,8 @@
 """A project's ``dagster.yaml``: created on first use, updated if an older version of the platform wrote it.
 
-It also says where Dagster keeps runs, events and schedules: SQLite in the project's folder, or Postgres, which
-``RFT_DAGSTER_POSTGRES_URL`` selects. The file contains the variable's name and not its value, so that the password
-stays in the environment.
+The file also says where Dagster keeps runs, events and schedules: in SQLite in the project's folder, or in Postgres if
+``RFT_DAGSTER_POSTGRES_URL`` is set. The file contains the variable's name and not its value, so that the password stays
+in the environment.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _EARLIER = frozenset(
         "13ffe34119465ea25a74c2c696b3ed002b8f1303675ddf5dfd221b1ece92f8fb",
     }
 )
-#: Sections that the platform needs, each with the section that would replace it.
+#: Sections that the platform adds, each with the section that a user may have written instead.
 _NEEDED = {"instance_class": "instance_class", "run_launcher": "run_launcher", "run_queue": "run_coordinator"}
 
 #: Advice for a broken file.
@@ -44,7 +44,7 @@ storage:
 """
 #: Sections that mean a user has configured the storage.
 _STORAGE_SECTIONS = {"storage", "run_storage", "event_log_storage", "schedule_storage"}
-#: With the driver: SQLAlchemy 2.1 uses psycopg 3 for a plain ``postgresql:``, dagster-postgres installs psycopg2.
+#: Names the driver psycopg2, which dagster-postgres installs: SQLAlchemy 2.1 uses psycopg 3 for ``postgresql:``.
 _SCHEME = "postgresql+psycopg2"
 _FORM = f"{_SCHEME}://USER:PASSWORD@HOST:PORT/NAME"
 
@@ -55,7 +55,7 @@ def shipped_settings() -> str:
 
 
 def ensure_settings(file: Path) -> None:
-    """Create the file or update it; a user's changes in it are kept."""
+    """Create or update the file; a user's changes in the file are kept."""
     shipped = shipped_settings()
     if not file.exists():
         write_text(file, shipped)
@@ -81,7 +81,7 @@ def ensure_settings(file: Path) -> None:
 
 
 def _with_current_modules(text: str, ours: dict[str, Any]) -> str:
-    """The file with the platform's classes at their current modules; earlier versions had them in ``jobs``."""
+    """The file's text with the current modules of the platform's classes; earlier versions had them in ``jobs``."""
     for section in ("instance_class", "run_launcher"):
         module = str(ours[section]["module"])
         earlier = ".".join(("rft_platform", "jobs", module.rpartition(".")[2]))
@@ -106,8 +106,8 @@ def _sections(file: Path, text: str) -> dict[str, Any]:
 def ensure_storage(file: Path) -> None:
     """Update ``dagster.yaml`` to match the environment; a storage configured by the user is kept.
 
-    Raises UserError for an invalid URL, if the extra ``postgres`` is not installed, and if a project whose runs are in
-    Postgres is opened without the URL: continuing in SQLite would lose them.
+    Raises UserError if the URL is not valid, if the extra ``postgres`` is not installed, or if the project's runs are
+    in Postgres and the URL is not set: in SQLite the project would continue without these runs.
     """
     text, url = file.read_text(encoding="utf-8"), os.environ.get(URL, "")
     if not url:

@@ -1,7 +1,7 @@
 """In-process driver: runs the jobs that the plan returns in this process, on the persistent Dagster instance.
 
-The daemon and its sensors do the same in other processes. Both leave the same runs, assets and lineage. Where
-exploration may lead training (``synchronizer.sync_offset``), a second thread trains while this one explores.
+The daemon and its sensors do the same in other processes. Both ways create the same runs, assets and lineage. If
+exploration may lead training (``synchronizer.sync_offset``), a second thread trains while the first one explores.
 """
 
 import gc
@@ -40,10 +40,10 @@ _ALL_KINDS = frozenset(JOB_OF_KIND)
 _TRAININGS = frozenset({"sync"})
 
 _POLL_S = 0.5  # while waiting for a retry
-_INTERRUPTED_S = 20.0  # for a training to end after Ctrl-C; the next drive ends a run that took longer
+_INTERRUPTED_S = 20.0  # time for a training to end after Ctrl-C; the next drive marks a run that took longer as failed
 
-#: Launches between full garbage collections. A Dagster run leaves half a megabyte of reference cycles. Python searches
-#: old objects for them only after their number grew by a quarter: with all libraries loaded, 30 rounds.
+#: Launches between full garbage collections. A Dagster run leaves half a megabyte of reference cycles. Python itself
+#: collects old objects only after their number grew by a quarter, which takes 30 rounds with all libraries loaded.
 _COLLECT_EVERY = 10
 
 
@@ -66,15 +66,15 @@ class DriveResult:
     launched: list[Launched] = field(default_factory=list)
     finished: bool = False
     failed: str | None = None
-    error: RftError | None = None  # of the last failed launch
+    error: RftError | None = None  # the error of the last failed launch
 
 
 def drive(project: Project, definitions: dg.Definitions, max_launches: int | None = None) -> DriveResult:
     """Launch what the plan returns until everything is done, a launch has failed permanently, or a limit is reached.
 
-    With a limit, there is one launch at a time. In modes explore and train it waits for the other half: as long as that
-    has a driver, else for ``synchronizer.sync_timeout`` seconds. Failures of earlier drives are not counted: starting
-    the driver again implies that their cause is fixed.
+    With ``max_launches``, one launch runs at a time. In modes explore and train the driver waits for the other half of
+    the project: without limit while the other half has a driver, else for ``synchronizer.sync_timeout`` seconds.
+    Failures of earlier drives are not counted: a new start of the driver implies that their cause is fixed.
     """
     with driver_lock(project.home, project.config.mode), open_instance(project.home, capture_output=False) as instance:
         _alert(
@@ -92,8 +92,10 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
 
 
 def _overlaps(project: Project) -> bool:
-    """Whether explorations run beside trainings. In the dynamic styles they take turns, so that a drive is repeatable:
-    what a training takes depends on what has landed."""
+    """Whether explorations and trainings run at the same time.
+
+    In the dynamic styles they take turns, so that a drive is repeatable: a training takes rows that have landed.
+    """
     config = project.config
     return (
         config.mode in ("both", "colocate")
@@ -115,16 +117,16 @@ class _Drive:
         self._max_launches = max_launches
         self._attempts = _Attempts()
         self._half = _OtherHalf(project)
-        self._changed = threading.Condition()  # guards the attempts, the result, and what follows
+        self._changed = threading.Condition()  # guards the attempts, the result, and the fields below
         self._running: set[tuple[str, int]] = set()
         self._ended = False
 
     def run_one_thread(self) -> None:
-        """Run all launches in this thread. An asset body that Ctrl-C interrupts cancels its work."""
+        """Run all launches in this thread. On Ctrl-C the running asset cancels its work."""
         self._run(_ALL_KINDS)
 
     def run_two_threads(self) -> None:
-        """Run the trainings in a second thread, as the two sensors share the work. Only this thread gets Ctrl-C."""
+        """Run the trainings in a second thread, and the other launches in this one. Only this thread gets Ctrl-C."""
         errors: list[BaseException] = []
 
         def run_trainings() -> None:
@@ -186,33 +188,33 @@ class _Drive:
             self._changed.notify_all()
         if len(self.result.launched) % _COLLECT_EVERY == 0:
             gc.collect()
-        if launched.error is not None:  # perhaps after its last note: then the plan repeats nothing
+        if launched.error is not None:  # if it failed after its last note, the plan does not repeat the launch
             reconcile_materializations(self._project, self._instance, [(launched.kind, launched.round)])
             _alert(self._project, self._instance, [launched.run_id], cause_line(launched.error))
 
 
 def _end_interrupted(trainings: threading.Thread) -> None:
-    """Cancel what a thread works on until the thread has ended, or for ``_INTERRUPTED_S`` seconds."""
-    interrupt(trainings)  # what it raises from here on is no failure, even after the wait
+    """Cancel the work of a thread until the thread has ended, or for ``_INTERRUPTED_S`` seconds."""
+    interrupt(trainings)  # an error that the thread raises after this call is not a failure, even after the wait
     until = time.monotonic() + _INTERRUPTED_S
-    while trainings.is_alive() and time.monotonic() < until:  # again: it may request work just now
+    while trainings.is_alive() and time.monotonic() < until:  # repeated: the thread may just have requested new work
         cancel_work_of(trainings)
         trainings.join(_POLL_S)
 
 
 @dataclass(slots=True)
 class _OtherHalf:
-    """The driver of the other half of the project, for one of mode explore or train."""
+    """The driver of the other half of the project, as a driver of mode explore or train sees it."""
 
     project: Project
-    missing: str | None = None  # why waiting for it has ended
+    missing: str | None = None  # why this driver stopped waiting for the other half
     alone_since: float | None = None
     said: tuple[str, ...] = ()
 
     def expected(self) -> bool:
-        """Whether the other half is done by another driver, which may start later.
+        """Whether another driver, which may start later, has to do the other half.
 
-        In the dynamic styles an explorer explores without a trainer.
+        In the dynamic styles an explorer does not need a trainer.
         """
         config = self.project.config
         if not is_half(config.mode) or self.project.settings.offline is not None:

@@ -1,6 +1,6 @@
-"""Locks of the in-process drivers, held while their processes live; they tell whether a project is being driven now.
+"""Locks of the in-process drivers, held while their processes live; a held lock shows that a driver is running.
 
-A project has one driver, or two halves side by side: one of mode explore and one of mode train.
+A project has one driver, or two at the same time, one for each half: one of mode explore and one of mode train.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,15 @@ from rft_platform.jobs.singleton_lock import refuse_if_held
 
 #: The lock of each half; every other mode holds both.
 _HALVES = {"train": "driver.lock", "explore": "explorer.lock"}
-_WAIT_S = 5.0  # another driver may be about to end; a working one takes hours
+_WAIT_S = 5.0  # long enough for another driver that is about to end; a driver that works may take hours
 
 
 @contextmanager
 def driver_lock(home: Home, mode: str = "both") -> Iterator[None]:
-    """Hold the lock of the project's only driver of ``mode`` during the block. Raises UserError if there is another."""
+    """Hold the driver's lock for ``mode`` during the block, so that no second driver starts.
+
+    Raises UserError if another driver holds it.
+    """
     with ExitStack() as stack:
         for lock in _locks(mode):
             try:
@@ -39,12 +42,12 @@ def other_half_runs(home: Home, mode: str) -> bool:
 
 
 def is_half(mode: str) -> bool:
-    """Whether ``mode`` leaves a half of the project to another driver."""
+    """Whether a driver of ``mode`` does one half of the project and leaves the other half to another driver."""
     return mode in _HALVES
 
 
 def refuse_second_driver(home: Home, mode: str = "both") -> None:
-    """Raise UserError if another driver is running whose work is not the other half of ``mode``."""
+    """Raise UserError if another driver is running, except a driver of the other half of ``mode``."""
     if any(is_locked(home.leases / lock) for lock in _locks(mode)):
         raise _second_driver(home)
 

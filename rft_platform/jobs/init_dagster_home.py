@@ -1,6 +1,6 @@
 """``python -m rft_platform.jobs.init_dagster_home``: create DAGSTER_HOME and its tables for webserver and daemon.
 
-For installations in which those are separate services; ``rft ui`` does it itself.
+For installations in which webserver and daemon are separate services; ``rft ui`` creates both itself.
 """
 
 from rft_platform.config.home import Home

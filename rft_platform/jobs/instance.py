@@ -14,8 +14,8 @@ from rft_platform.jobs.dagster_yaml import REPAIR_SETTINGS, ensure_settings, ens
 def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance:
     """The instance in ``RFT_HOME/dagster``, created with the platform's settings on first use.
 
-    With ``capture_output=False`` it is a driver's instance: the output of the runs in this process stays on its
-    standard output.
+    ``capture_output=False`` is for a driver: the output of the runs in this process goes to the process's standard
+    output and is not captured.
     """
     with locked(home.dagster / "instance"):  # two processes that create Dagster's tables at once corrupt them
         ensure_settings(settings := home.dagster / "dagster.yaml")
@@ -30,8 +30,8 @@ def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance
 def end_orphaned_runs(instance: dg.DagsterInstance) -> list[str]:
     """Mark runs whose driver process is gone as failed, and free their pool slots; returns their ids.
 
-    Dagster's run monitoring does this for runs launched by the daemon, but does not watch runs in a driver's process.
-    The slots of runs that are marked already are freed too: a process that is killed between the two steps leaves them.
+    Dagster's run monitoring does so for runs that the daemon launched, but not for runs in a driver's process. The
+    slots of runs that are already marked as failed are freed too: a process killed between both steps leaves them.
     """
     open_runs = instance.get_runs(
         dg.RunsFilter(
@@ -46,7 +46,7 @@ def end_orphaned_runs(instance: dg.DagsterInstance) -> list[str]:
 
 
 def _free_slots_of_orphans(instance: dg.DagsterInstance) -> None:
-    """Free the pool slots of runs that have ended with their driver; a step that waits for such a slot never starts."""
+    """Free the pool slots of runs whose driver has ended; a step that waits for such a slot would never start."""
     storage = instance.event_log_storage
     for run_id in storage.get_concurrency_run_ids():
         run = instance.get_run_by_id(run_id)
@@ -63,8 +63,8 @@ def is_orphaned(run: dg.DagsterRun) -> bool:
 def end_stranded_launches(instance: dg.DagsterInstance) -> list[str]:
     """Mark runs as failed whose launch was interrupted by the death of a daemon; returns their ids.
 
-    Call it when a daemon starts as the only one: until the start time-out nothing else would fail those runs. A worker
-    that starts late nevertheless does no harm, because Dagster does not execute a run that has ended.
+    Call it when a daemon starts and no other daemon runs. Otherwise these runs would fail only at the start time-out.
+    A worker that starts later does no harm, because Dagster does not execute a run that has ended.
     """
     starting, workers = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])), RunWorkers()
     stranded = [run for run in starting if not _is_driven(run) and workers.pid_of(instance, run.run_id) is None]

@@ -104,7 +104,7 @@ ALL_JOBS = [
 
 
 def run_tags(round_number: int) -> dict[str, str]:
-    """Round and code version of a run."""
+    """The tags of a run: its round and its code version."""
     return {"rft/round": round_key(round_number), "rft/code": code_version()}
 
 
@@ -117,5 +117,5 @@ def add_next_round(instance: dg.DagsterInstance, project: Project) -> None:
 
 
 def unknown_partitions(instance: dg.DagsterInstance) -> list[str]:
-    """Partitions that name no round, i.e. mistyped ones."""
+    """Partitions whose names are not rounds, for example because of a typing error."""
     return [key for key in instance.get_dynamic_partitions(_PARTITIONS) if not is_round_key(key)]

@@ -1,4 +1,4 @@
-"""Dagster's record of the launches: which launches are running, how each has failed, and how many have ended."""
+"""Read Dagster's record of the launches: which launches are running, the failures of each, and how many have ended."""
 
 from collections import Counter, defaultdict
 
@@ -20,8 +20,8 @@ _RUNNING = [
 #: A cancelled run uses up its run key, as a failed run does.
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _PARTITION_TAG = "dagster/partition"
-# Number of newest successes read per job. Only the last rounds may need a repeat, because a round with a successor is
-# never trained again. Explorations ahead of training add that many rounds, each possibly repeated.
+# Number of newest successes read per job. Only the last rounds may be repeated, because a round with a successor is
+# never trained again. If exploration leads training by N rounds, N more rounds are read; each may have been repeated.
 _RECENT = 16
 #: Causes of runs that ended without a recorded cause.
 _SILENT = {
@@ -33,10 +33,10 @@ _Key = tuple[str, int]
 
 
 def launches(instance: dg.DagsterInstance, offset_rounds: int = 0) -> Launches:
-    """Running launches and the failures of each, from the run records of the plan's jobs.
+    """The running launches and the failures of each launch, from the run records of the plan's jobs.
 
-    ``offset_rounds`` is the number of rounds by which exploration may lead training. Callers that launch by run key
-    must pass it.
+    ``offset_rounds`` is the number of rounds by which exploration may lead training. A caller that starts launches by
+    run key must pass it.
     """
     recent = max(_RECENT, 2 * offset_rounds + 4)
     failed: dict[_Key, list[dg.RunRecord]] = defaultdict(list)  # newest first
@@ -78,7 +78,7 @@ def _failures(records: list[dg.RunRecord]) -> Failures:
 
 
 def _is_launch(run: dg.DagsterRun) -> bool:
-    """Whether the run is a launch of the plan; a run of a mistyped partition belongs to no round."""
+    """Whether the run is a launch of the plan; a run of a partition whose name is not a round is none."""
     return run.job_name in KIND_OF_JOB and is_round_key(run.tags.get(_PARTITION_TAG, round_key(0)))
 
 

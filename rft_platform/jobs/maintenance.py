@@ -1,9 +1,9 @@
 """Maintenance jobs for the UI, a schedule or `dagster job launch`: compact the store, retire rounds, prune old runs.
 
-Pruning Dagster's run history removes event logs and captured output of old rounds, and failed runs that were repeated.
-It removes the database of a run's event log (SQLite keeps one file of about a third of a megabyte per run) and its
-captured output. It keeps the run record of every round, its materializations and its asset checks: they are in
-Dagster's index, and the interface, the lineage and the plan need them.
+Pruning Dagster's run history removes failed runs that were repeated. For the runs of old rounds it removes the event
+log (SQLite keeps one file of about a third of a megabyte per run) and the captured output. It keeps the run record of
+every round, its materializations and its asset checks, because the interface, the lineage and the plan need them; they
+are in Dagster's index.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ class HistoryConfig(dg.Config):
 
 @dg.op(description="Merge the rollout files of closed rounds.", out=dg.Out(dg.Nothing))
 def compact_store(context: dg.OpExecutionContext, config: CompactionConfig, project: ProjectResource) -> None:
-    """Compact the store and report it. If a round could not be compacted, fails after processing all rounds."""
+    """Compact the store and report the result. If a round could not be compacted, fail after processing all rounds."""
     from rft_platform.rounds.maintenance.store_maintenance import compact
 
     report = compact(project.open(), keep_last=config.keep_last, grace_s=config.grace_s, dry_run=config.dry_run)
@@ -79,7 +79,7 @@ def compact_store(context: dg.OpExecutionContext, config: CompactionConfig, proj
 def retire_rounds(
     context: dg.OpExecutionContext, config: RetentionConfig, project: ProjectResource, registry: RegistryResource
 ) -> None:
-    """Apply the retention and report it. If a round could not be retired, fails after processing all rounds."""
+    """Retire old rounds and report the result. If a round could not be retired, fail after processing all rounds."""
     from rft_platform.rounds.maintenance.store_maintenance import retain
 
     report = retain(
@@ -104,7 +104,7 @@ def retire_rounds(
 
 @dg.op(description="Remove event logs and captured output of old runs.", out=dg.Out(dg.Nothing))
 def prune_runs(context: dg.OpExecutionContext, config: HistoryConfig) -> None:
-    """Prune Dagster's run history and report it; materializations, checks and run records stay."""
+    """Prune Dagster's run history and report the result; materializations, checks and run records stay."""
     pruned = prune_run_history(context.instance, keep_rounds=config.keep_rounds, dry_run=config.dry_run)
     _report(context, [], {**asdict(pruned), "dry_run": config.dry_run})
 
@@ -139,7 +139,7 @@ MAINTENANCE_JOBS = [compact_job, retention_job]
 class Pruned:
     """Numbers of the things that were removed, or in a dry run would be removed."""
 
-    event_logs: int = 0  # of runs whose record stays
+    event_logs: int = 0  # event logs of runs whose record stays
     runs: int = 0  # failed runs repeated by a later run of the same round and job
     freed_bytes: int = 0
 

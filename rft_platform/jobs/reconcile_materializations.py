@@ -1,7 +1,8 @@
 """Reconcile Dagster with the disk: report assets of launches that finished but were killed before reporting them.
 
 Milliseconds pass between a launch's last note and Dagster's records of the asset and of its checks. A process killed in
-that time has done its work and the plan continues from it, but the lineage would lack a link, or a check its result.
+that time has done its work, and the plan continues from there. Without a new report, the lineage would lack a
+materialization, or a check would lack its result.
 """
 
 import logging
@@ -21,13 +22,13 @@ from rft_platform.rounds.project.project import Project
 #: The last asset of each kind of launch, and that asset's note. Kinds without an entry end in an evaluation.
 _ENDS = {"explore": ("judged_experiences", JUDGE), "warm_start": ("warm_start_checkpoint", EVALUATION)}
 _EVALUATED = ("evaluation_report", EVALUATION)
-#: The checks of these assets whose results are looked for.
+#: The checks of each of these assets; a missing result is reported again.
 _CHECKS: Mapping[str, Sequence[dg.AssetCheckSpec]] = {
     "judged_experiences": EXPERIENCE_CHECKS,
     "evaluation_report": EVALUATION_CHECKS,
 }
-_RECENT = 8  # rounds whose check results are looked for: each tick would otherwise read the events of every round
-_RESULTS = 200  # newest results of a check among which that of a recent round is looked for
+_RECENT = 8  # newest rounds whose check results are searched: else each tick would read the events of every round
+_RESULTS = 200  # number of newest results of a check that are searched for the result of a recent round
 
 LOG = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ def reconcile_materializations(
 ) -> list[str]:
     """Report the last asset of each of ``launched`` (kind, round) that is complete on disk and unknown to Dagster.
 
-    Intended for launches whose newest run failed, because Dagster knows those of successful runs. An asset whose files
-    are damaged is left for a later call. Returns what was reported.
+    Meant for launches whose newest run failed, because a successful run has reported its assets. An asset whose files
+    are damaged is left for a later call. Returns the reported assets.
     """
     reported = []
     for kind, number in launched:
@@ -56,7 +57,7 @@ def reconcile_materializations(
             continue
         for result in results:
             instance.report_runless_asset_event(result)
-        instance.report_runless_asset_event(materialization)  # last: it says that the results are recorded
+        instance.report_runless_asset_event(materialization)  # last: it marks the results as recorded
         reported.append(f"{asset} of {round_key(number)}")
     return reported
 
@@ -72,11 +73,12 @@ def _is_known(instance: dg.DagsterInstance, asset: str, number: int) -> bool:
 
 
 def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> bool:
-    """Whether the run of the newest materialization recorded all checks of the asset; one reported here has them.
+    """Whether the run of the newest materialization recorded results of all checks of the asset.
 
-    The run's own log does not tell: Dagster writes a result there first, and a kill may come before it is written among
-    the results of its check. If one is missing, all are reported again with a new materialization: results belong to
-    the newest one.
+    A materialization that this module reported always has them. The run's own log is not read: Dagster writes a result
+    first to this log and then to the results of the check, and a kill between both leaves the second one missing. If a
+    result is missing, all results are reported again with a new materialization, because results belong to the newest
+    materialization.
     """
     records = instance.fetch_materializations(
         dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition]), limit=1
@@ -88,7 +90,7 @@ def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) 
 
 
 def _has_result(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_id: str) -> bool:
-    """Whether the check has a result of the run; a planned one is none."""
+    """Whether the check has a result of the run; a planned check without a result does not count."""
     for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=_RESULTS):
         event = None if record.event is None else record.event.dagster_event
         if record.run_id == run_id and event is not None:

@@ -1,4 +1,4 @@
-"""Judge rounds again from a command: one run of ``judge_job`` per round, in order, as a backfill would make."""
+"""Judge rounds again from a command: one run of ``judge_job`` per round, in order, like a backfill in Dagster."""
 
 import uuid
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.jobs import run_tags
 from rft_platform.rounds.project.project import Project
 
-REJUDGE_TAG = "rft/rejudge"  #: the same on all runs of one command
+REJUDGE_TAG = "rft/rejudge"  #: tag of the runs; its value is the same for all runs of one command
 
 
 def rejudge(
@@ -25,7 +25,7 @@ def rejudge(
     """Run ``judge_job`` for each round with the asset configuration ``judge``; returns each round's note.
 
     Raises UserError for rounds without rollouts, before anything is judged. Raises the error of the first round that
-    fails; judgements of the rounds before it are kept.
+    fails; the judgements of earlier rounds are kept.
     """
     absent = [number for number in rounds if not project.store.count_rollouts(number)]
     if absent:
@@ -55,7 +55,7 @@ def rejudge(
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Rounds in ascending order as text, runs of them as ``r0008 to r0099``."""
+    """Rounds in ascending order as text; consecutive rounds are written as ``r0008 to r0099``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

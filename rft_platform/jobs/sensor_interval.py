@@ -1,4 +1,4 @@
-"""Sensor interval: short enough that a round does not wait, long enough that ticks cost next to nothing."""
+"""Sensor interval: short enough that a round hardly waits, long enough that ticks cost almost no processor time."""
 
 import os
 

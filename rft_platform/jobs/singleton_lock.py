@@ -13,9 +13,10 @@ from rft_platform.common.locks import try_lock
 
 @contextmanager
 def singleton_lock(path: Path, what: str, **details: object) -> Iterator[None]:
-    """Hold the lock at ``path`` for the block; ``details`` are shown to other processes that try to take it.
+    """Hold the lock at ``path`` during the block; other processes that try to take the lock show ``details``.
 
-    Raises UserError that names the holder if there is one. The kernel releases the lock when its holder ends.
+    Raises UserError with the holder's details if another process holds the lock. The kernel releases the lock when its
+    holder ends.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as stream:
@@ -28,7 +29,7 @@ def singleton_lock(path: Path, what: str, **details: object) -> Iterator[None]:
 
 
 def refuse_if_held(path: Path, what: str) -> None:
-    """Raise UserError that names the holder of the lock at ``path`` if there is one; writes nothing."""
+    """Raise UserError with the holder's details if a process holds the lock at ``path``; writes nothing."""
     with suppress(FileNotFoundError), path.open(encoding="utf-8") as stream:
         if not try_lock(stream, shared=True):
             raise _is_held(stream, what)

@@ -1,8 +1,8 @@
 """The only code of the platform that uses private modules of Dagster or replaces parts of it.
 
-A new version of Dagster may break these modules and no others; each one says what it adapts and why.
+A new version of Dagster may break these modules and no others; each module says what it adapts and why.
 
-- ``masked_instance``: Dagster's instance with secrets masked in everything that it stores; ``dagster.yaml`` names it.
+- ``masked_instance``: Dagster's instance; it masks secrets in everything that it stores. ``dagster.yaml`` names it.
 - ``driver_instance``: load the instance, and the variant for processes that execute runs themselves.
 - ``pool_claims``: wait for a pool slot with a message, interruptible, and without using a processor.
 - ``run_storage``: SQLite run storage with one SQLAlchemy engine; the file of a run's event log.

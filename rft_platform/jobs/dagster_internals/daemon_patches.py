@@ -1,6 +1,6 @@
 """Patches of Dagster's daemon: a shorter sensor loop, and dead code servers that are replaced at once.
 
-Each patch checks that this version of Dagster has what it replaces, and raises RftError otherwise.
+Each patch checks that this version of Dagster has the parts that the patch replaces, and raises RftError otherwise.
 """
 
 import time

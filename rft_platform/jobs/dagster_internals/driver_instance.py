@@ -38,10 +38,11 @@ def load_instance(folder: Path, capture_output: bool = True) -> dg.DagsterInstan
 class DriverInstance(MaskedInstance):
     """Adds the origin of its job to every run created here, and lets two threads execute runs at the same time.
 
-    ``execute_in_process`` omits the origin. Dagster's interface then shows the run neither in the timeline nor on the
-    page of its job, and cannot re-execute it. At the start of each run Dagster configures the log handlers of
-    ``dagster.yaml`` anew: it waits for all handlers of the process while it holds the lock of ``logging``, and a run of
-    another thread that stores an event holds its handler and waits for that lock.
+    Origin: ``execute_in_process`` omits it. Without it, Dagster's interface shows the run neither in the timeline nor
+    on the page of its job, and cannot re-execute the run. Two threads: Dagster configures the log handlers of
+    ``dagster.yaml`` again at the start of each run. It holds the lock of ``logging`` and waits for all handlers, while
+    a run in the other thread that stores an event holds its handler and waits for this lock: a deadlock. The handlers
+    are therefore configured once.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

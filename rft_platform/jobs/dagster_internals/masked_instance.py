@@ -1,6 +1,6 @@
-"""Dagster's instance with secrets masked in everything it stores, and with waits for pools that can be interrupted.
+"""Dagster's instance: it masks secrets in everything it stores, and its waits for pool slots can be interrupted.
 
-``dagster.yaml`` names it, so every process of Dagster uses it: webserver, daemon, code servers and run workers.
+``dagster.yaml`` names this class, so every process of Dagster uses it: webserver, daemon, code servers, run workers.
 """
 
 import json
@@ -28,12 +28,12 @@ class MaskedInstance(dg.DagsterInstance):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         storage = kwargs.get("run_storage")
-        if type(storage) is SqliteRunStorage:  # keeps another storage chosen in dagster.yaml
+        if type(storage) is SqliteRunStorage:  # a different storage chosen in dagster.yaml is kept
             kwargs["run_storage"] = OneEngineRunStorage.like(storage)
         super().__init__(*args, **kwargs)
         make_claims_interruptible(self)
-        # Dagster's own programs do not run the platform's start-up code. Their output is captured into files below the
-        # home.
+        # Dagster's own programs do not run the platform's start-up code, which masks their output. Dagster captures
+        # this output into files below the home.
         mask_output()
         os.umask(PRIVATE_UMASK)
 

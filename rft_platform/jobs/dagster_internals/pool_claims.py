@@ -1,7 +1,7 @@
-"""Wait for a pool slot without using a processor, with a message, and so that Ctrl-C and SIGTERM end the wait.
+"""Wait for a pool slot: log a message, use no processor time, and end the wait on Ctrl-C or SIGTERM.
 
-Dagster's executor captures both signals and looks at them only while a step runs, and it repeats its loop without a
-pause while a step waits for a slot.
+Without this module, Dagster's executor repeats its loop without a pause while a step waits for a slot. The executor
+captures both signals and handles them only while a step runs.
 """
 
 import logging
@@ -16,7 +16,7 @@ from rft_platform.common.processes.signals import is_interrupted
 from rft_platform.jobs.dagster_internals.run_workers import is_driven_here
 
 _POLL_S = 0.25
-_TURN_S = 2.0  # time for one call: then the executor looks for other steps
+_TURN_S = 2.0  # longest wait of one call; then the executor looks for other steps
 _PARTITION_TAG = "dagster/partition"
 
 LOG = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _Claim = Callable[..., ConcurrencyClaimStatus]
 
 
 def make_claims_interruptible(instance: dg.DagsterInstance) -> None:
-    """Replace the instance's claim of a pool slot by one that waits for it."""
+    """Replace the instance's method that claims a pool slot by one that waits for the slot."""
     storage, waiting = instance.event_log_storage, set[tuple[str, str]]()
     claim: _Claim = storage.claim_concurrency_slot
 
@@ -49,7 +49,7 @@ def make_claims_interruptible(instance: dg.DagsterInstance) -> None:
 
 
 def _log_wait(instance: dg.DagsterInstance, step_key: str, pool: str) -> None:
-    """Log which runs have the slots of the pool, unless this process runs them: then the wait is part of its plan."""
+    """Log which runs have the slots of the pool; log nothing if this process runs them, because the wait is planned."""
     slots = instance.event_log_storage.get_concurrency_info(pool).claimed_slots
     held = {slot.run_id: instance.get_run_by_id(slot.run_id) for slot in slots}
     if held and all(run is not None and is_driven_here(run) for run in held.values()):

@@ -1,4 +1,4 @@
-"""Dagster's run launcher, made safe against two daemons, dead workers and dead code servers."""
+"""Dagster's run launcher with handling of two daemons, dead workers and dead code servers."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ _MAX_CLAIMS = 100  # number of claims above which those of ended runs are remove
 
 
 class WatchedRunLauncher(DefaultRunLauncher):
-    """Launches each run once, allows one run per job and round at a time, and monitors the workers."""
+    """Launches each run once, allows one active run per job and round, and monitors the workers."""
 
     def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
         super().__init__(inst_data)
@@ -35,8 +35,8 @@ class WatchedRunLauncher(DefaultRunLauncher):
     def launch_run(self, context: LaunchRunContext) -> None:
         """Start the run's worker, unless it was started already or another run of the same job is active.
 
-        If two daemons dequeue the same run, one worker starts. Of two runs of the same job and round, the later one is
-        refused and fails with an error that names the other.
+        If two daemons dequeue the same run, only one worker starts. Of two runs of the same job and round, the later
+        run is refused: it fails with an error that names the earlier run.
         """
         run = context.dagster_run
         with locked(self._claims / ".launch"):

@@ -1,7 +1,7 @@
-"""Dagster's SQLite storages: runs with one SQLAlchemy engine for all queries, and the file of a run's event log.
+"""Dagster's SQLite storages: run storage with one SQLAlchemy engine for all queries, and the file of a run's event log.
 
-Dagster creates an engine for each query of its run storage, and each engine compiles its statements again, which takes
-half of a sensor tick.
+Dagster's run storage creates an engine for each query, and each engine compiles its statements again. This takes half
+of the time of a sensor tick.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 
 
 class OneEngineRunStorage(SqliteRunStorage):
-    """Opens a connection for each query, as Dagster does, so that it notices a replaced database."""
+    """Opens a connection for each query, as Dagster does, so that the storage notices a replaced database."""
 
     @classmethod
     def like(cls, storage: SqliteRunStorage) -> "OneEngineRunStorage":
@@ -39,7 +39,7 @@ class OneEngineRunStorage(SqliteRunStorage):
             yield connection
 
     def has_run_stats_index_cols(self) -> bool:
-        """Whether the runs' table has the columns of start and end; queried once."""
+        """Whether the table of runs has the columns of start and end times; the database is asked once."""
         return self._has_run_times
 
     def upgrade(self) -> None:
@@ -49,6 +49,6 @@ class OneEngineRunStorage(SqliteRunStorage):
 
 
 def event_log_file(instance: dg.DagsterInstance, run_id: str) -> Path | None:
-    """The database of a run's event log; None if one database holds all of them (Postgres)."""
+    """The database file of a run's event log; None if one database holds all event logs (Postgres)."""
     storage = instance.event_log_storage
     return Path(storage.path_for_shard(run_id)) if isinstance(storage, SqliteEventLogStorage) else None

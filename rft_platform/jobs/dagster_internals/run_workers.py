@@ -28,7 +28,7 @@ _WORKER_COMMANDS = ("multiprocessing", "dagster")
 
 @dataclass(slots=True)
 class RunWorkers:
-    """The run workers of this machine; remembers the start times of those it has seen."""
+    """The run workers of this machine; remembers the start times of workers that it has seen."""
 
     start_times: dict[str, float] = field(default_factory=dict)  # run id -> start time of its worker
     stopped: dict[str, float] = field(default_factory=dict)  # run id -> monotonic time at which the stop was first seen
@@ -145,7 +145,7 @@ def driver_tags(run_id: str) -> dict[str, str]:
 def driver_of(run: dg.DagsterRun) -> str | None:
     """The run's own driver tag; None if no driver runs it.
 
-    A re-executed run inherits its tags. A tag that names another run is therefore ignored.
+    A re-executed run inherits the tags of the first run. A tag that names another run is therefore ignored.
     """
     tag = run.tags.get(DRIVER_TAG)
     return tag if tag is not None and tag.partition("@")[2].partition("@")[2] in ("", run.run_id) else None
