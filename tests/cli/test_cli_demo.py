@@ -47,5 +47,5 @@ def test_a_home_that_cannot_be_is_refused_before_anything_is_made(home: Home, rf
 def test_another_project_is_not_overwritten(home: Home, write_config: Callable[..., Path]) -> None:
     start.write_config(home, load_config(write_config()))
 
-    with pytest.raises(UserError, match=r"holds the project sums/one.*`rft demo --fresh`, which renames that folder"):
+    with pytest.raises(UserError, match=r"holds the project sums/one.*`rft demo --fresh`, which renames /"):
         demo_config(home, seed=None)

@@ -84,7 +84,7 @@ def demo_config(home: "Home", seed: int | None) -> "RftConfig":
     if in_force is not None and not recipe.exists():
         raise UserError(
             f"{home.root} holds the project {in_force.project}/{in_force.name}: point RFT_HOME at another folder, or "
-            "run `rft demo --fresh`, which renames that folder"
+            f"run `rft demo --fresh`, which renames {home.root}"
         )
     if in_force is not None and seed not in (None, in_force.seed):
         raise UserError(
@@ -98,7 +98,7 @@ def demo_config(home: "Home", seed: int | None) -> "RftConfig":
 
 
 def with_engine(config: "RftConfig", kind: str | None) -> "RftConfig":
-    """The configuration with this kind of engine; unchanged if None. Raises UserError if it is unknown or missing."""
+    """The configuration with engine ``kind``; unchanged if None. Raises UserError if ``kind`` is unknown or missing."""
     import os
     import sys
 

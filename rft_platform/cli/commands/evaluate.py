@@ -72,7 +72,7 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
 
 
 def evaluate_all(project: "Project", as_json: bool) -> None:
-    """Evaluate the policies not evaluated yet, one Dagster run per policy, and print the table of all policies."""
+    """Evaluate each policy that has no result, one Dagster run per policy, and print the table of all policies."""
     from rft_platform.cli.views.bench import print_bench
     from rft_platform.cli.views.round_policy import round_policy
     from rft_platform.driver.console import notes
@@ -87,7 +87,7 @@ def evaluate_all(project: "Project", as_json: bool) -> None:
 
 
 def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path | None, model: str | None) -> "Policy":
-    """The policy selected by the options, by default the newest. Raises UserError for more than one option."""
+    """The policy that the options select, by default the newest. Raises UserError if more than one option is given."""
     from rft_platform.cli.views.round_policy import round_policy
     from rft_platform.common.digests import digest_weights
     from rft_platform.common.errors import UserError

@@ -76,7 +76,7 @@ def judge(
 
 
 def chosen_rounds(text: str) -> list[int]:
-    """The rounds in a text such as ``1-3,7``, ascending. Raises UserError for any other text."""
+    """The rounds in a text such as ``1-3,7``, in ascending order. Raises UserError if the text has another form."""
     from rft_platform.common.errors import UserError
 
     numbers: set[int] = set()
@@ -104,7 +104,7 @@ def arguments(text: str) -> dict[str, Any]:
 
 
 def _check_kept(project: "Project", numbers: list[int], version: str, judge: str) -> None:
-    """Raise UserError, before any change, if a round lacks the judgement or if a judge is given too."""
+    """Raise UserError, before any change, if a round lacks the judgement, or if ``--judge`` is given too."""
     from rft_platform.common.errors import UserError
     from rft_platform.experience.file_names import round_key
 
@@ -118,7 +118,7 @@ def _check_kept(project: "Project", numbers: list[int], version: str, judge: str
 
 
 def _print_judgements(project: "Project", before: "list[JudgementFigures | None]", notes: list[dict[str, Any]]) -> None:
-    """Print each round's judgement before and now, which one is active, and the command to go back."""
+    """Print each round's earlier and new judgement, the one in force, and the command that restores the earlier one."""
     from rft_platform.driver.console import output
     from rft_platform.experience.file_names import round_key
     from rft_platform.rounds.judge import figures
@@ -144,7 +144,7 @@ def _print_judgements(project: "Project", before: "list[JudgementFigures | None]
 
 
 def _judgements_table(before: "Sequence[JudgementFigures | None]", now: "Sequence[JudgementFigures | None]") -> "Table":
-    """A table with two rows per round: the previously active judgement, and the current one."""
+    """A table with two rows per round: the judgement that was in force before, and the one that is in force now."""
     from rich import box
     from rich.table import Table
 
@@ -168,7 +168,7 @@ def _judgements_table(before: "Sequence[JudgementFigures | None]", now: "Sequenc
 
 
 def _short(judge: str) -> str:
-    """The name of a judge for a table: of a function in a file, without the file's folder."""
+    """The name of a judge for a table; the name of a function in a file is shown without the file's folder."""
     return " + ".join(part.rsplit("/", 1)[-1] for part in judge.split(" + ")) or "–"
 
 

@@ -1,4 +1,4 @@
-"""``rft models``: manage the registered versions of the project's model; ``releases`` adds those that serve."""
+"""``rft models``: manage the registered versions of the model; ``releases`` adds commands for versions that serve."""
 
 from typing import TYPE_CHECKING, Annotated
 

@@ -1,4 +1,4 @@
-"""Commands of online projects: ``rft serve`` serves, collects feedback and trains; ``rft forget`` erases a person."""
+"""Commands of online projects: ``rft serve`` serves the policy and trains; ``rft forget`` erases a person's data."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,6 +1,6 @@
-"""``rft models list, import, compare, promote, rollback, canary, ab, report``: which version serves production traffic.
+"""``rft models list, import, compare, promote, canary, ab, report``: choose the version that serves production traffic.
 
-The commands write decisions to the service's database; a running service carries them out within a second.
+The commands write decisions to the service's database; a running service carries out the decisions within a second.
 """
 
 from pathlib import Path
@@ -199,7 +199,7 @@ def _print_started(release: "Release") -> None:
 
 
 def _versions_table(versions: list[dict[str, Any]], aliases: dict[str, str], *, online: bool) -> "Table":
-    """The versions with their held-out pass rates; of an online project also which are released, and the traffic."""
+    """A table of the versions with their held-out pass rates; if ``online``, also whether released, and the traffic."""
     from rich.table import Table
 
     table = Table("policy version", "round", "model version", "alias", "sampled", "greedy", "mean reward")
@@ -222,7 +222,7 @@ def _score(value: float | None, form: str) -> str:
 
 
 def _aliases(project: "Project") -> dict[str, str]:
-    """The aliases of each model version; empty if MLflow is a server, whose client takes seconds to import."""
+    """The aliases of each model version; empty if MLflow is a server, because its client takes seconds to import."""
     from rft_platform.model_registry.sqlite_reader import read_versions
     from rft_platform.rounds.setup.noted_versions import configured_uri, local_uri
 
@@ -231,7 +231,7 @@ def _aliases(project: "Project") -> dict[str, str]:
 
 
 def _comparison_table(metrics: list[dict[str, Any]]) -> "Table":
-    """The metrics of both versions, their difference, its interval and p value."""
+    """A table of each metric: the values of both versions, the difference with its interval, and the p value."""
     from rich.table import Table
 
     def number(value: float | None, form: str = ".4f") -> str:

@@ -166,7 +166,7 @@ def _write_dataset(rows: list[dict[str, Any]], file: Path, name: str) -> None:
 
 
 def _report(report: "Upkeep", as_json: bool) -> None:
-    """Print what was done; exit code 1 if a round could not be processed."""
+    """Print the changes that were made; exit code 1 if a round could not be processed."""
     from rft_platform.driver.console import output, print_json
 
     if as_json:

@@ -69,9 +69,9 @@ def trace(
 
 
 def find_trace(project: "Project", target: str, *, verify: bool = False) -> "CheckpointTrace | RowTrace":
-    """The trace of ``target``. Raises UserError if it names nothing.
+    """The trace of ``target``. Raises UserError if ``target`` names no checkpoint, model, round or row.
 
-    With ``verify`` the files behind a checkpoint are read completely; raises StorageError that names the damaged ones.
+    With ``verify`` the files behind a checkpoint are read completely; raises StorageError that names damaged files.
     """
     from rft_platform.cli.views.round_policy import round_policy
     from rft_platform.common.errors import UserError
@@ -106,7 +106,7 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
 
 
 def _meant(project: "Project", target: str) -> str:
-    """A suggestion if the target resembles a round or the name of the project's model; otherwise an empty text."""
+    """A suggestion if ``target`` resembles a round or the name of the project's model; otherwise an empty text."""
     import difflib
 
     if match := re.fullmatch(r"r?(\d+)", target):
@@ -129,7 +129,7 @@ def _of_model(project: "Project", registry: "ModelRegistry", target: str) -> "Mo
 
 
 def without_steps(project: "Project", number: int) -> str | None:
-    """The text about a round that trained nothing; None for any other round."""
+    """Why a round trained nothing and which weights it ended with; None for a round that trained."""
     from rft_platform.driver.round_lines import nothing_trained
     from rft_platform.rounds.project.notes import TRAIN
 
@@ -138,7 +138,7 @@ def without_steps(project: "Project", number: int) -> str | None:
 
 
 def print_chain_summary(found: "CheckpointTrace", console: "Console") -> None:
-    """Print the checkpoint in a few lines: the data of its last training, and the length of the chain before it."""
+    """Print a checkpoint in a few lines: the data of its last training, and the number of earlier trainings."""
     newest, before = found.trainings[0], found.trainings[1:]
     data = {True: "", False: "; the files have CHANGED since then", None: "; not compared"}[newest.data_unchanged]
     console.print(_named(newest.result), style="bold", markup=False, soft_wrap=True)
@@ -172,7 +172,7 @@ def _judge(training: "TrainingTrace") -> str | None:
 def whole_checkpoints(found: "CheckpointTrace") -> int:
     """Compare every file of the chain's checkpoints with its digest; returns the number of checkpoints compared.
 
-    Leaves out those whose weights were removed on purpose. Raises DamagedError that names each other difference.
+    A checkpoint without weights, removed on purpose, is left out. Raises DamagedError that names the damaged folders.
     """
     from rft_platform.common.digests import MANIFEST, THINNED, checkpoint_damage
     from rft_platform.common.errors import DamagedError
@@ -187,7 +187,7 @@ def whole_checkpoints(found: "CheckpointTrace") -> int:
 
 
 def print_verified(found: "CheckpointTrace", whole: int, console: "Console") -> None:
-    """Print what ``--verify`` has compared; damage of row files has raised an error before."""
+    """Print the result of ``--verify``; damaged row files have raised an error before this call."""
     compared = [training for training in found.trainings if training.data_unchanged is not None]
     changed = [training for training in compared if not training.data_unchanged]
     files = len({file.path for training in found.trainings for file in (*training.rollouts, training.judged) if file})
@@ -247,9 +247,9 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
 
 
 def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -> None:
-    """Print where a row came from, its judgements, and the weights it was trained into.
+    """Print the origin of a row, its judgements, and the weights that were trained on it.
 
-    ``shown`` limits the later checkpoints to the newest ones.
+    ``shown`` is the maximum number of later checkpoints to print; the newest are printed.
     """
     console.print(f"row {found.row_id}", style="bold", markup=False)
     judgements = [

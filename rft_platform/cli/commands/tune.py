@@ -1,4 +1,4 @@
-"""``rft tune``: ``tune()`` from the shell. Settings without an option come from ``--config`` or the defaults."""
+"""``rft tune``: ``tune()`` from the shell. A setting without an option comes from ``--config`` or has its default."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ _MODEL, _ALGORITHM, _PROJECT = "Model", "Algorithm", "Project"
 
 
 def _setting(text: str, panel: str | None = None) -> Any:
-    """An option without a printed default: ``tune()`` has the defaults."""
+    """An option whose help shows no default, because ``tune()`` defines the defaults."""
     return typer.Option(help=text, rich_help_panel=panel, show_default=False)
 
 
@@ -193,7 +193,7 @@ def _option(what: str, field: str) -> str:
 
 
 def _section(kind: "type[TunerSection]", what: str, options: dict[str, Any], needed: str | None = None) -> Any:
-    """The settings given by options; None if ``needed`` is missing. Raises UserError with a line per fault."""
+    """The settings that the options give; None if option ``needed`` is missing. Raises UserError, a line per fault."""
     from pydantic import ValidationError
 
     from rft_platform.common.errors import UserError

@@ -1,4 +1,4 @@
-"""Lookups and output of the ``rft`` commands.
+"""Look-ups and output of the ``rft`` commands.
 
 - ``round_table``: the rounds as a table (``rft rounds``, ``run``, ``demo``), and what the project waits for.
 - ``round_policy``: the policy of a round that the user names.

@@ -1,4 +1,4 @@
-"""Output of ``rft eval --all`` and of a run in mode bench: every policy of the project in one table."""
+"""Output of ``rft eval --all`` and of a run in mode bench: one table with every policy of the project."""
 
 from typing import TYPE_CHECKING
 

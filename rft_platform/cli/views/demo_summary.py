@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run from its starting policy to its last evaluated one; None for values not measured."""
+    """Figures of a run, from its starting policy to its last evaluated policy; None: the value was not measured."""
 
     project: str
     seed: int
-    held_out_n: int  # tasks
-    held_out_pass_before: float | None  # sampled at temperature 1.0 (or as configured)
+    held_out_n: int  # number of held-out tasks
+    held_out_pass_before: float | None  # of answers sampled at temperature 1.0, or as configured
     held_out_pass_after: float | None
     greedy_before: float | None
     greedy_after: float | None

@@ -1,4 +1,4 @@
-"""The checks of ``rft doctor``: one function per subject, which yields findings and, if needed, fixes."""
+"""The checks of ``rft doctor``: one function per subject; it yields findings, with a fix for each problem."""
 
 import sys
 from collections.abc import Iterator
@@ -181,7 +181,7 @@ def _engine_finding(held: HeldLease, where: str, versions: set[tuple[int, str]])
 
 
 def port_findings(home: Home) -> Iterator[Finding]:
-    """Check the default ports of the servers; a server of this home may use its own port."""
+    """Check that the default ports of the servers are free, or used by a server of this home."""
     for port, (what, fix) in _PORTS.items():
         if port_is_free(port):
             yield Finding("port", "ok", f"{port} is free for {what}")
@@ -192,7 +192,7 @@ def port_findings(home: Home) -> Iterator[Finding]:
 
 
 def _own_listener(home: Home, port: int) -> int | None:
-    """The process that listens on ``port`` for this home; None if it is another process, or unknown."""
+    """The id of this home's process that listens on ``port``; None if another or an unknown process does."""
     import psutil
 
     for connection in psutil.net_connections("tcp"):

@@ -1,4 +1,4 @@
-"""Find the policy of a round given by the user."""
+"""Find the policy of the round that the user named."""
 
 from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import round_key

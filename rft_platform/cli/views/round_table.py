@@ -1,4 +1,4 @@
-"""Print the table of rounds and the next step."""
+"""Print the table of rounds, and what the project launches next or waits for."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -82,7 +82,7 @@ def _cells(line: RoundLine) -> list[str]:
 
 
 def _versions(line: RoundLine) -> str:
-    """The version of the first policy, then those of further policies with their names."""
+    """The version of the first policy, then name and version of each further policy."""
     if line.policy_version is None:
         return _MISSING
     return ", ".join([f"v{line.policy_version}", *(f"{name} v{number}" for name, number in line.policies.items())])

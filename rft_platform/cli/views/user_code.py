@@ -1,4 +1,4 @@
-"""The user's code behind a training, and how it differs from that of the training before, on the terminal."""
+"""Print the user's code behind a training, and its differences from the code of the training before."""
 
 from itertools import islice
 from pathlib import Path
@@ -14,9 +14,10 @@ _SHOWN = 40  # lines of a difference without --code
 
 
 def print_user_code(found: "CheckpointTrace", root: Path, console: "Console", *, whole: bool) -> None:
-    """Print the user's code of the newest training: its digest and files, and the difference to the training before.
+    """Print the user's code of the newest training: digest, files, and the differences from the training before.
 
-    ``root`` is the experience store with the snapshots. A long difference is cut unless ``whole``.
+    ``root`` is the folder of the experience store, which has the snapshots of the code. Unless ``whole``, at most
+    ``_SHOWN`` lines of the differences are printed.
     """
     newest, *before = found.trainings
     digests = _digests(newest)
@@ -47,13 +48,13 @@ _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def _digests(training: "TrainingTrace") -> list[str]:
-    """Digests of the snapshots: of the code that explored, and of the code that judged, where they differ."""
+    """Digests of the snapshots of the exploring and of the judging code; one digest if both are equal."""
     noted = (training.more.get("workflow_code"), training.more.get("judge_code"))
     return sorted({digest for entry in noted if entry for digest in str(entry).split(", ")})
 
 
 def _snapshot(training: "TrainingTrace", root: Path) -> "CodeSnapshot | None":
-    """All files of the training's snapshots; a file of which there are two versions appears once for each."""
+    """All files of the training's snapshots; a file with two versions appears once per version."""
     from rft_platform.common.code_snapshot import CodeSnapshot, read_snapshot
 
     files: dict[str, str] = {}
