@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PACKAGE = logging.getLogger("rft_platform")
 _DRIVER = "rft_platform.jobs.driver"
 _PLAIN_EVERY_S = 5.0
-_SILENT_S = 30.0  # the longest time without a line where the output is no terminal
+_SILENT_S = 30.0  # longest time without a printed line if the output is not a terminal
 _BEAT_S = 1.0
 
 #: Returns the lines that became ready for printing since its last call.
@@ -28,9 +28,9 @@ News = Callable[[], Iterable[str]]
 
 @contextmanager
 def showing_progress(console: "Console", news: News = tuple) -> Iterator["Screen"]:
-    """Show the progress reported to ``rft_platform.common.progress`` in the block, news, and the package's warnings.
+    """During the block, show the reports to ``rft_platform.common.progress``, the news, and the package's warnings.
 
-    Yields the screen. A caller that prints the last failure itself withdraws it there with ``take_back_failure``.
+    Yields the screen. A caller that prints the last failure itself calls ``take_back_failure`` of the screen.
     """
     with _live(console) if console.is_terminal else _plain(console) as view:
         screen = Screen(view, news)
@@ -49,7 +49,10 @@ def showing_progress(console: "Console", news: News = tuple) -> Iterator["Screen
 
 
 class PlainLines:
-    """Prints a line when a piece of work ends, every few seconds while it runs, and what runs after a long silence."""
+    """Prints a line when a piece of work ends, and every few seconds while it runs.
+
+    After ``silent_s`` seconds without a line it prints which work is still running.
+    """
 
     def __init__(self, console: "Console", every_s: float = _PLAIN_EVERY_S, silent_s: float = _SILENT_S) -> None:
         self._console = console
@@ -57,11 +60,11 @@ class PlainLines:
         self._silent_s = silent_s
         self._last: dict[str, float] = {}
         self._newest = ""  # the newest report of unfinished work
-        self._newest_phases = open_phases()  # the phases that were open then: work may end below its total
+        self._newest_phases = open_phases()  # phases open at that report; compared, as work may end below its total
         self._said_at = self._news_at = time.monotonic()
 
     def update(self, progress: Progress) -> None:
-        """Record a progress report; print it if its time has come."""
+        """Record a progress report; print it if the work has ended or enough time has passed since the last line."""
         done = progress.done >= progress.total
         now = time.monotonic()
         self._newest, self._newest_phases = "" if done else str(progress), open_phases()
@@ -82,7 +85,7 @@ class PlainLines:
         self._print(line)
 
     def beat(self) -> None:
-        """Say what runs if nothing was printed for a long time; called about once a second."""
+        """Print which work is running if nothing was printed for a long time; called about once a second."""
         now = time.monotonic()
         if now - self._said_at < self._silent_s:
             return
@@ -98,10 +101,10 @@ class PlainLines:
 
 
 class Screen:
-    """Shared by the handlers: a view, the news, and the pending message about a failed stage.
+    """Shared by the log handlers: a view, the news, and the pending message about a failed stage.
 
-    The pending failure is printed when something else happens. The driver's line about a retry and the error that ends
-    a command name the same cause. They withdraw the pending failure, so that each failure is printed once.
+    The pending failure is printed before the next other output. It is discarded if the driver's line about a retry, or
+    the error that ends a command, comes first: both name the same cause, so that each failure is printed once.
     """
 
     def __init__(self, view: "PlainLines | LiveTable", news: News) -> None:
@@ -128,7 +131,7 @@ class Screen:
 
 
 class ProgressHandler(logging.Handler):
-    """Shows progress reports and notes, after the pending output before them."""
+    """Shows progress reports and notes, after the output that was pending before them."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__()

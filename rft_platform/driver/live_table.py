@@ -21,7 +21,7 @@ from rft_platform.common import progress as reports
 
 
 class LiveTable:
-    """Rows for running work; finished work scrolls up as a line. Use it inside ``with table.bars``."""
+    """Shows a row for each running piece of work; finished work is a line above. Use it inside ``with table.bars``."""
 
     def __init__(self, console: Console) -> None:
         self.bars = _Bars(
@@ -51,7 +51,7 @@ class LiveTable:
             self._finish(progress)
 
     def announce(self, line: str) -> None:
-        """Print the line of a completed round and clear the table; work still in it ended before its total."""
+        """Print the line of a completed round and clear the table; work still in the table ended below its total."""
         for task in self._tasks.values():
             self.bars.remove_task(task)
         self._tasks.clear()
@@ -87,7 +87,7 @@ class _Remaining(TimeRemainingColumn):
 
 
 class _Bars(Progress):
-    """The rows below a spinner, which also moves without progress reports, e.g. while processes start."""
+    """The rows below a spinner. The spinner also moves without progress reports, e.g. while processes start."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The spinner, then the rows."""

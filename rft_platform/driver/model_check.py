@@ -1,7 +1,7 @@
 """Check in a separate process whether the trainer accepts a run's models.
 
-Building a model imports transformers, which costs seconds, 500 MB, and in a notebook warnings about missing widgets.
-The process runs in parallel with the other checks of a run. An accepted model is not built again.
+Building a model imports transformers, which takes seconds and 500 MB, and in a notebook warns about missing widgets.
+The process runs in parallel with the other checks of a run. An accepted model is remembered and not built again.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from rft_platform.config.schema.rft_config import RftConfig
 _TRAINING_MODES = ("both", "train", "colocate")
 _PROGRAM = "rft_platform.training.packed.model_check"
 _ROOT = Path(__file__).parents[2]
-_CHECKED_BY = ("model_check", "model_support", "packed_policy")  # the modules whose change makes a new check
+_CHECKED_BY = ("model_check", "model_support", "packed_policy")  # after a change of these modules, check again
 _PACKAGES = ("rft_platform", "torch", "transformers")
-_SHOWN = 200  # characters of an answer that is none
-_LIMIT_S = 300.0  # minutes on a network file system that reads transformers for the first time
+_SHOWN = 200  # characters of an invalid answer that the error quotes
+_LIMIT_S = 300.0  # the first import of transformers from a network file system takes minutes
 
 
 class ModelCheck:
@@ -67,7 +67,7 @@ def model_check(config: RftConfig) -> Iterator[ModelCheck]:
 
     local: dict[str, Path] = {}
     for policy in policies_of(config).values() if config.mode in _TRAINING_MODES else ():
-        with suppress(UserError):  # the check of the run's other settings reports it
+        with suppress(UserError):  # the check of the run's other settings reports this error
             folder = Path(policy.model_path)
             if folder.is_dir():
                 check_model_folder(folder)
@@ -90,7 +90,10 @@ def _start(folders: list[str], longest: int | None) -> "subprocess.Popen[str]":
 
 
 def _answers(code: int, output: str, errors: str, count: int) -> list[str | None]:
-    """What the process says of each model. Raises RftError if it failed, or answered something else."""
+    """For each model the problem that the process found, or None.
+
+    Raises RftError if the process failed or its answer is not valid.
+    """
     if code:
         reason = f"it was ended by signal {-code}" if code < 0 else (errors.strip().splitlines() or ["no message"])[-1]
         raise RftError(f"the check of the models failed: {reason}")

@@ -1,4 +1,4 @@
-"""What to do after a run: location and use of the weights, and commands that can be copied as printed."""
+"""Print what the user can do after a run: where the weights are, how to use them, and commands to copy."""
 
 import os
 import shlex
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def rft_command(home: Home) -> str:
-    """The command line that calls ``rft`` for this home from this folder, also without an activated environment."""
+    """The command that calls ``rft`` for this home from the current folder, also without an activated environment."""
     found, beside = shutil.which("rft"), Path(sys.executable).with_name("rft")
     if found is not None and Path(found).parent.resolve() == beside.parent.resolve():
         program = "rft"
@@ -51,6 +51,6 @@ def print_next_steps(project: "Project", console: "Console", model: str | None, 
 
 
 def _from_here(path: Path) -> str:
-    """The shortest form of the path: relative if it is below this folder. Symbolic links are kept."""
+    """The shortest form of the path: relative if it is below the current folder. Symbolic links are kept."""
     here = Path.cwd()
     return os.fspath(path.relative_to(here)) if path.is_relative_to(here) else os.fspath(path)

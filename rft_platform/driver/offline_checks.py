@@ -1,4 +1,4 @@
-"""Checks of an offline training before it starts: its dataset, its models, a changed length."""
+"""Check an offline training before it starts: its dataset, its models, and whether its length was changed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +60,7 @@ def has_chat_template(model: Path) -> bool:
 
 
 def _too_long(project: "Project", source: str) -> Iterator[str]:
-    """A line on rows left out as too long; they are counted by the training, so there is none before it."""
+    """A line about rows that are left out as too long; none before the training has counted them."""
     from rft_platform.rounds.offline import ROUND
     from rft_platform.rounds.project.notes import TRAIN
 
@@ -70,7 +70,7 @@ def _too_long(project: "Project", source: str) -> Iterator[str]:
 
 
 def _length_problems(project: "Project") -> Iterator[str]:
-    """A finished training cannot be extended; a new one has to start from its weights."""
+    """A line if the settings require another number of steps than a finished training made: it cannot be extended."""
     from rft_platform.rounds.offline import ROUND
     from rft_platform.rounds.offline_dataset import read_dataset
     from rft_platform.rounds.project.notes import TRAIN

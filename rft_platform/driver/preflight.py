@@ -27,15 +27,15 @@ from rft_platform.driver.service_checks import service_problems
 if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
 
-_LEAST_FREE = 256 * 2**20  # bytes: databases, logs and rows of a small run
-_COPIES = 6  # a checkpoint is weights and two moments; a round writes the next beside the last
+_LEAST_FREE = 256 * 2**20  # bytes for databases, logs and rows of a small run
+_COPIES = 6  # copies of the weights: a checkpoint has weights and two moments, and two checkpoints exist at a time
 
 
 def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = False) -> RunPlan:
     """The plan of a run that may start. Raises UserError with a line for each problem; writes nothing.
 
-    With ``dry`` it also returns the plan of a run that would be refused because of its mode, with a notice about that.
-    ``service``: the run is one of ``rft serve``.
+    With ``dry``, a run that would be refused because of its mode gets a plan too, with a notice of the refusal.
+    ``service``: ``rft serve`` starts the run.
     """
     from rft_platform.rounds.maintenance.verification import check_judgements
     from rft_platform.rounds.project.project import Project
@@ -49,7 +49,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
     with notes().status("checking settings, data and code") as status, model_check(config) as models:
         problems = list(_problems(project))
         problems += [] if dry else _missing_models(config)
-        if not problems:  # the check of the models takes seconds: only if all other checks pass
+        if not problems:  # wait for the check of the models, which takes seconds, only if all other checks pass
             status.update("checking that the trainer accepts the model")
             problems = list(models.problems())
     if problems:
@@ -90,7 +90,7 @@ def check_writable(home: Home) -> None:
 
 
 def refuse_bad_target(json_file: Path | None) -> None:
-    """Raise UserError if a result could not be written to ``json_file``, before minutes of work are spent."""
+    """Raise UserError if ``json_file`` cannot be written. Called before a run, which takes minutes."""
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"--json {json_file}: its folder does not exist; create it first")
     if json_file is not None and json_file.is_dir():
@@ -98,7 +98,7 @@ def refuse_bad_target(json_file: Path | None) -> None:
 
 
 def check_room(home: Home, model: Path | None = None) -> None:
-    """Raise UserError if the disk has no space for a few checkpoints of ``model``; None stands for a small model."""
+    """Raise UserError if the disk has no space for a few checkpoints of ``model``; None means a small model."""
     free = shutil.disk_usage(nearest_folder(home.root)).free
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model is not None else 0
     needed = max(_LEAST_FREE, _COPIES * weights)
@@ -135,7 +135,7 @@ def _problems(project: "Project") -> Iterator[str]:
         yield from () if is_finished(project) else no_room
     yield from _attempt(priority_of, config.buffer.trainer_input.experience_buffer.replay_buffer)
     yield from _service_functions(config)
-    if not (is_finished(project) or (config.online and home.holds_results)):  # a restart does not wait for others
+    if not (is_finished(project) or (config.online and home.holds_results)):  # a restart does not wait for services
         yield from service_problems(config)
     if _serves(project):
         yield from _attempt(check_engines, config)
@@ -181,14 +181,14 @@ def _serves(project: "Project") -> bool:
 
 
 def _missing_models(config: RftConfig) -> list[str]:
-    """One line per model that its engine would not find at its start; hub names are looked up on the hub."""
+    """One line per model that the engine would not find at its start; names of hub models are looked up on the hub."""
     from rft_platform.rounds.setup.connections import check_model
 
     return [line for key, name in _models(config).items() for line in _attempt(check_model, name, key)]
 
 
 def _unfetched_models(config: RftConfig) -> list[str]:
-    """One notice per hub model that a run would have to download first; uses no network."""
+    """One notice per hub model that a run would download first; uses no network."""
     from rft_platform.rounds.setup.connections import is_hub_name, was_fetched
 
     return [
@@ -233,7 +233,7 @@ def _attempt(check: Callable[..., object], *arguments: object) -> Iterator[str]:
 
 
 def check_may_start(home: Home, config: RftConfig) -> None:
-    """Raise UserError if the folder has results of another project, or of this one with other settings."""
+    """Raise UserError if the folder has results of another project, or of this project with other settings."""
     if not home.config_file.exists() or not home.holds_results:
         return
     old = load_config_of(home)

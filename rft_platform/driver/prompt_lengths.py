@@ -1,7 +1,7 @@
 """Compare the prompt lengths of a taskset with the context length, before anything starts.
 
 Tokens are counted with the model folder's ``tokenizer.json``, which loads in milliseconds. The chat template adds
-tokens to each prompt, so the counts are lower bounds. Without that file, four characters count as a token.
+tokens to each prompt, so the counts are lower bounds. Without ``tokenizer.json``, four characters count as a token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from rft_platform.config.schema.buffer import Taskset
     from rft_platform.rounds.project.project import Project
 
-_COUNTED = 2000  # of the longest prompts: about a second
-_TRIED = 50  # of the shortest prompts; if these do not fit, none does
+_COUNTED = 2000  # number of the longest prompts whose tokens are counted, which takes about a second
+_TRIED = 50  # number of the shortest prompts that are tried; if these do not fit, no prompt fits
 _CHARACTERS_A_TOKEN = 4
 
 
 def check_prompt_lengths(project: "Project", taskset: "Taskset") -> None:
-    """Raise UserError if no prompt of a taskset leaves space for an answer; estimated counts raise nothing.
+    """Raise UserError if no prompt of a taskset leaves space for an answer; estimated counts never raise.
 
-    Skips user workflows, because they build their own prompts.
+    A taskset with a user workflow is skipped, because the workflow builds its own prompts.
     """
     context, tokenizer = context_of(project), _tokenizer(project)
     if context is None or tokenizer is None or ":" in taskset.workflow:
@@ -58,7 +58,7 @@ def task_lines(project: "Project") -> Iterator[str]:
 
 
 def context_of(project: "Project") -> int | None:
-    """Maximum tokens of prompt and answer: the configured or the model's limit, the smaller one; None if unknown."""
+    """Maximum tokens of prompt and answer: the smaller of the configured and the model's limit; None if unknown."""
     model = project.config.model
     limits = [model.max_model_len, model_limit(Path(model.model_path))]
     return min((limit for limit in limits if limit), default=None)
@@ -73,7 +73,7 @@ def model_limit(folder: Path) -> int | None:
         config = read_json(file)
         own = (config.get("text_config") or config).get("max_position_embeddings")
     except (ValueError, AttributeError):
-        return None  # the check of the folder reports the fault
+        return None  # the check of the model's folder reports the error
     return own if isinstance(own, int) and own > 0 else None
 
 
@@ -100,5 +100,5 @@ def _tokenizer(project: "Project") -> Any | None:
 
     try:
         return Tokenizer.from_file(str(file))
-    except Exception:  # the library raises plain Exception; the engine reports the fault
+    except Exception:  # the library raises plain Exception; the engine reports the error
         return None

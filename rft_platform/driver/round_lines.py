@@ -25,7 +25,7 @@ class RoundLine:
 
     round: int
     reward: float | None = None  # mean over the explored runs
-    judged_anew: bool = False  # ``reward`` is from another judge than the one used for the round's training
+    judged_anew: bool = False  # ``reward`` is from another judgement than the one that the round's training used
     pass_rate_sampled: float | None = None  # of the held-out tasks
     pass_rate_greedy: float | None = None
     kl: float | None = None  # engine to trainer, k3 estimate, nats per token
@@ -38,7 +38,7 @@ class RoundLine:
     model_version: str | None = None
     champion: bool = False
     checkpoint: str | None = None
-    trained_in: int | None = None  # dynamic styles: the round whose training took its rows, if different
+    trained_in: int | None = None  # dynamic styles: the round whose training took this round's rows, if different
     nothing_trained: str | None = None  # the reason, for a round without an optimiser step
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, judge, train, evaluation, overhead
 
@@ -48,7 +48,7 @@ class RoundLine:
 
 
 def round_lines(project: "Project", last: int = 0) -> list[RoundLine]:
-    """A line for every round begun so far, the starting policy first; ``last`` limits them to the newest ones."""
+    """A line for every round that has begun, the starting policy first; with ``last`` only for the newest rounds."""
     walls = launch_seconds(project.home)
     lines = [round_line(project, number, walls.get(number)) for number in project.store.rounds()[-last:]]
     newest = max((line.round for line in lines if line.champion), default=None)
@@ -64,7 +64,7 @@ def round_lines(project: "Project", last: int = 0) -> list[RoundLine]:
 
 
 def _trainings(project: "Project", rounds: list[int]) -> dict[int, int]:
-    """The first training that took rows of each round, for trainings that select their rows."""
+    """For each round, the first training that took its rows; only for trainings that select their rows."""
     took: dict[int, int] = {}
     for number in rounds if project.config.selects_rows else ():
         note = selection_note(project.store, number)
@@ -74,7 +74,7 @@ def _trainings(project: "Project", rounds: list[int]) -> dict[int, int]:
 
 
 def round_line(project: "Project", number: int, wall_s: float | None = None) -> RoundLine:
-    """The line of one round; ``champion`` means that its evaluation promoted it. ``wall_s`` covers all its launches."""
+    """The line of one round; ``champion`` means that its evaluation promoted it. ``wall_s`` is of all its launches."""
     store = project.store
     explored, judged, trained, evaluated, policy = (
         store.read_note(number, name) or {} for name in ("explore", "judge", "train", "evaluation", "policy")

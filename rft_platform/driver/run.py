@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 def drive_project(project: "Project", console: "Console", detach: bool = False) -> "DriveResult":
-    """Run the plan until it is finished; raises the error that made it fail.
+    """Run the plan until it is finished; raises the error that made the plan fail.
 
-    Stops the engine and trainer at its end, see ``used_processes_end``. The definitions read the home from the
-    environment, so call ``use_home`` first.
+    At the end the engine and the trainer are stopped, see ``used_processes_end``. The definitions read the home from
+    the environment, so call ``use_home`` first.
     """
     refuse_second_driver(project.home, project.config.mode)
     ending = used_processes_end(project.home, console, detach)
@@ -53,7 +53,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
                 logs_bounded(log.parent),
             ):
                 result = drive(project, defs)
-                if result.failed:  # that failure is raised below
+                if result.failed:  # the failure is raised below
                     screen.take_back_failure()
         except DagsterExecutionInterruptedError:
             raise KeyboardInterrupt from None
@@ -67,7 +67,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
 
 
 def use_home(home: Home) -> None:
-    """Use ``home`` in everything imported or started from here on, and find user code in the current folder."""
+    """Use ``home`` in every module imported and process started later, and find user code in the current folder."""
     os.environ["RFT_HOME"] = str(home.root)
     os.environ["DAGSTER_HOME"] = str(home.dagster)
     find_working_folder()
@@ -77,7 +77,7 @@ def use_home(home: Home) -> None:
 def used_processes_end(home: Home, console: "Console", detach: bool = False) -> Iterator[None]:
     """Stop each engine and trainer that the block used, if a command started it and no other process uses it.
 
-    With ``detach`` none is stopped, and what the block starts runs until its idle time-out.
+    With ``detach`` nothing is stopped, and processes that the block starts run until their idle time-out.
     """
     before, folder = used_leases(), home.leases.absolute()
 
@@ -90,14 +90,14 @@ def used_processes_end(home: Home, console: "Console", detach: bool = False) -> 
         finally:
             if used():
                 with undisturbed(), console.status("stopping engine and trainer"):
-                    while leases := used():  # again: a pool restarts lost replicas in the background
+                    while leases := used():  # repeated: a pool restarts lost replicas in the background
                         for lease in leases:
                             end_use(lease, starter)
 
 
 @contextmanager
 def prints_go_to(log: Path) -> Iterator[None]:
-    """Append what the block prints (mainly Dagster's log of every event) to ``log``, with secrets masked."""
+    """Append the output of the block (mainly Dagster's log of every event) to ``log``, with secrets masked."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8", buffering=1) as stream:
         quiet = masked(stream)

@@ -1,4 +1,4 @@
-"""Cost of every drive of a project: wall time, CPU time, and the time of each launch."""
+"""Record the cost of every drive (one run of the driver): wall time, CPU time, and the time of each launch."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ class DriveCost:
 
 @contextmanager
 def recorded_cost(home: Home) -> Iterator[DriveCost]:
-    """Measure the block and add its cost to the project's ledger; engine and trainer must still run at its end."""
+    """Measure the block and add its cost to the ledger. Engine and trainer must still run when the block ends."""
     cost = DriveCost(time.time())
     wall, cpu = time.perf_counter(), time.process_time()
     before = {held.identity: processor_seconds(held) for held in leases_of(home)}
@@ -62,7 +62,7 @@ def drive_costs(home: Home) -> list[DriveCost]:
 
 
 def launch_seconds(home: Home) -> dict[int, float]:
-    """Wall seconds of all launches of each round, without rounds driven by the daemon."""
+    """Wall seconds of all launches of each round; rounds that the daemon launched are missing."""
     seconds: dict[int, float] = {}
     for cost in drive_costs(home):
         for launch in cost.launches:

@@ -1,4 +1,4 @@
-"""Check before a run that the services which it asks can be reached: judge models, auxiliary models, the registry."""
+"""Check before a run that the services it uses can be reached: judge models, auxiliary models, the registry."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def service_problems(config: RftConfig) -> Iterator[str]:
-    """One line for each address at which nothing accepts a connection; the same address is tried once."""
+    """One line for each address at which no process accepts a connection; each address is tried once."""
     tried: dict[tuple[str, int], str | None] = {}
     for key, url in _addresses(config):
         parts = urlsplit(url)
@@ -56,7 +56,7 @@ def _base_url(arguments: dict[str, Any]) -> str | None:
 
 
 def _by_proxy(scheme: str, host: str) -> bool:
-    """Whether clients reach the host through a proxy, which knows more addresses than this machine."""
+    """Whether clients reach the host through a proxy. A proxy may reach addresses that this machine cannot."""
     return scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
 
 

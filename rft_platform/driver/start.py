@@ -25,8 +25,8 @@ def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
 def write_config(home: Home, config: RftConfig) -> None:
     """Write the configuration that every process of the project reads. Raises UserError while another run is active.
 
-    The other half of the project (modes explore and train) may be running: then its configuration stays in force, and
-    another one is refused.
+    If the other half of the project (mode explore or train) is running, its configuration stays in force, and a
+    configuration with other values is refused.
     """
     from rft_platform.jobs.driver_lock import other_half_runs, refuse_second_driver
 
@@ -47,7 +47,7 @@ def write_config(home: Home, config: RftConfig) -> None:
 def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
     """Check a configuration and write it to the project's folder; returns its plan. ``service``: for ``rft serve``.
 
-    Raises UserError, with nothing written, if it cannot be run.
+    Raises UserError, and writes nothing, if the configuration cannot be run.
     """
     plan = check_run(home, config, service=service)
     for notice in plan.notices:
