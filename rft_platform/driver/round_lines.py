@@ -21,7 +21,7 @@ EQUAL = "within each group all rewards are equal: use easier tasks, more runs pe
 
 @dataclass(frozen=True, slots=True)
 class RoundLine:
-    """Figures of one round; None for a stage that has not ended or a number not measured. Round 0 is the start."""
+    """Figures of one round. None: the stage has not ended, or the number was not measured. Round 0 is the start."""
 
     round: int
     reward: float | None = None  # mean over the explored runs

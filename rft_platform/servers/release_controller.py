@@ -72,7 +72,7 @@ class ReleaseController:
                 LOG.warning("a release decision cannot be carried out and will be retried: %s", error)
 
     def step(self, router: Router) -> None:
-        """Carry out the decisions once."""
+        """Deploy and route once as the newest decisions say."""
         running = self._store.running()
         if self._deployed is None or self._is_due(running):
             router.base = self._deploy_base(running)

@@ -222,7 +222,7 @@ def serves_guarded(url: str, health: str, guarded: str = "/") -> Callable[[], bo
         if not is_healthy():
             return False
         if is_open():
-            raise RftError(f"{url}{guarded} needs no access token: install the pinned versions of its packages")
+            raise RftError(f"{url}{guarded} answers without an access token: install the pinned package versions")
         return True
 
     return is_ready

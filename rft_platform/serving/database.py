@@ -255,7 +255,7 @@ def _watch_file(engine: Engine) -> None:
     @event.listens_for(engine, "checkout")
     def check(_connection: Any, record: Any, _proxy: Any) -> None:
         if record.info[_FILE] != _identity(file):
-            raise DisconnectionError(f"the database file {file} is another one")
+            raise DisconnectionError(f"the database file {file} was replaced by another file")
 
 
 def _identity(file: Path) -> tuple[int, int] | None:

@@ -91,7 +91,7 @@ class PreferenceStore:
                 or not _is_pair(one, other)
                 or {one.tenant, other.tenant} - {tenant or one.tenant}
             ):
-                raise UserError(f"calls {left} and {right} are no two answers to the same messages")
+                raise UserError(f"calls {left} and {right} are not two different answers to the same messages")
             query = select(Preference).where(Preference.left_call == left, Preference.right_call == right)
             found = session.scalar(query) or Preference(left_call=left, right_call=right)
             found.at, found.picked, found.comment, found.rater = self._clock(), picked, comment or None, rater

@@ -1,6 +1,6 @@
 """HTTP routes of releases: the functions of ``release_commands`` below ``/releases``.
 
-Where API keys are configured, only the tenant ``admin`` may use them: they change what all tenants get.
+If API keys are configured, only the tenant ``admin`` may use these routes, because they affect all tenants.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

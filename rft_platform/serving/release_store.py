@@ -159,7 +159,7 @@ class ReleaseStore:
             return _release(row)
 
     def running(self) -> Release | None:
-        """The release that runs."""
+        """The running canary or A/B test; None if none runs."""
         with self._reading() as session:
             row = session.scalar(_RUNNING)
             return None if row is None else _release(row)

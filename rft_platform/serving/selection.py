@@ -66,7 +66,7 @@ class SamplingRateStrategy:
 
     @classmethod
     def of(cls, rate: float) -> "SamplingRateStrategy":
-        """The strategy with this rate, from 0 to 1."""
+        """The strategy with the sampling rate ``rate``, from 0 to 1."""
         return cls(rate)
 
     def should_select(

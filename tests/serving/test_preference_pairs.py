@@ -83,7 +83,7 @@ def test_tenants_see_their_own_calls(calls) -> None:
     calls.add("m", "84", "83", tenant="a")
     assert calls.preferences.next_pair("b") is None
     pair = calls.preferences.next_pair("a")
-    with pytest.raises(UserError, match="no two answers"):
+    with pytest.raises(UserError, match="not two different answers"):
         calls.preferences.pick(pair.left, pair.right, "left", tenant="b")
     calls.preferences.pick(pair.left, pair.right, "left", tenant="a")
     assert (len(calls.preferences.pairs("a")), len(calls.preferences.pairs("b"))) == (1, 0)

@@ -55,5 +55,5 @@ def test_mlflow_without_a_database_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_server_without_the_guard_is_not_taken_for_ready(unguarded: str) -> None:
-    with pytest.raises(RftError, match="needs no access token"):
+    with pytest.raises(RftError, match="answers without an access token"):
         serves_guarded(unguarded, "/")()

@@ -24,7 +24,7 @@ class DemonstrationStore:
         self._transaction, self._reading = transactions(engine), readings(engine)
 
     def settle(self, batch: int) -> list[dict[str, Any]]:
-        """Assign the corrections of no round yet to round ``batch``; return all demonstrations of the round."""
+        """Assign corrections that belong to no round yet to round ``batch``; return all demonstrations of the round."""
         with self._transaction() as session:
             waiting = update(Feedback).where(*_HAS_CORRECTION, Feedback.batch.is_(None))
             session.execute(waiting.values(batch=batch).execution_options(synchronize_session=False))
