@@ -310,7 +310,7 @@ class TrafficStore:
         return list(session.scalars(query if not feedback.tenant else query.where(Call.tenant == feedback.tenant)))
 
     def _committed(self, session: Session, *, lock: bool = False) -> Iterator[CommittedRow]:
-        """The committed rows that belong to no round yet, in the order of their commit; ``lock`` locks them for an update."""
+        """The committed rows that belong to no round yet, in the order of their commit; ``lock`` locks the rows."""
         query = (
             select(Call.number, Call.tenant, Call.task_id, Call.msg_id, Call.subject, Call.policy_version)
             .where(Call.state == COMMITTED, Call.batch.is_(None))
