@@ -17,8 +17,8 @@ _SERVING = (  # how a model is distributed over processes and GPUs
     "enable_prefix_caching",
 )
 
-#: Settings that a started project may change: length, hardware, time-outs and monitoring, but nothing that changes what
-#: a round computes. ``[]`` stands for any entry of a list.
+#: Settings that a started project may change: length, hardware, time-outs and monitoring. No setting that changes the
+#: result of a round is among them. ``[]`` stands for any entry of a list.
 FREE = (
     "mode",
     "group",
@@ -77,7 +77,10 @@ FREE = (
 
 
 def check_unchanged(old: RftConfig, new: RftConfig) -> None:
-    """Raise ``UserError`` naming every changed setting that a started project may not change (all except ``FREE``)."""
+    """Raise ``UserError`` if a setting changed that a started project may not change; the error lists all of them.
+
+    Only the settings of ``FREE`` and ``PATIENCE`` may change.
+    """
     changes, free = changed_keys(old, new), (*FREE, *_patience(new))
     fixed = {key: values for key, values in changes.items() if not _is_among(key, free)}
     if fixed:
@@ -90,7 +93,7 @@ def check_unchanged(old: RftConfig, new: RftConfig) -> None:
 
 
 def changed_keys(old: RftConfig, new: RftConfig) -> dict[str, tuple[Any, Any]]:
-    """Map each key that differs, dotted, to its values before and after."""
+    """Map the dotted key of each setting that differs to its values before and after."""
     before, after = flat_settings(old), flat_settings(new)
     keys = dict.fromkeys([*before, *after])
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
@@ -102,7 +105,7 @@ def flat_settings(config: RftConfig) -> dict[str, Any]:
 
 
 def _patience(config: RftConfig) -> list[str]:
-    """Keys of the taskset's model judges that set only time-outs, retries and the rest of ``PATIENCE``."""
+    """The dotted keys of the arguments in ``PATIENCE`` (time-outs, retries, ...) of the taskset's model judges."""
     taskset = config.buffer.explorer_input.taskset
     judge = None if taskset is None else taskset.judge
     if judge is None or isinstance(judge, str):
@@ -114,7 +117,10 @@ def _patience(config: RftConfig) -> list[str]:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Map dotted keys to values. Entries of a list of mappings become ``key[0]``; other lists stay one value."""
+    """Map dotted keys to values. The entries of a list of mappings get the keys ``key[0]``, ``key[1]``, ...
+
+    A list of other values stays one value.
+    """
     if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
         inside = {f"{prefix}[{index}]": entry for index, entry in enumerate(value)}
     elif isinstance(value, dict) and value:

@@ -1,6 +1,6 @@
-"""What ``rft run --dry-run`` prints: processes, devices, batch sizes, the order of the launches, and notices.
+"""Make the text of ``rft run --dry-run``: processes, devices, batch sizes, the order of the launches, and notices.
 
-A notice is one line for an accepted setting that has no effect.
+A notice is one line about a setting that is accepted but has no effect, or that is perhaps not intended.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ class RunPlan:
     title: str
     processes: tuple[ProcessPlan, ...]
     batches: Batches | None  # None: the run does not explore
-    length: RunLength | None  # None: it depends on the number of tasks, which is not known
+    length: RunLength | None  # None: the run does not explore, or the number of tasks is not known
     waits: tuple[str, ...]
     notices: tuple[str, ...]
     tasksets: tuple[str, ...] = ()  # one line for each task dataset: how it is used
@@ -72,7 +72,7 @@ def render_plan(plan: RunPlan) -> str:
 
 
 def _length_notices(run: RunSettings, length: RunLength | None, task_count: int | None) -> Iterator[str]:
-    """One line for each setting of the run's length that is valid but perhaps not intended."""
+    """One line for each setting of the run's length or of a batch that is valid but perhaps not intended."""
     if length is None:
         return
     config, batches, end = run.config, run.batches, run.config.trainer.total_steps
@@ -219,7 +219,7 @@ def _waits(run: RunSettings) -> list[str]:
 
 
 def _online_waits(config: RftConfig, rows: int) -> list[str]:
-    """When an online project records, collects and trains; a round has ``rows`` rows."""
+    """Lines that say when an online project records, collects and trains; a round has ``rows`` rows."""
     waits = []
     if config.mode != "train":
         every = config.service.commit_interval_s
@@ -267,7 +267,10 @@ _VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager",
 
 
 def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]:
-    """One line for each setting of the user that has no effect (on a machine with ``gpu_count`` GPUs, if given)."""
+    """One line for each setting that the user changed and that has no effect.
+
+    ``gpu_count``: GPUs of this machine; None: unknown, and lines that depend on this number are left out.
+    """
     reasons = dict(_NO_EFFECT)
     if config.mode not in ("explore", "train"):
         reasons["synchronizer.sync_timeout"] = "a launch starts when its inputs exist, without a time limit"
@@ -321,7 +324,10 @@ _ALWAYS_ON = {
 
 
 def _always_on_notices(explorer: Explorer) -> Iterator[str]:
-    """One line for each switch that the user set to false; a dumped configuration contains all its keys."""
+    """One line for each switch that the user set to false.
+
+    A section with all keys gets no line: the platform writes such a section when it stores a configuration.
+    """
     serving = explorer.rollout_model
     if serving.model_fields_set == set(RolloutModel.model_fields):
         return

@@ -1,9 +1,9 @@
 """Which GPUs of this machine the engines and the trainer use.
 
-The engines take the first GPUs: those of the first policy, of the auxiliary models, of the other policies, and in an
-online project those of ``ONLINE_ENGINES``. The trainer takes the last ones. They share GPUs in mode ``colocate``, and
-on a machine with a single GPU. The two processes of a project of two halves (modes ``serve`` or
-``explore``, and ``train``) place both alike.
+The engines take the first GPUs, in this order: engines of the first policy, of the auxiliary models, of the other
+policies, and in an online project ``ONLINE_ENGINES``. The trainer takes the last GPUs. Engines and trainer share GPUs
+in mode ``colocate`` and on a machine with a single GPU. If two commands run one project (mode ``serve`` or ``explore``,
+and mode ``train``), both compute the same placement.
 """
 
 import os
@@ -14,20 +14,20 @@ from rft_platform.config.schema.rft_config import RftConfig
 
 POLICY_ENGINE = "engine"  #: name of the first policy's engine
 EVALUATION_ENGINE, CANDIDATE_ENGINE = "evaluation", "candidate"
-ONLINE_ENGINES = (EVALUATION_ENGINE, CANDIDATE_ENGINE)  #: beside the engine that serves production traffic
+ONLINE_ENGINES = (EVALUATION_ENGINE, CANDIDATE_ENGINE)  #: in addition to the engine that serves production traffic
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPlacement:
-    """GPUs by their position among those that this process may use."""
+    """The GPUs of engines and trainer, as positions among the GPUs that this process may use."""
 
-    engines: int  # they take the first ones
+    engines: int  # number of GPUs of the engines; they are the first ones
     trainer: range | None  # None: all, because the trainer shares them with the engines or has them alone
     shared: bool
 
     @property
     def trainer_count(self) -> int:
-        """GPUs that only the trainer uses."""
+        """Number of GPUs reserved for the trainer; 0 if it shares GPUs with the engines or has no fixed ones."""
         return 0 if self.trainer is None else len(self.trainer)
 
 
@@ -41,7 +41,7 @@ def gpu_count() -> int:
 
 
 def place(config: RftConfig, gpus: int) -> GpuPlacement:
-    """The placement on a machine with ``gpus`` GPUs; ``check_config`` refuses one that does not fit."""
+    """The placement on a machine with ``gpus`` GPUs; ``check_config`` refuses a placement that needs more GPUs."""
     engines, ranks = _engine_gpus(config), config.trainer.nproc
     trains = config.mode in ("both", "train", "colocate") or config.online  # mode serve: another process trains
     if not gpus or not engines or not trains:
@@ -52,7 +52,7 @@ def place(config: RftConfig, gpus: int) -> GpuPlacement:
 
 
 def _engine_gpus(config: RftConfig) -> int:
-    explores = config.online or config.buffer.explorer_input.taskset is not None  # maybe by another process
+    explores = config.online or config.buffer.explorer_input.taskset is not None  # by any process
     if config.engine.device == "cpu" or (config.mode == "train" and not explores):
         return 0
     return engine_gpus(config)[EVALUATION_ENGINE, 0].start
@@ -79,7 +79,7 @@ def engine_gpus(config: RftConfig) -> dict[tuple[str, int], range]:
 
 
 def visible_devices(own: range) -> str:
-    """``CUDA_VISIBLE_DEVICES`` of a process that may use only ``own`` of this process's devices."""
+    """``CUDA_VISIBLE_DEVICES`` of a process that may use only the devices at positions ``own`` of this process's."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices is None:
         return ",".join(map(str, own))

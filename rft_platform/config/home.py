@@ -74,18 +74,19 @@ class Home:
 
     @property
     def holds_results(self) -> bool:
-        """Whether a stage has left a result. Until then another project or other settings may use the folder."""
+        """Whether a stage has stored a result. Without one, another project or other settings may use the folder."""
         return any(self.rounds.glob("*/*.json"))
 
     def make_private(self) -> str | None:
-        """Remove the permissions of other users from a project's folder. Returns a message if they had any, else None.
+        """Remove the permissions of other users from the folder. Returns a message if there were any, else None.
 
         A folder that holds no project is left alone, because ``RFT_HOME`` may name a wrong folder by mistake.
         """
         if not self.config_file.exists() or not stat.S_IMODE(self.root.stat().st_mode) & PRIVATE_UMASK:
             return None
         for path in [*self.root.rglob("*"), self.root]:
-            with suppress(OSError):  # another user's file, or removed meanwhile: the root folder protects it
+            # Another user's file, or a file removed meanwhile: the permissions of the root folder protect it.
+            with suppress(OSError):
                 if not path.is_symlink():
                     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~PRIVATE_UMASK)
         return f"{self.root} was open to other users of this machine; its permissions now allow only its owner"

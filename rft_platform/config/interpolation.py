@@ -1,7 +1,7 @@
 """Interpolation in configuration files: ``${oc.env:NAME,default}`` and ``${section.key}``, by OmegaConf.
 
-A user's file is interpolated when it is read. The file that a project keeps has values in place of expressions, so that
-a later process with another environment reads the same settings; a literal ``${`` in it is written ``\\${``.
+A user's file is interpolated when it is read. The copy that a project stores contains values instead of expressions, so
+that a later process with another environment reads the same settings. The copy writes a literal ``${`` as ``\\${``.
 """
 
 import re
@@ -18,15 +18,15 @@ _VARIABLE = re.compile(r"Environment variable '(?P<name>[^']*)' not found")
 _LITERAL = re.compile(r"(\\*)\$\{")
 _ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\\$\{")
 _ENVIRONMENT = re.compile(r"""(?<!\\)(?:\\\\)*\$\{\s*oc\.env\s*:\s*['"]?(?P<name>\w+)""")
-_SECRET = re.compile(r"(?:^|_)(?:(?:SECRET|PASSWORD)(?:_|$)|(?:KEY|TOKEN)(?:_?\d+)?$)", re.IGNORECASE)  # a name
+_SECRET = re.compile(r"(?:^|_)(?:(?:SECRET|PASSWORD)(?:_|$)|(?:KEY|TOKEN)(?:_?\d+)?$)", re.IGNORECASE)  # in a name
 _MISSING_KEY = re.compile(r"Interpolation key '(?P<key>[^']*)' not found")
 
 
 def interpolate(data: dict[str, Any], source: str, read: Read = lambda _, text: text) -> dict[str, Any]:
     """A copy of ``data`` with every expression replaced by its value; ``source`` names the file in messages.
 
-    ``read`` gives the value of a text with environment variables, at a place of the file.
-    Raises UserError with one line for an expression without a value, or for a variable with a secret.
+    ``read``: converts a text that came from environment variables to the value for its place in the file.
+    Raises UserError for an expression without a value, or for an environment variable that holds a secret.
     """
     if not _contains_expression(data):
         return data
@@ -49,7 +49,7 @@ def _resolved(data: dict[str, Any], source: str) -> Any:
 
 
 def _with_values(raw: Any, resolved: Any, read: Read, place: Place) -> Any:
-    """``raw`` with the value in place of each text with environment variables, so that references get it, too."""
+    """Replace each text in ``raw`` that names environment variables by its value, so that references see the value."""
     if isinstance(raw, dict):
         return {key: _with_values(value, resolved[key], read, (*place, key)) for key, value in raw.items()}
     if isinstance(raw, list):
@@ -76,7 +76,7 @@ def _secret(place: Place, variable: str) -> str:
 
 
 def escaped(data: Any) -> Any:
-    """A copy of ``data`` in which ``interpolate`` leaves every text as it is here."""
+    """A copy of ``data`` with every ``${`` escaped; ``interpolate`` returns the texts of ``data`` from this copy."""
     return _with_texts(data, lambda text: _LITERAL.sub(r"\1\1\\${", text))
 
 

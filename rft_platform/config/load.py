@@ -62,7 +62,7 @@ def nearest_key(location: Location) -> str | None:
 
 
 def _walk(location: Iterable[int | str]) -> tuple[list[int | str], type[BaseModel] | None]:
-    """The location without the union tags that pydantic inserts, and the section that it leads to (None: a value)."""
+    """The location without the union tags that pydantic inserts, and the section there (None: a value, no section)."""
     section: type[BaseModel] | None = RftConfig
     parts: list[int | str] = []
     for part in location:
@@ -119,7 +119,7 @@ def read_settings(path: Path, *, own_functions: bool = False) -> tuple[dict[str,
 
 
 def load_config_of(home: Home) -> RftConfig:
-    """Read the configuration in force of a project, which may have been copied or moved. Raises ``UserError``."""
+    """Read a project's stored configuration; the project may have been copied or moved. Raises ``UserError``."""
     data = paths_in_home(unescaped(read_yaml(home.config_file)), home.root)
     return build_config(resolve_paths(data, home.root), source=str(home.config_file))
 
@@ -127,12 +127,15 @@ def load_config_of(home: Home) -> RftConfig:
 def build_config(data: dict[str, Any], source: str = "configuration", notices: tuple[str, ...] = ()) -> RftConfig:
     """Validate a mapping; ``source`` names it in messages. Raises ``UserError`` with one line for each problem.
 
-    ``notices``: lines about how the mapping was read, for the plan of a run.
+    ``notices``: lines about foreign keys without effect, which the plan of a run shows.
     """
     try:
         return RftConfig.model_validate(data).with_notices(notices)
     except ValidationError as error:
-        faults = [detail for detail in error.errors() if detail["type"] != "default_factory_not_called"]  # a follow-up
+        # pydantic reports "default_factory_not_called" as a consequence of another error.
+        faults = [
+            detail for detail in error.errors() if detail["type"] != "default_factory_not_called"
+        ]  # follow-up error
         lines = [_describe(detail) for detail in faults]
         raise UserError("\n".join(f"{source}: {line}" for line in lines)) from None
 
@@ -140,7 +143,7 @@ def build_config(data: dict[str, Any], source: str = "configuration", notices: t
 def dump_config(config: RftConfig, home: Home | None = None) -> str:
     """The configuration as YAML with every key written out; loading it gives an equal configuration.
 
-    For the file in ``home``, the paths of its own files are relative.
+    ``home``: the text is for the configuration file of this home, so paths below the home are relative.
     """
     data = escaped(config.model_dump(mode="json"))
     return yaml.dump(relative_paths(data, home.root) if home else data, Dumper=_Dumper, sort_keys=False)
@@ -169,7 +172,7 @@ class _Dumper(yaml.SafeDumper):
     """A YAML dumper that quotes strings which the loader would read as numbers."""
 
 
-for _class in (_UniqueKeyLoader, _Dumper):  # YAML 1.1 reads 1e-6 as text; most readers expect a number
+for _class in (_UniqueKeyLoader, _Dumper):  # PyYAML (YAML 1.1) reads 1e-6 as text; users expect a number
     _class.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
     )
@@ -200,7 +203,10 @@ _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "b
 
 
 def _scalar(place: Location, text: str) -> Any:
-    """What YAML reads for an unquoted ``text``: a number, a truth value, null or text. A setting of text stays text."""
+    """Parse ``text`` like an unquoted YAML value: a number, a boolean, null or text.
+
+    If the schema expects text at ``place``, ``text`` is returned unchanged.
+    """
     tag = _UniqueKeyLoader("").resolve(yaml.ScalarNode, text, (True, False))
     if not text or tag not in _SCALARS or _is_text(place[2:] if place[:1] == ("stages",) else place):
         return text
@@ -211,7 +217,7 @@ def _scalar(place: Location, text: str) -> Any:
 
 
 def _is_text(place: Location) -> bool:
-    """Whether the schema has a setting of text at ``place``."""
+    """Whether the schema expects text at ``place``."""
     section: type[BaseModel] | None = RftConfig
     field = None
     for part in (part for part in place if not isinstance(part, int)):

@@ -19,9 +19,9 @@ _WANTED = {
 
 
 def offline_kind(config: RftConfig, preset: Preset) -> OfflineKind | None:
-    """The kind of offline training that a configuration asks for; None: it trains on explored rounds.
+    """The kind of offline training that the configuration requests; None: the run trains on explored rounds.
 
-    ``gkd`` supports both: in mode train with a dataset it distils its teacher on that dataset.
+    ``gkd`` supports both: with mode train and a dataset, it trains offline on that dataset.
     """
     if config.mode != "train":
         return None

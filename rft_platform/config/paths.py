@@ -1,6 +1,7 @@
-"""Paths in a configuration: resolved relative to its file, and written relative to the home that holds the file.
+"""Convert the paths in a configuration.
 
-Names of models and datasets on the hub stay unchanged.
+Paths in a user's file are relative to the folder of that file. In the copy that a home stores, paths below the home are
+relative to the home. Names of models and datasets on the Hugging Face hub stay unchanged.
 """
 
 import os
@@ -32,7 +33,7 @@ _LOCAL_OR_NAME = [
     ("warm_start", "path"),
 ]
 
-#: Returns what stands for a value, a path in the configuration.
+#: Function from a path in the configuration to the path that replaces it.
 _Change: TypeAlias = Callable[[str], str]
 _CODE = re.compile(r"(?P<file>[^:\n]+\.py):(?P<attribute>[\w.]+)")
 
@@ -49,9 +50,9 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def relative_paths(data: dict[str, Any], home: Path) -> dict[str, Any]:
-    """A copy of a resolved configuration in which paths below ``home`` are relative to it, as its file is written.
+    """A copy of a resolved configuration in which paths below ``home`` are relative to ``home``, for the stored file.
 
-    A ``checkpoint_root_dir`` that contains the home is relative too, and so is a ``tensorboard_dir`` in it.
+    If ``checkpoint_root_dir`` contains the home, this path and a ``tensorboard_dir`` below it are relative, too.
     """
     data, place = deepcopy(data), home.resolve()
     root = data.get("checkpoint_root_dir")
@@ -64,9 +65,9 @@ def relative_paths(data: dict[str, Any], home: Path) -> dict[str, Any]:
 
 
 def paths_in_home(data: dict[str, Any], home: Path) -> dict[str, Any]:
-    """A copy of a home's raw configuration in which absolute paths below another home are paths below this one.
+    """A copy of the raw configuration stored in ``home``, with paths below its former location moved below ``home``.
 
-    Earlier versions wrote absolute paths, and the home may be copied or moved.
+    Earlier versions stored absolute paths, which no longer hold after a home is copied or moved.
     """
     data, change = deepcopy(data), partial(_in_home, home=home)
     for keys in (*_LOCAL, *_LOCAL_OR_NAME):
@@ -112,7 +113,7 @@ def _rewrite_interpreter(node: Any, keys: tuple[str, ...], folder: Path) -> None
 
 
 def _with_code(data: dict[str, Any], change: _Change) -> dict[str, Any]:
-    """A copy in which ``change`` is applied to the file of every ``file.py:attribute``, at any depth."""
+    """A copy in which ``change`` is applied to the file part of every text ``file.py:attribute``, at any depth."""
     return {key: _code(value, change) for key, value in data.items()}
 
 
@@ -127,7 +128,7 @@ def _code(node: Any, change: _Change) -> Any:
 
 
 def _is_path(value: str) -> bool:
-    """Whether ``value`` is written as a path; a bare word is not, since a folder of that name is rarely intended."""
+    """Whether ``value`` has the form of a path. A bare word has not: a folder of that name is rarely intended."""
     return "/" in value or value.startswith(("~", "."))
 
 

@@ -1,7 +1,7 @@
 """Resolve a configuration into the settings of a run.
 
-This is the only place that merges an algorithm's preset with the keys that replace its parts, computes batch sizes and
-counts rounds and optimiser steps. Checks, dry run, driver, assets and stages read the result.
+Only this module merges an algorithm's preset with the keys that override its parts, computes batch sizes, and counts
+rounds and optimiser steps. Checks, dry run, driver, assets and stages read the result.
 """
 
 import math
@@ -18,7 +18,7 @@ from rft_platform.config.training_specs import algorithm_spec, lora_spec
 
 #: Rounds of an online run without a limit.
 UNLIMITED_ROUNDS = 10**6
-#: Value of ``train_batch_size`` if an optimiser step takes a whole round: more experiences than a round can have.
+#: ``Batches.train_batch_size`` if an optimiser step takes a whole round; larger than any number of experiences.
 WHOLE_ROUND = 2**31 - 1
 
 
@@ -35,17 +35,17 @@ class Batches:
     batches_a_round: int
     train_batch_size: int  # experiences per optimiser step; ``WHOLE_ROUND``: all experiences of the round
     exact: bool
-    dynamic: bool  # a step takes the rows that have landed, of any round
-    max_batches: int  # task batches that may be sampled instead of one (dynamic sampling); 1: no further ones
+    dynamic: bool  # True: a step takes stored and judged rows of any round
+    max_batches: int  # dynamic sampling: maximum task batches for one explore batch; 1: no further batches
 
     @property
     def groups_a_round(self) -> int:
-        """Tasks of a round: the number of groups that it trains on."""
+        """Tasks of a round; each task gives one group."""
         return self.batch_size * self.batches_a_round
 
     @property
     def experiences_a_round(self) -> int:
-        """Runs per round."""
+        """Runs per round, which is the number of experiences if every run is one experience."""
         return self.groups_a_round * self.repeat_times
 
     @property
@@ -83,8 +83,8 @@ class RunLength:
 class PolicySettings:
     """A policy of the run: that of section ``model``, or one of section ``policies``."""
 
-    model_path: str  # of its starting weights
-    key: str  # configuration key of ``model_path``
+    model_path: str  # starting weights
+    key: str  # configuration key that sets ``model_path``
     train: bool = True
 
 
@@ -103,8 +103,8 @@ class RunSettings:
     """The settings of a run: its configuration and everything derived from it."""
 
     config: RftConfig
-    algorithm: Preset  # preset of ``algorithm_type``, with the parts that the configuration replaces
-    spec: AlgorithmSpec  # the same, as the trainer receives it
+    algorithm: Preset  # preset of ``algorithm_type``, with the overrides of the configuration
+    spec: AlgorithmSpec  # the algorithm in the form that the trainer receives
     lora: LoraSpec | None  # the adapter to train; None: the full weights
     offline: OfflineKind | None  # None: the run explores and trains in rounds
     batches: Batches

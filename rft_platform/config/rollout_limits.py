@@ -24,19 +24,21 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """Limits on the runs of workflows that call the model themselves; a single-turn workflow is one batch.
+    """Limits on the runs of workflows that call the model themselves.
+
+    The workflow ``single_turn`` does not: the engine samples all its runs as one batch.
 
     ``group_policy`` defines how a group with a failed run is handled; a failed run never becomes an experience. A run
     that is stopped because of ``patience`` counts as failed, but is not retried.
     """
 
     concurrency: int = 32  # concurrent runs
-    timeout_s: float = 1800.0  # of one attempt
+    timeout_s: float = 1800.0  # time-out of one attempt
     max_retries: int = 2  # attempts of a run beyond the first
-    truncated_reward: float | None = 0.0  # of a run that exceeded the context and has no reward; None: such a run fails
+    truncated_reward: float | None = 0.0  # reward of a run that exceeded the context and has none; None: the run fails
     group_policy: GroupPolicy = "complete"
     patience: Patience = field(default_factory=Patience)
-    max_prompt_tokens: int | None = None  # of a workflow of one call; a run with a longer prompt fails
+    max_prompt_tokens: int | None = None  # limit for workflow single_turn: a run with a longer prompt fails
 
     @property
     def passes(self) -> int:

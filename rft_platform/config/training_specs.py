@@ -1,4 +1,4 @@
-"""Algorithm, adapter and optimizer of a configuration, as the trainer receives them."""
+"""Derive the specifications that the trainer receives: algorithm, adapter and optimizer."""
 
 from rft_platform.algorithms.presets import Preset
 from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, KlPenaltySpec, LoraSpec, OptimizerSpec
@@ -7,7 +7,7 @@ from rft_platform.config.schema.rft_config import RftConfig
 
 
 def algorithm_spec(config: RftConfig, chosen: Preset) -> AlgorithmSpec:
-    """The algorithm. Its critic, if it has one, lacks what only a project knows: its folder and its schedule."""
+    """The algorithm. The critic, if there is one, has no folder and no schedule yet: only a project knows them."""
     settings = config.algorithm
     correction, penalty, critic = settings.rollout_correction, settings.kl_penalty_fn_args, settings.critic
     averaged = chosen.loss_agg_mode == "seq-mean-token-sum-norm"
@@ -46,7 +46,7 @@ def lora_spec(config: RftConfig) -> LoraSpec | None:
 def optimizer_spec(settings: Optimizer, run_steps: int) -> OptimizerSpec:
     """AdamW as configured; a decay ends with the run unless the configuration sets another end.
 
-    A run that ends within its warm-up has no decay: its learning rates are those at the start of a longer run.
+    A run that ends within its warm-up has no decay; its learning rates are those at the start of a longer run.
     """
     given = settings.model_dump(include=set(Optimizer.model_fields))
     return OptimizerSpec(

@@ -1,4 +1,4 @@
-"""Checks of section ``algorithm`` against the resolved preset: a key that would have no effect is refused."""
+"""Check section ``algorithm`` against the resolved preset: refuse keys that would have no effect."""
 
 from collections.abc import Iterator
 
@@ -41,8 +41,8 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
         )
     elif settings.kl_penalty_fn_args.kl_coef and not preset.needs_reward:
         yield (
-            f"algorithm.kl_penalty_fn_args.kl_coef: {name} uses no reward, so there is none to include a KL "
-            "penalty; leave it out, or use kl_loss_fn_args.kl_coef"
+            f"algorithm.kl_penalty_fn_args.kl_coef: {name} uses no reward, so no KL penalty can be subtracted from "
+            "the reward; leave it out, or use kl_loss_fn_args.kl_coef"
         )
     if settings.loss_norm_length is not None and preset.loss_agg_mode != "seq-mean-token-sum-norm":
         yield (
@@ -58,7 +58,7 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
     if settings.filters.zero_variance and preset.trains_on == "rollouts" and runs < 2:
         yield (
             f"algorithm.filters.zero_variance: with {runs} run per task no group has variance, and every "
-            "row would be dropped; set algorithm.repeat_times to 2 or more, or leave it out"
+            "row would be dropped; set algorithm.repeat_times to 2 or more, or leave out zero_variance"
         )
     overlong = settings.filters.overlong
     if (overlong.max_length or overlong.cache_length) and not preset.overlong_penalty:
@@ -69,7 +69,11 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
 
 
 def _names_critic(settings: Algorithm) -> bool:
-    """Whether the user wrote section ``critic``, even with defaults; a dumped configuration contains all its keys."""
+    """Whether the user wrote section ``critic``, even with default values.
+
+    A section with all keys and default values does not count: the platform writes such a section when it stores a
+    configuration.
+    """
     written = "critic" in settings.model_fields_set and settings.critic.model_fields_set != set(Critic.model_fields)
     return written or settings.critic != Critic()
 
@@ -78,6 +82,6 @@ def _adaptation_problems(penalty: KlPenaltyArgs) -> Iterator[str]:
     """One line for each key of an adaptive KL coefficient that would have no effect."""
     key = "algorithm.kl_penalty_fn_args"
     if penalty.target is not None and not penalty.kl_coef:
-        yield f"{key}.target: kl_coef is 0, so there is no penalty to adapt; set {key}.kl_coef, or leave it out"
+        yield f"{key}.target: kl_coef is 0, so there is no penalty to adapt; set {key}.kl_coef, or leave out target"
     if penalty.horizon != KlPenaltyArgs().horizon and penalty.target is None:
-        yield f"{key}.horizon: without a target the coefficient does not adapt; set {key}.target, or leave it out"
+        yield f"{key}.horizon: without a target the coefficient does not adapt; set {key}.target, or leave out horizon"

@@ -24,7 +24,7 @@ def check_config(run: RunSettings, *, cpu_count: int, gpu_count: int) -> None:
     """Raise ``UserError`` with one line for each problem.
 
     Args:
-        run: the settings to check, resolved from a configuration as it was loaded.
+        run: the settings to check; their ``config`` is the configuration as loaded from the user's file.
         cpu_count: processors of this machine.
         gpu_count: CUDA devices of this machine.
     """
@@ -60,7 +60,7 @@ def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     if explored and inputs.taskset is None and not config.online:
         yield (
             "buffer.explorer_input.taskset is not set: mode train trains on the rounds of a project that explores "
-            "tasks; give it the path that they have, or set experience_buffer.storage_type: sql for production traffic"
+            "tasks; give it the path of those tasks, or set experience_buffer.storage_type: sql for production traffic"
         )
     if config.mode == "bench" and not inputs.eval_tasksets:
         yield "buffer.explorer_input.eval_tasksets is empty: mode bench needs at least one"
@@ -187,7 +187,7 @@ def _schedule_problems(run: RunSettings) -> Iterator[str]:
     if len(config.evaluation.schedule.split()) != 5:
         yield f"evaluation.schedule {config.evaluation.schedule!r}: expected the five fields of cron, as in '0 3 * * *'"
     if run.offline is not None:
-        return  # its length follows from its dataset
+        return  # the dataset determines the length of an offline training
     algorithm, ends = config.algorithm, run.length() is not None or config.trainer.total_steps is not None
     optimizers = {"algorithm.optimizer": algorithm.optimizer} | (
         {"algorithm.critic": algorithm.critic} if preset.critic else {}
@@ -208,7 +208,7 @@ def _schedule_problems(run: RunSettings) -> Iterator[str]:
 
 
 def _online_problems(config: RftConfig) -> Iterator[str]:
-    """Settings that rounds of production traffic cannot honour."""
+    """One line for each setting that has no meaning for rounds of production traffic."""
     if not config.online:
         return
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable

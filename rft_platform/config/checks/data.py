@@ -1,4 +1,4 @@
-"""Checks of operators, dynamic sampling and task selectors: a key that would have no effect is refused."""
+"""Check operators, dynamic sampling and task selectors: refuse keys that would have no effect."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.rft_config import RftConfig
 
 _OPERATORS = "data_processor.experience_pipeline.operators"
-#: Keys of ``algorithm.filters`` and the operator that each of them stands for.
+#: Each key of ``algorithm.filters`` and the operator that does the same.
 _REPLACED = {
     "zero_variance": "dynamic_sampling",
     "max_batches": "dynamic_sampling",
@@ -25,8 +25,8 @@ def data_problems(run: RunSettings) -> Iterator[str]:
     runs = run.batches.repeat_times
     for index in sampled if runs < 2 else ():
         yield (
-            f"{_OPERATORS}[{index}]: dynamic_sampling compares the runs of a task, and there is {runs}; set "
-            "algorithm.repeat_times to 2 or more, or leave it out"
+            f"{_OPERATORS}[{index}]: dynamic_sampling compares the runs of a task, and a task has only {runs} run; set "
+            "algorithm.repeat_times to 2 or more, or leave out the operator"
         )
     filters = config.algorithm.filters
     for key, replaced in _REPLACED.items():
@@ -36,8 +36,8 @@ def data_problems(run: RunSettings) -> Iterator[str]:
             yield f"algorithm.filters.{key}: the operator {replaced} of {_OPERATORS} does the same; keep one of the two"
     if filters.max_batches is not None and not sampled and not preset.drop_zero_variance:
         yield (
-            "algorithm.filters.max_batches: no filter drops groups without a signal, so there is nothing "
-            "to replace; set algorithm.filters.zero_variance: true, or leave it out"
+            "algorithm.filters.max_batches: no filter drops groups without a learning signal, so no group needs to be "
+            "replaced; set algorithm.filters.zero_variance: true, or leave out max_batches"
         )
     for index, entry in enumerate(operators):
         masks = entry.name == "truncated_mask" and entry.args.get("mode", "mask") == "mask"

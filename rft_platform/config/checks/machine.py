@@ -58,7 +58,7 @@ def _worker_problems(config: RftConfig) -> Iterator[str]:
             if value is not None:
                 yield (
                     f"explorer.workers.{key} is {value}, but workflows run in this process: set explorer.workers.kind "
-                    "to process, or leave it out"
+                    f"to process, or leave out explorer.workers.{key}"
                 )
     elif workers.python is not None and shutil.which(workers.python) is None:
         yield (
@@ -134,9 +134,9 @@ def _sharing_problems(serving: RolloutModel, engines_per_gpu: int) -> Iterator[s
 
 
 def _placement_problems(config: RftConfig, gpu_count: int) -> Iterator[str]:
-    """One line if the trainer needs GPUs that the engines have, and the configuration does not let them share."""
+    """One line if the trainer needs GPUs of the engines and the configuration does not permit shared GPUs."""
     placement, ranks = place(config, gpu_count), config.trainer.nproc
-    enough = placement.engines <= gpu_count and ranks <= gpu_count  # other checks report what is not
+    enough = placement.engines <= gpu_count and ranks <= gpu_count  # if false, other checks report the problem
     if placement.shared and config.mode != "colocate" and gpu_count > 1 and enough:
         yield (
             f"trainer.nproc {ranks}: the engines use {placement.engines} GPUs, the trainer {ranks}, and this machine "

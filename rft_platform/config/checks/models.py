@@ -1,6 +1,7 @@
-"""Checks of the models in addition to ``model``: ``explorer.auxiliary_models`` and ``policies``.
+"""Check ``explorer.auxiliary_models`` and ``policies``, the models in addition to section ``model``.
 
-An auxiliary model is either served here or elsewhere. Names are unique. Several policies exclude some settings.
+An auxiliary model must be served either here or elsewhere, names must be unique, and some settings cannot be combined
+with several policies.
 """
 
 from collections.abc import Iterator
@@ -54,12 +55,15 @@ def _differs(entry: AuxiliaryModel, name: str) -> bool:
 
 
 def _leases(entry: AuxiliaryModel) -> list[str]:
-    """Lease names of the entry's engines; for a model that is served elsewhere, the name that its lease would have."""
+    """Lease names of the entry's engines.
+
+    A model that is served elsewhere has no lease; the name that its lease would have is returned to compare names.
+    """
     further = 0 if entry.base_url else entry.engine_num - 1
     return [entry.lease, *(f"{entry.lease}-{number + 1}" for number in range(further))]
 
 
-#: Names of folders that lie beside the folders of policies.
+#: A policy must not have these names: other folders beside the checkpoint folders of policies have them.
 _TAKEN = ("aside", "intermediate", "warm_start")
 
 
@@ -97,7 +101,7 @@ _WARM_START_INSTEAD = "run its warm start in its own project and use the resulti
 
 
 def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:
-    """Key, whether it is set, and how to fix it."""
+    """One entry for each setting that several policies exclude: its key, whether it is set, and how to fix it."""
     config, preset = run.config, run.algorithm
     sync, algorithm = config.synchronizer, config.algorithm
     kind = f"algorithm.algorithm_type {algorithm.algorithm_type}"
@@ -108,7 +112,7 @@ def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:
         ("model.lora_configs", bool(config.model.lora_configs), "train full weights"),
         (f"synchronizer.sync_style {sync.sync_style}", sync.dynamic, "set it to fixed"),
         ("buffer.trainer_input.experience_buffer.replay_buffer.enable", replay, "set it to false"),
-        (kind, run.offline is not None, "an offline training has one"),
+        (kind, run.offline is not None, "an offline training trains one policy"),
         (kind, preset.critic, "use an algorithm without a critic"),
         (kind, preset.teacher, "use an algorithm without a teacher"),
         (kind, preset.experts, "use an algorithm without demonstrations"),

@@ -1,4 +1,4 @@
-"""Upper bounds for numbers of the right type that no run can use."""
+"""Refuse numbers that have a valid type but are too large for any run, and an unknown metric of the gate."""
 
 import difflib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.rft_config import RftConfig
 
-_MOST_RUNS = 10_000_000  # runs of an explore batch: its rows are held in memory
+_MOST_RUNS = 10_000_000  # runs of an explore batch: memory must hold their rows
 _MOST_TOKENS = 10_000_000  # tokens of a sequence
 _HIGHEST_RATE = 1.0  # AdamW changes a weight by about the learning rate in a step
 _GATE_METRICS = ("sampled_pass", "greedy_pass", "mean_reward", "truncated_share", "failed_runs")

@@ -1,4 +1,4 @@
-"""Semantic checks of section ``synchronizer``."""
+"""Check section ``synchronizer``: refuse settings with which no row or no step could ever be trained."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ def _fixed_problems(run: RunSettings) -> Iterator[str]:
 
 
 def _dynamic_problems(run: RunSettings) -> Iterator[str]:
-    """Checks of the dynamic styles, applied where every run is one experience (so their number is known)."""
+    """Check the dynamic styles. Skipped if a run can have several experiences: then their number is unknown."""
     sync, plan, length = run.config.synchronizer, run.batches, run.length()
     by_trainer = sync.sync_style == "dynamic_by_trainer"
     needed = plan.train_batch_size * (sync.sync_interval if by_trainer else 1)

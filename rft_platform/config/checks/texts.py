@@ -47,7 +47,7 @@ _ELSEWHERE = "put it into an environment variable and read that in your code"
 
 
 def secret_problems(config: RftConfig) -> Iterator[str]:
-    """One line for each setting that looks like a secret or a URL with a secret. The line masks the secret."""
+    """One line for each setting that contains a secret, also within a URL. The line masks the secret."""
     for key, value in flat_settings(config).items():
         if any(isinstance(text, str) and _is_secret(text) for text in (value if isinstance(value, list) else [value])):
             field = re.split(r"[.\[]", key)[-1]

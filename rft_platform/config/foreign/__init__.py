@@ -1,12 +1,14 @@
-"""Configuration files of Trinity-RFT: what their keys and names mean here.
+"""Convert configuration files of Trinity-RFT to the keys and names of this platform.
 
-A key of such a file that the schema does not have is renamed, or accepted with one line that says what takes its place,
-or refused with the reason. ``load`` applies this to a user's file after interpolation and before validation.
+A *foreign key* or *foreign name* is one of Trinity-RFT that this platform does not have; a *foreign file* is a
+configuration file of Trinity-RFT. Each foreign key is renamed, or accepted without effect (one line says what the
+platform does instead), or refused with the reason. ``load`` converts a user's file after interpolation and before
+validation.
 
 Read in this order:
 
-- ``keys``: THE table, key by key; ``treatments``: what a row of the table does.
-- ``names``: workflows, rewards, algorithms and their arguments by name.
+- ``keys``: the table of all foreign keys; ``treatments``: the three treatments of a key, and how they are applied.
+- ``names``: tables of foreign names: workflows, rewards, algorithms and their arguments.
 - ``tasksets``, ``algorithms``, ``stages``: conversions of several keys at once.
 - ``convert``: ``convert``, which applies all of them.
 """

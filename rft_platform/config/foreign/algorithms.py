@@ -1,4 +1,4 @@
-"""Section ``algorithm`` of foreign files: names, arguments, warm-up, teachers and demonstrations."""
+"""Convert section ``algorithm`` of foreign files: names, arguments, warm-up, teachers and demonstrations."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +21,10 @@ _AUXILIARY_BUFFERS = "buffer.trainer_input.auxiliary_buffers"
 
 
 def convert_algorithm(data: Data) -> Iterator[str]:
-    """Convert section ``algorithm`` and what belongs to it; yields one line for each difference. Raises UserError."""
+    """Convert section ``algorithm`` and the keys of other sections that belong to the algorithm.
+
+    Yields one line for each difference. Raises UserError.
+    """
     section = data.setdefault("algorithm", {})
     if not isinstance(section, dict):
         return
@@ -46,7 +49,10 @@ def _named(section: Data) -> Iterator[str]:
 
 
 def _without_kl(section: Data) -> Iterator[str]:
-    """The function ``none`` of a KL term switches it off, whatever its coefficient; here the coefficient does so."""
+    """Remove the function ``none`` of a KL term, and the term's coefficient.
+
+    In a foreign file ``none`` disables the term; on this platform a coefficient of 0 does.
+    """
     for name in ("kl_loss_fn", "kl_penalty_fn"):
         if section.get(name) != "none":
             continue
@@ -56,7 +62,7 @@ def _without_kl(section: Data) -> Iterator[str]:
 
 
 def _arguments(section: Data, name: str, own: frozenset[str]) -> Data | None:
-    """The arguments of a function of the platform; None: there are none, or they are those of the user's function."""
+    """The arguments of a function of the platform; None: no arguments are set, or the function is the user's own."""
     key, function = f"{name}_args", section.get(name)
     if section.get(key) is None:
         section.pop(key, None)
@@ -69,7 +75,7 @@ def _advantage(section: Data) -> Iterator[str]:
     arguments = _arguments(section, "advantage_fn", ADVANTAGES)
     if arguments is None:
         return
-    if section.get("algorithm_type") == "gkd":  # its options are those of the loss
+    if section.get("algorithm_type") == "gkd":  # here its options belong to the loss
         share = arguments.pop("lambda_coef", None)
         arguments.pop("kl_coef", None)
         if share is not None:
@@ -85,7 +91,7 @@ def _advantage(section: Data) -> Iterator[str]:
             "algorithm.advantage_fn_args.std_threshold and filters.zero_variance",
         )
         yield (
-            "algorithm.advantage_fn_args.std_threshold: algorithm.filters.zero_variance takes its place, which leaves "
+            "algorithm.advantage_fn_args.std_threshold: replaced by algorithm.filters.zero_variance, which leaves "
             "out groups whose rewards are all equal"
         )
     if arguments.get("std_cal_level") in ("group", None):
@@ -131,7 +137,10 @@ def _renamed(arguments: Data, names: Mapping[str, str | None]) -> tuple[Data, li
 
 
 def warm_up(data: Data, section: Data) -> Iterator[str]:
-    """Replace a share of the steps by their number; yields a line about it. Raises UserError if it is not known."""
+    """Replace the warm-up as a share of all steps by a number of steps; yields one line that states both.
+
+    Raises UserError if the number of all steps is not known.
+    """
     optimizer = section.get("optimizer")
     if not isinstance(optimizer, dict):
         return
@@ -154,7 +163,7 @@ def warm_up(data: Data, section: Data) -> Iterator[str]:
 
 
 def _teacher(data: Data, section: Data) -> Iterator[str]:
-    """The first auxiliary model of a file for distillation is the teacher."""
+    """Make the first auxiliary model the teacher if the file configures a distillation."""
     if section.get("algorithm_type") not in ("on_policy_distill", "gkd") or section.get("teacher_model_path"):
         return
     models: Any = value_at(data, "explorer.auxiliary_models")
@@ -165,7 +174,7 @@ def _teacher(data: Data, section: Data) -> Iterator[str]:
 
 
 def _demonstrations(data: Data, section: Data) -> Iterator[str]:
-    """The auxiliary buffer with demonstrations is ``algorithm.experts``."""
+    """Convert the auxiliary buffer with demonstrations to ``algorithm.experts``."""
     strategy = _popped(section, "sample_strategy_args") or {}
     mixes = str(section.get("algorithm_type")).startswith("mix")
     loss = (_arguments(section, "policy_loss_fn", LOSSES) or {}) if mixes else {}
@@ -205,7 +214,7 @@ def _demonstrations(data: Data, section: Data) -> Iterator[str]:
 
 
 def _popped(section: Data, key: str) -> Data | None:
-    """Remove and return a mapping; a value of another type stays for the validation."""
+    """Remove and return a mapping. A value of another type stays in the section, so that the validation refuses it."""
     if section.get(key) is None or isinstance(section[key], dict):
         return section.pop(key, None)
     return None

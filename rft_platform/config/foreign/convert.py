@@ -10,14 +10,14 @@ from rft_platform.config.foreign.stages import convert_stages
 from rft_platform.config.foreign.tasksets import convert_tasksets
 from rft_platform.config.foreign.treatments import Data, apply, value_at
 
-_TINKER_RANK = 16  # of the service
+_TINKER_RANK = 16  # the service's default rank of an adapter
 
 
 def convert(data: Data, source: str, *, own_functions: bool = False) -> tuple[Data, tuple[str, ...]]:
-    """``data`` with the keys and names of this platform, and one line for each difference.
+    """A copy of ``data`` with the keys and names of this platform, and one line for each difference.
 
     ``own_functions``: the caller replaces the workflows that the file names.
-    Raises UserError, which begins with ``source``, for a key that cannot be honoured.
+    Raises UserError for a key that the platform cannot support; the message begins with ``source``.
     """
     converted = deepcopy(data)
     notices: list[str] = []
@@ -36,7 +36,7 @@ def convert(data: Data, source: str, *, own_functions: bool = False) -> tuple[Da
 def _convert_tinker(data: Data) -> Iterator[str]:
     """Replace a training on a paid service by an adapter of the same rank that is trained here.
 
-    Yields lines about it. Raises UserError for the service's address.
+    Yields one line for each setting without effect. Raises UserError if the file gives the service's address.
     """
     model = data.get("model")
     settings = model.pop("tinker", None) if isinstance(model, dict) else None

@@ -1,4 +1,7 @@
-"""THE table of foreign keys: each key of Trinity-RFT that the schema does not have, and what becomes of it."""
+"""All configuration keys of Trinity-RFT that our schema does not have, and for each of them one treatment.
+
+A key is renamed (``Moved``), accepted without effect (``Noted``) or refused (``Refused``).
+"""
 
 from collections.abc import Iterator
 
@@ -34,7 +37,7 @@ _FORMAT: tuple[Row, ...] = (
     ("enable_thinking", Noted("explorer.rollout_model.enable_thinking sets it for the model")),
 )
 
-#: Keys of a dataset of demonstrations or pairs, which the format of a taskset does not have.
+#: Keys for columns of demonstrations or preference pairs. A taskset has no such columns.
 _ONLY_OFFLINE = ("prompt_type", "messages_key", "tools_key", "chosen_key", "rejected_key")
 
 _TASKSET: tuple[Row, ...] = (

@@ -1,4 +1,4 @@
-"""Names of Trinity-RFT and what they mean here: workflows, rewards, algorithms, and arguments of their functions."""
+"""Tables from names of Trinity-RFT to names of this platform: workflows, rewards, algorithms and their arguments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ _THINK_AND_BOX = (
 
 Judge = str | list[dict[str, Any]]
 
-#: The answer counts 1, the form 0.1.
+#: A correct answer has weight 1, the requested form of the text weight 0.1.
 _MATH_AND_FORM: Judge = [
     {"judge": "math", "weight": 1.0},
     {"judge": "tags", "weight": 0.1, "args": {"tags": ["think", "answer"]}},
@@ -25,14 +25,14 @@ _MATH_AND_FORM: Judge = [
 
 @dataclass(frozen=True, slots=True)
 class KnownWorkflow:
-    """A workflow that a built-in one replaces."""
+    """The built-in workflow that replaces a workflow of Trinity-RFT, and the settings that come with it."""
 
     workflow: str
-    judge: Judge | None = None  # if the file names no reward
-    system_prompt: str | None = None  # if the file has none
-    thinking_prompt: str | None = None  # instead, if workflow_args has with_think: true
-    arguments: Mapping[str, str | None] = field(default_factory=dict)  # workflow_args; None: they have no effect
-    note: str | None = None
+    judge: Judge | None = None  # used if the file names no reward
+    system_prompt: str | None = None  # used if the file sets no system prompt
+    thinking_prompt: str | None = None  # replaces system_prompt if workflow_args has with_think: true
+    arguments: Mapping[str, str | None] = field(default_factory=dict)  # new names of workflow_args; None: no effect
+    note: str | None = None  # line for the user about a difference
 
 
 _SIMPLE = KnownWorkflow("single_turn")
@@ -79,7 +79,7 @@ _IMAGES = "models and tasks are text here; images need another platform"
 _TOOL_DATA = f"it reads columns of its own dataset: {_OWN_WORKFLOW}, and the judge tool_use"
 _ADAPTER = f"AgentScope's functions are workflows without an adapter: {_OWN_WORKFLOW}"
 
-#: Workflows that nothing replaces.
+#: Workflows that this platform cannot replace, each with the reason and what to do.
 REFUSED_WORKFLOWS: Mapping[str, str] = {
     **dict.fromkeys(("alfworld_workflow", "step_wise_alfworld_workflow"), _environment("ALFWorld")),
     **dict.fromkeys(("RAFT_alfworld_workflow", "RAFT_reflect_alfworld_workflow"), _environment("ALFWorld")),
@@ -109,7 +109,8 @@ REWARDS: Mapping[str, Judge] = {
 
 _GRADER = "it needs another project's graders: set judge: llm with criteria (docs/judges.md)"
 
-#: Rewards that nothing replaces. ``rm_gallery_reward`` names one of its own rewards in ``reward_fn_args.reward_name``.
+#: Rewards that this platform cannot replace, each with the reason and what to do. They are accepted only if
+#: ``reward_fn_args.reward_name`` is a key of ``REWARDS``.
 REFUSED_REWARDS: Mapping[str, str] = dict.fromkeys(
     (
         "rm_gallery_reward", "openjudge_reward", "trajectory_accuracy_grader_reward",
@@ -118,7 +119,7 @@ REFUSED_REWARDS: Mapping[str, str] = dict.fromkeys(
     _GRADER,
 )  # fmt: skip
 
-#: Algorithms with another name here, and the line about a difference.
+#: Algorithms that have another name here: that name, and a line about a difference (None: there is no difference).
 ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
     "raft": ("rft", "runs with a reward of at least algorithm.filters.reward_threshold (1) are trained on"),
     "grpo_verl": ("grpo", None),
@@ -126,7 +127,7 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
     "jsd": ("gkd", "the divergence to the teacher is computed over the whole vocabulary, in the trainer"),
 }
 
-#: The platform's own losses and advantages. Arguments of all others are the user's own: they keep their names.
+#: The platform's own losses and advantages. All other functions are the user's own; their arguments keep their names.
 LOSSES = frozenset({"cispo", "dpo", "gkd", "gspo", "mix", "opmd", "ppo", "reinforce", "sapo", "sft", "topr"})
 ADVANTAGES = frozenset(
     {"gae", "gigpo", "grpo", "on_policy_distill", "opmd", "reinforce_plus_plus", "rloo", "step_wise_grpo"}
@@ -134,7 +135,7 @@ ADVANTAGES = frozenset(
 
 _BATCHES_OF_VERL = "rows are packed up to trainer.max_token_len_per_gpu"
 
-#: Arguments of losses and advantages by foreign name: their name here; None: the line below takes their place.
+#: Arguments of losses by foreign name: their name here; None: no effect, for the reason ``LOSS_NOTE``.
 LOSS_ARGUMENTS: Mapping[str, str | None] = {
     "clip_range_low": "clip_low",
     "clip_range_high": "clip_high",
@@ -149,6 +150,7 @@ LOSS_ARGUMENTS: Mapping[str, str | None] = {
 }  # fmt: skip
 LOSS_NOTE = _BATCHES_OF_VERL
 
+#: The same for arguments of advantages; None: no effect, for the reason ``ADVANTAGE_NOTE``.
 ADVANTAGE_ARGUMENTS: Mapping[str, str | None] = {
     "epsilon": "eps",
     "enable_step_norm": "step_norm",
@@ -158,13 +160,13 @@ ADVANTAGE_ARGUMENTS: Mapping[str, str | None] = {
 }
 ADVANTAGE_NOTE = "the advantage has the definition in docs/algorithms.md"
 
-#: Operators of experiences that are left out, and what takes their place.
+#: Operators of experiences that are left out, and what replaces each of them.
 OPERATORS: Mapping[str, str] = {
     "pass_rate_calculator": "task_selector difficulty_based measures pass rates itself",
     "data_juicer": "Data-Juicer is no part of the platform: a weighted judge or your own operator takes its place",
     "reward_shaping_mapper": "weights of several judges take its place",
 }
 
-#: Options of the task selector difficulty_based.
+#: Options of the task selector difficulty_based by foreign name: their name here.
 SELECTOR_ARGUMENTS: Mapping[str, str] = {"target_reward": "target"}
 SELECTOR_NOTE = "difficulty_based has its own options (docs/data.md)"

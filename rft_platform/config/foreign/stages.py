@@ -1,4 +1,4 @@
-"""``stages`` of foreign files: a supervised fine-tuning and the training after it, as one project.
+"""Convert section ``stages`` of foreign files, a supervised fine-tuning and the training after it, to one project.
 
 The fine-tuning becomes section ``warm_start`` (round 0), and the sections of the other stage replace those of the file.
 """
@@ -15,7 +15,7 @@ _SECTIONS = ("mode", "algorithm", "buffer", "data_processor", "explorer", "train
 _MORE = "run each further one as its own project, with model_path: models:/NAME@champion of the one before"
 _STORE = "buffer.trainer_input.experience_buffer"
 _OPTIMIZER = "algorithm.optimizer"
-_COLUMNS = {"messages_key": "messages", "tools_key": "tools"}  # those that a warm start reads
+_COLUMNS = {"messages_key": "messages", "tools_key": "tools"}  # the columns that a warm start reads
 _USED = (
     "stage_name",
     "mode",
@@ -28,7 +28,10 @@ _USED = (
 
 
 def convert_stages(data: Data) -> Iterator[str]:
-    """Merge the stages into the file; yields lines about them. Raises UserError for stages that do not fit."""
+    """Merge the stages into the file; yields one line for each difference.
+
+    Raises UserError unless the stages are one training, or a supervised fine-tuning followed by one training.
+    """
     stages = data.pop("stages", None)
     if not stages:
         return
@@ -66,7 +69,10 @@ def _algorithm(stage: Data) -> Any:
 
 
 def _warm_start(stage: Data, data: Data) -> Generator[str, None, Data]:
-    """Section ``warm_start`` with the settings of a stage of sft; the file's sections stand in for missing ones."""
+    """Section ``warm_start`` with the settings of a stage of sft.
+
+    If the stage has no section ``buffer`` or ``trainer``, that section of the file is used.
+    """
     for key in _leaves(stage):
         if key not in _USED and not key.startswith(f"{_OPTIMIZER}."):
             yield f"stages[0].{key} has no effect here: section warm_start has the settings of the warm start"
@@ -93,7 +99,7 @@ def _warm_start(stage: Data, data: Data) -> Generator[str, None, Data]:
 
 
 def _optimizer(stage: Data, section: Data, steps: Any) -> Iterator[str]:
-    """Put the stage's optimizer into ``section``; its keys are those of section ``algorithm``."""
+    """Convert the stage's ``algorithm.optimizer`` like that of a file, and put the result into ``section``."""
     alone: Data = {"algorithm": {"optimizer": value_at(stage, _OPTIMIZER)}, "trainer": {"total_steps": steps}}
     lines: list[str] = []
     try:
@@ -111,7 +117,7 @@ def _optimizer(stage: Data, section: Data, steps: Any) -> Iterator[str]:
 
 
 def _leaves(section: Data, prefix: str = "") -> Iterator[str]:
-    """The dotted keys with a value."""
+    """The dotted keys of all values that are not null."""
     for key, value in section.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{key}.")

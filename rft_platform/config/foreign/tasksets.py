@@ -1,4 +1,4 @@
-"""Tasksets of foreign files: default workflows and rewards, and the names of both."""
+"""Convert tasksets of foreign files: apply default workflows and rewards, and replace the names of both."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,8 @@ _REWARD_KEYS = ("judge", "default_reward_fn_type", "reward_fn_type")
 def convert_tasksets(data: Data, own_functions: bool) -> Iterator[str]:
     """Convert every taskset of the file; yields one line for each difference. Raises UserError.
 
-    With ``own_functions`` the caller replaces the workflow, so the file's workflow and what it implies do not count.
+    ``own_functions``: the caller replaces the workflow, so the file's workflow, and the judge and system prompt that
+    follow from this workflow, are ignored.
     """
     inputs = value_at(data, _INPUT)
     if not isinstance(inputs, dict):
@@ -52,7 +53,7 @@ def _tasksets(inputs: Data, workflow: str | None, held_out: str | None) -> Itera
 
 
 def _fill(taskset: Data, keys: tuple[str, ...], value: str | None) -> None:
-    """Put the value that the taskset sets by any of ``keys``, or else ``value``, under the first of them."""
+    """Set the first of ``keys`` to the value that the taskset has under any of ``keys``, or else to ``value``."""
     set_here = [taskset.pop(key) for key in keys if key in taskset]
     chosen = next((entry for entry in set_here if entry is not None), value)
     if chosen is not None or set_here:
@@ -129,7 +130,7 @@ def _workflow(data: Data, shown: str, taskset: Data, known: KnownWorkflow) -> It
 
 
 def _model_judge(data: Data, shown: str, taskset: Data, judge: Judge) -> Iterator[str]:
-    """Give a judge that asks a model the first auxiliary model, unless the file says which."""
+    """Let a judge that asks a model use the first auxiliary model, unless the file names another model."""
     if judge not in ("pairwise", "llm"):
         return
     models = value_at(data, "explorer.auxiliary_models")

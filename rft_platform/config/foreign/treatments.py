@@ -1,4 +1,4 @@
-"""What becomes of one foreign key: ``Moved``, ``Noted`` or ``Refused``, and finding it in a file."""
+"""The three treatments of a foreign key (``Moved``, ``Noted``, ``Refused``), and code that finds keys in a file."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,27 +11,27 @@ Data = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The setting has another key here."""
+    """The setting has another key in our schema; the value is written there."""
 
-    to: str  # dotted; begins with a dot: beside the foreign key, in the same section
+    to: str  # dotted key; if it begins with a dot, it is relative to the section of the foreign key
     values: Mapping[Any, Any] = field(default_factory=dict)  # values with another name here; None: leave the key out
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The key is accepted without effect; ``reason`` says what takes its place."""
+    """The key is accepted without effect; ``reason`` says what the platform does instead."""
 
     reason: str
-    silent: tuple[Any, ...] = ()  # values that ask for what happens anyway, so nothing is said
+    silent: tuple[Any, ...] = ()  # values that equal the platform's behaviour: no line is printed
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The key asks for what the platform does not do; ``reason`` says what to do instead."""
+    """The platform does not support the key; ``reason`` says what to do instead."""
 
     reason: str
-    allowed: tuple[Any, ...] = ()  # values that ask for nothing, besides null
-    secret: bool = False  # the line does not show the value
+    allowed: tuple[Any, ...] = ()  # values, besides null, that request nothing: they are accepted
+    secret: bool = False  # True: the message does not show the value
 
 
 Treatment = Moved | Noted | Refused
@@ -41,9 +41,9 @@ Treatment = Moved | Noted | Refused
 class Found:
     """A key of the table in a file."""
 
-    section: Data  # where it stands
-    name: str  # its last part
-    shown: str  # as the user would write it
+    section: Data  # the mapping that contains the key
+    name: str  # the key's last part
+    shown: str  # the whole key as the user would write it
 
     def value(self) -> Any:
         """Remove the key from its section and return its value."""
@@ -73,7 +73,7 @@ def _sections(node: Any, parents: list[str], shown: str) -> Iterator[tuple[Data,
 
 
 def apply(data: Data, key: str, treatment: Treatment) -> Iterator[str]:
-    """Treat a key of the table wherever it is set; yields one line for each key without effect. Raises UserError."""
+    """Apply ``treatment`` wherever ``key`` is set; yields one line for each key without effect. Raises UserError."""
     for found in find(data, key):
         value = found.value()
         if isinstance(treatment, Moved):
@@ -96,7 +96,10 @@ def _move(data: Data, found: Found, treatment: Moved, value: Any) -> None:
 
 
 def put(section: Data, key: str, value: Any, both: str) -> None:
-    """Set a dotted key. Raises UserError if it has another value already; ``both`` names the two settings."""
+    """Set a dotted key. Raises UserError if the key already has another value.
+
+    ``both``: text for the message that names the two keys of this setting.
+    """
     *parents, last = key.split(".")
     for name in parents:
         if section.get(name) is None:

@@ -133,15 +133,15 @@ class Optimizer(Section):
 
 
 class Critic(Optimizer):
-    """The value model of PPO and its own optimizer. Its steps are counted from its first update."""
+    """The value model of PPO and its own optimizer, whose steps are counted from the critic's first update."""
 
     lr: PositiveFloat = 1e-5
     """Peak learning rate of the critic."""
     value_clip: PositiveFloat = 0.2
-    """Clip range of the value loss: a value that moved further than this from its value at the start of the training,
-    towards its return, has no gradient."""
+    """Clip range of the value loss: a value that has moved towards its return by more than this range since the start
+    of the training has no gradient."""
     warmup_steps: NonNegativeInt = 0
-    """Number of first optimiser steps that train the critic only."""
+    """Number of optimiser steps at the start that train only the critic."""
 
 
 class Algorithm(Section):
@@ -152,11 +152,11 @@ class Algorithm(Section):
     advantage_fn: str | None = None
     """Advantage function instead of the preset's."""
     advantage_fn_args: dict[str, Any] = Field(default_factory=dict)
-    """Its options."""
+    """Options of the advantage function."""
     policy_loss_fn: str | None = None
     """Policy loss instead of the preset's."""
     policy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
-    """Its options."""
+    """Options of the policy loss."""
     kl_loss_fn: Estimator | None = None
     """Estimator of the KL term in the loss; default k2. As a loss, k1 has no gradient in expectation."""
     kl_loss_fn_args: KlLossArgs = KlLossArgs()

@@ -151,7 +151,7 @@ class PriorityArgs(Section):
 
 
 class ReplayBuffer(Section):
-    """Serve experiences more than once: used experiences fill a step for which there are too few new ones."""
+    """Train on experiences more than once: if a step has too few new experiences, used ones fill it."""
 
     enable: bool = False
     """Switches the replay of experiences on."""
@@ -196,7 +196,7 @@ class ExperienceBuffer(Section):
     path: str | None = None
     """Dataset of an offline training (sft, dpo, gkd): a JSONL, JSON, CSV or Parquet file, a folder of split files, or
     the name of a Hugging Face dataset. Online training: the database's URL (``sqlite:///FILE``,
-    ``postgresql+psycopg2://...``); null: an SQLite file below ``RFT_HOME``. No other training reads it."""
+    ``postgresql+psycopg2://...``); null: an SQLite file below ``RFT_HOME``. Other trainings ignore this key."""
     split: str = "train"
     """Split of an offline dataset."""
     subset_name: str | None = None
@@ -232,5 +232,5 @@ class Buffer(Section):
 
 #: Names of the judges that ask a model.
 MODEL_JUDGES = ("llm", "pairwise")
-#: Their arguments for time-outs, retries, concurrency, cache and budget. They are not part of a judge's version.
+#: Arguments of these judges for time-outs, retries, concurrency, cache and budget. They do not change its version.
 PATIENCE = ("timeout_s", "retries", "backoff_s", "concurrency", "cache", "budget", "on_invalid")

@@ -79,7 +79,7 @@ class AuxiliaryModel(RolloutModel):
         return self.name or (self.model or self.model_path).rstrip("/").rpartition("/")[2]
 
     def identity(self, served: str = "") -> str:
-        """What the model's answers depend on: the model, its address, and the fields that are set in each request.
+        """Everything that the model's answers depend on: model, address, and the fields that are set in each request.
 
         ``served``: the folder that the platform's engine serves, if it is known; otherwise ``model_path`` is used.
         """
@@ -103,7 +103,7 @@ class OverRollout(Section):
     """Explore more tasks than needed and drop the slowest. An evaluation always waits for every run."""
 
     ratio: float = Field(default=0.0, ge=0, lt=1)
-    """Share of a batch's tasks that need not finish. 0: wait for every run."""
+    """Share of a batch's tasks that may be left unfinished. 0: wait for every run."""
     wait_after_min: NonNegativeFloat = 30.0
     """Seconds that the remaining runs get after all runs of enough tasks have succeeded; then they are stopped."""
 
@@ -121,7 +121,7 @@ class DynamicTimeout(Section):
 
 
 class Workers(Section):
-    """Where workflows run that call the model themselves."""
+    """Processes in which workflows run, if the workflow calls the model itself (every workflow but single_turn)."""
 
     kind: Literal["inprocess", "process"] = "inprocess"
     """``process``: each run uses a worker process, which is killed at the time-out together with everything it
@@ -184,10 +184,10 @@ class Engine(Section):
     threads: PositiveInt = 1
     """CPU threads."""
     idle_timeout_s: PositiveFloat = 900.0
-    """The process ends after so many seconds without a request."""
+    """The process ends after this number of seconds without a request."""
     heartbeat_timeout_s: float = Field(default=120.0, ge=20.0)
-    """If ``/health`` (polled every 10 s during a request) gives no answer for so many seconds, the process is ended and
-    the launch retried."""
+    """During a request ``/health`` is polled every 10 s. If there is no answer for this number of seconds, the process
+    is ended and the launch is retried."""
     device: str = "auto"
     """``auto``: cuda if available, else cpu."""
     python: str | None = None

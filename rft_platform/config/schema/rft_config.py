@@ -53,9 +53,9 @@ class Model(Section):
     max_model_len: PositiveInt | None = None
     """Prompt and response together. Default: the model's own limit."""
     max_prompt_tokens: PositiveInt | None = None
-    """Tokens that prompts may have, with the chat template: together with ``max_response_tokens`` at most
-    ``max_model_len``. A run of the workflow single_turn with a longer prompt fails alone, with its task's name. Prompts
-    of other workflows are limited by ``max_model_len`` only."""
+    """Maximum tokens of a prompt of workflow single_turn, chat template included. A run with a longer prompt fails, and
+    the error names its task; other runs continue. The sum with ``max_response_tokens`` must not exceed
+    ``max_model_len``, which is the only limit for prompts of other workflows."""
     max_response_tokens: PositiveInt | None = None
     """Limit of a response. Default: half of ``max_model_len``, or 1024."""
     temperature: NonNegativeFloat = 1.0
@@ -90,7 +90,7 @@ class FurtherPolicy(Section):
 
     @property
     def lease(self) -> str:
-        """Stem of the lease and log file names of its engine."""
+        """Stem of the names of the lease file and log file of the policy's engine."""
         return f"policy-{self.name}"
 
 
@@ -116,7 +116,8 @@ class ExperiencePipeline(Section):
     """Operators on judged experiences, applied in this order before advantages are computed."""
 
     operators: list[OperatorConfig] = Field(default_factory=list)
-    """They run after the algorithm's own operators. An operator with the same name replaces the algorithm's own."""
+    """Operators that run after those of the algorithm. An operator with the same name as one of the algorithm replaces
+    it."""
 
 
 class DataProcessor(Section):
@@ -142,20 +143,20 @@ class Synchronizer(Section):
     """Explore batches that the explorer may run ahead of the trainer. In the dynamic styles 0 means no bound."""
     max_staleness: NonNegativeInt | None = None
     """Maximum number of policy versions (optimiser steps) between the weights that sampled a row and the weights that
-    train on it. In the dynamic styles the explorer waits instead of exceeding it. Older rows are left out and counted.
-    Default: no limit."""
+    train on it. Older rows are left out and counted. In the dynamic styles the explorer waits before its rows would
+    become too old. Default: no limit."""
     sync_timeout: PositiveFloat = 3600.0
-    """Modes explore and train: seconds to wait for the other half while it has no driver. Other modes wait without a
-    limit."""
+    """Modes explore and train, as two commands on one project: seconds to wait for the other command while it is not
+    running. Other modes wait without a limit."""
 
     @property
     def dynamic(self) -> bool:
-        """Whether a training takes all rows that have landed, instead of the rows of its own round."""
+        """Whether a training takes all stored and judged rows, instead of the rows of its own round."""
         return self.sync_style != "fixed"
 
     @property
     def batches_a_round(self) -> int:
-        """Explore batches per round. In the dynamic styles it is 1: rows land batch by batch."""
+        """Explore batches per round; 1 in the dynamic styles, where each explore batch is stored as one round."""
         return 1 if self.dynamic else self.sync_interval
 
     @property
@@ -170,7 +171,8 @@ class RftConfig(Section):
     mode: Mode = "both"
     """``both``: explore and train in rounds. ``explore``: only roll out and judge. ``train``: train on explored rounds
     or on a dataset (offline). ``bench``: evaluate the project's policies. ``colocate``: as ``both``, and the trainer
-    shares the engines' GPUs; otherwise it takes the last GPUs of the machine, and shares only a single one."""
+    shares the engines' GPUs. In the other modes the trainer has its own GPUs, the last ones of the machine, unless the
+    machine has only one GPU."""
     project: str = Field(default="rft", min_length=1)
     """Name of the project, part of checkpoint paths and of the registered model's name."""
     group: str = ""
@@ -236,14 +238,14 @@ class RftConfig(Section):
     @property
     def selects_rows(self) -> bool:
         """Whether each training selects its rows one by one. Otherwise it takes all rows of its own round."""
-        if self.online:  # the database selects them when the round collects its rows
+        if self.online:  # the database selects the rows when a round collects them
             return False
         replay, sync = self.buffer.trainer_input.experience_buffer.replay_buffer, self.synchronizer
         return bool(self.policies) or sync.dynamic or sync.max_staleness is not None or replay.enable
 
 
 def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which each setting has the key that the platform reads. Malformed values are left for validation."""
+    """A copy in which each synonym is replaced by the key that the platform reads; the validation checks the values."""
     data = deepcopy(data)
     buffer = data.get("buffer")
     if isinstance(buffer, dict) and "eval_tasksets" in buffer:

@@ -1,4 +1,4 @@
-"""Base class of all sections of the configuration, and other names of values."""
+"""Base class of all sections of the configuration, and a validator that accepts other names for a value."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 def aliases(names: Mapping[str, str]) -> BeforeValidator:
-    """A validator that replaces other names of a value; values of a wrong type are left for the validation."""
+    """A validator that replaces each alias (key of ``names``) by the value it stands for.
+
+    Other values pass unchanged, so that the field's own validation reports a value of a wrong type.
+    """
 
     def replaced(value: Any) -> Any:
         return names.get(value, value) if isinstance(value, str) else value

@@ -8,7 +8,7 @@ from rft_platform.config.schema.section import Section
 
 
 class DeclaredMetric(Section):
-    """A metric that feedback may have beside the reward."""
+    """A metric that feedback may have in addition to the reward."""
 
     name: str = Field(min_length=1, max_length=100)
     """Name of the metric; ``reward`` declares the valid rewards."""
@@ -29,11 +29,11 @@ class DeclaredMetric(Section):
 
 
 class Alerts(Section):
-    """Limits of the traffic's figures. An exceeded limit is a warning on the status page, in the log and in the events.
-    null: no alert."""
+    """Limits for statistics of the traffic. If a limit is exceeded, the status page, the log and the events show a
+    warning. null: no alert."""
 
     window_s: PositiveFloat = 86_400.0
-    """The figures are those of the calls that were recorded in the last so many seconds."""
+    """The statistics cover the calls of the last ``window_s`` seconds."""
     least_calls: PositiveInt = 50
     """No alert while fewer calls were recorded."""
     invalid_rate: float | None = Field(default=None, ge=0, le=1)
@@ -60,11 +60,11 @@ class ImplicitFeedback(Section):
     api_key_env: str | None = None
     """The environment variable with the key. null: no key."""
     interval_s: PositiveFloat = 10.0
-    """Seconds between two looks for new messages."""
+    """Seconds between two queries for new messages."""
     within_s: PositiveFloat = 86_400.0
-    """Answers that are older are not judged."""
+    """Answers older than this number of seconds are not judged."""
     concurrency: PositiveInt = 4
-    """Requests to the model at the same time."""
+    """Maximum number of concurrent requests to the model."""
 
 
 class Service(Section):
@@ -73,7 +73,8 @@ class Service(Section):
     record_rate: float = Field(default=1.0, ge=0, le=1)
     """Share of runs and conversations whose calls are recorded; all of them are served."""
     selection: list[str] = Field(default_factory=list)
-    """Own selection strategies by reference (``pkg.mod:attr``, ``/path/file.py:attr``), asked before the rate."""
+    """Your own selection strategies by reference (``pkg.mod:attr``, ``/path/file.py:attr``). They decide first whether
+    a call is recorded; ``record_rate`` applies if none of them decides."""
     metrics: list[DeclaredMetric] = Field(default_factory=list)
     """Metrics that feedback may have. With at least one, feedback with another metric or an invalid value is refused.
     Empty: any metric is accepted."""
@@ -93,20 +94,21 @@ class Service(Section):
     most_waiting: NonNegativeInt = 10_000
     """Calls that may wait for the database. Further ones are served and not recorded; they are counted."""
     requests_per_minute: PositiveInt | None = None
-    """OpenAI calls that a tenant may send in a minute, and as many other requests. Further ones get status 429. Without
-    API keys all callers are one tenant. null: no limit."""
+    """Maximum number of OpenAI calls of a tenant per minute; the same limit holds separately for its other requests.
+    A request above the limit gets status 429. Without API keys all callers are one tenant. null: no limit."""
     concurrent_requests: PositiveInt | None = None
-    """OpenAI calls of a tenant that may run at the same time, and as many other requests. null: no limit."""
+    """Maximum number of concurrent OpenAI calls of a tenant; the same limit holds separately for its other requests.
+    null: no limit."""
     implicit_feedback: ImplicitFeedback | None = None
     """null: only people and programs reward answers."""
     alerts: Alerts = Alerts()
     weight_update: Literal["together", "rolling"] = "together"
-    """How several replicas (``explorer.rollout_model.engine_num``) take new weights. ``together``: all at once, and
-    requests wait meanwhile. ``rolling``: one after another, each is compared with the trainer's log-probs before the
-    next, and all return to the previous weights if one fails. Of an imported version only the weights' digest is
-    compared."""
+    """How several replicas (``explorer.rollout_model.engine_num``) take new weights. ``together``: all at once;
+    requests wait meanwhile. ``rolling``: one after another. The log-probs of each replica are compared with the
+    trainer's before the next replica follows, and all replicas return to the previous weights if a comparison fails.
+    For an imported version only the digest of the weights is compared."""
     least_in_service: PositiveInt = 1
     """Replicas that take requests at any time of a rolling update."""
     canary_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the traffic that a newly released version gets as a canary, until its success rate promotes it or rolls
-    it back. 0: it serves all traffic at once."""
+    it back. 0: a newly released version serves all traffic at once."""

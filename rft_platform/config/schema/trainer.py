@@ -13,7 +13,7 @@ class Rendezvous(Section):
     """Where the nodes of a trainer group meet, if the group spans the ``node_num`` nodes of ``cluster``."""
 
     endpoint: str | None = None
-    """``host:port`` on the node of the control plane. Without it only that node trains."""
+    """``host:port`` on the node of the control plane. null: only the node of the control plane trains."""
     timeout_s: PositiveFloat = 900.0
     """Seconds that a node waits for the other nodes."""
 
@@ -22,15 +22,16 @@ class Trainer(Section):
     """The trainer group and its checkpoints."""
 
     save_interval: PositiveInt | None = None
-    """Optimiser steps between two saves of the trainer state (float32 weights, moments). A training of more steps saves
-    intermediate checkpoints; a round whose steps contain no multiple of it saves only weights, and a trainer that was
-    killed trains such rounds again. Default: once per training. The end of a training always publishes the weights."""
+    """Optimiser steps between two saves of the trainer state (float32 weights, moments). A longer training saves
+    intermediate checkpoints. A round whose steps contain no multiple of ``save_interval`` saves only weights; if the
+    trainer is killed, such rounds are trained again. Default: one save per training. The end of a training always
+    publishes the weights."""
     save_in_background: bool = True
     """Save the trainer state of a round while the next round explores. A trainer that is killed before the state is
     complete trains the round again."""
     save_hf_checkpoint: Literal["last", "always", "never"] = "last"
-    """Which checkpoints contain Hugging Face weights: ``last``: the one at the end; ``always``: the periodic ones too;
-    ``never``: none (offline training only)."""
+    """Which checkpoints contain Hugging Face weights. ``last``: the one at the end of a training. ``always``: also the
+    intermediate checkpoints. ``never``: none (offline training only)."""
     max_checkpoints_to_keep: PositiveInt | None = None
     """Number of newest policies whose weights are kept. The champion's weights and all manifests are always kept.
     Default: all."""
@@ -50,7 +51,7 @@ class Trainer(Section):
     gradient_accumulation_steps: PositiveInt = 1
     """Batches of ``buffer.train_batch_size`` experiences whose gradients are accumulated into one optimiser step."""
     nproc: PositiveInt = 1
-    """Worker processes per node: one per GPU. They take the last GPUs of a machine, the engines the first ones."""
+    """Worker processes per node: one per GPU. They use the last GPUs of a machine, the engines use the first ones."""
     rendezvous: Rendezvous = Rendezvous()
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of activations and published weights; master weights are float32. ``auto``: bfloat16 on GPUs, float32
@@ -68,10 +69,10 @@ class Trainer(Section):
     threads: PositiveInt = 1
     """CPU threads per worker."""
     idle_timeout_s: PositiveFloat = 900.0
-    """The group ends after so many seconds without a request."""
+    """The group ends after this number of seconds without a request."""
     heartbeat_timeout_s: float = Field(default=120.0, ge=10.0)
-    """If there is no heartbeat (one every 2 s, also during a long step) for so many seconds, the group is ended and the
-    launch retried."""
+    """The group sends a heartbeat every 2 s, also during a long step. If there is none for this number of seconds, the
+    group is ended and the launch is retried."""
 
 
 class WarmStart(Section):
@@ -90,7 +91,7 @@ class WarmStart(Section):
     steps: PositiveInt = 400
     """Maximum number of optimiser steps."""
     epochs: PositiveInt | None = None
-    """Passes over the demonstrations; they replace ``steps``."""
+    """Passes over the demonstrations; if set, ``steps`` has no effect."""
     eval_every: PositiveInt = 25
     """Optimiser steps between two evaluations for ``stop_at``."""
     stop_at: float | None = Field(default=None, ge=0, le=1)
