@@ -133,9 +133,7 @@ def build_config(data: dict[str, Any], source: str = "configuration", notices: t
         return RftConfig.model_validate(data).with_notices(notices)
     except ValidationError as error:
         # pydantic reports "default_factory_not_called" as a consequence of another error.
-        faults = [
-            detail for detail in error.errors() if detail["type"] != "default_factory_not_called"
-        ]  # follow-up error
+        faults = [detail for detail in error.errors() if detail["type"] != "default_factory_not_called"]
         lines = [_describe(detail) for detail in faults]
         raise UserError("\n".join(f"{source}: {line}" for line in lines)) from None
 

@@ -1,4 +1,6 @@
-"""Judges: what a judge function receives and returns, and the state that the judges of one judging share.
+"""Judges, the functions and rules that reward runs.
+
+A *judging* is one call that judges many runs, for example all runs of a round.
 
 Read in this order:
 

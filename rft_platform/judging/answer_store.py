@@ -28,7 +28,7 @@ class Spent:
 
 
 class BudgetSpentError(UserError):
-    """A judge's budget is used up: no model is asked and nothing is judged until it is raised."""
+    """A judge's budget is used up: no model is called and nothing is judged until the user raises the budget."""
 
     hint = (
         "raise the judge's budget, then launch the job again; answers that were received are "
@@ -37,11 +37,11 @@ class BudgetSpentError(UserError):
 
 
 class AnswerStore:
-    """The SQLite file, opened for one thread."""
+    """Connection to the SQLite file, for use in one thread."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        with locked(file):  # SQLite does not wait for the lock that the switch to WAL needs, whatever its time-out
+        with locked(file):  # the switch to WAL needs a lock, and SQLite's time-out does not apply to this lock
             self._connection = sqlite3.connect(file, timeout=_WAIT_S, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.executescript(_TABLES)
@@ -53,7 +53,7 @@ class AnswerStore:
         return None if row is None else str(row[0])
 
     def keep(self, key: str, model: str, answer: str) -> None:
-        """Store an answer; it replaces one that is stored under the key."""
+        """Store an answer; it replaces an earlier answer with the same key."""
         row = (key, model, answer, time.time())
         self._connection.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", row)
 

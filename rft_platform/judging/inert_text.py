@@ -1,8 +1,8 @@
-"""Make graded text inert: break every tag of the prompt and every control token of a chat template in it.
+"""Make graded text inert: break every tag of the prompt and every control token of a chat template in the text.
 
-Control tokens are recognised anywhere in a prompt: an answer with ``<|im_end|>`` would end the grader's turn and
-continue in its name. The first character of each match is replaced by an HTML reference (``&lt;|im_end|>``), so a
-reader still sees what was written.
+A tokenizer recognises control tokens anywhere in a prompt: an answer with ``<|im_end|>`` could end the prompt's message
+and write the grader's reply itself. The first character of each match is replaced by an HTML reference
+(``&lt;|im_end|>``), so a reader still sees what was written.
 """
 
 import json
@@ -21,7 +21,7 @@ _CONTROL_MARKS = (
     "SUFFIX", "MIDDLE", "IMG", "BOS", "EOS", "CLS", "SEP", "MASK", "PAD", "UNK",
 )  # fmt: skip
 
-_INVISIBLE = "\u200b"  # stands for every zero-width character in a skeleton
+_INVISIBLE = "\u200b"  # represents every zero-width character in a skeleton
 _INVISIBLES = "\u00ad\u034f\u061c\u115f\u180e\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u2064\ufe0f\ufeff"
 _LOOK_ALIKES = (
     ("<", "﹤‹⟨〈《«≺˂ᐸ❮"), (">", "﹥›⟩〉》»≻˃ᐳ❯"), ("/", "⁄∕⧸╱"), ("|", "│∣❘ǀ"),
@@ -39,15 +39,15 @@ _NOISE = r"[\W\d_]{0,12}?"
 
 
 def closed_tags(template: str) -> frozenset[str]:
-    """Names of the tags that a template closes; graded text stands between them."""
+    """Names of the tags that a prompt template closes; the graded text is inside these tags."""
     return frozenset(_CLOSED.findall(template))
 
 
 def make_inert(text: str, tags: Collection[str] = (), tokens: Sequence[str] = ()) -> str:
     """Return ``text`` with ``tags``, the control tokens of common chat templates, and ``tokens`` broken.
 
-    Tags and control tokens are also found if they are unclosed, or have other spaces, invisible characters, or brackets
-    and letters that look alike; ``tokens`` only as they are spelled.
+    Tags and control tokens are also found if they are unclosed, contain other spaces or invisible characters, or use
+    brackets and letters that look similar. ``tokens`` are found only with their exact spelling.
     """
     skeleton = text if text.isascii() else text.translate(_SKELETON)
     starts = {match.start() for match in _pattern(frozenset(tags)).finditer(skeleton)}
@@ -88,7 +88,7 @@ def _added(file: Path) -> Iterable[str]:
 
 @lru_cache(maxsize=64)
 def _pattern(tags: frozenset[str]) -> re.Pattern[str]:
-    """Pattern of the starts of all that must be broken, in a skeleton."""
+    """Pattern for the beginnings of all tags and control tokens in a skeleton."""
     names, control = _any_of(tags), _any_of(_CONTROL_TAGS)
     gap = rf"[\s{_INVISIBLE}]*"
     forms = [

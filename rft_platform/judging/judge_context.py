@@ -1,4 +1,4 @@
-"""State that the judges of one judging share: models, stored answers, limits, and counts of what was used."""
+"""State that all judges of one judging share: models, stored answers, limits, and usage counts."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ ANSWERS = "answers.sqlite"
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """Counts of requests to models in one judging."""
+    """Counts of requests to models in one judging (one call that judges many runs)."""
 
     calls: int = 0  # requests sent, retries included
     cached: int = 0  # answers taken from the store
-    retries: int = 0  # requests repeated because of no answer or an invalid one
-    tokens: int = 0  # of prompts and answers, as the endpoint counts them
+    retries: int = 0  # requests repeated because the answer was missing or invalid
+    tokens: int = 0  # tokens of prompts and answers, as the endpoint counts them
 
     def to_note(self) -> dict[str, int]:
-        """The counts under their names in a round's note; empty if no model judged."""
+        """The counts, with the names that a round's note uses; empty if no model judged."""
         if not (self.calls or self.cached):
             return {}
         return {
@@ -52,7 +52,7 @@ class JudgeContext:
     """One judging. Use it only in the event loop and the thread in which it was created."""
 
     def __init__(self, state: JudgeState, auxiliary_models: Mapping[str, Any], timeout_s: float | None = None) -> None:
-        self.timeout_s = timeout_s  #: of a rule for one run; None: only the rule's own limit
+        self.timeout_s = timeout_s  #: time limit of a rule for one run; None: only the rule's own limit
         self.project = state.project
         self.usage = state.usage
         self._folder = state.folder
@@ -80,11 +80,11 @@ class JudgeContext:
         return self._limits.setdefault(name, asyncio.Semaphore(count))
 
     def one_at_a_time(self, key: str) -> asyncio.Lock:
-        """Lock of one question: equal concurrent questions wait for the first, and then find its stored answer."""
+        """Lock for one question. Equal concurrent questions wait for the first one, and then use its stored answer."""
         return self._asked.setdefault(key, asyncio.Lock())
 
     async def aclose(self) -> None:
-        """Close the clients and the store that were opened here."""
+        """Close the clients and the store that this object opened."""
         for endpoint in self._endpoints.values():
             if endpoint.owned:
                 await endpoint.client.close()

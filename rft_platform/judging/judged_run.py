@@ -15,8 +15,8 @@ class ToolCall:
     """One tool call that the model requested, and its result."""
 
     name: str
-    arguments: Any  # a JSON value; the model's text if that is not JSON
-    result: str | None  # as later prompts show it; None: the run ended, or its history was rewritten
+    arguments: Any  # a JSON value; the text that the model wrote if it is not JSON
+    result: str | None  # text from a later prompt; None: the run ended first, or the agent rewrote the history
     step: int
     is_json: bool = True  # whether ``arguments`` is a JSON object
 
@@ -104,7 +104,7 @@ def _tool_calls(rows: Sequence[RolloutRow]) -> list[ToolCall]:
 
 
 def _since(row: RolloutRow, later: RolloutRow) -> Sequence[Mapping[str, Any]]:
-    """Messages that a later prompt has beyond that of ``row``: all of them if it is another conversation."""
+    """Messages of the prompt of ``later`` after those of ``row``; all of them if it is another conversation."""
     length = len(row.call.messages)
     return later.call.messages[length:] if later.call.messages[:length] == row.call.messages else later.call.messages
 

@@ -26,7 +26,7 @@ class EndpointSettings(BaseModel):
     """The environment variable with the key; null: no key needed."""
 
     def api_key(self) -> str:
-        """Return the key, or a placeholder if none is needed. Raises UserError if the environment lacks it."""
+        """Return the key, or a placeholder if none is needed. Raises UserError if the variable is not set."""
         key = "EMPTY" if self.api_key_env is None else os.environ.get(self.api_key_env, "").strip()
         if not key:
             raise UserError(

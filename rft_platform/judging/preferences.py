@@ -17,11 +17,11 @@ Which = Literal["extremes", "all"]
 
 @dataclass(slots=True)
 class PreferencePairs:
-    """Rows with ``prompt``, ``chosen`` and ``rejected`` (messages), ``tools`` if there are any, and their origin."""
+    """Rows with ``prompt``, ``chosen`` and ``rejected`` (messages), ``tools`` if any, rewards and ids of both runs."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     groups: int = 0
-    without_pair: int = 0  # groups whose rewards differ too little, or whose runs do not diverge at an answer
+    without_pair: int = 0  # groups whose rewards differ too little, or whose runs do not first differ in an answer
 
 
 def preference_pairs(
@@ -30,8 +30,8 @@ def preference_pairs(
     """Return pairs of runs of one group whose rewards differ by more than ``least_margin``.
 
     ``extremes``: the best with the worst, one pair per group. ``all``: every two runs. Runs without a reward are left
-    out. A pair consists of the first answers in which two runs differ, after an equal history. Runs that diverge at
-    something else (the same tool call with another result, a rewritten history) give no pair.
+    out. A pair consists of the first two answers that differ after an equal history. Two runs give no pair if they
+    first differ in something else (another result of the same tool call, a rewritten history).
     """
     reward = {row.run_id: row.reward for row in judged if math.isfinite(row.reward)}
     runs: dict[str, dict[str, list[RolloutRow]]] = {}
@@ -70,7 +70,7 @@ def write_pairs(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        as_text = ("prompt", "chosen", "rejected", "tools")  # messages differ in their fields: JSON text holds them all
+        as_text = ("prompt", "chosen", "rejected", "tools")  # Parquet needs one type; messages differ in their fields
         table = [
             {key: json.dumps(value, ensure_ascii=False) if key in as_text else value for key, value in row.items()}
             for row in rows

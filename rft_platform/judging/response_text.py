@@ -1,4 +1,4 @@
-"""The text of a response, in whatever form the workflow returned it, and of a task's reference answer."""
+"""Extract the text of a response, whatever type the workflow returned, and of a task's reference answer."""
 
 from typing import Any
 

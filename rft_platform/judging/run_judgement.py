@@ -17,10 +17,10 @@ class RunJudgement:
 
     run_id: str
     task_id: str
-    reward: float  # NaN where ``error`` is given
+    reward: float  # NaN if ``error`` is set
     parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
-    rewards: Mapping[str, float] = field(default_factory=dict)  # of further policies that got another reward
+    rewards: Mapping[str, float] = field(default_factory=dict)  # by policy, for policies with another reward
 
     def of_policy(self, policy: str) -> "RunJudgement":
         """Return the judgement with the reward of one policy."""
@@ -28,7 +28,7 @@ class RunJudgement:
 
 
 def refuse_beyond(runs: list[RunJudgement], most: float | None) -> list[RunJudgement]:
-    """Return the judgements; those with a reward further from 0 than ``most`` become failed.
+    """Return the judgements; a judgement whose reward is further from 0 than ``most`` becomes a failed one.
 
     Raises UserCodeError if no run has a usable reward left.
     """

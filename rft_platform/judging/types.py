@@ -12,7 +12,7 @@ from rft_platform.common.call_signature import check_parameters
 
 @dataclass(slots=True)
 class JudgeOutput:
-    """The judgement of one run: a reward, and named parts or metrics beside it.
+    """The judgement of one run: a reward, and optionally named parts or metrics.
 
     ``rewards`` is for runs with several trainable policies: it maps names of section ``policies`` to rewards.
     ``reward`` goes to the first policy, and to every policy that ``rewards`` does not name.
@@ -53,9 +53,9 @@ def is_group_judge(function: Callable[..., Any]) -> bool:
 
 
 def declared_responses(function: Callable[..., Any]) -> set[type]:
-    """Classes that a judge declares for responses: those in the annotation of its ``response`` or ``responses``.
+    """Classes in the annotation of a judge's parameter ``response`` or ``responses``.
 
-    Empty if there is no annotation, or if it cannot be evaluated.
+    Empty if there is no annotation, or if the annotation cannot be evaluated.
     """
     parameters = inspect.signature(function).parameters
     annotation = next((parameters[name].annotation for name in ("response", "responses") if name in parameters), None)

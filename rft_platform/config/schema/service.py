@@ -73,8 +73,8 @@ class Service(Section):
     record_rate: float = Field(default=1.0, ge=0, le=1)
     """Share of runs and conversations whose calls are recorded; all of them are served."""
     selection: list[str] = Field(default_factory=list)
-    """Your own selection strategies by reference (``pkg.mod:attr``, ``/path/file.py:attr``). They decide first whether
-    a call is recorded; ``record_rate`` applies if none of them decides."""
+    """Your own selection strategies by reference (``pkg.mod:attr``, ``/path/file.py:attr``). A call that one of them
+    accepts is recorded; ``record_rate`` decides on all other calls."""
     metrics: list[DeclaredMetric] = Field(default_factory=list)
     """Metrics that feedback may have. With at least one, feedback with another metric or an invalid value is refused.
     Empty: any metric is accepted."""

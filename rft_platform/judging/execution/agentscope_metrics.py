@@ -1,8 +1,8 @@
 """AgentScope's metrics (``agentscope.evaluate.MetricBase``) as judges. Importing this does not need AgentScope.
 
-A metric is called with the arguments that it declares: ``task`` (the row), ``response``, or a solution in AgentScope's
-sense. A metric object serves every task. A metric class is instantiated for each task; its constructor gets ``task`` or
-the columns that it declares, as in ``CheckEqual(ground_truth)``.
+A metric is called with the arguments that it declares: ``task`` (the dataset's row), ``response``, or a ``solution``
+as AgentScope defines it. A metric object judges all tasks. A metric class is instantiated for each task; its
+constructor gets ``task`` or the columns that it declares, as in ``CheckEqual(ground_truth)``.
 """
 
 import importlib
@@ -24,14 +24,14 @@ _WORTH = {
 
 
 def is_metric(value: Any) -> bool:
-    """Whether ``value`` is an AgentScope metric: an object, or the class of one."""
+    """Whether ``value`` is an AgentScope metric: a metric object or a metric class."""
     if isinstance(value, type):
         return any(base.__name__ == "MetricBase" for base in value.__mro__) and callable(value)
     return callable(value) and hasattr(value, "metric_type") and isinstance(getattr(value, "name", None), str)
 
 
 class MetricJudge:
-    """A judge whose reward is the result of a metric; the numbers in its metadata become metrics."""
+    """A judge whose reward is the result of a metric; the numbers in the result's metadata become metrics."""
 
     __slots__ = ("__dict__", "_metric")  # __dict__ is part of the judge's version: plain values only
 

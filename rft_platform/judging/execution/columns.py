@@ -14,11 +14,11 @@ class Judgement(Protocol):
 
     @property
     def run_id(self) -> str:
-        """The run."""
+        """Id of the run."""
 
     @property
     def reward(self) -> float:
-        """Its reward."""
+        """Reward of the run."""
 
     @property
     def parts(self) -> Mapping[str, float]:
@@ -28,7 +28,10 @@ class Judgement(Protocol):
 def experiences_of(
     rows: Sequence[RolloutRow], judgements: Sequence[Judgement], wanted_groups: int | None = None
 ) -> Experiences:
-    """Return the columns of ``rows``, in their order; all must be of judged runs. Runs are as in ``judgements``."""
+    """Return the columns of ``rows``; rows and runs keep the order of ``rows`` and of ``judgements``.
+
+    Every row must belong to a run of ``judgements``.
+    """
     run = {judgement.run_id: index for index, judgement in enumerate(judgements)}
     last: dict[str, RolloutRow] = {}
     metrics: list[dict[str, float]] = [{} for _ in judgements]
@@ -61,7 +64,7 @@ def experiences_of(
 
 
 def parts_of(experiences: Experiences, run: int) -> dict[str, float]:
-    """The parts of a run's reward, without those that the run lacks."""
+    """The parts of a run's reward; parts that only other runs have are left out."""
     return {name: float(values[run]) for name, values in experiences.parts.items() if not np.isnan(values[run])}
 
 

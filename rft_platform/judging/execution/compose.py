@@ -25,17 +25,17 @@ from rft_platform.judging.types import (
 class JudgePart:
     """One function of a judge, with its bound arguments."""
 
-    name: str  # name of its part of the reward
+    name: str  # name of this function's part of the reward
     function: JudgeFunction | GroupJudge
     args: Mapping[str, Any]
     weight: float = 1.0
     group: bool = False  # whether it judges all runs of a group at once
     builtin: bool = False  # whether it comes with the platform
-    settings: Mapping[str, Any] | None = None  # of a judge class: settings that its rewards depend on
+    settings: Mapping[str, Any] | None = None  # only for a judge class: settings that its rewards depend on
 
     @property
     def described(self) -> dict[str, Any]:
-        """What its version contains, besides name, weight and source."""
+        """What the judge's version contains of this part, besides name, weight and source code."""
         return dict(self.args if self.settings is None else self.settings)
 
 
@@ -46,18 +46,18 @@ class JudgeSpec:
     parts: tuple[JudgePart, ...]
     version: str
     timeout_s: float | None = None  # limit of a user function for one run, or one group
-    state: JudgeState | None = None  # stored answers of models, and their cost; None: in RFT_HOME
+    state: JudgeState | None = None  # where models' answers and their cost are stored; None: in RFT_HOME
 
     @property
     def name(self) -> str:
-        """The names of its parts, with their weights if there are several."""
+        """The names of the judge's parts, with their weights if there are several."""
         if len(self.parts) == 1:
             return self.parts[0].name
         return " + ".join(f"{part.weight:g} {part.name}" for part in self.parts)
 
     @property
     def asks_models(self) -> bool:
-        """Whether auxiliary models may be called: by a name in the arguments, or by a function that takes them."""
+        """Whether auxiliary models may be called: an argument names one, or a function has ``auxiliary_models``."""
         return any(
             isinstance(getattr(part.function, "model", None), str)
             or "auxiliary_models" in inspect.signature(part.function).parameters
@@ -74,7 +74,7 @@ class WeightedEntry(Protocol):
 
     @property
     def weight(self) -> float:
-        """Factor of its reward in the sum."""
+        """Factor of the judge's reward in the sum."""
 
     @property
     def args(self) -> Mapping[str, Any]:
@@ -100,11 +100,11 @@ def build_judge(
 ) -> JudgeSpec:
     """Resolve names to functions, check parameters and compute the version.
 
-    ``args`` belong to a single judge; in a list each entry has its own. ``answer_key``, the tasks' answer column, is
-    passed to every built-in rule that compares with a reference; ``prompt_key`` to the judges that show a model the
-    question. ``models`` maps auxiliary names to the models behind them, which are part of the version; None: unknown
-    here. Raises ``UserError`` for an unknown name, a function with the wrong parameters, and unknown or missing
-    arguments.
+    ``args`` are the arguments of a single judge; in a list each entry has its own. ``answer_key`` is the tasks' answer
+    column for built-in rules that compare with a reference, ``prompt_key`` the question column for judges that show
+    the question to a model. ``models`` maps names of auxiliary models to the models, which are part of the version;
+    None: the models are not known here. Raises ``UserError`` for an unknown name, a function with the wrong parameters,
+    and unknown or missing arguments.
     """
     columns = Columns(answer_key, prompt_key, models)
     if isinstance(judge, str) or callable(judge):

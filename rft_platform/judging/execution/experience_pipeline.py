@@ -1,4 +1,4 @@
-"""The experience pipeline: applies operators in order, and records what each of them drops and changes."""
+"""The experience pipeline: apply operators in order, and record what each of them drops and changes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from rft_platform.judging.execution.judge_version import judge_version
 from rft_platform.judging.operators.experiences import Change, Experiences
 from rft_platform.judging.operators.registry import OperatorFunction, find_operator
 
-JUDGED = "judged"  #: reward part: the judge's own reward, if an operator has changed it
+JUDGED = "judged"  #: reward part with the judge's own reward; present if an operator has changed the reward
 
 
 class NamedOperator(Protocol):
@@ -38,7 +38,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class OperatorReport:
-    """The effect of one operator; a group counts as long as one of its runs is kept."""
+    """The effect of one operator. A group counts as kept if one of its runs is kept."""
 
     name: str
     rows_in: int
@@ -65,7 +65,7 @@ class Processed:
 
     @property
     def trained_groups(self) -> int:
-        """Number of groups with a row that trains."""
+        """Number of groups with at least one row that is trained on."""
         kept = self.experiences.run_N[self.experiences.kept_N]
         return len(np.unique(self.experiences.group_R[kept]))
 
@@ -129,7 +129,7 @@ def _call(entry: Operator, function: OperatorFunction, experiences: Experiences)
 
 
 def _changed(name: str, before: Experiences, change: Change) -> tuple[Experiences, np.ndarray]:
-    """Apply a change; return the experiences, and bool [N]: the rows that it removes from training."""
+    """Apply a change; return the changed experiences and bool [N], True for rows that it removes from training."""
     rows, runs = len(before.run_N), len(before.run_ids)
     reward_R = _column(name, "reward", change.reward, before.reward_R, runs)
     drop_R = _column(name, "drop", change.drop, np.zeros(runs, bool), runs) & before.kept_R

@@ -1,4 +1,7 @@
-"""Run the parts of a judge on many runs concurrently: per run or per group, in the loop or in threads, time-limited."""
+"""Call the parts of a judge for many runs concurrently, within time limits.
+
+A part judges one run or a whole group. It is called in the event loop or in a thread.
+"""
 
 import asyncio
 import copy
@@ -45,16 +48,16 @@ class JudgeResultError(TypeError):
 
 @dataclass(slots=True)
 class Verdict:
-    """Results of a judge's parts for one run: values by part and metric, or the error of the first that failed."""
+    """Results of a judge's parts for one run: values by part and metric, or the error of the first part that failed."""
 
     reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     error: str | None = None
-    rewards: dict[str, float] = field(default_factory=dict)  # of further policies that get another reward
-    of_policies: dict[str, dict[str, float]] = field(default_factory=dict)  # their rewards from each part, by its name
+    rewards: dict[str, float] = field(default_factory=dict)  # by policy, for policies with another reward
+    of_policies: dict[str, dict[str, float]] = field(default_factory=dict)  # by part and policy: rewards from that part
 
     def add(self, part: JudgePart, output: Any) -> None:
-        """Add the result of a part: a number, or a ``JudgeOutput`` (also another library's).
+        """Add the result of a part: a number, or a ``JudgeOutput`` (an object of another library may have its fields).
 
         Raises JudgeResultError for anything else, and for a metric that is NaN or infinite.
         """
@@ -70,7 +73,7 @@ class Verdict:
         }
 
     def fail(self, error: Exception) -> None:
-        """Record why there is no verdict; the first reason stays."""
+        """Record why there is no verdict. Only the first reason is kept."""
         if isinstance(error, JudgeResultError):
             self.error = self.error or str(error)
             return
@@ -78,7 +81,10 @@ class Verdict:
         self.error = self.error or f"{described(error)}{f' ({place})' if place else ''}"
 
     def sum(self, judge: JudgeSpec) -> None:
-        """Compute the reward from the parts. A policy that a part does not name gets the part's value for the first."""
+        """Compute the reward from the parts.
+
+        For a policy that a part does not name, the part's reward for the first policy is used.
+        """
         if self.error is not None:
             return
         self.reward = sum(part.weight * self.parts[part.name] for part in judge.parts)
@@ -97,12 +103,13 @@ def judge_all(
     concurrency: int,
     auxiliary_models: Mapping[str, Any],
 ) -> list[Verdict]:
-    """Return a verdict for each run, in their order. If called inside a running event loop, use a thread with its own.
+    """Return a verdict for each run, in the order of ``runs``.
 
-    ``concurrency`` runs (or groups) are judged at a time, more if a judge with a model allows more concurrent requests.
+    If the caller is in a running event loop, the judging uses another thread with its own event loop. ``concurrency``
+    runs (or groups) are judged at a time, more if a judge with a model allows more concurrent requests.
 
-    Raises JudgeUnavailableError if a judge model does not answer, and UserError for a judge that cannot be called at
-    all (its key, its budget).
+    Raises JudgeUnavailableError if a judge model does not answer, and UserError if the judge can never be called
+    (missing API key, spent budget).
     """
     return _wait(_Judging(judge, concurrency, auxiliary_models).all(runs, state))
 
@@ -178,11 +185,11 @@ class _Judging:
                     verdict.fail(error)
 
     async def _call(self, part: JudgePart, inputs: dict[str, Any], context: JudgeContext) -> Any:
-        """Call a part. Rules run in the event loop: they are quick, or wait for a process that ends at a limit."""
+        """Call a part. Rules run in the event loop: they are quick, or wait for a process that has a time limit."""
         offered = {**inputs, "auxiliary_models": self._auxiliary_models, "logger": _log}
         if part.builtin:
             offered["context"] = context
-        else:  # a function may change its arguments: other parts and other runs of the task must not see that
+        else:  # a function may change its arguments: other parts and other runs must not see the change
             offered["task"] = copy.deepcopy(inputs["task"])
         takes = self._takes[part.name]
         arguments = {**{name: value for name, value in offered.items() if name in takes}, **part.args}
@@ -218,11 +225,11 @@ def _wrong_result(part: JudgePart, what: str, output: Any, expected: str) -> Jud
 
 
 def _own_failure(error: Exception, part: JudgePart, run_id: str) -> Exception:
-    """Return ``error`` if it concerns one run only; raise an error that concerns the judge or the machine."""
+    """Return ``error`` if one run caused it; raise an error that the judge or the machine caused."""
     if isinstance(error, JudgeUnavailableError | UserError):
         raise error
     machine = isinstance(error, sqlite3.Error | OSError) and not isinstance(error, TimeoutError)
-    if part.builtin and machine:  # no disk, no process: not caused by a run
+    if part.builtin and machine:  # for example a full disk, or no process could be started
         raise error
     if _is_unanswered(error):
         raise JudgeUnavailableError(f"a model that the judge calls does not answer: {error}") from error
@@ -231,7 +238,7 @@ def _own_failure(error: Exception, part: JudgePart, run_id: str) -> Exception:
 
 
 def _is_unanswered(error: Exception) -> bool:
-    """Whether the judge failed because an OpenAI endpoint gave no answer (which no run has caused)."""
+    """Whether the judge failed because an OpenAI endpoint gave no answer; a run cannot cause this."""
     openai: Any = sys.modules.get("openai")
     return openai is not None and isinstance(
         error, openai.APIConnectionError | openai.RateLimitError | openai.InternalServerError
@@ -264,10 +271,10 @@ def _wait(job: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _call_blocking(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Return the function's result from its own thread; a caller that stops waiting abandons that thread.
+    """Call a blocking function in its own thread and return its result. If the caller is cancelled, the thread runs on.
 
-    The process does not wait for such a thread when it ends. A function that uses signals, which only the main thread
-    can do, is called in the caller's thread if that is the main thread.
+    The process does not wait for such a thread when it ends. Only the main thread can use signals: a function that
+    uses them is called in the caller's thread if that is the main thread.
     """
     try:
         return await call_in_thread(function, arguments)

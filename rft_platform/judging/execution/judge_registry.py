@@ -45,7 +45,7 @@ MODEL_JUDGES: Mapping[str, type[GradingSettings]] = MappingProxyType({"llm": Llm
 
 
 def find_judge(name: str) -> JudgeFunction | GroupJudge:
-    """Return the rule called ``name``, or the function that a reference (``module:function``) names.
+    """Return the built-in rule ``name``, or the function if ``name`` is a reference (``module:function``).
 
     Raises ``UserError`` for an unknown name and for a reference to something that is not a function.
     """

@@ -53,15 +53,15 @@ def judge_runs(
     concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
 ) -> list[RunJudgement]:
-    """Judge every run; return the judgements in order of first appearance.
+    """Judge every run; return the judgements in the order in which the runs first appear in ``rows``.
 
-    The judge gets the task's raw row and what the workflow returned, or else the text of the run's last answer. A
-    returned object is passed as its class if the annotation of the judge's ``response`` names that class, else as plain
-    values. Without a judge the workflow's own reward counts; without ``needs_reward`` a run that has none gets 0.
-    ``concurrency`` runs are judged at a time; a function that is not ``async`` runs in its own thread. A run gets no
-    reward if the judge fails on it or takes longer than its ``timeout_s``, or if the reward is further from 0 than
-    ``max_abs_reward``. A run that exceeded the context before its workflow returned is not judged: it keeps the reward
-    that it got for that.
+    The judge gets the task's dataset row and the response that the workflow returned, or else the text of the run's
+    last answer. A response object keeps its class if the annotation of the judge's ``response`` names that class; else
+    it becomes plain values. Without a judge the workflow's own reward counts; if ``needs_reward`` is False, a run
+    without a reward gets 0. ``concurrency`` runs are judged at a time; a function that is not ``async`` runs in its own
+    thread. A run gets no reward if the judge fails on the run or takes longer than the judge's ``timeout_s``, or if the
+    reward is further from 0 than ``max_abs_reward``. A run that exceeded the context before its workflow returned is
+    not judged: it keeps its ``truncated_reward``.
 
     Raises:
         StorageError: the task of a row is not in ``tasks``.
@@ -120,14 +120,14 @@ def judge_rollouts(
 ) -> JudgedRollouts:
     """Judge every run, apply the operators, and give each row its reward and advantage.
 
-    If several policies made the runs, rows get the reward of their own policy, and operators and advantages are applied
-    to each policy's rows separately: rows of different policies are never compared.
+    If several policies took part in the runs, each row gets the reward of its own policy. Operators and advantages are
+    applied to each policy's rows separately: rows of different policies are never compared.
 
-    Rows of runs on which the judge failed have reward NaN and ``dropped_by`` set. These runs, and those that an
-    operator of the ``pipeline`` drops, do not count in the advantages of their group. ``wanted_groups`` is the number
-    of groups that the round is to train on. With ``advantage_fn`` None (algorithms without one) every advantage is 0.
-    ``workflow_version`` is the judge version of rewards that the workflow set, without a judge. Raises the errors of
-    ``judge_runs`` and ``Pipeline.apply``.
+    Rows of runs on which the judge failed have reward NaN and ``dropped_by`` set. These runs, and runs that an operator
+    of the ``pipeline`` drops, do not count in the advantages of their group. ``wanted_groups`` is the number of groups
+    that the round should train on. If ``advantage_fn`` is None (the algorithm has no such function), every advantage is
+    0. ``workflow_version`` is stored as the judge version if there is no judge and the workflow set the rewards. Raises
+    the errors of ``judge_runs`` and ``Pipeline.apply``.
     """
     runs = judge_runs(
         rows,
@@ -176,7 +176,7 @@ class _Learning:
     def _advantages(
         self, kept: Sequence[RolloutRow], by_run: Mapping[str, RunJudgement], out: "_LeftOut"
     ) -> dict[str, float]:
-        """Advantages by row id; rows that are left out have none."""
+        """Advantages by row id; rows that are left out are missing."""
         if self.advantage_fn is None or not kept:
             return {}
         values = compute_advantages(
@@ -196,7 +196,10 @@ class _Learning:
 
 
 def _joined(rows: Sequence[RolloutRow], parts: Mapping[str, JudgedRollouts]) -> JudgedRollouts:
-    """Join the judged rows of all policies, in the order of ``rows``; a run of several has the first's judgement."""
+    """Join the judged rows of all policies, in the order of ``rows``.
+
+    A run with rows of several policies has the judgement of its first policy.
+    """
     by_row = {row.row_id: row for part in parts.values() for row in part.rows}
     first_last = sorted(parts, key=lambda policy: policy == FIRST_POLICY)
     runs = {run.run_id: run for policy in first_last for run in parts[policy].runs}

@@ -1,4 +1,4 @@
-"""The version of a judge: a digest of everything its rewards depend on."""
+"""The version of a judge: a digest of everything that its rewards depend on."""
 
 import functools
 import inspect
@@ -15,8 +15,8 @@ from rft_platform.common.user_code import module_elsewhere
 def judge_version(parts: Sequence[tuple[str, Callable[..., Any], dict[str, Any], float]]) -> str:
     """Version of a weighted sum of judges, each given as name, function, arguments and weight: 16 hex digits.
 
-    It depends on the names, arguments and weights, the platform's version, and the source code of the functions and,
-    recursively, of what they use from their own top-level package.
+    The version depends on the names, arguments and weights, on the platform's version, and on the source code of the
+    functions and, recursively, of everything that they use from their own top-level package.
     """
     described = [
         {"name": name, "args": args, "weight": weight, "source": used_source(function)}
@@ -28,9 +28,10 @@ def judge_version(parts: Sequence[tuple[str, Callable[..., Any], dict[str, Any],
 def used_source(function: Callable[..., Any]) -> dict[str, str]:
     """Source code of a function, and of the functions, classes and plain values of its package that it uses.
 
-    For a callable object, or the owner of a method, it includes the attributes and all methods of the class; for
-    ``functools.partial`` the bound arguments. Plain values count by value, others by their class and its source. An
-    object with ``identity()`` states there what it depends on; its attributes are not included.
+    For a callable object, or for the object of a bound method, the result includes the object's attributes and all
+    methods of its class; for ``functools.partial`` it includes the bound arguments. Plain values are included as
+    values, other objects as their class and the source of the class. If an object has a method ``identity()``, the
+    return value of that method is included instead of the object's attributes.
     """
     sources: dict[str, str] = {}
     target: Any = function
@@ -54,7 +55,7 @@ def used_source(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def _own_methods(kind: type) -> Iterator[types.FunctionType]:
-    """Methods written in a class and in its bases of the same package, without those that decorators made."""
+    """Methods that are defined in a class and in its bases of the same package; generated methods are left out."""
     for base in kind.__mro__:
         if _package(base) != _package(kind):
             continue
@@ -65,7 +66,10 @@ def _own_methods(kind: type) -> Iterator[types.FunctionType]:
 
 
 def _described(value: Any, package: str, sources: dict[str, str], depth: int = 8) -> str:
-    """Stable text of any value; collects the source of the functions and classes of ``package`` that it names."""
+    """Text of any value, the same in every process.
+
+    Adds the source of the functions and classes of ``package`` that the value contains to ``sources``.
+    """
     plain = _plain(value)
     if plain is not None:
         return plain
@@ -82,7 +86,7 @@ def _described(value: Any, package: str, sources: dict[str, str], depth: int = 8
 
 
 def _name_of(value: Any) -> str:
-    """Module and name, the same in every process."""
+    """Module and qualified name of a function or class, the same in every process."""
     return f"{module_elsewhere(str(getattr(value, '__module__', '')))}.{getattr(value, '__qualname__', '')}"
 
 
@@ -103,7 +107,7 @@ def _collect(value: Any, sources: dict[str, str]) -> None:
 
 
 def _referenced(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Global and enclosing values that the function's code names, and members of modules of its own package."""
+    """Values from global and enclosing scopes that a function uses, and members of its package's modules."""
     names = sorted(set(_code_names(function.__code__)))
     for name in names:
         value = function.__globals__.get(name)
@@ -132,13 +136,13 @@ def _code_names(code: types.CodeType) -> Iterator[str]:
 def _source(value: Any) -> str:
     try:
         return inspect.getsource(value)
-    except (OSError, TypeError):  # defined in a shell, or built in
+    except (OSError, TypeError):  # no source file: defined in an interactive shell, or built in
         code = getattr(value, "__code__", None)
         return "" if code is None else f"{code.co_code.hex()} {code.co_names!r}"
 
 
 def _plain(value: Any) -> str | None:
-    """Stable text of a value made of numbers, strings, patterns and collections of them; None for any other."""
+    """Stable text of a number, string, pattern or collection of these; None for any other value."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, re.Pattern):

@@ -1,4 +1,4 @@
-"""Ask a judge model: use a stored answer, or ask within limits and budget and retry until the answer is valid.
+"""Ask a judge model: use a stored answer, or send requests within limits and budget until an answer is valid.
 
 ``last_object`` extracts the JSON object from an answer.
 """
@@ -37,21 +37,21 @@ class InvalidAnswerError(ValueError):
 
 
 class Budget(BaseModel):
-    """Limits of judging; null: no limit. Tokens are counted after a call, so the last call may exceed them."""
+    """Limits of judging; null: no limit. Tokens are counted after a call, so the last call may exceed a token limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     calls: PositiveInt | None = None
-    """Requests of one judging (of one round, for example), retries included."""
+    """Maximum requests of one judging (for example of one round), retries included."""
     tokens: PositiveInt | None = None
-    """Tokens of one judging, in prompts and answers."""
+    """Maximum tokens of one judging, in prompts and answers."""
     project_calls: PositiveInt | None = None
-    """Requests of the whole project, over all processes and restarts."""
+    """Maximum requests of the whole project, over all processes and restarts."""
     project_tokens: PositiveInt | None = None
 
 
 class AskingSettings(BaseModel):
-    """How to ask a model; the arguments of every judge with a model."""
+    """How to ask a model: arguments that every judge with a model has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,7 +73,8 @@ class AskingSettings(BaseModel):
     """Store answers, and use stored ones."""
     budget: Budget = Budget()
     on_invalid: Literal["fail", "drop"] = "fail"
-    """If the answers of all attempts are invalid: ``fail`` the judging, which is retried, or ``drop`` this run."""
+    """If the answers of all attempts are invalid: ``fail`` ends the judging with an error, and the launch is retried;
+    ``drop`` leaves this run out."""
 
     @property
     def request(self) -> dict[str, Any]:
@@ -91,16 +92,18 @@ async def ask(
 ) -> Answer:
     """Return the model's answer to ``messages``, parsed by ``read``.
 
-    Raises JudgeUnavailableError after the last attempt, BudgetSpentError, UserError for a model or a key that the
-    endpoint does not know, and RuntimeError if it refuses the question or, with ``on_invalid`` ``drop``, all its
-    answers are invalid.
+    Raises:
+        JudgeUnavailableError: no attempt gave a valid answer.
+        BudgetSpentError: the budget is used up.
+        UserError: the endpoint does not know the model or the key.
+        RuntimeError: the endpoint refuses the question, or all answers are invalid and ``on_invalid`` is ``drop``.
     """
     endpoint = context.endpoint(settings.model)
     key = digest_json({"model": endpoint.identity, "messages": messages, "request": settings.request})
     async with context.one_at_a_time(key):
         kept = context.answers.find(key) if settings.cache else None
         if kept is not None:
-            with suppress(InvalidAnswerError):  # stored by another judge, with another scale for example
+            with suppress(InvalidAnswerError):  # another judge may have stored it, for example with another scale
                 answer = read(kept)
                 context.usage.cached += 1
                 return answer
@@ -182,7 +185,7 @@ def _failed_request(error: Exception, endpoint: Endpoint) -> str:
 
 
 def _requested_pause(error: Exception) -> float:
-    """Seconds that the endpoint asks to wait, given as a number or a date, at most LONGEST_ASKED_PAUSE_S."""
+    """Seconds to wait according to the endpoint (a number or a date), at most LONGEST_ASKED_PAUSE_S."""
     response = getattr(error, "response", None)
     retry_after = response.headers.get("retry-after", "").strip() if response is not None else ""
     if retry_after.replace(".", "", 1).isdigit():
@@ -190,7 +193,7 @@ def _requested_pause(error: Exception) -> float:
     else:
         try:
             pause = (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds()
-        except (TypeError, ValueError):  # neither, or a date without a zone
+        except (TypeError, ValueError):  # neither a number nor a date, or a date without a time zone
             return 0.0
     return min(max(pause, 0.0), LONGEST_ASKED_PAUSE_S)
 
@@ -198,7 +201,7 @@ def _requested_pause(error: Exception) -> float:
 _THOUGHT, _THOUGHT_END = "<think>", "</think>"
 _START = re.compile(r'\{(?=\s*["}])')
 _DECODER = json.JSONDecoder()
-#: The object is searched in this many characters at the end of an answer, which bounds the time.
+#: Only this many characters at the end of an answer are searched for the object, to bound the time.
 LONGEST_OBJECT = 1 << 15
 
 

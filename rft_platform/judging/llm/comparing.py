@@ -27,7 +27,8 @@ class PairwiseJudge(GradingSettings):
     template: str = COMPARING
     """The prompt; ``{criteria}``, ``{question}``, ``{reference}``, ``{answer_a}`` and ``{answer_b}`` are replaced."""
     pivot: NonNegativeInt | None = None
-    """Compare each of n runs only with this one (from 0): 2 (n - 1) calls. null: all pairs, n (n - 1) calls."""
+    """Index (from 0) of the run that each other run is compared with: 2 (n - 1) calls for n runs. null: all pairs are
+    compared, n (n - 1) calls."""
 
     @model_validator(mode="after")
     def _sound(self) -> "PairwiseJudge":
@@ -43,10 +44,10 @@ class PairwiseJudge(GradingSettings):
     async def __call__(
         self, task: dict[str, Any], responses: list[Any], runs: list[JudgedRun], context: JudgeContext
     ) -> list[JudgeOutput]:
-        """Return each run's mean points against its opponents (win 1, tie 0.5, loss 0); 0.5 if it is alone.
+        """Return each run's mean points against its opponents (win 1, tie 0.5, loss 0); 0.5 for a group of one run.
 
-        Metrics: ``compared``, the number of opponents, and ``consistent``, the share of them for which both orders
-        agree.
+        Metrics: ``compared``, the number of opponents, and ``consistent``, the share of opponents for which the model
+        decides equally in both orders.
         """
         answers = [answer_of(response, run, self.transcript) for response, run in zip(responses, runs, strict=True)]
         pairs = _pairs(len(answers), self.pivot)
@@ -69,7 +70,10 @@ class PairwiseJudge(GradingSettings):
     async def _compare(
         self, task: dict[str, Any], first: str, second: str, context: JudgeContext
     ) -> tuple[float, bool]:
-        """Points of the first answer, and whether both orders agree; equal answers tie without a call."""
+        """Points of the first answer, and whether the model decides equally in both orders.
+
+        Equal answers tie without a call.
+        """
         if first.strip() == second.strip():
             return 0.5, True
         forward, backward = await asyncio.gather(
@@ -90,7 +94,7 @@ class PairwiseJudge(GradingSettings):
 
 
 def read(text: str) -> float:
-    """Parse the points of A. Raises InvalidAnswerError if the answer is neither A, B nor tie."""
+    """Parse the points of answer A. Raises InvalidAnswerError if the model's choice is neither A, B nor tie."""
     try:
         return _POINTS[_Verdict.model_validate(last_object(text)).better]
     except ValidationError as error:

@@ -69,10 +69,10 @@ def prompt_of(
     reference: str | None,
     tokens: Sequence[str] = (),
 ) -> str:
-    """Fill the template with ``values``, with ``material`` from others, and with the block of the reference, if any.
+    """Fill the template with ``values``, with ``material`` (text to grade), and with the reference, if there is one.
 
-    In material and reference, control tokens (``tokens`` are the grader's own) and the tags that the prompt itself
-    closes are made inert: an answer cannot leave its place in the prompt and continue in the grader's own words.
+    In material and reference, control tokens and the tags that the prompt closes are made inert, so that an answer
+    cannot end its section of the prompt and add instructions. ``tokens`` are control tokens of the grading model.
     """
     tags = closed_tags(template + REFERENCE)
     inert = {name: make_inert(text, tags, tokens) for name, text in material.items()}

@@ -1,4 +1,4 @@
-"""Judge an answer by the user's next message: a model says whether it shows that the answer satisfied the user."""
+"""Judge an answer by the user's next message: a model says whether the message shows that the user is satisfied."""
 
 from typing import Literal
 
@@ -36,7 +36,7 @@ class _Verdict(BaseModel):
 
 
 class ReactionJudge(AskingSettings):
-    """Judges reactions. Its answers are not stored, because they may quote the user."""
+    """Judges users' next messages. The model's answers are not stored, because they may quote the user."""
 
     cache: bool = False
     on_invalid: Literal["fail", "drop"] = "drop"
@@ -47,7 +47,7 @@ class ReactionJudge(AskingSettings):
         return '{"reason": "<one sentence>", "satisfied": "yes" or "no" or "unclear"}'
 
     async def reward(self, context: JudgeContext, question: str, answer: str, reaction: str) -> float | None:
-        """1 for a satisfied user, 0 for another, None if the message does not show it; raises what ``ask`` raises."""
+        """1 if the user is satisfied, 0 if not, None if the message does not show it. Raises what ``ask`` raises."""
         material = {"question": question, "answer": answer, "reaction": reaction}
         tokens = context.endpoint(self.model).control_tokens
         prompt = prompt_of(TEMPLATE, {"form": self.form}, material, None, tokens)
@@ -56,7 +56,7 @@ class ReactionJudge(AskingSettings):
 
 
 def read_verdict(text: str) -> float | None:
-    """The reward that an answer of the model stands for. Raises InvalidAnswerError."""
+    """Convert the model's answer to a reward. Raises InvalidAnswerError."""
     try:
         return _REWARDS[_Verdict.model_validate(last_object(text)).satisfied]
     except ValidationError as error:

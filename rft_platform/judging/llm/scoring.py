@@ -24,7 +24,7 @@ class Criterion(BaseModel):
 
 
 class GradingSettings(AskingSettings):
-    """Settings that all judges with a model share, besides how to ask it."""
+    """Settings that all grading judges share, in addition to how to ask the model."""
 
     criteria: dict[str, Criterion] = Field(min_length=1)
     """Name -> description, or name -> {description, weight}."""
@@ -44,7 +44,7 @@ class GradingSettings(AskingSettings):
         return {name: {"description": entry} if isinstance(entry, str) else entry for name, entry in value.items()}
 
     def identity(self) -> dict[str, Any]:
-        """Settings on which the rewards depend: all except ``PATIENCE`` (retries, limits, storing of answers)."""
+        """Settings that the rewards depend on: all except those of ``PATIENCE`` (retries, limits, cache)."""
         return self.model_dump(mode="json", exclude=set(PATIENCE))
 
     def described(self) -> str:
@@ -93,7 +93,10 @@ class LlmJudge(GradingSettings):
         return JudgeOutput(total / weight, {name: float(score) for name, score in scores.items()})
 
     def read(self, text: str) -> dict[str, int]:
-        """Parse the scores of an answer. Raises InvalidAnswerError if one is missing, unknown or off the scale."""
+        """Parse the scores of an answer.
+
+        Raises InvalidAnswerError if a criterion has no score, is unknown, or has a score outside the scale.
+        """
         document = last_object(text)
         form = _form_of(tuple(self.criteria), self.scale)
         try:

@@ -1,4 +1,4 @@
-"""Operators of the experience pipeline: drop or mask judged experiences, or change rewards, before advantages are made.
+"""Operators of the experience pipeline drop or mask judged experiences, or change rewards, before advantages.
 
 An operator is a pure NumPy function ``(experiences, *, options) -> Change`` over the runs and rows of a round.
 

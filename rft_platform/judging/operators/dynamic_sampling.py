@@ -8,7 +8,7 @@ from rft_platform.judging.operators.experiences import Change, Experiences
 from rft_platform.judging.operators.registry import operator
 
 DYNAMIC_SAMPLING = "dynamic_sampling"
-#: ``dropped_by`` of rows of groups without signal; older rounds have ``zero_variance``.
+#: Values of ``dropped_by`` for groups without a learning signal; rounds of earlier versions have ``zero_variance``.
 NO_SIGNAL = frozenset({DYNAMIC_SAMPLING, "zero_variance"})
 
 
@@ -19,9 +19,10 @@ def dynamic_sampling(
     max_batches: Annotated[int, Field(ge=1)] = 1,
     of: Literal["judged", "reward"] = "judged",
 ) -> Change:
-    """Leave out groups whose kept runs all have the same reward: the judge's, or the current one (``of: reward``).
+    """Leave out groups whose kept runs all have the same reward.
 
-    With ``max_batches`` above 1 exploration samples further batches of tasks to replace such groups.
+    ``of: judged`` compares the judge's rewards, ``of: reward`` the rewards after the operators before this one. If
+    ``max_batches`` is above 1, exploration samples further batches of tasks to replace such groups.
     """
     low_G, high_G = experiences.by_group(experiences.judged_R if of == "judged" else experiences.reward_R)
     without_G = low_G >= high_G

@@ -17,7 +17,7 @@ class Experiences:
     step_N: np.ndarray  # int64: position of the call in its run
     length_N: np.ndarray  # int64: tokens of the response
     truncated_N: np.ndarray  # bool: the response ended at its token limit
-    kept_N: np.ndarray  # bool: trains, according to the operators so far
+    kept_N: np.ndarray  # bool: trained on, unless a later operator removes the row
     run_ids: Sequence[str]
     group_ids: Sequence[str]  # [G]
     task_ids: Sequence[str]  # [G]
@@ -25,7 +25,7 @@ class Experiences:
     empty_R: np.ndarray  # bool: the last answer has neither text nor a tool call
     judged_R: np.ndarray  # float64: the judge's reward, unchanged by operators
     reward_R: np.ndarray  # float64: the reward after the operators so far
-    kept_R: np.ndarray  # bool: counts as a run of its group
+    kept_R: np.ndarray  # bool: the run counts in its group
     parts: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64 [R] each: parts of the reward
     metrics: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64 [R] each: metrics of the workflow
     wanted_groups: int | None = None  # groups that the round is to train on; None: all
@@ -63,10 +63,10 @@ class Experiences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """The changes of an operator; a field that it does not set changes nothing."""
+    """The changes that an operator makes; a field that is not set changes nothing."""
 
     reward: np.ndarray | None = None  # float64 [R]
     drop: np.ndarray | None = None  # bool [R]: runs to leave out, also from their group's advantages
-    mask: np.ndarray | None = None  # bool [N]: rows that do not train; their run's reward still counts
-    parts: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64 [R] each: stored beside the reward
+    mask: np.ndarray | None = None  # bool [N]: rows to leave out of training; their run's reward still counts
+    parts: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64 [R] each: stored with the reward
     facts: Mapping[str, float] = field(default_factory=dict)  # numbers for the report

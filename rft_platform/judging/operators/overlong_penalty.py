@@ -1,4 +1,4 @@
-"""The soft over-long penalty (DAPO, arXiv 2503.14476, section 3.4); lengths in tokens of a response."""
+"""The soft over-long penalty (DAPO, arXiv 2503.14476, section 3.4). Lengths are tokens of a response."""
 
 from typing import Annotated
 

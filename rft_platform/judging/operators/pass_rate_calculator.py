@@ -1,4 +1,4 @@
-"""Compute how often each task was solved: stored as reward parts, which task selectors read."""
+"""Compute how often each task was solved, and store the rate as reward parts, which task selectors read."""
 
 import numpy as np
 

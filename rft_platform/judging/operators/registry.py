@@ -25,7 +25,7 @@ def operator(name: str) -> Callable[[OperatorFunction], OperatorFunction]:
 
 
 def find_operator(name: str, args: Mapping[str, Any]) -> OperatorFunction:
-    """Return the operator called ``name``, or the function that a reference (``module:function``) names.
+    """Return the operator ``name``, or the function if ``name`` is a reference (``module:function``).
 
     Raises UserError for an unknown name, an unknown option, or an option value that does not fit.
     """

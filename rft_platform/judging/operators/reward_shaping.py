@@ -23,7 +23,7 @@ def reward_shaping(
 
     ``add`` gives the weight of each measure: ``response_tokens`` (of all responses of a run), ``longest_response``,
     ``calls``, ``truncated`` (0 or 1), ``parts.<name>`` (a part of the reward) or ``metrics.<name>`` (a metric of the
-    workflow; 0 for a run without it). The difference to the reward before is the reward part ``shaping``.
+    workflow; 0 for a run without it). The change of the reward is stored as the reward part ``shaping``.
     """
     if clip is not None and not clip[0] < clip[1]:
         raise UserError(f"experience operator 'reward_shaping': clip {list(clip)}: expected [low, high], low < high")

@@ -12,7 +12,7 @@ SURPLUS_GROUPS = "surplus_groups"
 def surplus_groups(experiences: Experiences) -> Change:
     """Keep the first ``buffer.batch_size * sync_interval`` groups that have a kept run, in the order of sampling.
 
-    They are the first sampled, not the best: choosing by reward would bias the training.
+    A choice by reward instead of by order would bias the training.
     """
     if experiences.wanted_groups is None:
         return Change()

@@ -1,4 +1,4 @@
-"""Responses that ended at their token limit: mask them, leave out their runs, or penalise them."""
+"""Mask responses that ended at their token limit, leave out their runs, or penalise the runs."""
 
 from typing import Annotated, Literal
 
@@ -18,11 +18,11 @@ def truncated_mask(
     mode: Literal["mask", "drop", "penalise"] = "mask",
     penalty: Annotated[float, Field(gt=0)] = 1.0,
 ) -> Change:
-    """Mask truncated responses, leave out their runs, or penalise them.
+    """Mask truncated responses, leave out their runs, or penalise the runs.
 
-    ``mask`` (over-long filtering, DAPO, arXiv 2503.14476, section 3.4): truncated rows do not train; the run's reward
-    still counts in its group. ``drop``: runs with a truncated response are left out. ``penalise``: their reward is
-    reduced by ``penalty`` (reward part ``truncated``).
+    ``mask`` (over-long filtering, DAPO, arXiv 2503.14476, section 3.4): truncated rows are not trained on; the run's
+    reward still counts in its group. ``drop``: runs with a truncated response are left out. ``penalise``: the reward of
+    such runs is reduced by ``penalty`` (reward part ``truncated``).
     """
     facts = {"truncated_runs": float((experiences.truncated_R & experiences.kept_R).sum())}
     if mode == "mask":

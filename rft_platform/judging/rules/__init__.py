@@ -1,7 +1,7 @@
 """Built-in judges by rule: functions of a task and a response, one family per file.
 
 - ``matching``: ``exact_match``, ``contains``, ``matches_format``, ``within_length``.
-- ``numbers``: ``numeric``, ``gsm8k``, and one spelling of numbers, which ``mathematics`` (``math``) also uses.
+- ``numbers``: ``numeric``, ``gsm8k``, and normalised spelling of numbers, which ``mathematics`` (``math``) also uses.
 - ``patterns``: ``regex``, ``json_schema``, ``tags``; ``pattern_search``, ``json_schema``: searches with a time limit.
 - ``countdown``: ``countdown``, arithmetic with given numbers.
 - ``code``: ``code``, which runs programs in ``judging.sandbox``.

@@ -35,14 +35,14 @@ async def code(
 
     - a list (or its JSON text) of ``{input, output}``: the program reads ``input`` and must print ``output``; white
       space at the ends of lines and of the text is ignored; or
-    - Python code, or a list of it, that fails by an exception (``assert ...``). It runs in another process than the
-      program, whose names it can use: see ``sandbox.program_rpc``.
+    - Python code, or a list of such texts, that fails with an exception (``assert ...``). The test code can use the
+      program's names, but runs in another process than the program: see ``sandbox.program_rpc``.
 
-    Each test has its own process, limited to ``timeout_s`` (of wall and of processor time), ``memory_mb`` of address
-    space, files of ``file_mb`` and ``output_kb`` of output. Testing stops at the first test that fails, with
-    ``partial`` at the first that times out. The metrics ``passed`` and ``timed_out`` are shares of all tests; tests
-    that were not run count as not passed. Raises TimeoutError if the tests of a run take longer than its
-    ``judge_timeout_s`` in total.
+    Each test has its own process, limited to ``timeout_s`` (of wall time and of processor time), ``memory_mb`` of
+    address space, files of ``file_mb`` and ``output_kb`` of output. Testing stops at the first test that fails; if
+    ``partial`` is set, at the first test that times out. The metrics ``passed`` and ``timed_out`` are shares of all
+    tests; tests that were not run count as not passed. Raises TimeoutError if all tests of a run together take longer
+    than ``judge_timeout_s``.
     """
     tests, source = _tests(task, tests_key), extract_code(response_text(response))
     limits = Limits(

@@ -15,8 +15,8 @@ _LONGEST = 500  # characters of an expression
 def countdown(task: dict[str, Any], response: Any, *, answer_key: str = "answer", form_reward: float = 0.1) -> float:
     """1.0 when the last ``<answer>`` is an expression of the task's numbers, each used once, that equals its target.
 
-    ``form_reward`` for any other answer between the tags, 0.0 without one. The reference is a mapping, or JSON text of
-    one, with ``target`` and ``numbers``.
+    ``form_reward`` for any other ``<answer>``, 0.0 without ``<answer>``. The reference is a mapping with ``target`` and
+    ``numbers``, or the JSON text of such a mapping.
     """
     target, numbers = _puzzle(task, answer_key)
     answers = _ANSWER.findall(response_text(response))
@@ -27,7 +27,7 @@ def countdown(task: dict[str, Any], response: Any, *, answer_key: str = "answer"
 
 
 def _puzzle(task: dict[str, Any], answer_key: str) -> tuple[Fraction, list[int]]:
-    """Target and sorted numbers. Raises KeyError or ValueError if the reference is no puzzle."""
+    """Target and sorted numbers. Raises KeyError or ValueError if the reference has not this form."""
     reference = task[answer_key]
     if isinstance(reference, str):
         try:
@@ -41,7 +41,7 @@ def _puzzle(task: dict[str, Any], answer_key: str) -> tuple[Fraction, list[int]]
 
 
 def _evaluated(text: str) -> tuple[Fraction, list[int]] | None:
-    """Value and sorted numbers of an expression; None if it is not one of whole numbers, + - * / and parentheses."""
+    """Value and sorted numbers of an expression of whole numbers, + - * / and parentheses; None for other text."""
     if len(text) > _LONGEST:
         return None
     numbers: list[int] = []

@@ -34,7 +34,7 @@ def _validator(text: str) -> Any:
     except (ValueError, SchemaError) as error:
         raise ValueError(f"{text[:80]!r} is not a JSON schema: {str(error).splitlines()[0]}") from error
     if isinstance(schema, dict):
-        schema.pop("$schema", None)  # else a reference to the root would select the dialect again, without our keywords
+        schema.pop("$schema", None)  # else a reference to the root would select the standard validator again
     if '"patternProperties"' not in text:
         return extend(kind, {"pattern": _pattern})(schema)
     if '"unevaluatedProperties"' in text:

@@ -34,7 +34,10 @@ def matches_format(task: dict[str, Any], response: Any, *, pattern: str) -> floa
 def within_length(
     task: dict[str, Any], response: Any, *, max_chars: int, min_chars: int = 0, margin_chars: int = 0
 ) -> float:
-    """1.0 for a response of ``min_chars`` to ``max_chars`` characters, falling to 0.0 over ``margin_chars`` outside."""
+    """1.0 for a response of ``min_chars`` to ``max_chars`` characters.
+
+    Outside this range the reward falls linearly to 0.0 over ``margin_chars`` characters.
+    """
     length = len(response_text(response))
     outside = max(min_chars - length, length - max_chars, 0)
     if outside == 0:

@@ -25,9 +25,9 @@ async def math(
 ) -> float:
     """1.0 when the final answer of the response equals the reference as a mathematical object, else 0.0.
 
-    The reference may be LaTeX, with or without ``$``, or a solution that ends in ``####`` or ``\\boxed{}``. Both are
-    parsed and compared in a worker process; an answer that needs more than ``timeout_s`` seconds of its processor time,
-    or more memory than ``bounded.MEMORY_MB``, counts as wrong.
+    The reference may be LaTeX, with or without ``$``, or a solution that ends in ``####`` or ``\\boxed{}``. A worker
+    process parses and compares response and reference. An answer counts as wrong if this takes more than ``timeout_s``
+    seconds of processor time or more memory than ``bounded_call.MEMORY_MB``.
     """
     reference, text = reference_text(task, answer_key).rpartition("####")[2].strip(), response_text(response)
     limit_s = min(timeout_s, context.timeout_s or timeout_s)
@@ -61,7 +61,7 @@ def are_equal(reference: str, text: str) -> bool | None:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Any]:
-    """Expressions that the library reads in a text, most likely answer first; cached for all runs of a task."""
+    """Expressions that the library finds in a text, the most likely answer first; cached for all runs of a task."""
     import math_verify
 
     found: list[Any] = math_verify.parse(text, parsing_timeout=None)
@@ -69,10 +69,10 @@ def _parsed(text: str) -> list[Any]:
 
 
 def final_answer(text: str) -> str:
-    """Return the part of a response that holds its answer, marked up for the library.
+    """Return the part of a response that contains its answer, marked up for the library.
 
-    The answer follows ``####``, stands in the last ``<answer>``, or follows ``A:``. LaTeX without ``$``, and a bare
-    tuple or interval, is enclosed in ``$``, without which the library reads single numbers from it.
+    The answer follows ``####``, is in the last ``<answer>``, or follows ``A:``. LaTeX without ``$``, a bare tuple and a
+    bare interval are enclosed in ``$``: without it the library reads only single numbers from them.
     """
     text = _MONEY.sub("", plain_notation(text))
     if "####" in text:
@@ -93,7 +93,7 @@ def _alone(answer: str) -> str:
 
 
 def _as_latex(text: str) -> str:
-    """Enclose the text in ``$``, if it has no mark, so that the library reads all of it as one expression."""
+    """Enclose text without LaTeX marks in ``$``, so that the library reads the whole text as one expression."""
     return text if _is_marked(text) else f"${text}$"
 
 

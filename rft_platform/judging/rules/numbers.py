@@ -58,9 +58,10 @@ _MOST_DIGITS = 100  # a longer run of digits is no answer, and costly to compare
 def numeric(task: dict[str, Any], response: Any, *, answer_key: str = "answer", tolerance: float = 0.0) -> float:
     """1.0 when the final number of the response equals that of the reference, else 0.0.
 
-    The final number stands after ``####``, in ``\\boxed{}``, after ``A:`` or ``Answer:``, or last in the text. The
-    first of these that occurs counts, at its last occurrence. Signs, thousands separators (also spaces), currency,
-    units (``5 m^2`` is 5), fractions, ``1e3``, ``2 × 10^3`` and ``10^3`` are understood. ``tolerance`` is absolute.
+    Four places are tried in this order: after ``####``, in ``\\boxed{}``, after ``A:`` or ``Answer:``, and the end of
+    the text. The first place that exists counts; if it occurs several times, the last occurrence. Signs, thousands
+    separators (also spaces), currency, units (``5 m^2`` is 5), fractions, ``1e3``, ``2 × 10^3`` and ``10^3`` are
+    understood. ``tolerance`` is absolute.
     """
     expected = _reference(task, answer_key, final_number)
     given = final_number(response_text(response))
@@ -68,9 +69,9 @@ def numeric(task: dict[str, Any], response: Any, *, answer_key: str = "answer", 
 
 
 def gsm8k(task: dict[str, Any], response: Any, *, answer_key: str = "answer", strict: bool = False) -> float:
-    """1.0 when the response ends in the number after ``####`` of a GSM8K reference solution, else 0.0.
+    """1.0 when the final number of the response equals the number after ``####`` of a GSM8K solution, else 0.0.
 
-    ``strict``: the response must also give its number after ``####``; otherwise anywhere that ``numeric`` finds it.
+    ``strict``: the response must also give its number after ``####``; otherwise any place of ``numeric`` counts.
     """
     expected = _reference(task, answer_key, hash_number)
     text = response_text(response)

@@ -1,10 +1,10 @@
 """Search model-written text with patterns from a configuration or dataset, each search within a time limit.
 
 A pattern such as ``(a|aa)+$`` takes exponential time on some texts, and Python's ``re`` cannot be interrupted. The
-library ``regex`` has a time limit. Patterns mean the same here as in ``re``.
+library ``regex`` has a time limit. Patterns have the same meaning as in ``re``.
 
-The limit costs microseconds at the start of each match, because the library then reads the processor time. It is left
-out where the length of the text and the form of the pattern bound the search to a fraction of the limit.
+A search with a time limit is some microseconds slower, because the library reads the processor time at the start of
+each match. So the limit is omitted if the text and the pattern guarantee a search much shorter than the limit.
 """
 
 import re
@@ -37,7 +37,7 @@ class PatternTimeoutError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """A compiled pattern, and what the cost of its searches follows from."""
+    """A compiled pattern, with the properties that determine the cost of a search."""
 
     compiled: Any
     size: int  # characters of the pattern
@@ -92,10 +92,10 @@ def _compiled(pattern: str, flags: int) -> _Pattern:
 
 
 def _counted(pattern: str) -> tuple[int | None, int]:
-    """The number of repetitions and of choices (alternatives, optional parts) in a pattern.
+    """The number of repetitions and the number of choices (alternatives, optional parts) in a pattern.
 
-    The repetitions are None if a group is repeated, or if the pattern has a back-reference, a lookaround or another
-    extension.
+    The number of repetitions is None if a group is repeated, or if the pattern has a back-reference, a lookaround or
+    another extension.
     """
     repeats = choices = 0
     for part in _PARTS.finditer(pattern):

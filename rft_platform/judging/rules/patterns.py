@@ -1,4 +1,4 @@
-"""Judges of an answer's form: a pattern that captures a value, a JSON schema, a sequence of tags."""
+"""Judges that check an answer's form: a pattern that captures a value, a JSON schema, a sequence of tags."""
 
 import json
 import re

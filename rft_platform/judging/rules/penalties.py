@@ -35,10 +35,10 @@ def length_penalty(
 
 
 def shortest(task: dict[str, Any], responses: list[Any], runs: list[JudgedRun]) -> list[float]:
-    """1.0 for the run of a group with the fewest sampled tokens, 0.0 for the most, by rank in between.
+    """1.0 for the run of a group with the fewest sampled tokens, 0.0 for the run with the most, by rank in between.
 
-    Runs of equal length share their rank; if all are equal, or a run is alone, each gets 0.5. Only useful together with
-    a judge of the answers' content.
+    Runs of equal length have the same rank. If all runs have equal length, or the group has one run, each gets 0.5.
+    Only useful together with a judge of the answers' content.
     """
     lengths = [run.response_tokens for run in runs]
     if len(lengths) < 2:

@@ -1,4 +1,4 @@
-"""The judge ``tool_use``: the right tools, the right arguments, results without errors, no invalid calls."""
+"""The judge ``tool_use`` rewards the right tools, the right arguments, results without errors, and no invalid calls."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,11 @@ def tool_use(
     ``arguments`` any are accepted. Each expected call matches at most one call that was made (``ordered``: in the same
     order).
 
-    - ``correct_tool``: expected calls whose tool was called; ``correct_args``: those with exactly these arguments.
-    - ``tool_success``: calls made whose result came and does not match ``error_pattern``.
-    - ``invalid_tool``: calls made to a tool that was not offered, or with arguments that its schema does not allow.
-    - ``unneeded_tool``: calls made beyond the expected ones.
+    - ``correct_tool``: expected calls whose tool was called; ``correct_args``: expected calls that were made with
+      exactly the expected arguments.
+    - ``tool_success``: calls made that have a result which does not match ``error_pattern``.
+    - ``invalid_tool``: calls made to a tool that was not offered, or with arguments that the tool's schema refuses.
+    - ``unneeded_tool``: calls made that match no expected call.
 
     For a task without expected calls, the first three shares are 1 if the run makes no call, else 0.
     """

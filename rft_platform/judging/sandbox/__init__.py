@@ -1,4 +1,4 @@
-"""Run model-written code and long computations in separate processes with limits. It is not a security boundary.
+"""Run model-written code and long computations in separate processes with limits. This is not a security boundary.
 
 Read in this order:
 

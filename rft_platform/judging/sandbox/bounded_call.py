@@ -3,7 +3,7 @@
 A computation in C (a power of large integers, a regular expression) reacts neither to signals nor to cancellation, and
 a thread cannot be killed. So rules whose cost depends on model-written text run in a worker process
 (``bounded_worker``), which the kernel kills at its limit. Workers are reused, also by later judgings of this process
-and in other event loops; they end with the process.
+and from other event loops; they end when this process ends.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import rft_platform
 
-MEMORY_MB = 2048  #: of address space, for each worker
+MEMORY_MB = 2048  #: address space of each worker
 _LEAST_WAIT_S = 60.0  # minimum wait for a worker's start and answer, however loaded the machine is
 _WAIT_FACTOR = 10.0  # seconds of wall time for each second of processor time
 _ATTEMPTS = 2  # the first worker may have been killed by something else
@@ -97,7 +97,7 @@ class _Worker:
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
                     (os.POSIX_SPAWN_DUP2, self._errors.fileno(), 2),
                 ],
-                setsid=True,  # Ctrl-C on the terminal must not reach it
+                setsid=True,  # Ctrl-C on the terminal must not reach the worker
             )
 
     async def ask(self, request: Any) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class _Worker:
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether the kernel killed it at its processor time limit."""
+        """Whether the kernel killed the process at its processor time limit."""
         return self._status is not None and os.waitstatus_to_exitcode(self._status) == -signal.SIGPROF
 
     def end(self) -> str:

@@ -1,7 +1,7 @@
-"""The child process of ``bounded``: calls one function for every request on its standard input, a socket.
+"""The child process of ``bounded_call``: calls one function for every request on its standard input, a socket.
 
-It ends when its parent closes the socket. The kernel kills it earlier if a call uses more processor time than the
-request allows: the timer's signal has no handler, so no computation can delay it.
+The process ends when its parent closes the socket. The kernel kills the process earlier if a call uses more processor
+time than the request allows: the timer's signal has no handler, so no computation can delay the kill.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""Entry point of a sandboxed process: drops network and outside writes, runs the program, kills what it left.
+"""Entry point of a sandboxed process: gives up the network and writing outside its folder, then runs the program.
 
-Run as a file by ``python -I``. Arguments: the limits as JSON, the program's file, the program's arguments. It imports
-nothing of the platform.
+In the end it kills all processes that the program left running. ``python -I`` runs this module as a file, with the
+arguments: limits as JSON, the program's file, the program's arguments. The module imports nothing of the platform.
 """
 
 import ctypes
@@ -82,7 +82,7 @@ def _control(option: int, value: int) -> None:
 
 
 def _end_children() -> None:
-    """Kill our children until none is left; the children of a killed one become ours."""
+    """Kill the children of this process until none is left. The children of a killed child become our children."""
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -98,7 +98,7 @@ def _children() -> Iterator[int]:
     from pathlib import Path  # slow to import, and seldom needed
 
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             after_name = (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
             if int(after_name[1]) == os.getpid():
                 yield int(process.name)

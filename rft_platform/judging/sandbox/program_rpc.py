@@ -1,11 +1,11 @@
-"""The two processes of tested code: one holds the program, the other runs the tests and calls the first over pipes.
+"""The two processes of tested code: one runs the program, the other runs the tests and calls the program over pipes.
 
-Run as a file by ``python -I`` with its role (``program`` or ``tests``) and the numbers of its reading and its writing
-pipe. It imports nothing of the platform.
+``python -I`` runs this module as a file with a role (``program`` or ``tests``) and the numbers of a reading and a
+writing pipe. The module imports nothing of the platform.
 
-The program cannot reach the process that judges it. Only plain values count as its results: numbers, texts and
-collections of them are copied, and compared in the process of the tests. Any other object stays in the program's
-process, is called and read remotely, and equals no plain value.
+The program cannot change the process of the tests. Only plain values count as results of the program: numbers, texts
+and collections of them are copied, and compared in the process of the tests. Any other object stays in the program's
+process; the tests call and read it remotely, and it equals no plain value.
 """
 
 import ast
@@ -33,10 +33,13 @@ class Peer:
     def __init__(self, reading: TextIO, writing: TextIO, holds_program: bool) -> None:
         self._reading, self._writing, self._holds_program = reading, writing, holds_program
         self._mine: dict[int, Any] = {}  # objects that the other end refers to by number
-        self.errors: dict[str, type[Exception]] = {}  # the program's exception classes, as the tests know them
+        self.errors: dict[str, type[Exception]] = {}  # the program's, by name, as the tests see them
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Send a request to the other end and return its result; it may call functions that were passed to it."""
+        """Send a request to the other end and return its result.
+
+        Meanwhile the other end may call functions that were passed to it.
+        """
         self._send({"ask": what, "given": [self.encode(value) for value in arguments]})
         while "ask" in (message := self._next()):
             self._answer(message)
@@ -98,7 +101,10 @@ class Peer:
         return message
 
     def encode(self, value: Any) -> Any:
-        """Encode a value: plain ones by value, others by a number. Raises TypeError for what must not be sent."""
+        """Encode a value: plain values as values, other objects as numbers that refer to them.
+
+        Raises TypeError for a value that must not be sent.
+        """
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Remote):
@@ -106,7 +112,7 @@ class Peer:
         for kind, parts in _COLLECTIONS.items():
             if isinstance(value, kind):
                 return {"kind": kind.__name__, "value": [self.encode(part) for part in parts(value)]}
-        for basic in (bool, int, float, str):  # of a subclass, whose own equality does not count
+        for basic in (bool, int, float, str):  # an object of a subclass loses its class and its own equality
             if isinstance(value, basic):
                 return basic.__call__(value) if basic is not str else str.__str__(value)
         if isinstance(value, bytes | bytearray):
@@ -161,7 +167,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
 
 
 def _take_over(mine: Any, theirs: Any) -> None:
-    """Apply the changes that the program made to the collections that it was given."""
+    """Apply the changes that the program made to collections among its arguments."""
     if type(mine) is not type(theirs):
         return
     if isinstance(mine, tuple):
@@ -245,7 +251,7 @@ def hold_program(peer: Peer, file: str) -> None:
 
 
 def run_tests(peer: Peer) -> None:
-    """Run the tests from standard input. Its first line is a word, which is printed once all tests have passed."""
+    """Run the tests from standard input. The first line of the input is printed after all tests have passed."""
     word, source = sys.stdin.readline(), sys.stdin.read()
     program, code = peer.ask("names"), ast.parse(source)
     # A program must not replace ``abs`` or ``math.isclose`` as the tests use them.

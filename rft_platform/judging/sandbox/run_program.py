@@ -26,9 +26,9 @@ class Limits:
 
     wall_s: float = 10.0
     cpu_s: int = 10
-    memory_mb: int = 512  # of address space
-    file_mb: int = 16  # of one file
-    processes: int = 0  # further processes and threads; the kernel does not enforce it for root
+    memory_mb: int = 512  # address space
+    file_mb: int = 16  # size of one file
+    processes: int = 0  # further processes and threads; the kernel does not enforce this limit for root
     open_files: int = 64
     output_bytes: int = 1 << 20
 
@@ -56,19 +56,20 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself with exit code 0, within its time and output limits."""
+        """Whether the program ended with exit code 0, within its time and output limits."""
         return self.returncode == 0 and not self.timed_out and not self.output_exceeded
 
 
 async def run_program(source: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
-    """Run Python ``source`` in a sandboxed process; everything that it started is gone when this returns."""
+    """Run Python ``source`` in a sandboxed process. All processes that it started have ended when this returns."""
     return await _run(source, stdin, limits or Limits())
 
 
 async def run_tested(source: str, tests: str, limits: Limits | None = None) -> Outcome:
     """Run ``tests`` against the program ``source``, each in its own sandboxed process; return the outcome of the tests.
 
-    Only the tests' process decides: it must end with code 0 and print, as the last line, a word that only it was given.
+    Only the tests' process decides: it must end with exit code 0 and print, as the last line, a random word that only
+    this process received.
     """
     limits, word = limits or Limits(), secrets.token_hex(16)
     (asked, asks), (answered, answers) = os.pipe(), os.pipe()
@@ -138,7 +139,7 @@ async def _conversation(process: asyncio.subprocess.Process, stdin: str, limits:
         timed_out = True
     except asyncio.CancelledError:
         with suppress(asyncio.CancelledError):
-            await jobs  # else asyncio reports its result as never retrieved
+            await jobs  # else asyncio reports that the result was never retrieved
         raise
     await _end(process)
     stdout, stderr = (bytes(part).decode("utf-8", "replace") for part in kept)
@@ -149,14 +150,14 @@ async def _conversation(process: asyncio.subprocess.Process, stdin: str, limits:
 async def _feed(process: asyncio.subprocess.Process, stdin: str) -> None:
     if process.stdin is None:
         return
-    with suppress(BrokenPipeError, ConnectionResetError):  # the program did not read it all
+    with suppress(BrokenPipeError, ConnectionResetError):  # the program did not read all of its input
         process.stdin.write(stdin.encode("utf-8", "replace"))
         await process.stdin.drain()
     process.stdin.close()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill the process and what is left of its group (even if it has ended) and of its descendants; reap it."""
+    """Kill the process, the rest of its process group (even if the process has ended) and its descendants; reap it."""
     _kill(process)
     await process.wait()
 
