@@ -4,8 +4,8 @@ Read in this order:
 
 - ``workflow``, ``class_style``: the workflow types that users write, and ``resolve_workflow``.
 - ``runner``: ``run_rollouts``, the entry point: repeats per task, retries, time-outs and straggler handling.
-- ``runs``: one run and one attempt at it: ``Run``, ``RunResult``, ``make_attempt``, and calling user code.
-- ``workers``: attempts in worker processes, where a crash or hang of user code affects its own run only.
+- ``runs``: one run and one attempt at a run: ``Run``, ``RunResult``, ``make_attempt``, and calls of user code.
+- ``workers``: attempts in worker processes, where a crash or hang of user code affects only that run.
 - ``recording``: the ``model`` argument of a workflow; clients and gateway that record every model call of a run.
 - ``endpoints``: the OpenAI endpoints whose calls are recorded.
 - ``workflows``: built-in workflows, and auxiliary models for workflows and judges.

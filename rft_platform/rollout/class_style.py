@@ -1,6 +1,7 @@
 """Class-style workflows: one object is created per run, and its ``run_async()`` returns the run's experiences.
 
-A class written for Trinity-RFT's ``Workflow``, ``ModelWrapper``, ``Task`` and ``Experience`` needs only other imports.
+A class written for Trinity-RFT's ``Workflow``, ``ModelWrapper``, ``Task`` and ``Experience`` works here after a change
+of its imports.
 """
 
 import copy
@@ -73,7 +74,7 @@ class Workflow:
 
 
 def is_class_style(target: type) -> bool:
-    """Whether ``target`` is created for each run, from its task and the model."""
+    """Whether one object of the class ``target`` is created for each run, from the run's task and the model."""
     return issubclass(target, Workflow) or {"task", "model"} <= inspect.signature(target).parameters.keys()
 
 
@@ -89,7 +90,10 @@ class ClassWorkflow:
     async def run(
         self, task: PlatformTask, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
     ) -> Any:
-        """Create the object and await its ``run_async``; without one, create it and call ``run``, both in a thread."""
+        """Create the object and await its ``run_async``.
+
+        If the class overrides only ``run``, a thread creates the object and calls ``run``.
+        """
         own_task = Task(
             copy.deepcopy(task.raw),
             task.task_id,

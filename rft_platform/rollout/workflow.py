@@ -1,4 +1,4 @@
-"""Workflow types (user code that solves one task with the model it is given), and loading workflows by name."""
+"""Types of workflows (user code that solves one task with a model), and the function that loads them by name."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class WorkflowOutput:
-    """The result of one run: a response for the judge, or its own reward, or both.
+    """The result of one run: a response for the judge, or the workflow's own reward, or both.
 
     ``rewards`` is for runs with several trainable policies: it maps names of section ``policies`` to rewards.
     ``reward`` goes to the first policy, and to every policy that ``rewards`` does not name.
@@ -46,7 +46,7 @@ class SingleTurnWorkflow(Protocol):
 
 @runtime_checkable
 class AgentWorkflow(Protocol):
-    """A workflow object that gets the whole task (prompt and answer mapped) instead of the raw dictionary."""
+    """A workflow object that gets a ``Task``, with prompt and answer, instead of the dataset's row."""
 
     async def run(
         self, task: Task, model: "ModelHandle", auxiliary_models: Mapping[str, Any] | None = None
@@ -64,7 +64,7 @@ class WorkerWorkflow:
     format_args: FormatArgs = field(default_factory=FormatArgs)
     reward_fn_args: Mapping[str, Any] = field(default_factory=dict)
     python: str | None = None  # interpreter of the workers' environment; None: this one
-    count: int | None = None  # maximum number of workers; None: that of concurrent runs
+    count: int | None = None  # maximum number of workers; None: the number of concurrent runs
     log_folder: Path | None = None  # folder of the workers' log; None: a temporary one
 
 
@@ -97,10 +97,10 @@ def resolve_workflow(
 ) -> LocalWorkflow:
     """Return the workflow called ``name``: a built-in one, ``package.module:attribute`` or ``file.py:attribute``.
 
-    The attribute may be a function (checked by ``check_workflow_function``), a workflow object, or its class.
-    ``arguments`` are passed to the class, and also the system prompt if it has a parameter ``system_prompt``; with
-    ``format_args`` their system prompt counts alone. A class that is created for each run (``class_style``) finds
-    ``arguments``, ``format_args`` and ``reward_fn_args`` in its task. Raises UserError.
+    The attribute may be a function (checked by ``check_workflow_function``), a workflow object, or a workflow class.
+    A class gets ``arguments`` and, if it has a parameter ``system_prompt``, the system prompt. If ``format_args`` is
+    given, its system prompt replaces ``system_prompt``. A class-style workflow, of which one object is created for each
+    run, finds ``arguments``, ``format_args`` and ``reward_fn_args`` in its task. Raises UserError.
     """
     target = _load(name)
     keys = format_args or FormatArgs(system_prompt=system_prompt)

@@ -1,8 +1,8 @@
 """The OpenAI endpoints whose calls are recorded.
 
-An ``Endpoint`` turns the caller's request into the engine's request, extracts the sampled tokens from the answer, and
-restores the answer to the form that the caller asked for. ``rollout.recording.recorder`` uses these
-classes; they do no I/O.
+An ``Endpoint`` converts the caller's request to the engine's request, extracts the sampled tokens from the answer, and
+converts the answer to the form that the caller requested. ``rollout.recording.recorder`` uses these classes; they do no
+I/O.
 
 Read in this order:
 

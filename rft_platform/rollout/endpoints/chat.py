@@ -23,12 +23,12 @@ class ChatCall(Endpoint):
         self.tools = (self.sent.get("tools") or []) if shown else []
 
     def messages_of(self, choice: int) -> list[dict[str, Any]]:
-        """The conversation; it is the same for all choices."""
+        """The conversation, the same for all choices."""
         messages: list[dict[str, Any]] = self.sent.get("messages") or []
         return messages
 
     def sampled(self, answer: dict[str, Any]) -> list[ModelCall]:
-        """The choices, all with the prompt ids of the answer."""
+        """The choices as model calls, all with the same prompt ids."""
         choices = []
         for choice in answer["choices"]:
             logprobs = [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or []]
@@ -37,7 +37,7 @@ class ChatCall(Endpoint):
         return choices
 
     def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        """Remove the ids and log-probs that the caller did not ask for."""
+        """Remove token ids and log-probs that the caller did not request."""
         if self._logprobs and self._token_ids:
             return None
         if not self._token_ids:

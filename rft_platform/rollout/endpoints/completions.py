@@ -36,7 +36,7 @@ class CompletionCall(Endpoint):
         return len(self._prompts) * super().choices
 
     def sampled(self, answer: dict[str, Any]) -> list[ModelCall]:
-        """The choices, each with the ids of its own prompt."""
+        """The choices as model calls, each with the token ids of its own prompt."""
         found = []
         for choice in answer["choices"]:
             logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
@@ -45,7 +45,7 @@ class CompletionCall(Endpoint):
         return found
 
     def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        """Remove the ids and log-probs that the caller did not ask for."""
+        """Remove token ids and log-probs that the caller did not request."""
         if self._logprobs and self._token_ids:
             return None
         for choice in answer.get("choices") or []:

@@ -19,7 +19,10 @@ class CallDefaults:
     seed: int
 
     def fill(self, body: dict[str, Any], **forced: Any) -> dict[str, Any]:
-        """Return ``body`` with the run's sampling for fields that it does not set, and with ``forced`` in any case."""
+        """Return ``body`` with the run's sampling parameters in fields that ``body`` does not set, and with ``forced``.
+
+        ``forced`` overrides fields of ``body``.
+        """
         sampling = self.sampling
         defaults: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": self.seed}
         if sampling.top_k > 0:
@@ -41,7 +44,7 @@ class StreamedAnswer(ABC):
         self._choices: dict[int, dict[str, Any]] = {}
 
     def add(self, chunk: dict[str, Any]) -> bool:
-        """Add one chunk, before it is restored; return True for the chunk that finishes the last choice."""
+        """Add one chunk in the engine's form; return True for the chunk that finishes the last choice."""
         self._fields.update({name: value for name, value in chunk.items() if name != "choices" and value is not None})
         finished = False
         for piece in chunk.get("choices") or []:
@@ -57,12 +60,12 @@ class StreamedAnswer(ABC):
         return finished and len(self._choices) == self._n and all(c["finish_reason"] for c in self._choices.values())
 
     def whole(self) -> dict[str, Any]:
-        """The answer so far, in the form of an answer that is not streamed."""
+        """The answer up to the last chunk, in the form of an answer that is not streamed."""
         return {**self._fields, "choices": [self._choices[index] for index in sorted(self._choices)]}
 
     @abstractmethod
     def empty(self) -> dict[str, Any]:
-        """Initial fields of a choice, besides index, ids and finish reason."""
+        """Initial fields of a choice, except index, token ids and finish reason."""
 
     @abstractmethod
     def merge(self, choice: dict[str, Any], piece: dict[str, Any]) -> None:
@@ -70,7 +73,7 @@ class StreamedAnswer(ABC):
 
 
 class Endpoint(ABC):
-    """One call: the caller's request, the engine's request, and the answer in both forms."""
+    """One call: the caller's request, the engine's request, and the answer in the forms of engine and caller."""
 
     engine_path: ClassVar[str]  # path of the engine's endpoint, below /v1
     sent: dict[str, Any]  # request body for the engine
@@ -95,7 +98,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def sampled(self, answer: dict[str, Any]) -> list[ModelCall]:
-        """The choices of an answer, without the fields that the recorder sets: versions, times, place in the run.
+        """The choices of an answer as model calls, without the fields that the recorder sets: version, time, position.
 
         Raises EngineError if ids or log-probs are missing or their numbers differ.
         """
@@ -130,7 +133,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        """The whole answer as the caller asked for it; ``None``: unchanged. May change ``answer`` in place."""
+        """The whole answer in the caller's form; ``None``: unchanged. May change ``answer`` in place."""
 
     @abstractmethod
     def assembled(self) -> StreamedAnswer:

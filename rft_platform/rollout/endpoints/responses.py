@@ -1,7 +1,7 @@
 """The endpoint ``/v1/responses``: the request becomes a chat call to the engine, the chat answer becomes a response.
 
-Neither engine returns token ids on its own responses endpoint, so the platform uses chat on both, and they behave
-alike. Nothing is stored: a request that needs an earlier response (``previous_response_id``, item references) is
+Neither engine returns token ids on its own responses endpoint, so the platform uses the chat endpoint of both engines.
+Responses are not stored: a request that needs an earlier response (``previous_response_id``, item references) is
 refused.
 """
 
@@ -14,7 +14,7 @@ from rft_platform.rollout.endpoints.responses_answer import response_id, respons
 from rft_platform.rollout.endpoints.responses_events import ResponseEvents
 from rft_platform.rollout.endpoints.responses_input import chat_messages
 
-#: Fields that are translated, or that have no meaning without a store, hosted tools or accounts.
+#: Request fields that are translated, or that have no meaning here: no stored responses, hosted tools or accounts.
 _CONSUMED = {
     "input", "instructions", "tools", "tool_choice", "max_output_tokens", "text", "reasoning", "include", "store",
     "stream", "stream_options", "metadata", "truncation", "top_logprobs", "user", "safety_identifier", "service_tier",

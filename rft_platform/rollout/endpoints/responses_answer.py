@@ -21,7 +21,7 @@ def response_of(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def response_frame(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """Return a response in progress, without output; ``answer`` may be a chunk of a streamed answer."""
+    """Return a response with status in progress and no output; ``answer`` may be a chunk of a streamed answer."""
     frame = {
         "id": response_id(answer),
         "object": "response",

@@ -15,7 +15,7 @@ from rft_platform.rollout.endpoints.responses_answer import (
 
 
 class ResponseEvents:
-    """Writes the events of one response. The first piece of an item opens it; the next item closes it."""
+    """Writes the events of one response. The first piece of an item opens the item; the next item closes it."""
 
     def __init__(self, body: dict[str, Any], model: str) -> None:
         self._body = body
@@ -46,7 +46,7 @@ class ResponseEvents:
         if self._frame is None or self._failed:
             return b""
         frame, out = self._frame, b""
-        if self._item is None and not frame["output"]:  # an empty answer is an empty message
+        if self._item is None and not frame["output"]:  # an empty answer becomes an empty message
             out += self._open(message_item(f"msg_{self._suffix}", [], "in_progress"))
         out += self._close()
         closed(frame, self._reason, self._usage)

@@ -11,7 +11,7 @@ _ROLES = {"developer": "system"}  # chat templates know only the older name
 def chat_messages(items: Any, instructions: Any = None) -> list[dict[str, Any]]:
     """Return the conversation. The tool calls of one turn, and the text before them, become one assistant message.
 
-    Raises UserError for what a chat cannot hold: images, files, hosted tools, references to stored items.
+    Raises UserError for items that a chat cannot represent: images, files, hosted tools, references to stored items.
     """
     if instructions is not None and not isinstance(instructions, str):
         raise UserError("instructions: expected a text")
@@ -55,7 +55,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
 
 
 def _is_open(messages: list[dict[str, Any]]) -> bool:
-    """Whether the last message is reasoning to which text can still be added."""
+    """Whether the last message has only reasoning, so that the following text belongs to the same message."""
     return bool(messages) and "reasoning_content" in messages[-1] and "tool_calls" not in messages[-1]
 
 

@@ -1,4 +1,4 @@
-"""Record the model calls of a run, token for token, however the agent makes them.
+"""Record the model calls of a run with exact token ids, whatever client the agent uses.
 
 Read in this order:
 
@@ -7,6 +7,6 @@ Read in this order:
 - ``recorder``: one model call, from the agent's request to the recorded tokens (API forms: ``rollout.endpoints``).
 - ``clients``: OpenAI clients that record in their HTTP transport; ``httpx_compat``: the HTTP package of ``openai``.
 - ``gateway``, ``gateway_connections``, ``gateway_openapi``: an OpenAI-compatible API on loopback that records calls of
-  agents in other processes. The clients open it, and it uses the same recorder.
+  agents in other processes. ``clients`` starts the gateway, which uses the same recorder.
 - ``routing``, ``policy_routes``: send each call to a replica of the pool, or to the engine of a further policy.
 """

@@ -1,7 +1,7 @@
 """OpenAI clients whose model calls are recorded. Importing this module imports ``openai``: do so only to run agents.
 
-Recording is done in the HTTP transport below an ordinary ``openai.AsyncOpenAI`` or ``openai.OpenAI``. It sees every
-request, however the client is used: raw responses, ``with_options`` copies, streams, helper methods.
+The HTTP transport below an ordinary ``openai.AsyncOpenAI`` or ``openai.OpenAI`` records the calls. The transport sees
+every request, however the client is used: raw responses, ``with_options`` copies, streams, helper methods.
 """
 
 import threading
@@ -27,10 +27,10 @@ _OK, _BAD_REQUEST = 200, 400
 
 
 class RecordingClients:
-    """Routes to one engine (clients, transports, a gateway) that record the calls of runs.
+    """Creates clients, transports and a gateway for one engine that record the calls of runs.
 
-    Each client has its own connections: a shared pool of hundreds would be searched at every request. With ``replicas``
-    each request goes to one of them, whatever host ``base_url`` names.
+    Each client has its own connections: a shared pool of hundreds would be searched at every request. If ``replicas``
+    is given, each request goes to one of the replicas, whatever host ``base_url`` names.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RecordingClients:
         return openai.OpenAI(base_url=self._base_url, api_key=self._api_key, http_client=http, timeout=self._timeout_s)
 
     def async_transport(self, history: RunHistory, connections: Any = None) -> Any:
-        """Return a transport that records into ``history``, over ``connections`` or, by default, new ones."""
+        """Return a transport that records into ``history`` and uses ``connections``, by default new connections."""
         connections = connections or wire.AsyncHTTPTransport(verify=self._tls)
         return AsyncRecorder(self._routed(AsyncRouter, connections), history, self._api_key)
 
@@ -80,7 +80,7 @@ class RecordingClients:
             return self._gateway
 
     def end(self, history: RunHistory) -> None:
-        """End the run: the gateway, if there is one, no longer serves it."""
+        """End the run: the gateway, if there is one, refuses further calls of the run."""
         if self._gateway is not None:
             self._gateway.end(history)
 
@@ -94,7 +94,7 @@ class RecordingClients:
     def _gateway_transport(self, history: RunHistory) -> Any:
         try:
             from rft_platform.rollout.recording.gateway_connections import GatewayConnections
-        except ModuleNotFoundError:  # an agent's environment without aiohttp: slower
+        except ModuleNotFoundError:  # an agent's environment without aiohttp: use httpcore, which is slower
             return self.async_transport(history)
         return self.async_transport(history, GatewayConnections())
 
@@ -254,7 +254,7 @@ class _RecordedStream(wire.AsyncByteStream, wire.SyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             async for data in self._inner:
-                yield b"".join(self._events.feed(data))  # what arrived together is sent together
+                yield b"".join(self._events.feed(data))  # events that arrived together are sent together
             yield self._events.rest()
         finally:
             self._call.ended()

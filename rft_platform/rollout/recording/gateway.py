@@ -1,8 +1,9 @@
 """HTTP gateway: an OpenAI-compatible API on loopback that records the calls of agents in other processes.
 
-An agent in any language is recorded by giving it a base URL and a key. The bearer key of a request,
-``<batch>/<task>/<run>.<secret>``, names the run; the secret authenticates the caller. The request then passes the same
-recorder and the same router as requests of the platform's own clients. Importing this module imports ``openai``.
+An agent in any language needs only the gateway's base URL and a key to be recorded. The bearer key of a request,
+``<batch>/<task>/<run>.<secret>``, names the run; the secret authenticates the caller. The request then passes through
+the same recorder and the same router as requests of the platform's own clients. Importing this module imports
+``openai``.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ Transport = Any  # wire.AsyncBaseTransport of whichever package is installed
 
 
 class RunRecord:
-    """A run at the gateway: its connection to the engine, and its requests in progress."""
+    """A run that the gateway serves: its connections to the engine, and its requests in progress."""
 
     def __init__(self, key: str, history: RunHistory, make_transport: Callable[[RunHistory], Transport]) -> None:
         self.key = key
@@ -73,19 +74,19 @@ class RunRecord:
 
 
 class RecordingGateway:
-    """Serves in a thread with its own event loop, so that a workflow may block while its agent is served."""
+    """The gateway: runs in a thread with its own event loop, so that a blocking workflow does not delay its agent."""
 
     def __init__(
         self, engine_url: str, timeout_s: float, make_transport: Callable[[RunHistory], Transport], host: str = HOST
     ) -> None:
         """Requests are sent to ``engine_url`` (ends in /v1) through the recording transport of their run."""
-        self._runs: dict[str, RunRecord] = {}  # by the name in the key
+        self._runs: dict[str, RunRecord] = {}  # running runs, by the name in their key
         self._names: dict[int, str] = {}  # id of a history -> name
         self._ended: dict[str, str] = {}  # name -> key, of ended runs
         self._numbers = itertools.count()
         self._make_transport = make_transport
         self._lock = threading.Lock()
-        listener = socket.create_server((host, 0), backlog=_BACKLOG)  # listens from here on: early callers are queued
+        listener = socket.create_server((host, 0), backlog=_BACKLOG)  # callers are queued from now on
         self._port = listener.getsockname()[1]
         self._host = host
         app = contained(GatewayApp(engine_url, timeout_s, self._runs, self._ended))
@@ -94,7 +95,7 @@ class RecordingGateway:
 
     @property
     def base_url(self) -> str:
-        """Base URL for agents, to use instead of that of OpenAI's API; ends in /v1."""
+        """Base URL that agents use instead of the URL of OpenAI's API; ends in /v1."""
         return f"http://{self._host}:{self._port}{_PREFIX}"
 
     def register(self, history: RunHistory) -> str:
@@ -143,11 +144,11 @@ class RecordingGateway:
 class RecordingApp:
     """ASGI application that sends OpenAI calls to the engine through the recording transport of their run.
 
-    A subclass says which run a request belongs to.
+    A subclass implements ``find_run``, which says to which run a request belongs.
     """
 
     def __init__(self, engine_url: str, timeout_s: float) -> None:
-        """``engine_url``: root of the engine's OpenAI API; ``timeout_s``: of each step of a request to it."""
+        """``engine_url``: root of the engine's OpenAI API; ``timeout_s``: limit of each network step of a request."""
         self._extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)}
         self._hosts = configured_hosts()
         self.set_engine(engine_url)
@@ -217,7 +218,7 @@ class RecordingApp:
         try:
             response = await self.send(record, request)
             if "content-length" in response.headers:
-                content = await response.aread()  # an error's content has been read before
+                content = await response.aread()  # the content of an error response is already in memory
                 await answer.begin(response)
                 await answer.body(content)
                 return

@@ -1,7 +1,7 @@
-"""The gateway's connections to the engine: aiohttp, below the same recorder and router as our own clients.
+"""The gateway's connections to the engine, made with aiohttp instead of httpcore, which the ``openai`` clients use.
 
-All calls of all agents pass through the gateway's one thread. httpcore, which the ``openai`` clients use, would take a
-quarter more of its time.
+All calls of all agents pass through the gateway's single thread; with httpcore each call takes a quarter more of this
+thread's time. Recorder and router are those of our own clients.
 """
 
 import io
@@ -13,7 +13,7 @@ import aiohttp
 
 from rft_platform.rollout.recording.httpx_compat import wire
 
-_IDLE_S = 3.0  # idle connections are closed before the server closes them, which it does after 5 s or more
+_IDLE_S = 3.0  # close idle connections before the server does (after 5 s or more)
 _PIECE = 1 << 16  # bytes
 _AT_ONCE = 1 << 20  # bytes; aiohttp warns of larger bodies, which block all other calls
 
@@ -69,7 +69,7 @@ class _AnswerStream(wire.AsyncByteStream):
                 yield piece
 
     async def aclose(self) -> None:
-        self._response.release()  # closes the connection where the answer was not read to its end
+        self._response.release()  # closes the connection if the answer was not read to its end
 
 
 def _timeout(seconds: dict[str, float | None]) -> aiohttp.ClientTimeout:

@@ -20,13 +20,13 @@ class RunEndedError(EngineError):
 
 @dataclass(slots=True, eq=False)
 class CallSlot:
-    """A call's position in its run; a client that sends its request again keeps it."""
+    """A call's position in its run. If a client sends the request of a call again, the call keeps its position."""
 
     order: int
-    times: int = 1  # how often it was sent
-    under_way: bool = True  # the last send, the one that counts, has not ended
-    answered: bool = False  # its answer is recorded
-    refused: bool = False  # by the engine or by the recorder
+    times: int = 1  # how often the call was sent
+    under_way: bool = True  # True until the last send, the one that counts, has ended
+    answered: bool = False  # True if its answer is recorded
+    refused: bool = False  # True if the engine or the recorder refused it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class CallSlots:
         self._by_request: dict[Hashable, list[CallSlot]] = {}
 
     def take(self, request_key: Hashable, sent_before: int, named: bool) -> Sending:
-        """Return the slot of the call that ``request_key`` identifies, after ``sent_before`` earlier sends of it.
+        """Return the slot of the call that ``request_key`` identifies; its client has sent it ``sent_before`` times.
 
-        ``named``: the key is the client's own name for the call, so an equal key is the same call.
+        ``named``: the client chose the key as a name of the call, so equal keys always mean the same call.
         """
         slots = self._by_request.setdefault(request_key, [])
         slot = slots[-1] if named and slots else _retried_slot(slots, sent_before) if sent_before else None
@@ -77,10 +77,10 @@ class CallSlots:
 
 
 def _retried_slot(slots: list[CallSlot], sent_before: int) -> CallSlot | None:
-    """Find the call that is being retried: one that has ended without an answer.
+    """Find the call that is being retried: normally a call that has ended without an answer.
 
-    The answer may also have been lost after it was recorded; then the call must be unambiguous. A call in progress has
-    a client that waits for it, so an equal request is another call.
+    The answer may also have been lost after it was recorded; then only one call may match. A call in progress is never
+    the retried one, because its client still waits for the answer: an equal request is another call.
     """
     ended = [slot for slot in slots if not slot.under_way and slot.times <= sent_before]
     unanswered = [slot for slot in ended if not slot.answered]
@@ -102,15 +102,15 @@ class RunHistory:
     ) -> None:
         """``model``: the policy's name at the engine; ``sampling`` and ``seed`` apply to calls that set none.
 
-        ``key`` names the run, as ``<batch>/<task>/<run>``, for agents outside this process. ``policies`` are further
-        trainable policies, by the names that calls give as their model.
+        ``key`` names the run, as ``<batch>/<task>/<run>``, for agents outside this process. ``policies`` maps the
+        names of further trainable policies, which calls give as their ``model``, to the routes to their engines.
         """
         self.model = model
         self.policies = dict(policies or {})
         self.key = key
         self.sampling = sampling
         self.client_retries = 0
-        self.env_state_hash: str | None = None  # of the environment state that the workflow set last
+        self.env_state_hash: str | None = None  # digest of the environment state that the workflow set last
         self.connection_lost = False  # the engine could not be reached at least once
         self.context_exceeded = False  # the engine refused the last call: prompt longer than the context
         self._seed = seed
@@ -123,9 +123,9 @@ class RunHistory:
     def begin_call(self, request_key: Hashable = None, sent_before: int = 0, named: bool = False) -> Sending:
         """Register a call before it is sent. Raises RunEndedError if the run has ended.
 
-        ``request_key`` identifies it. If its client has sent it before (``sent_before`` times), or gave it the name
-        of an earlier call (``named``), it is a retry of that call: it keeps that position and seed, and its answer
-        replaces a lost one. ``end_call`` must follow.
+        ``request_key`` identifies the call. The call is a retry if its client has sent it before (``sent_before``
+        times), or gave it the name of an earlier call (``named``). A retry keeps the position and seed of the earlier
+        call, and its answer replaces the lost one. ``end_call`` must follow.
         """
         with self._lock:
             if self._closed:
@@ -134,7 +134,7 @@ class RunHistory:
             return self._slots.take(request_key, sent_before, named)
 
     def refuse_call(self, sending: Sending, too_long: bool = False) -> None:
-        """Mark the call as refused; ``too_long``: by the engine, because the conversation exceeds the context."""
+        """Mark the call as refused; ``too_long``: the engine refused because the conversation exceeds the context."""
         with self._lock:
             if sending.counts:
                 sending.slot.refused = True
@@ -195,6 +195,6 @@ class RunHistory:
                 call.step_reward = (call.step_reward or 0.0) + float(value)
 
     def close(self) -> None:
-        """End the run: code that it left running can neither call the model nor add to the record."""
+        """End the run. Code of the run that is still running can then neither call the model nor add to the record."""
         with self._lock:
             self._closed = True

@@ -14,8 +14,8 @@ def _wire_package() -> str:
 
 wire: Any = importlib.import_module(_wire_package())
 
-#: Request extension with the tokens that the request may take. Extensions stay in this process.
+#: Request extension with the estimated tokens of a request. An extension is not sent over the network.
 TOKENS = "rft_tokens"
 
-#: Request extension: send the request to the host that it names, not to a replica of the first policy.
+#: Request extension: send the request to the host of its URL, not to a replica of the first policy.
 ELSEWHERE = "rft_elsewhere"

@@ -19,7 +19,7 @@ class ModelHandle:
     """The policy as one run sees it. Handles of different runs share no state."""
 
     def __init__(self, clients: "RecordingClients", history: RunHistory, first: "ModelHandle | None" = None) -> None:
-        """``first``: the run's own handle, if this handle is for a further policy."""
+        """``first``: the handle of the run's first policy, if this handle is for a further policy."""
         self._clients = clients
         self._history = history
         self._first = first
@@ -36,7 +36,7 @@ class ModelHandle:
     def policy(self, name: str) -> "ModelHandle":
         """Return a handle for another trainable policy of the run, by its name in section ``policies``.
 
-        Its calls are recorded into this run, in any order. Raises UserCodeError for an unknown name.
+        Calls of all policies are recorded into the run and may alternate. Raises UserCodeError for an unknown name.
         """
         route = self._history.policies.get(name)
         if route is None:
@@ -78,7 +78,7 @@ class ModelHandle:
     async def chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> dict[str, Any]:
-        """Return the assistant message that continues ``messages``, in wire format, ready to be appended to them."""
+        """Return the assistant message that continues ``messages``, in the API's format, ready to be appended."""
         return await chat_once(self, messages, tools, arguments)
 
     def set_env_state(self, state: Any) -> None:
@@ -101,7 +101,7 @@ class ModelHandle:
         return self._history.extract(clear_history)
 
     async def aclose(self) -> None:
-        """Close the connections of the run, also for code that it left running."""
+        """Close the connections of the run, also those that code of the run still uses."""
         self._clients.end(self._history)
         if self._async is not None:
             await self._async.close()
@@ -125,7 +125,7 @@ class HasClients(Protocol):
 async def chat_once(
     model: HasClients, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """Make one chat completion and return the assistant message, in wire format; raises what ``openai`` raises."""
+    """Make one chat completion and return the assistant message in the API's format; raises what ``openai`` raises."""
     options = {**arguments, "tools": tools} if tools else arguments
     client = model.get_openai_async_client()
     answer = await client.chat.completions.create(model=model.model_name, messages=messages, **options)
@@ -136,7 +136,7 @@ async def chat_once(
 def state_hash(state: Any) -> str | None:
     """Return a digest of text, bytes or a JSON value, the same for equal states; None (unknown state) stays None.
 
-    Raises UserCodeError for other types: their text does not determine whether they are equal.
+    Raises UserCodeError for other types: their text does not show whether two values are equal.
     """
     if state is None:
         return None

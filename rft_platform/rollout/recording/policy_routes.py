@@ -1,4 +1,4 @@
-"""Further trainable policies: the engines that answer calls to them, and the engine status that their rows record."""
+"""Further trainable policies: the engines that answer their calls, and the engine status that their rows record."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

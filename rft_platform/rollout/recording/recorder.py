@@ -1,8 +1,8 @@
 """The recorder: converts one model call of a run to the engine's request, and records the engine's answer.
 
-It knows neither HTTP clients nor servers: the transports of ``recording`` use it below our ``openai`` clients, and
-``gateway`` behind its own port. Only complete answers are recorded, token for token as the engine sampled them: ids and
-rollout log-probs are the engine's, never derived from text.
+The recorder uses neither HTTP clients nor servers: the transports of ``clients`` call it below our ``openai`` clients,
+and ``gateway`` calls it for requests at its own port. Only complete answers are recorded. Token ids and rollout
+log-probs come from the engine and are never derived from text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ _VERSION_HEADER = "x-policy-version"
 _BYTES_A_TOKEN = 4  # rough size of a token in a request
 _MOST_TOKENS = 1 << 20  # upper limit of the estimate for one choice
 _RETRIES = b"x-stainless-retry-count"  # how often an OpenAI client has sent this request before
-_IDEMPOTENCY_KEY = b"idempotency-key"  # any client may set it to name a call that it may retry
+_IDEMPOTENCY_KEY = b"idempotency-key"  # a client may set this header to name a call that it may retry
 
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -75,7 +75,7 @@ class CallRecorder:
         asked = body.get("model")
         route = history.policies.get(asked) if isinstance(asked, str) else None
         self._policy = FIRST_POLICY if route is None else asked
-        self.route = route  # None: the first policy, also for any other name
+        self.route = route  # None: the first policy; it answers calls with any name that is no further policy's
         model = history.model if route is None else route.model
         self._form = ENDPOINTS[endpoint](body, CallDefaults(model, history.sampling, seed))
         self.engine_path = self._form.engine_path
@@ -84,7 +84,7 @@ class CallRecorder:
         self.tokens = self._weight()
 
     def _weight(self) -> int:
-        """Rough number of tokens that the call may take; a router weighs the call by it."""
+        """Rough number of tokens that the call may take; a router uses this number as the load of the call."""
         sent = self._form.sent
         limit = sent.get("max_completion_tokens") or sent.get("max_tokens") or 0
         return self._form.choices * min(int(limit), _MOST_TOKENS) + len(self.content) // _BYTES_A_TOKEN
@@ -94,18 +94,18 @@ class CallRecorder:
         self._history.refuse_call(self._sending, too_long=is_too_long(status, content.decode(errors="replace")))
 
     def ended(self) -> None:
-        """End the call: the transport has finished with it, with or without an answer."""
+        """End the call. The transport calls this when the call is over, with or without an answer."""
         self._history.end_call(self._sending)
 
     def answered(self, content: bytes, headers: Mapping[str, str]) -> bytes:
-        """Record a whole answer; return what the caller gets."""
+        """Record a whole answer; return the answer in the form that the caller requested."""
         answer = json_codec.parse_object(content)
         self._record(answer, headers)
         restored = self._form.restored(answer)
         return content if restored is None else json_codec.dump(restored)
 
     def event_stream(self, headers: Mapping[str, str]) -> "RecordedEvents":
-        """Return a reader that records the events of a streamed answer as they pass."""
+        """Return an object that records the events of a streamed answer while they are passed to the caller."""
         return RecordedEvents(self, self._form, headers)
 
     def _record(self, answer: dict[str, Any], headers: Mapping[str, str]) -> None:
@@ -122,7 +122,7 @@ class CallRecorder:
 
 
 class RecordedEvents:
-    """The events of a streamed answer: recorded once every choice has finished, and passed on as the caller asked."""
+    """Passes the events of a streamed answer to the caller, and records the answer when every choice has finished."""
 
     def __init__(self, call: CallRecorder, form: Endpoint, headers: Mapping[str, str]) -> None:
         self._call = call
@@ -132,7 +132,7 @@ class RecordedEvents:
         self._answer = form.assembled()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what the caller gets for the next bytes."""
+        """Yield the caller's events for the next bytes of the engine's answer."""
         for event in self._events.feed(data):
             chunk = events.event_chunk(event)
             if chunk is None:
@@ -148,7 +148,8 @@ class RecordedEvents:
 
 
 def _identity(endpoint: str, content: bytes, headers: Headers) -> tuple[tuple[str, object], int, bool]:
-    """Return what identifies the request, how often its client has sent it before, and whether the client named it."""
+    """Return the key that identifies the request, how often its client sent it before, and whether the client chose
+    the key."""
     sent_before = 0
     for name, value in headers:
         name = name.lower()

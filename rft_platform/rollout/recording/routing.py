@@ -1,12 +1,12 @@
 """HTTP transports that send each request to one replica of a pool, and to another one if the first does not answer.
 
-Routing is below recording, so a rerouted request is one call to the recorder and to the agent: it keeps its seed, gets
-the same answer, and only the answer that arrived is recorded.
+Routing happens below recording, so a rerouted request is still one call for the recorder and the agent: it keeps its
+seed, every replica would give the same answer, and only the answer that arrived is recorded.
 
-A run stays on the replica that it got first (the least loaded then): each turn of an agent begins with all earlier
-turns, which a replica with a prefix cache does not compute again. The run moves when its replica is clearly busier than
-another. The runs of one group are NOT kept together: they share only their first prompt, which costs one prefill per
-replica, while a group on one replica would leave the others idle.
+A run stays on its first replica, the least loaded one at its first call: each turn of an agent begins with all earlier
+turns, and a replica with a prefix cache does not compute these again. The run moves if its replica is clearly busier
+than another. The runs of one group are NOT sent to the same replica: they share only their first prompt, which costs
+one prefill per replica, while a whole group on one replica would leave the other replicas idle.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,7 +17,7 @@ from rft_platform.common.errors import EngineError
 from rft_platform.inference.pool.replicas import Replica, Replicas
 from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, TOKENS, wire
 
-#: The connection broke or was not made. Not a read time-out: on another replica it would take as long again.
+#: The connection broke or was not made. A read time-out is not included: another replica would take as long.
 _LOST = (wire.NetworkError, wire.RemoteProtocolError, wire.ConnectTimeout)
 _UNAVAILABLE = 503  # the answer of an engine that is shutting down
 
@@ -35,7 +35,10 @@ class _Trip:
         self.last_answer: Any = None
 
     def next_replica(self) -> Replica | None:
-        """Return the next replica to try; None if the last answer must do. Raises the last failure if none came."""
+        """Return the next replica to try; None if no replica is left and the last answer must be used.
+
+        Raises the last failure if no replica is left and there is no answer.
+        """
         try:
             if len(self._tried) >= self._replicas.count:
                 raise self._failure or self._replicas.none_left()
@@ -64,7 +67,10 @@ class _Trip:
 
     @contextmanager
     def attempt(self, replica: Replica) -> Iterator["_Attempt"]:
-        """Try ``replica``: a lost connection marks it as down and is not raised. In the end the replica is released."""
+        """Context of an attempt at ``replica``, which is released at the end.
+
+        A lost connection is not raised; it marks the replica as down.
+        """
         attempt = _Attempt(self, replica)
         try:
             yield attempt
@@ -85,7 +91,7 @@ class _Trip:
         self._replicas.mark_down(replica, f"{replica.url} answers {response.status_code}")
 
     def release(self, replica: Replica) -> None:
-        """Release ``replica``: its work on the request is done."""
+        """Release ``replica``: it no longer works on the request."""
         self._replicas.release(replica, self._tokens)
 
 
@@ -98,22 +104,25 @@ class _Attempt:
         self.streams = False
 
     def lost(self, error: Exception) -> None:
-        """The replica does not answer."""
+        """Mark the replica as down: it does not answer."""
         self._trip.lost(self._replica, error)
 
     def release(self) -> None:
-        """The replica's work on the request is done."""
+        """Release the replica: it no longer works on the request."""
         self._trip.release(self._replica)
 
     def pass_on(self, response: Any) -> Any:
-        """Pass on a streamed answer; its end releases the replica. Once begun it cannot be rerouted: it breaks off."""
+        """Pass a streamed answer to the caller; the end of the stream releases the replica.
+
+        A stream that has begun cannot be rerouted: if the replica is lost, the caller gets an incomplete stream.
+        """
         self.streams = True
         stream = _RoutedStream(response.stream, self.release, self.lost)
         status, headers = response.status_code, response.headers
         return wire.Response(status, headers=headers, stream=stream, extensions=response.extensions)
 
     def accepts(self, response: Any) -> bool:
-        """Whether the caller gets ``response``. If not, the replica cannot serve, and another one is tried."""
+        """Whether the caller gets ``response``. False: the replica cannot serve, and another replica is tried."""
         if response.status_code != _UNAVAILABLE:
             return True
         self._trip.unavailable(self._replica, response)

@@ -1,4 +1,5 @@
-"""Deterministic names and seeds of runs: the same place in the same batch gives the same, so re-runs are idempotent."""
+"""Deterministic names and seeds of runs: they depend only on the run's position in its batch, so repeats are
+idempotent."""
 
 import hashlib
 

@@ -22,7 +22,7 @@ class Slot(Protocol):
     """A slot that makes one attempt at a time."""
 
     async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
-        """Make an attempt; raises what the workflow raises. When cancelled, leave nothing that could call the model."""
+        """Make an attempt; raises what the workflow raises. If cancelled, end all code that could call the model."""
         ...
 
 
@@ -118,7 +118,7 @@ class AgentRunner:
 
         for number in range(limits.passes):
             if number and not done:
-                break  # no run has succeeded: another pass would be a waste
+                break  # no run has succeeded: another pass is very likely to fail too
             async with asyncio.TaskGroup() as group:
                 for run in runs:
                     if run.run_id not in done:

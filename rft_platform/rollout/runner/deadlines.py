@@ -12,7 +12,7 @@ from rft_platform.rollout.runs.run import Run
 
 #: A dynamic time-out begins after this many successful attempts: the mean of fewer durations says little.
 ENOUGH_ATTEMPTS = 8
-#: Minimum of a dynamic time-out: below it the machine's load decides, not the run.
+#: Minimum of a dynamic time-out: shorter durations depend on the machine's load rather than on the run.
 SHORTEST_S = 1.0
 
 
@@ -38,7 +38,7 @@ class Deadlines:
         return min(self._timeout_s, max(SHORTEST_S, self._ratio * self._seconds / self._ended))
 
     def timeout_error(self) -> TimeoutError:
-        """Error for an attempt that took too long; its text does not depend on the current mean."""
+        """Error for an attempt that took too long. All such errors have the same text and count as one kind."""
         if self.limit_s == self._timeout_s:
             return TimeoutError(f"no result within {self._timeout_s:g} s")
         return TimeoutError(f"no result within {self._ratio:g} times the mean duration of an attempt (dynamic_timeout)")
@@ -68,7 +68,7 @@ class Deadlines:
 
 
 class TaskQuorum:
-    """Counts tasks whose runs have all succeeded, and tells when the batch may finish without the others."""
+    """Counts tasks whose runs have all succeeded, and says when the batch may finish without the other tasks."""
 
     def __init__(self, runs: Sequence[Run], limits: RolloutLimits) -> None:
         self._missing = Counter(run.group_id for run in runs)
@@ -78,7 +78,7 @@ class TaskQuorum:
         self._needed = max(1, math.ceil(tasks * (1.0 - over) - 1e-9)) if over > 0 else math.inf
 
     def add(self, run: Run) -> bool:
-        """Count a successful run; return True when it makes enough tasks complete for the first time."""
+        """Count a successful run; return True if enough tasks are now complete and were not before."""
         self._missing[run.group_id] -= 1
         if self._missing[run.group_id]:
             return False

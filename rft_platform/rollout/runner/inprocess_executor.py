@@ -16,7 +16,7 @@ from rft_platform.rollout.workflow import LocalWorkflow
 
 
 class InProcessExecutor:
-    """Makes attempts in this process, as many at once as requested."""
+    """Makes attempts in this process. The caller limits the number of concurrent attempts."""
 
     def __init__(
         self,

@@ -18,19 +18,19 @@ from rft_platform.rollout.runs.attempt import RemoteFailure
 from rft_platform.rollout.runs.run import Run
 
 _log = logging.getLogger("rft_platform.rollout")
-_PREVIOUS_CALLS = 8  # compared: sub-agents take turns, so a call may continue another than the previous one
+_PREVIOUS_CALLS = 8  # earlier calls to compare: if sub-agents alternate, a call may continue an older one
 
 Ids = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutReport:
-    """Counts and costs of one or more explore batches. Token counts are of the rows kept."""
+    """Counts and costs of one or more explore batches. Token counts include only rows that are kept."""
 
     runs: int  # requested runs: tasks times repeats
     failed: int  # runs without rows after all attempts
     stopped: int  # runs stopped without rows because enough tasks were done (over_rollout)
-    retried: int  # attempts beyond the first of every run
+    retried: int  # further attempts after the first one of each run
     dropped_groups: int  # tasks without rows, because one or all of their runs failed or were stopped
     partial_groups: int  # tasks kept with only some of their runs (group_policy partial)
     rows: int
@@ -41,20 +41,20 @@ class RolloutReport:
     cpu_s: float  # processor time of the driver
     engine_cpu_s: float  # processor time of the engine's server
     client_retries: int = 0  # HTTP requests that a client retried
-    policy_versions: tuple[int, ...] = ()  # of the first policy, ascending; several if it changed during the batch
+    policy_versions: tuple[int, ...] = ()  # of the first policy, ascending; several if weights changed
     errors: dict[str, int] = field(default_factory=dict)  # failed attempts by error
     dropped_for: dict[str, int] = field(default_factory=dict)  # dropped_groups by reason
     context_truncated: int = 0  # runs of the rows that ended because they exceeded the context
     unfinished_calls: int = 0  # unrecorded calls of kept runs: cancelled or not awaited by the agent
-    constrained_rows: int = 0  # sampled under a grammar, therefore not trained
-    later_prompt_tokens: int = 0  # of all calls except the first of each run
-    shared_prefix_tokens: int = 0  # of these, tokens that continue an earlier call of the run
+    constrained_rows: int = 0  # rows sampled under a grammar, which are not trained on
+    later_prompt_tokens: int = 0  # prompt tokens of all calls except the first of each run
+    shared_prefix_tokens: int = 0  # those of later_prompt_tokens that repeat an earlier call of the run
 
     @property
     def shared_prefix_share(self) -> float | None:
-        """Share of the later calls' prompts that continues an earlier call; low if an agent rewrites its history.
+        """Share of the prompt tokens of later calls that repeat an earlier call; low if an agent rewrites its history.
 
-        None if no run made a second call.
+        A later call is every call of a run except the first. None if there is no later call.
         """
         return self.shared_prefix_tokens / self.later_prompt_tokens if self.later_prompt_tokens else None
 
@@ -108,7 +108,7 @@ class Tally:
         _log.log(level, "run %s of task %s, attempt %d failed: %s", run.run_id, run.task.task_id, attempt, message)
 
     def counts(self) -> dict[str, Any]:
-        """Return the report fields that it fills; of many kinds of error, only the most frequent."""
+        """Return the report fields that this object counts. ``errors`` has only the most frequent kinds of error."""
         errors = dict(self.errors.most_common(_ERRORS_REPORTED))
         return {
             "retried": self.retried,
@@ -119,7 +119,7 @@ class Tally:
 
 
 def error_text(error: BaseException) -> str:
-    """Text of an attempt's error, local or from a worker, that notes and logs can hold."""
+    """Text of an attempt's error for notes and logs; the error may come from this process or from a worker."""
     return valid_text(str(error) if isinstance(error, RemoteFailure) else described(error))
 
 
@@ -153,12 +153,12 @@ def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
 
 
 def shared_prefix_tokens(rows: Iterable[RolloutRow]) -> tuple[int, int]:
-    """Return (prompt tokens of later calls that continue an earlier call of their run, prompt tokens of later calls).
+    """Return (prompt tokens of later calls that repeat an earlier call of their run, prompt tokens of later calls).
 
-    A packer and a prefix cache compute the shared tokens once. A call continues another as far as its prompt begins
-    with the other's prompt and answer, token for token: an agent that appends to its history shares nearly all, one
-    that rewrites it (or whose template does) shares little. The rows of a run must be adjacent, as the runner returns
-    them. A call with several choices counts once.
+    A later call is every call of a run except the first. The trainer's packs and a prefix cache compute the shared
+    tokens only once. Tokens are shared as far as a prompt begins with the prompt and answer of an earlier call: nearly
+    all tokens if an agent appends to its history, few if the agent or its template rewrites the history. The rows of a
+    run must be adjacent, as the runner returns them. A call with several choices counts once.
     """
     shared = total = 0
     for _, run in groupby(rows, key=lambda row: row.run_id):

@@ -20,7 +20,7 @@ from rft_platform.rollout.runs.run import ExploreBatch
 from rft_platform.rollout.workflow import SingleTurnWorkflow, WorkerWorkflow, Workflow
 from rft_platform.tasks.task import Task
 
-Progress = Callable[[int, int], None]  # runs done, all runs
+Progress = Callable[[int, int], None]  # called with the number of runs done and the number of all runs
 
 _DEFAULT_LIMITS = RolloutLimits()
 
@@ -74,7 +74,7 @@ def run_rollouts(
 
 
 def groups_to_train(rows: Sequence[RolloutRow], repeat_times: int, policy: GroupPolicy) -> list[RolloutRow]:
-    """Return the rows of groups that have as many runs as ``policy`` demands. The rows of a group must be adjacent."""
+    """Return the rows of groups that have enough runs for ``policy``. The rows of a group must be adjacent."""
     groups = (list(group) for _, group in groupby(rows, key=attrgetter("group_id")))
     return [row for g in groups if may_train(len({row.run_id for row in g}), repeat_times, policy) for row in g]
 
@@ -82,7 +82,7 @@ def groups_to_train(rows: Sequence[RolloutRow], repeat_times: int, policy: Group
 def _run_counts(
     batch: ExploreBatch, rows: Sequence[RolloutRow], kept: Sequence[RolloutRow], tally: Tally
 ) -> dict[str, Any]:
-    """Return the report fields about runs, and about groups that are not whole."""
+    """Return the report fields about runs, and about groups that lack runs."""
     requested = len(batch.tasks) * batch.repeat_times
     runs = Counter(row.group_id for row in {row.run_id: row for row in kept}.values())
     lost = {run.group_id for run in batch.runs()} - runs.keys()
@@ -151,10 +151,10 @@ def _storable(rows: list[RolloutRow], batch: ExploreBatch, tally: Tally) -> list
 def nothing_whole(
     where: str, report: RolloutReport, policy: GroupPolicy, repeat_times: int, last_error: BaseException | None
 ) -> RftError:
-    """Return the error for exploration without a group that may train, although some runs succeeded.
+    """Return the error for an exploration in which some runs succeeded, but no group may train.
 
-    An EngineError, for which a retry can help, if the engine caused the last error; else an error of the user's code or
-    settings.
+    The result is an EngineError, which is retried, if the engine caused the last error; otherwise it is an error of the
+    user's code or settings.
     """
     errors = sorted(report.errors.items(), key=lambda item: -item[1])[:NAMED]
     errors_text = "; ".join(f"{count} x {error}" for error, count in errors) or "no error was reported"

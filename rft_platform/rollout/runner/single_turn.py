@@ -14,7 +14,7 @@ from rft_platform.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class SingleTurn:
-    """Asks the task's prompt, after an optional system prompt; the answer is the run's output."""
+    """Sends the task's prompt, after an optional system prompt; the answer is the run's output."""
 
     system_prompt: str | None = None
 
@@ -31,11 +31,10 @@ def run_single_turn(
     batch: ExploreBatch,
     max_prompt_tokens: int | None = None,
 ) -> tuple[list[RolloutRow], list[Run]]:
-    """Return one row for each answer to every task, except answers that the engine aborted, and the runs without one.
+    """Return one row for each answer that the engine did not abort, and the runs whose prompt is too long.
 
-    A prompt of more than ``max_prompt_tokens`` is not sampled; its runs are those returned.
-
-    It makes three engine calls for the whole batch: render all prompts, sample all groups, decode all answers.
+    A prompt of more than ``max_prompt_tokens`` is not sampled. The whole batch takes three engine calls: render all
+    prompts, sample all groups, decode all answers.
     """
     conversations = [workflow.messages(task) for task in batch.tasks]
     rendered = engine.render(conversations)

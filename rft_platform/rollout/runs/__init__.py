@@ -1,4 +1,4 @@
-"""One run (one execution of a workflow on a task) and one attempt at it, in this process or in a worker.
+"""One run (one execution of a workflow on a task) and one attempt at a run, in this process or in a worker.
 
 Read in this order:
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Connection:
-    """Connection statistics of an attempt, filled in whether it succeeds or fails."""
+    """Connection statistics of an attempt; also filled in if the attempt fails."""
 
     client_retries: int = 0  # HTTP requests that a client retried
     lost: bool = False  # the engine could not be reached at least once
@@ -44,9 +44,9 @@ async def make_attempt(
 ) -> RunResult:
     """Call ``workflow``; close ``history`` and the run's clients in every case.
 
-    A run whose next prompt exceeds the context ends there: its result is the calls recorded so far, with
-    ``truncated_reward`` (None: it fails like any other). Only the engine's refusal of the run's last call shows this;
-    an error of the workflow does not. Raises what the workflow raises.
+    A run whose next prompt exceeds the context ends with the calls recorded so far and ``truncated_reward`` as its
+    reward; if ``truncated_reward`` is None, the attempt fails. The run counts as such only if the engine refused its
+    last call for this reason; the workflow's own error message does not matter. Raises what the workflow raises.
     """
     model = ModelHandle(clients, history)
     try:

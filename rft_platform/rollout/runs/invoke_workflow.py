@@ -1,4 +1,4 @@
-"""Call workflow functions with the arguments they declare, and cancel them; used in this process and in workers."""
+"""Call workflow functions with the arguments that they declare, and cancel the calls; also used in workers."""
 
 import asyncio
 import copy
@@ -22,14 +22,14 @@ LOGGER = logging.getLogger("rft_platform.rollout")
 
 T = TypeVar("T")
 
-#: Seconds in which a cancelled workflow must end (its ``finally`` blocks).
+#: Seconds in which a cancelled workflow must end, including its ``finally`` blocks.
 STOP_S = 2.0
 
 
 async def call_workflow(
     workflow: LocalWorkflow, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None
 ) -> Any:
-    """Return what ``workflow`` returns for a copy of ``task``; a function that is not async runs in a thread."""
+    """Call ``workflow`` with a copy of ``task``; return its result. A function that is not async runs in a thread."""
     task = replace(task, raw=copy.deepcopy(task.raw))  # a run may change its task; other runs must not see it
     if isinstance(workflow, AgentWorkflow):
         return await workflow.run(task, model, framework_models(auxiliary_models))
@@ -51,10 +51,10 @@ async def call_workflow(
 
 
 async def await_user_code(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Await user code in its own task; when this is cancelled, give that task ``STOP_S`` seconds to end.
+    """Await user code in its own asyncio task. If the caller is cancelled, that task has ``STOP_S`` seconds to end.
 
-    Raises what the code raises, SystemExit included, and RuntimeError if the code cancels itself: neither may end the
-    event loop, which other runs share.
+    Raises what the code raises, SystemExit included, and RuntimeError if the code cancels itself. So user code cannot
+    end the event loop, which other runs share.
     """
     task = asyncio.get_running_loop().create_task(_outcome(coroutine))
     try:
@@ -90,10 +90,11 @@ async def end_other_tasks() -> bool:
 
 
 def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run`` for ``main``, which ends with ``end_other_tasks``; does not wait for tasks that remain.
+    """Run ``main`` as ``asyncio.run`` does, but do not wait for tasks that ignored ``end_other_tasks``.
 
-    The event loop of such tasks is stopped, but not closed, and is kept until the process ends. Freeing a task could
-    hang: its code may suppress every exception, also the one by which Python frees a coroutine.
+    ``main`` must call ``end_other_tasks`` at its end. If tasks remain, the event loop is stopped but not closed, and is
+    kept until the process ends: freeing a task could hang, because its code may suppress every exception, also the one
+    with which Python ends a coroutine.
     """
     runner = asyncio.Runner()
     try:
@@ -108,7 +109,7 @@ def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _hold(*objects: object) -> None:
-    """Keep ``objects`` alive: the frame of a daemon thread is not freed, not even when the process ends."""
+    """Keep ``objects`` alive until the process ends: Python does not free the frame of a daemon thread."""
     threading.Event().wait()
 
 

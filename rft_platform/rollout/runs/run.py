@@ -1,4 +1,4 @@
-"""One run of a workflow: its identity, its result, and the rows that it leaves."""
+"""One run of a workflow: its identity, its result, and its rows."""
 
 import math
 from collections import Counter
@@ -50,7 +50,7 @@ class Run:
         return record_key(self.round, self.batch, self.index, self.repeat)
 
     def seed(self, base: int, attempt: int) -> int:
-        """Sampling seed of an attempt. Each attempt has another seed, or a retry could only fail in the same way."""
+        """Sampling seed of an attempt. Each attempt has another seed, so that a retry differs from a failed attempt."""
         return derive_seed(base, self.round, self.batch, self.index, self.repeat, attempt)
 
 
@@ -59,7 +59,7 @@ class ExploreBatch:
     """What to roll out: ``repeat_times`` runs of every task."""
 
     round: int
-    number: int  # of the batch within its round, from 0
+    number: int  # number of the batch within its round, from 0
     tasks: Sequence[Task]
     repeat_times: int
     sampling: SamplingParams
@@ -83,7 +83,8 @@ def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, li
     """
     if isinstance(returned, list) and all(isinstance(call, ModelCall) for call in returned):
         kept = _each_once(returned)
-        own = {call.policy: call.reward for call in returned if call.reward is not None}  # the last of each policy
+        # The last reward of each policy counts.
+        own = {call.policy: call.reward for call in returned if call.reward is not None}
         reward = own.pop(
             FIRST_POLICY, next((call.reward for call in reversed(returned) if call.reward is not None), None)
         )
@@ -133,10 +134,11 @@ class RunResult:
 
     @classmethod
     def of(cls, returned: Any, calls: list[ModelCall], policies: Collection[str] = ()) -> "RunResult":
-        """Return the result of a run whose workflow ``returned`` a value after ``calls``; ``policies``: further ones.
+        """Return the result of a run whose workflow made ``calls`` and returned the value ``returned``.
 
-        A run with step rewards and no reward of its own gets their sum; so does each further policy. Raises TypeError
-        or ValueError if the returned value cannot be used, EngineError if the engine aborted an answer.
+        ``policies`` are the names of further policies. If the workflow gives no reward, the reward of each policy is
+        the sum of its step rewards. Raises TypeError or ValueError if the returned value cannot be used, and
+        EngineError if the engine aborted an answer.
         """
         output, kept = as_output(returned, calls)
         if not kept:
@@ -155,7 +157,7 @@ class RunResult:
 
     @classmethod
     def cut_off(cls, calls: list[ModelCall], reward: float) -> "RunResult":
-        """Return the result of a run that exceeded the context; ``reward`` counts if its steps got no reward."""
+        """Return the result of a run that exceeded the context; ``reward`` is used if the run has no step rewards."""
         _check_calls(calls)
         earned = total_step_reward(calls)
         metrics = {POLICY_REWARD + name: value for name, value in _step_rewards(calls).items()}
@@ -173,14 +175,14 @@ def _check_calls(calls: Sequence[ModelCall]) -> None:
 
 
 def total_step_reward(calls: Sequence[ModelCall], policy: str = FIRST_POLICY) -> float | None:
-    """Sum of a policy's step rewards, counting each call once however many choices it had; None without any."""
+    """Sum of a policy's step rewards; None if there are none. A call with several choices counts once."""
     of_policy = [call for call in calls if call.policy == policy]
     steps = {call.order: float(call.step_reward) for call in of_policy if call.step_reward is not None}
     return sum(steps.values()) if steps else None
 
 
 def _step_rewards(calls: Sequence[ModelCall]) -> dict[str, float]:
-    """Sums of step rewards of the further policies that got any."""
+    """Sum of step rewards of each further policy that has step rewards."""
     sums = {name: total_step_reward(calls, name) for name in {call.policy for call in calls} - {FIRST_POLICY}}
     return {name: total for name, total in sums.items() if total is not None}
 
@@ -194,7 +196,7 @@ def rows_of_run(
 ) -> list[RolloutRow]:
     """Return one row per recorded choice, steps numbered from 0; the last row holds output, reward and run metrics.
 
-    ``status`` is that of the first policy's engine, ``further`` those of further policies' engines by name.
+    ``status``: status of the first policy's engine; ``further``: status of further policies' engines, by policy name.
     """
     served = {FIRST_POLICY: status, **(further or {})}
     steps = {order: step for step, order in enumerate(sorted({call.order for call in result.calls}))}
@@ -229,7 +231,7 @@ def row_of_call(run: Run, step: int, call: ModelCall, status: EngineStatus, atte
 
 
 def _as_stored(call: ModelCall, status: EngineStatus) -> ModelCall:
-    """A copy of a call with the engine's version if the answer had none, and with values that the columns can hold."""
+    """A copy of a call in the form that the store accepts. Without a version in the answer, the engine's is used."""
     return replace(
         call,
         policy_version=status.policy_version if call.policy_version is None else call.policy_version,

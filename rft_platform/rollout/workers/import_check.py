@@ -1,6 +1,6 @@
-"""Check that a workflow can be imported by the interpreter of the workers: ``python -m ... NAME``.
+"""Check that the interpreter of the workers can import a workflow: ``python -m ... NAME``.
 
-Standard input holds the workflow's arguments as JSON: other users see command lines, and arguments may be secret.
+The workflow's arguments are passed as JSON on standard input: they may be secret, and other users see command lines.
 """
 
 import json

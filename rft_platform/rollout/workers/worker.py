@@ -1,10 +1,12 @@
 """A worker process: ``python -m rft_platform.rollout.workers.worker SOCKET LIFELINE``. Makes one attempt at a time.
 
-It speaks JSON lines over the socket (``worker_wire``) and may run under the interpreter of another environment, which
-needs ``openai`` and the workflow's imports besides the standard library. Output of user code goes to the log.
+The worker exchanges JSON lines with its parent over the socket (``worker_wire``). It may use the interpreter of another
+environment, which needs ``openai`` and the workflow's imports in addition to the standard library. Output of user code
+is written to the log.
 
-A separate guardian process waits until the lifeline closes, at the latest when the parent ends, and then kills the
-worker's whole process group. So no worker outlives its parent, whatever hangs in it.
+A separate guardian process waits until the lifeline, a pipe from the parent, closes. This happens at the latest when
+the parent ends. The guardian then kills the worker's whole process group, so that no worker outlives its parent, even
+if its code hangs.
 """
 
 import os
@@ -30,7 +32,7 @@ def main(socket_fd: int, lifeline_fd: int) -> None:
 def start_guardian(socket_fd: int, lifeline_fd: int) -> None:
     """Start a grandchild that kills this process group when the lifeline closes.
 
-    The grandchild is in the group, so the group id stays in use until the parent has killed it too.
+    The grandchild belongs to the group, so the group id is not reused before the parent has killed the grandchild, too.
     """
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Make attempts in worker processes, where a crash or hang of user code affects its own run only."""
+"""Make attempts in worker processes, where a crash or hang of user code affects only that run."""
 
 import asyncio
 import site
@@ -26,7 +26,7 @@ from rft_platform.rollout.workflow import WorkerWorkflow
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 
 LOG_NAME = "rollout-workers.log"
-_START_S = 300.0  # to import the workflow and what it needs
+_START_S = 300.0  # time limit for the start, which imports the workflow and its packages
 _LOG_LINES = 12
 
 
@@ -136,7 +136,7 @@ class WorkerSlot:
     """A worker for one attempt."""
 
     def __init__(self, pool: WorkerExecutor, worker: WorkerProcess) -> None:
-        self.reusable = True  # no attempt under way, and none has left tasks behind
+        self.reusable = True  # False during an attempt, and after an attempt whose tasks could not be stopped
         self._pool = pool
         self._worker = worker
 
@@ -183,7 +183,7 @@ class WorkerSlot:
 
 
 def user_folders() -> list[str]:
-    """Folders from which this process imports the user's modules: not those of its Python and its libraries."""
+    """Folders from which this process imports the user's modules, without those of Python and installed libraries."""
     own = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
     roots = [Path(folder).resolve() for folder in own]
     folders = dict.fromkeys(str(Path(folder or ".").resolve()) for folder in sys.path)

@@ -57,7 +57,7 @@ class WorkerProcess:
         return self._process.pid
 
     async def send(self, message: bytes) -> None:
-        """Send a message. A message that the process no longer reads is lost silently; ``receive`` reports the end."""
+        """Send a message. If the process has ended, this raises nothing: ``receive`` reports the end."""
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=_LINE_BYTES)
         with suppress(ConnectionError):
@@ -82,7 +82,7 @@ class WorkerProcess:
         return await self.receive()
 
     async def how_it_ended(self) -> str:
-        """A verb phrase on why it stopped answering: its exit code, or the signal that killed it."""
+        """A verb phrase that says how the process ended: with an exit code, or killed by a signal."""
         try:
             code = await asyncio.to_thread(self._process.wait, _ENDING_S)
         except subprocess.TimeoutExpired:
@@ -115,9 +115,10 @@ class WorkerProcess:
 
 
 def worker_environment(python: str | None, folder: Path) -> dict[str, str]:
-    """Environment variables of a worker; under another interpreter it can import this package, and nothing beside it.
+    """Environment variables of a worker. With another interpreter, only this package is added to its import path.
 
-    ``folder`` gets a link to the package: the package's parent folder may hold libraries of this environment.
+    ``folder`` gets a link to the package, and is added instead of the package's parent folder, which may contain
+    libraries of this environment.
     """
     env = os.environ | {SAFE_PATH: OWN_SAFE_PATH}
     if python is not None:

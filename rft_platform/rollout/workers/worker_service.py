@@ -120,8 +120,8 @@ class Worker:
         self._clients = RecordingClients(setup["base_url"], setup["timeout_s"], self._replicas, setup["api_key"])
         self._model, self._truncated_reward = setup["model"], setup["truncated_reward"]
         self._sampling = sampling_from_json(setup["sampling"])
-        self._tasks_left = False  # tasks that cannot be stopped: the parent replaces this process
-        self._loop = asyncio.Runner()  # one loop for all attempts: clients that libraries cache are bound to it
+        self._tasks_left = False  # True if tasks could not be stopped: the parent then replaces this process
+        self._loop = asyncio.Runner()  # one for all attempts: clients that libraries cache are bound to a loop
 
     def attempt(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Make an attempt and return the message for the parent."""

@@ -2,7 +2,8 @@
 
 Parent to worker: ``{"setup": ...}`` once, then ``{"attempt": ...}``. Worker to parent: ``{"ready": true}`` or
 ``{"refused": reason}`` once; for each attempt any number of ``{"down": [number, url, why]}``, then one message with
-``result`` or ``failed``, both with the connection statistics and ``tasks_left``, whether the process must be replaced.
+``result`` or ``failed``. This message also has the connection statistics and ``tasks_left``: true if tasks could not be
+stopped, so that the process must be replaced.
 """
 
 import json
@@ -50,7 +51,7 @@ def result_from_json(value: Mapping[str, Any]) -> RunResult:
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """Convert a task to plain values, provided that its row consists of such."""
+    """Convert a task to plain values; its dataset row must consist of plain values."""
     return {name: getattr(task, name) for name in _TASK_FIELDS}
 
 

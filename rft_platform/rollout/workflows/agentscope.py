@@ -49,14 +49,17 @@ class RecordedChatModel(OpenAIChatModel):
         return RecordedChatModel(self._handle.policy(name))
 
     def __getattr__(self, name: str) -> Any:
-        if name == _HANDLE:  # looked up before it is set: there is no handle yet
+        if name == _HANDLE:  # the handle is not set yet; without this line the lookup would recurse
             raise AttributeError(name)
         return getattr(self._handle, name)
 
 
 @lru_cache(maxsize=1)
 def _unused_connections() -> Any:
-    """HTTP client shared by the clients of AgentScope that the platform replaces: reading certificates takes 30 ms."""
+    """One HTTP client for all OpenAI clients that AgentScope creates and the platform replaces.
+
+    It is shared because creating one reads the certificates, which takes 30 ms.
+    """
     return openai.DefaultAsyncHttpxClient()
 
 
@@ -97,7 +100,7 @@ class AgentScopeReActAgent:
 
 
 class AgentScopeReActWorkflow(Workflow):
-    """Runs one agent per run. The judge gets its answer, unless a subclass's ``calculate_reward`` gives a reward."""
+    """Runs one agent per run. The judge rewards the agent's answer, unless ``calculate_reward`` of a subclass does."""
 
     def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
         """Raises UserError for unknown workflow_args and for a task without a prompt."""
@@ -124,12 +127,12 @@ class AgentScopeReActWorkflow(Workflow):
         return WorkflowOutput(reward=await self.calculate_reward(response), response=response)
 
     async def calculate_reward(self, response: Msg) -> float | None:
-        """Return the run's reward; None leaves it to the judge."""
+        """Return the run's reward; None: the judge rewards the run."""
         return None
 
 
 def load_toolkit(reference: str | None) -> Toolkit | None:
-    """Load the toolkit that a reference names; a function is called to make it. Raises UserError for anything else."""
+    """Load the toolkit that a reference names; if it names a function, call it. Raises UserError for other objects."""
     if reference is None:
         return None
     found = load_object(reference, "toolkit")

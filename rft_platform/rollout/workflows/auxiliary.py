@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class AuxiliarySpec:
     """Where a model is served and how to call it; plain JSON values.
 
-    It contains only the API keys of the platform's own engines, which are valid as long as their engine runs.
+    The only API keys in it are those of the platform's own engines; such a key is valid while its engine runs.
     """
 
     name: str  # the name that workflows and judges use
@@ -31,10 +31,10 @@ class AuxiliarySpec:
     base_url: str  # root of an OpenAI-compatible API, usually ending in /v1
     api_key_env: str | None = None  # environment variable with the key; None: no key needed
     timeout_s: float = 300.0  # seconds for one attempt
-    max_concurrency: int = 16  # concurrent requests: per event loop, and over all threads
+    max_concurrency: int = 16  # concurrent requests: in each event loop, and in all threads together
     other_urls: tuple[str, ...] = ()  # further replicas, used in turn
     defaults: dict[str, Any] = field(default_factory=dict)  # values of chat request fields that the caller omits
-    engine_keys: tuple[str, ...] = field(default=(), repr=False)  # of the platform's engines: one for each URL
+    engine_keys: tuple[str, ...] = field(default=(), repr=False)  # API keys of the platform's engines, one for each URL
     identity: str = ""  # part of the key of stored answers; empty: model, base_url and defaults
 
     def to_json(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class AuxiliarySpec:
         return cls(**{**value, **{name: tuple(value.get(name, ())) for name in ("other_urls", "engine_keys")}})
 
     def api_key(self) -> str:
-        """Return the API key. Raises UserError, naming the environment variable, if that is not set."""
+        """Return the API key. Raises UserError if the environment variable with the key is not set."""
         if self.api_key_env is None:
             return self.engine_keys[0] if self.engine_keys else NO_KEY
         key = os.environ.get(self.api_key_env, "").strip()
@@ -65,7 +65,7 @@ class AuxiliaryModel:
     """One auxiliary model, usable from any thread or event loop. Its calls are not recorded."""
 
     def __init__(self, spec: AuxiliarySpec) -> None:
-        """Raises UserError if the environment lacks the API key that ``spec`` names."""
+        """Raises UserError if the environment variable that ``spec`` names for the API key is not set."""
         self.spec = spec
         self.name = spec.name
         self._key = spec.api_key()
@@ -83,7 +83,7 @@ class AuxiliaryModel:
 
     @property
     def identity(self) -> str:
-        """Distinguishes its answers from those of another model, or of the same model with other defaults."""
+        """Part of the key of stored answers; differs between models, and between different defaults of one model."""
         defaults = f" {json.dumps(self.spec.defaults, sort_keys=True)}" if self.spec.defaults else ""
         return self.spec.identity or f"{self.spec.model} at {self.spec.base_url}{defaults}"
 
@@ -108,7 +108,7 @@ class AuxiliaryModel:
     async def chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> dict[str, Any]:
-        """Return the assistant message that continues ``messages``, in wire format; raises what ``openai`` raises."""
+        """Return the assistant message that continues ``messages``, in the API format; raises errors of ``openai``."""
         return await chat_once(self, messages, tools, arguments)
 
     async def aclose(self) -> None:
@@ -118,6 +118,6 @@ class AuxiliaryModel:
         self.close()
 
     def close(self) -> None:
-        """Close the blocking client alone; connections of the async client never outlive their request."""
+        """Close only the blocking client; the async client keeps no connections between requests."""
         if self._sync is not None:
             self._sync.close()

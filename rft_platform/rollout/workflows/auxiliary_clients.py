@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rft_platform.rollout.workflows.auxiliary import AuxiliarySpec
 
 _CHAT_PATH = "/chat/completions"
-#: No connection outlives its request: it belongs to one event loop, and each batch has a new loop.
+#: Connections are not kept after a request: a connection belongs to one event loop, and each batch has a new loop.
 _LIMITS = {"max_keepalive_connections": 0, "max_connections": None}
 
 
@@ -38,7 +38,7 @@ def sync_client(spec: "AuxiliarySpec", key: str) -> openai.OpenAI:
 
 
 class BoundedAsyncTransport(wire.AsyncBaseTransport):
-    """Sends at most ``max_concurrency`` requests at once per event loop; waiting is not part of the time-out."""
+    """Sends at most ``max_concurrency`` requests at once per event loop; the wait does not count in the time-out."""
 
     def __init__(self, spec: "AuxiliarySpec") -> None:
         self._inner: Any = wire.AsyncHTTPTransport(limits=wire.Limits(**_LIMITS))

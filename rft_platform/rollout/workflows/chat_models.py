@@ -12,8 +12,8 @@ from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 def framework_model(handle: Any) -> Any:
     """Return ``handle`` as AgentScope's ``OpenAIChatModel`` where AgentScope 1.x is installed, else ``handle`` itself.
 
-    Either result has every method of the handle (a ``ModelHandle`` or an ``AuxiliaryModel``) and calls the model
-    through the handle's clients.
+    Both results have every method of the handle (a ``ModelHandle`` or an ``AuxiliaryModel``) and call the model with
+    the handle's clients.
     """
     if not agentscope_has_chat_models():
         return handle
@@ -35,7 +35,7 @@ def framework_models(models: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def agentscope_has_chat_models() -> bool:
-    """Whether AgentScope 1.x is installed: its agents take a chat model whose client can be replaced."""
+    """Whether AgentScope 1.x is installed, whose agents take a chat model with a replaceable client."""
     if importlib.util.find_spec("agentscope") is None:
         return False
     return importlib.metadata.version("agentscope").startswith("1.")

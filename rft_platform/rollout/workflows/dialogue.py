@@ -27,9 +27,9 @@ class DialogueWorkflow:
     """Let the policy answer a simulated user until the user stops, at most ``max_rounds`` answers.
 
     ``user`` is an auxiliary model, or a function ``(messages, task) -> text | None`` given as
-    ``package.module:function``, async or not. The function gets the conversation so far from the policy's side, without
-    system messages, and may return None to stop. If it has a parameter ``model`` it also gets the run's model, for
-    ``set_env_state`` and ``give_step_reward``.
+    ``package.module:function``, async or not. The function gets the conversation so far, without system messages; the
+    policy is the role ``assistant``. The function may return None to stop. If it has a parameter ``model``, it also
+    gets the run's model, for ``set_env_state`` and ``give_step_reward``.
     """
 
     user: str
@@ -96,7 +96,7 @@ class DialogueWorkflow:
         return answer_as_user
 
     def _seen_by_user(self, task: Task, conversation: Messages) -> Messages:
-        """Return the conversation with roles swapped, for the model that plays the user: it speaks as the assistant."""
+        """Return the conversation with swapped roles: the model that plays the user answers as ``assistant``."""
         prompt = self.user_prompt.format(prompt=task.prompt, answer=task.answer or "", stop_phrase=self.stop_phrase)
         turned = {"user": "assistant", "assistant": "user"}
         begin = [{"role": "system", "content": prompt}]
