@@ -23,12 +23,13 @@ from rft_platform.config.schema.rft_config import RftConfig
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEADER = """# Configuration reference
 
-Every key of `rft.yaml`. Generated from the schema by `make configuration`; do not edit. An unknown key is refused with
-the nearest known one. `rft run --config rft.yaml --dry-run` shows what a file resolves to.
+This page lists every key of `rft.yaml`. `make configuration` generates it from the schema: do not edit this page. An
+unknown key is refused, and the error names the most similar known key. `rft run --config rft.yaml --dry-run` shows the
+settings that result from a file.
 
 A value may contain `${oc.env:NAME,DEFAULT}`, an environment variable with an optional default, and `${section.key}`,
 the value of another key of the file ([OmegaConf](https://omegaconf.readthedocs.io)). An expression without a value is
-refused. The project keeps the values: a later change of a variable does not change a started project. So a variable
+refused. The project stores the values: a later change of a variable does not change a started project. So a variable
 whose name ends with `KEY` or `TOKEN`, or contains `SECRET` or `PASSWORD`, is refused: read it in your code, or name it
 in `api_key_env`.
 """

@@ -2,7 +2,7 @@
 
 Read in this order:
 - ``common``: round partitions, pools and metadata builders.
-- ``run_failure`` (``@reports_faults``, the decorator of every asset), with ``round_lock`` (one run per round).
+- ``run_failure`` (``@reports_faults``, the decorator of every asset) and ``round_lock`` (one run works on a round).
 - A round: ``tasks``, ``policy``, ``rollouts``, ``experiences``, ``checkpoints``, ``evaluation``.
 - Production traffic: ``online``, ``releases``.
 - Offline training: ``offline_data``, ``offline``.

@@ -63,7 +63,7 @@ def policy_checkpoint(
     trainer: TrainerResource,
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
-    """Weights after this round: HF safetensors, resumable state, a manifest with their lineage, a model version."""
+    """Weights after this round: HF safetensors, resumable trainer state, manifest with the lineage, model version."""
     from rft_platform.rounds.reporting.run_log import mlflow_links
     from rft_platform.rounds.round import Round
     from rft_platform.rounds.selection.pending_rows import selection_note

@@ -50,12 +50,12 @@ CHECKPOINT_CHECKS = [
 
 
 def leak_spec(asset: str, description: str) -> dg.AssetCheckSpec:
-    """The check of a dataset for held-out tasks that are also trained on; ``leak_result`` builds its result."""
+    """Check that a dataset contains no held-out tasks (such a task is a *leak*); ``leak_result`` builds the result."""
     return dg.AssetCheckSpec("no_leaks", asset=asset, description=description)
 
 
 def leak_result(leaks: Sequence[Task]) -> dg.AssetCheckResult:
-    """The result of the check of ``leak_spec``: a warning with the first leaked prompts."""
+    """Result of the check of ``leak_spec``; if there are leaks, a warning with the first leaked prompts."""
     return dg.AssetCheckResult(
         check_name="no_leaks",
         passed=not leaks,
@@ -78,8 +78,8 @@ EVALUATION_CHECKS = [
     dg.AssetCheckSpec(
         "gate",
         asset="evaluation_report",
-        description="The policy becomes champion by the rule of evaluation.gate. If the check fails, the policy was "
-        "not better by that rule, and the champion stays: the round itself is complete.",
+        description="The policy is better than the champion by the rule of evaluation.gate and becomes the champion. "
+        "If the check fails, the champion stays; the round is complete in both cases.",
     ),
 ]
 
@@ -128,7 +128,7 @@ def checkpoint_results(steps: int, mismatch: float | None) -> list[dg.AssetCheck
 
 
 def offline_results(steps: Sequence[StepEvent]) -> list[dg.AssetCheckResult]:
-    """Results of ``checkpoint_specs``. The loss check passes for a single step, which has nothing to compare."""
+    """Results of ``checkpoint_specs``. The loss check passes for a single step: there are no two losses to compare."""
     losses = [step.metrics["loss"] for step in steps]
     part = max(1, len(losses) // 10)
     first, last = (sum(losses[:part]) / part, sum(losses[-part:]) / part) if losses else (0.0, 0.0)
@@ -144,7 +144,7 @@ def offline_results(steps: Sequence[StepEvent]) -> list[dg.AssetCheckResult]:
 
 
 def evaluation_results(gate_passed: bool | None, decision: str) -> list[dg.AssetCheckResult]:
-    """Results of ``EVALUATION_CHECKS``: where the gate decided nothing (None), its check passes."""
+    """Results of ``EVALUATION_CHECKS``. If the gate made no decision (None), the check passes."""
     return [_result("gate", gate_passed is not False, dg.AssetCheckSeverity.WARN, {"decision": decision})]
 
 

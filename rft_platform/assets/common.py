@@ -10,7 +10,7 @@ import dagster as dg
 from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import is_round_key, round_number
 
-#: One partition per sync round, added when the round begins: r0001, r0002, ...
+#: One partition per round, added when the round begins: r0001, r0002, ...
 rft_rounds = dg.DynamicPartitionsDefinition(name="rft_round")
 
 OWNERS = ["team:rft"]
@@ -30,7 +30,7 @@ def round_of(context: dg.AssetExecutionContext) -> int:
 
 
 def numbers(values: dict[str, Any]) -> dict[str, float]:
-    """The plain numbers of a report; Dagster plots each of them over the rounds."""
+    """The entries of a report that are numbers; Dagster plots each of them over the rounds."""
     return {
         name: float(value)
         for name, value in values.items()

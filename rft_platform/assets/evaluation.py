@@ -33,7 +33,7 @@ def evaluation_report(
     engine: EngineResource,
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
-    """Held-out results of the round's policy, compared with the champion. The measuring engine serves it then."""
+    """Held-out results of the round's policy, compared with the champion. The engine that measures then serves it."""
     from rft_platform.rounds.offline import evaluate_offline
     from rft_platform.rounds.project.policy import required
     from rft_platform.rounds.reporting.bench import write_bench

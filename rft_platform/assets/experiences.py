@@ -1,4 +1,4 @@
-"""Judgement asset: reward and advantage of every row. Can be repeated with another judge on stored rollouts."""
+"""Judgement asset: reward and advantage of every row. It can be repeated with another judge on stored rollouts."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ def judged_experiences(
 
 
 def _operators(reports: list[dict[str, Any]]) -> dg.TableMetadataValue:
-    """A table of what each operator of the experience pipeline kept, with its own figures."""
+    """A table of what each operator of the experience pipeline kept, and the operator's own numbers."""
     facts = [", ".join(f"{name} {value:g}" for name, value in report["facts"].items()) for report in reports]
     records = [
         dg.TableRecord({**{key: value for key, value in report.items() if key != "facts"}, "facts": text})

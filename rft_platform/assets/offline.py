@@ -27,7 +27,7 @@ teacher_model = dg.AssetSpec(
 def _checkpoint(
     name: str, kind: "OfflineKind", deps: Sequence[dg.AssetSpec | dg.AssetsDefinition], description: str
 ) -> dg.AssetsDefinition:
-    """The asset ``name``: the weights of an offline training of ``kind`` on what ``deps`` hold."""
+    """The asset ``name``: the weights of an offline training of ``kind`` on the data of the assets ``deps``."""
 
     def body(
         context: dg.AssetExecutionContext,

@@ -1,4 +1,4 @@
-"""Assets of offline data: the dataset of a training, written once, with its digest and the source of every row."""
+"""Assets of offline data: the dataset of a training, written once, with a digest and the source of every row."""
 
 from typing import TYPE_CHECKING
 

@@ -10,7 +10,7 @@ from rft_platform.resources import ProjectResource
 @dg.asset(partitions_def=rft_rounds, group_name="rollouts", owners=OWNERS, kinds={"parquet", "sql"})
 @reports_faults
 def online_experiences(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
-    """Model calls of production clients that their feedback labelled and that were committed. Written once."""
+    """Model calls of production clients that have a reward from feedback and were committed. Written once."""
     from rft_platform.experience.schema import ROLLOUT_SCHEMA
     from rft_platform.rounds.round import Round
 
@@ -32,7 +32,7 @@ def online_experiences(context: dg.AssetExecutionContext, project: ProjectResour
 )
 @reports_faults
 def online_demonstrations(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
-    """Corrections of users that no round before took: the messages of a call and the answer that the user wanted."""
+    """New corrections of users, each used by one round: the messages of a call and the answer that the user wanted."""
     from rft_platform.rounds.round import Round
 
     note = Round(project.open(), round_of(context)).demonstrations()

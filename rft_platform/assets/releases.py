@@ -1,4 +1,4 @@
-"""Asset of online projects: the versions in production, after an optional decision on them."""
+"""Asset of online projects: report the versions in production, after an optional decision on a version."""
 
 from typing import Any, Literal
 

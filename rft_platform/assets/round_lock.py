@@ -28,7 +28,7 @@ _EXCLUSIVE = frozenset(
     | {"sft_dataset", "preference_pairs", "sft_checkpoint", "dpo_checkpoint", "distilled_checkpoint"}
 )
 _WARM_START = "r0000"
-_WAIT_S = 20.0  # the previous run may be about to end: its rows are complete shortly before it ends
+_WAIT_S = 20.0  # the previous run may be about to end: its rows are complete shortly before
 _POLL_S = 0.2
 
 
@@ -43,20 +43,23 @@ class _RoundLock:
     stream: IO[str]
     run_id: str
     thread: int
-    previous_run: str | None = None  # the run that held the round before, if another one
+    previous_run: str | None = None  # the run that held the round before, if it is a different run
     cleaned: set[type] = field(default_factory=set)  # resource types in which the previous run's work was stopped
 
 
-_round_locks: dict[Path, _RoundLock] = {}  # by this process, until its run ends or the thread's next run starts
-_bodies: dict[threading.Thread, tuple[ProjectResource, Sequence[Any]]] = {}  # resources of the body that a thread runs
+#: Locks that this process holds, each until its run ends or the thread starts another run.
+_round_locks: dict[Path, _RoundLock] = {}
+#: Project and resources of the asset body that each thread runs.
+_bodies: dict[threading.Thread, tuple[ProjectResource, Sequence[Any]]] = {}
 
 
 @contextmanager
 def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
     """Run an asset's body as the only run on its round; ``resources`` are the body's resources.
 
-    Raises RoundBusyError that names the other run if there is one. The run holds the round until it ends. If the body
-    is interrupted, its work in engine and trainer is stopped. Work that a killed earlier run left there is stopped too.
+    Raises RoundBusyError, which names the other run, if another run holds the round. The run holds the round until the
+    run ends. If the body is interrupted, its work in engine and trainer is stopped. Work of an earlier run that was
+    killed is stopped, too.
     """
     project = next((each for each in resources if isinstance(each, ProjectResource)), None)
     if project is None:
@@ -79,9 +82,9 @@ def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Seq
 
 
 def hold_round(home: Home, key: str, run_id: str, wait_s: float = _WAIT_S) -> str | None:
-    """Lock the round for this run; returns the id of the run that held it before, if it was a different one.
+    """Lock the round for this run; return the id of the previous holder of the lock if that was a different run.
 
-    Raises RoundBusyError if another run still holds it after ``wait_s`` seconds.
+    Raises RoundBusyError if another run still holds the lock after ``wait_s`` seconds.
     """
     file = home.leases / "rounds" / f"{key}.lock"
     thread = threading.get_ident()
@@ -120,9 +123,10 @@ def release_rounds(run_id: str) -> None:
 
 
 def cancel_work_of(thread: threading.Thread) -> None:
-    """Cancel what the asset body that another thread runs does in the engine and the trainer.
+    """Cancel the work in engine and trainer that the asset body of another thread has started.
 
-    A thread between two bodies, or one that waits for a pool slot, uses neither: another run may use them.
+    Nothing is cancelled if that thread runs no body or waits for a pool slot: then another run may use engine and
+    trainer.
     """
     if (body := _bodies.get(thread)) is not None:
         cancel_work(*body)

@@ -1,6 +1,7 @@
-"""Runs an asset's body as a stage, and ends its Dagster run after a fault: cause, metadata, tags, no useless retry.
+"""Run an asset's body as a stage. After a fault, end its Dagster run with the cause as message, metadata and tags.
 
-Every launcher of the run (the daemon, the in-process driver, a person) reads the same tags.
+Every launcher of the run (the daemon, the in-process driver, a person) reads the same tags, which also say whether a
+retry can help.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ FAULT_OF_TAG = "rft/fault_of"
 
 
 def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[..., dg.MaterializeResult[Any]]:
-    """Decorate an asset body whose first parameter is its context: errors end the run according to the taxonomy."""
+    """Decorate an asset body whose first parameter is its context: an error ends the run and is reported as a fault."""
 
     @wraps(body)
     def asset_body(context: dg.AssetExecutionContext, *args: Any, **kwargs: Any) -> dg.MaterializeResult[Any]:
@@ -54,7 +55,10 @@ def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[.
 
 @contextmanager
 def _as_interruption() -> Iterator[None]:
-    """In a thread that its command interrupts no work begins, and what running work raises is no failure."""
+    """Treat errors as an interruption, not as a failure, if the command interrupts this thread.
+
+    If the thread is already interrupted, the body does not start.
+    """
     if is_interrupted():
         raise dg.DagsterExecutionInterruptedError
     try:
@@ -111,7 +115,7 @@ def fault_of(run: dg.DagsterRun) -> dict[str, str]:
 
 
 def check_failure(names: list[str]) -> CheckFailedError:
-    """The error of a run whose rows are refused by blocking checks; Dagster ends the run after its asset."""
+    """The error of a run whose rows blocking checks refuse; Dagster ends such a run after the asset."""
     return CheckFailedError(f"blocking check {', '.join(names)} failed: the rows are kept, but no training uses them")
 
 

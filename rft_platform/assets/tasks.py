@@ -11,7 +11,7 @@ from rft_platform.resources import ProjectResource
 @dg.asset(group_name="tasks", owners=OWNERS, kinds={"dataset"})
 @reports_faults
 def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
-    """Tasks to explore: read, mapped, checked for empty and duplicate rows. Its data version is its content."""
+    """Tasks to explore, checked for empty and duplicate rows. The asset's data version is a digest of the tasks."""
     opened = project.open()
     if opened.config.buffer.explorer_input.taskset is None:
         return dg.MaterializeResult(metadata={"dagster/row_count": 0, "source": "none: nothing is explored"})

@@ -7,9 +7,9 @@ Read in this order:
 
 - ``tuning``: ``tune()``; ``types``: workflow and judge types and their outputs.
 - ``sections``: the settings that users give for model, dataset and algorithm.
-- ``translation``: from the arguments to the platform's configuration, with ``functions``, ``config_layers`` and
+- ``translation``: converts the arguments to the platform's configuration, with ``functions``, ``config_layers`` and
   ``experiment_paths``.
-- ``model_selection``: ``select_model()``; ``refused``: names of the API for what the platform does not have.
+- ``model_selection``: ``select_model()``; ``refused``: names of the API that this platform does not support.
 - ``result``: ``TuneResult``; ``event_loops``: calls from notebooks.
 """
 

@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def outside_event_loop(work: Callable[[], Result]) -> Result:
-    """Return what ``work`` returns; raise what it raises. A running event loop of the caller is suspended meanwhile.
+    """Call ``work`` and return its result. If the caller runs in an event loop, the loop is suspended meanwhile.
 
     ``work`` runs in the calling thread, may run its own event loops, and is interrupted by Ctrl-C like any other
     code of the main thread. User code that must be stoppable at any point belongs in worker processes
@@ -28,7 +28,7 @@ def outside_event_loop(work: Callable[[], Result]) -> Result:
 
 @contextmanager
 def _suspended(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Let this thread run other event loops; ``loop`` cannot run anyway while its caller blocks."""
+    """Let this thread run other event loops. ``loop`` cannot run in this time, because its caller blocks."""
     _set_running_loop(None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""References to the user's functions, with which an experiment is shown, resumed and judged without the script."""
+"""References to the user's functions, by which an experiment can be shown, resumed and judged without the script."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class TunedFunctions:
 
     @property
     def notice(self) -> str | None:
-        """What will not work later if another process cannot import one of the functions; otherwise None."""
+        """A note on what is not possible if other processes cannot import one of the functions; otherwise None."""
         live = [reference for reference in (self.workflow, self.judge) if reference is not None and is_live(reference)]
         if not live:
             return None
@@ -32,7 +32,7 @@ class TunedFunctions:
 
 
 def tuned_functions(workflow: Callable[..., Any], judge: Callable[..., Any] | None) -> TunedFunctions:
-    """Return references to both functions. Raises ``ValueError`` if their parameters fit no workflow or judge."""
+    """Return references to both functions. Raises ``ValueError`` if the parameters of a function are not accepted."""
     if not callable(workflow):
         raise ValueError(f"workflow_func is {workflow!r}; expected a function of task and model")
     check_workflow_function(workflow)
@@ -46,7 +46,10 @@ def tuned_functions(workflow: Callable[..., Any], judge: Callable[..., Any] | No
 
 
 def _reference(value: Any, what: str) -> str:
-    """Refer to ``value`` by name if the name leads to this very object, else keep it in memory."""
+    """Return the name of ``value`` if importing this name gives the same object; else keep ``value`` in memory.
+
+    The reference to an object in memory is valid only in this process.
+    """
     try:
         reference = reference_of(value)
         found = load_object(reference, what)

@@ -1,4 +1,4 @@
-"""``select_model()``: which of several models solves a dataset's tasks best with a workflow and a judge."""
+"""``select_model()`` finds the model that solves a dataset's tasks best with a given workflow and judge."""
 
 import asyncio
 import inspect
@@ -30,10 +30,10 @@ async def select_model(
 ) -> tuple[Any, dict[str, float]]:
     """Return the candidate with the highest mean reward, and the means of its judge's metrics, as ``<name>_avg``.
 
-    Nothing is trained, and every candidate is a model that its own service answers. The judge's ``response`` has the
-    workflow's ``response`` and ``metrics``, with ``execution_time`` in seconds. At most ``total_steps`` tasks are used.
-    A task that fails, or whose reward is not finite, does not count for its candidate. The mean of a metric is
-    that over the tasks that have it.
+    Nothing is trained, and every candidate must be a model object whose service is already running. The judge gets a
+    ``response`` with the workflow's ``response`` and ``metrics``, to which ``execution_time`` in seconds is added. At
+    most ``total_steps`` tasks are used. A task that fails with a candidate, or whose reward is not finite, does not
+    count for this candidate. The mean of a metric includes only tasks that have the metric.
 
     Raises ValueError for fewer than two candidates, UserCodeError if a candidate fails on every task.
     """

@@ -1,4 +1,4 @@
-"""Names of the tuner API that need what this platform does not have: each refuses its first use with the reason."""
+"""Names of the tuner API that this platform does not support. Their use raises an error with the reason."""
 
 from typing import Any, NoReturn
 

@@ -17,24 +17,24 @@ class StepRecord:
     step: int  # optimiser steps made so far; unchanged if nothing was trained
     round: int = 0
     reward: float | None = None  # mean over the runs explored
-    metrics: dict[str, float] = field(default_factory=dict)  # of the optimiser step: loss, entropy, grad_norm, ...
-    eval: dict[str, float] = field(default_factory=dict)  # on eval_dataset, if the step was evaluated
+    metrics: dict[str, float] = field(default_factory=dict)  # metrics of the optimiser step: loss, entropy, ...
+    eval: dict[str, float] = field(default_factory=dict)  # results on eval_dataset; empty if not evaluated
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TuneResult:
-    """Where the tuned model is, its training history, and the ids by which it can be looked up."""
+    """Folder of the tuned model, training history, and ids in MLflow and Dagster."""
 
     project: str
     experiment: str
-    folder: Path  # of the experiment: checkpoints and monitor/tensorboard
-    home: Path  # its RFT_HOME
+    folder: Path  # folder of the experiment: checkpoints and monitor/tensorboard
+    home: Path  # RFT_HOME of the experiment
     checkpoint: Path | None  # Hugging Face folder of the last policy; None: nothing was trained
     steps: int  # optimiser steps of the last policy
     model_version: str | None  # models:/NAME/VERSION
     mlflow_run_id: str | None
     history: list[StepRecord]  # by round
-    dagster_run_ids: list[str]  # oldest first, those of interrupted calls too
+    dagster_run_ids: list[str]  # oldest first, including runs of interrupted calls
 
     def __repr__(self) -> str:
         checkpoint = None if self.checkpoint is None else str(self.checkpoint)
@@ -50,7 +50,7 @@ class TuneResult:
 
 
 def result_of(project: "Project", paths: ExperimentPaths) -> TuneResult:
-    """Read the result of an experiment, also of one that has not ended."""
+    """Read the result of an experiment; the experiment may still run."""
     from rft_platform.rounds.project.policy import published
 
     store = project.store

@@ -45,9 +45,9 @@ class TunerModelConfig(TunerSection):
     max_model_len: int = Field(ge=1)
     """Tokens of prompt and answer together."""
     temperature: float = Field(default=1.0, ge=0)
-    """For calls that set none. Training needs a value above 0."""
+    """Sampling temperature of calls that set none. Training needs a value above 0."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """For calls that set none. Training needs 1.0."""
+    """Nucleus sampling of calls that set none. Training needs 1.0."""
     max_tokens: int = Field(default=8192, ge=1)
     """Maximum tokens of an answer, for calls that set no limit; reduced to fit into the context."""
     enable_thinking: bool | None = None
@@ -101,13 +101,16 @@ class AlgorithmConfig(TunerSection):
     batch_size: int = Field(default=32, ge=1)
     """Tasks per step."""
     save_interval_steps: int = Field(default=100, ge=1)
-    """Checkpoints at multiples of this number of steps keep their weights; so do the newest ones and the best."""
+    """Checkpoints at multiples of this number of steps keep their weights, as do the newest two and the best one."""
     eval_interval_steps: int = Field(default=100, ge=1)
     """Steps between evaluations; the start and the end are also evaluated."""
 
 
 def check_argument_types(**arguments: tuple[Any, type[TunerSection]]) -> None:
-    """Raise UserError for an argument, given with its expected type, that is neither of that type nor None."""
+    """Raise UserError for an argument that is neither None nor of its expected type.
+
+    ``arguments`` maps each name to the value and the expected type.
+    """
     for name, (value, expected) in arguments.items():
         if value is not None and not isinstance(value, expected):
             first = next(iter(expected.model_fields))

@@ -1,6 +1,7 @@
 """Translate the arguments of ``tune()`` to the platform's configuration.
 
-Three layers of settings override each other in this order: defaults, the YAML file, and the arguments of the caller.
+There are three layers of settings: defaults, the YAML file, and the caller's arguments. Later layers override earlier
+ones.
 """
 
 import math
@@ -58,8 +59,8 @@ _ALGORITHM = {
 _TASKSET = {"path": "path", "name": "subset_name", "split": "split"}
 _LENGTH = {"total_epochs": "buffer.total_epochs", "total_steps": "buffer.total_steps"}
 
-_NEWEST_KEPT = 2  # the policy that explores and its parent
-_RUNS_AT_ONCE = 32  # per engine: agents wait for the model, and for the other answers of its batch
+_NEWEST_KEPT = 2  # newest checkpoints to keep: the policy that explores and its parent
+_RUNS_AT_ONCE = 32  # concurrent runs per engine: many, because a run mostly waits for the model
 _PACK_TOKENS = 16384
 _TASKSET_KEY = "buffer.explorer_input.taskset"
 _EVAL_KEY = "buffer.explorer_input.eval_tasksets"
@@ -68,7 +69,7 @@ _END_OF_THOUGHT = "</think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneArguments:
-    """Arguments of ``tune()``, besides the functions."""
+    """All arguments of ``tune()`` except the functions."""
 
     train_dataset: DatasetConfig | None = None
     eval_dataset: DatasetConfig | None = None
@@ -93,7 +94,7 @@ class TuneArguments:
 
     @property
     def notice(self) -> str | None:
-        """A notice of arguments that have no effect, or None."""
+        """A note about arguments that have no effect, or None."""
         written = set() if self.eval_dataset is None else self.eval_dataset.model_fields_set & set(_LENGTH)
         if not written:
             return None
@@ -119,7 +120,7 @@ def _file_layer(file: Path, arguments: TuneArguments) -> tuple[Layer, tuple[str,
     """Return the keys that a YAML file sets, without any defaults, and lines about keys without effect."""
     data, notices = read_settings(file, own_functions=True)
     if arguments.train_dataset is not None and value_at(data, _TASKSET_KEY):
-        data = merged(nested({f"{_TASKSET_KEY}.path": arguments.train_dataset.path}), data)  # the file may leave it out
+        data = merged(nested({f"{_TASKSET_KEY}.path": arguments.train_dataset.path}), data)  # optional in a file
     return build_config(data, str(file)).model_dump(mode="json", exclude_unset=True), notices
 
 
@@ -151,7 +152,7 @@ def _settings(arguments: TuneArguments, *, defaults: bool) -> Layer:
 
 
 def _length(dataset: DatasetConfig | None, defaults: bool) -> dict[str, Any]:
-    """Return the training length. Epochs that the caller sets end the training, whatever steps the file has."""
+    """Return the keys for the length of the training. Epochs set by the caller override the file's steps."""
     if dataset is None:
         return {}
     values = _fields(dataset, _LENGTH, defaults)
@@ -161,7 +162,11 @@ def _length(dataset: DatasetConfig | None, defaults: bool) -> dict[str, Any]:
 
 
 def _fields(section: TunerSection | None, keys: Mapping[str, str], defaults: bool) -> dict[str, Any]:
-    """Map fields to configuration keys: those left at their defaults, or those that the caller set, None included."""
+    """Map fields to configuration keys.
+
+    With ``defaults`` these are the fields left at their defaults, otherwise the fields that the caller set, also to
+    None.
+    """
     if section is None:
         return {}
     written = section.model_fields_set
@@ -213,12 +218,12 @@ def _evaluation_every(wanted: Layer, arguments: TuneArguments) -> int:
 
 
 def _judges(wanted: Layer, functions: TunedFunctions) -> bool:
-    """Whether to set the judge here: a judge in the file stays if the caller gives none."""
+    """Whether to set the judge from the call. If the caller gives no judge, a judge in the file is kept."""
     return functions.judge is not None or value_at(wanted, f"{_TASKSET_KEY}.judge") is None
 
 
 def _step(wanted: Layer) -> dict[str, Any]:
-    """Make one optimiser step per round, however many calls its runs made, unless the file asks for something else."""
+    """Make one optimiser step per round, for any number of model calls, unless the file sets another step size."""
     counts_rows = (
         value_at(wanted, "buffer.train_batch_size") is not None
         or value_at(wanted, "synchronizer.sync_style") not in (None, "fixed")
@@ -240,7 +245,7 @@ def _limits(wanted: Layer) -> dict[str, Any]:
 
 
 def _reasoning(wanted: Layer, arguments: TuneArguments) -> dict[str, Any]:
-    """Disable the reasoning parser if nobody asked for one and the model has no end-of-reasoning token."""
+    """Disable the reasoning parser if neither caller nor file sets one and the model has no end-of-reasoning token."""
     path = value_at(wanted, "model.model_path")
     is_set = arguments.model is None or "reasoning_parser" in arguments.model.model_fields_set
     return {} if is_set or _knows_thinking(path) else {"explorer.rollout_model.reasoning_parser": None}
@@ -259,7 +264,7 @@ def _no_columns() -> Layer:
 
 
 def _knows_thinking(model_path: str) -> bool:
-    """Whether the tokenizer of a model folder has an end-of-reasoning token; True if it cannot be read here.
+    """Whether the tokenizer of a model folder has an end-of-reasoning token; True if the folder cannot be read.
 
     An engine refuses a reasoning parser for a model without such a token.
     """

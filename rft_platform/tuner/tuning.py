@@ -57,11 +57,11 @@ def tune(
         config_path: a YAML file with all settings that the other arguments do not give; the arguments override it.
 
     Everything is stored below ``./checkpoints/<project>/<experiment>``; ``RFT_HOME`` in the environment is ignored.
-    Ctrl-C ends the training cleanly; the same call with that ``experiment_name`` continues it.
+    Ctrl-C ends the training cleanly; the same call with this ``experiment_name`` continues the training.
 
     Raises:
         ValueError: a function's parameters are not those of a workflow or a judge.
-        UserError: invalid settings, all of them named, before anything has started.
+        UserError: settings are invalid. The error lists all of them, and nothing has started.
         UserCodeError: workflow or judge failed on every run.
     """
     _refuse_when_imported()

@@ -29,12 +29,12 @@ JudgeType = Callable[..., Any]
 
 
 class WorkflowOutput(TunerSection):
-    """The result of one run of a workflow: a response for the judge, or its own reward, or both."""
+    """The result of one run of a workflow: a response for the judge, or the workflow's own reward, or both."""
 
     reward: float | None = None
-    """Counts if there is no judge."""
+    """Reward of the run; used if there is no judge."""
     response: Any | None = None
-    """For the judge: text, JSON values, or an object such as AgentScope's ``Msg``."""
+    """What the judge rewards: text, JSON values, or an object such as AgentScope's ``Msg``."""
     metrics: dict[str, float] | None = None
     """Further numbers, stored on the run's last step."""
     rewards: dict[str, float] | None = None
