@@ -73,6 +73,7 @@ FREE = (
     "evaluation",
     "service",
     "registry.tracking_uri",
+    "registry.upload_max_gb",
 )
 
 

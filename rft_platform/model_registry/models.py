@@ -17,6 +17,7 @@ from rft_platform.common.sqlite_files import database_file
 from rft_platform.model_registry.mlflow_client import check_name, is_server, open_client
 from rft_platform.model_registry.pages import run_link
 from rft_platform.model_registry.tracking import TrainingRun
+from rft_platform.model_registry.upload import upload_model
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -26,6 +27,7 @@ CHAMPION = "champion"
 CANDIDATE = "candidate"
 CHECKPOINT_TAG = "checkpoint"  # tag with the checkpoint folder, which MLflow's source may not be
 DIGEST_TAG = "weights_digest"
+UPLOADED_TAG = "weights_uploaded"  # whether other machines can load the version from the server
 PREVIOUS_TAG = "previous_champion"
 _SKIPPED = "skipped"  # source of a version that is created only to be deleted
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
@@ -83,13 +85,16 @@ class ModelRegistry:
         model_name: str,
         noted: Noted | None = None,
         policy: str = FIRST_POLICY,
+        upload_max_bytes: float = 0,
     ) -> None:
+        """``upload_max_bytes``: checkpoints with at most so many bytes of weights are uploaded to a server."""
         self.tracking_uri = tracking_uri
         self.artifact_root = artifact_root
         self.project = check_name(project, "project")
         self.model_name = check_name(model_name, "model name")
         self._noted = noted
         self._policy = policy
+        self._upload_max_bytes = upload_max_bytes
         self._lock = threading.Lock()
         self._opened: tuple[MlflowClient, str] | None = None
         self._siblings: dict[str, ModelRegistry] = {}
@@ -102,7 +107,13 @@ class ModelRegistry:
             if policy not in self._siblings:
                 name = stored_name(self.model_name, policy)
                 self._siblings[policy] = ModelRegistry(
-                    self.tracking_uri, self.artifact_root, self.project, name, self._noted, policy
+                    self.tracking_uri,
+                    self.artifact_root,
+                    self.project,
+                    name,
+                    self._noted,
+                    policy,
+                    self._upload_max_bytes,
                 )
             return self._siblings[policy]
 
@@ -298,6 +309,10 @@ class ModelRegistry:
         self, client: "MlflowClient", folder: Path, policy_version: int, tags: Mapping[str, Any], run_id: str | None
     ) -> int:
         every = {**tags, "policy_version": policy_version, CHECKPOINT_TAG: folder}
+        if is_server(self.tracking_uri) and run_id is not None:
+            path = _artifact_path(folder)
+            uploaded = upload_model(self.tracking_uri, run_id, folder, path, self._upload_max_bytes)
+            every[UPLOADED_TAG] = uploaded
         created = client.create_model_version(
             self.model_name,
             source=self._source(folder, run_id),
@@ -310,7 +325,7 @@ class ModelRegistry:
     def _source(self, folder: Path, run_id: str | None) -> str:
         """Return the folder. A server rejects folders of this machine, so there the run is the source."""
         if is_server(self.tracking_uri) and run_id is not None:
-            return f"runs:/{run_id}/checkpoints/{folder.name}"
+            return f"runs:/{run_id}/{_artifact_path(folder)}"
         return str(folder)
 
     def _all_versions(self, name: str) -> list[RegisteredModel]:
@@ -383,3 +398,8 @@ def _folder(version: "ModelVersion") -> Path:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _artifact_path(folder: Path) -> str:
+    """Path of a checkpoint among the artifacts of its run."""
+    return f"checkpoints/{folder.name}"

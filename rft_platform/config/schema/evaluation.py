@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from rft_platform.config.schema.section import Section
 
@@ -54,6 +54,9 @@ class Registry(Section):
     """URI of the MLflow server. Default: a SQLite store below ``RFT_HOME``."""
     model_name: str | None = None
     """Name of the registered model. Default: ``<project>-<name>``."""
+    upload_max_gb: NonNegativeFloat = 20.0
+    """With an MLflow server, a checkpoint whose weights have at most so many GB is uploaded as a model, which other
+    machines load with ``mlflow.transformers.load_model`` and ``mlflow models serve``. 0: none is uploaded."""
 
 
 MonitorType = Literal["tensorboard", "mlflow", "wandb"]

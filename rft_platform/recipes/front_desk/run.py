@@ -63,7 +63,7 @@ def run(home: Home, seed: int, goal: Goal, say: Callable[[str], None]) -> Outcom
     if home.config_file.exists():
         raise UserError(
             f"{home.root} holds a project: point RFT_HOME at a new folder, or add --fresh (`make demo-online "
-            "DEMO_ARGS=--fresh`), which renames that folder"
+            f"DEMO_ARGS=--fresh`), which first renames {home.root}"
         )
     config = load_config(prepare(home.root / "front_desk"))
     explorer = config.explorer.model_copy(update={"proxy_port": free_port()})

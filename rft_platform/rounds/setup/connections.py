@@ -205,16 +205,19 @@ def connect_registry(project: Project, tracking_uri: str | None = None, *, check
     """
     home, given = project.home, tracking_uri or configured_uri(project)
     artifacts, rounds = None if given else home.mlflow / "artifacts", home.rounds if check else None
-    return _registry(given or local_uri(home), artifacts, project.config.project, project.model_name, rounds)
+    most = project.config.registry.upload_max_gb * 1e9
+    return _registry(given or local_uri(home), artifacts, project.config.project, project.model_name, rounds, most)
 
 
 @lru_cache(maxsize=8)
-def _registry(uri: str, artifacts: Path | None, project: str, model_name: str, rounds: Path | None) -> "ModelRegistry":
+def _registry(
+    uri: str, artifacts: Path | None, project: str, model_name: str, rounds: Path | None, upload_max_bytes: float
+) -> "ModelRegistry":
     """One shared registry per process and address, because opening MLflow's store takes seconds."""
     from rft_platform.model_registry.models import ModelRegistry
 
     noted = None if rounds is None else partial(newest_noted, ExperienceStore(rounds))
-    return ModelRegistry(uri, artifacts, project, model_name, noted)
+    return ModelRegistry(uri, artifacts, project, model_name, noted, upload_max_bytes=upload_max_bytes)
 
 
 def base_model_folder(project: Project) -> Path:
