@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rft_platform.common.redaction import redact
+
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
@@ -49,13 +51,10 @@ class TrainingRun:
     def find_or_create(
         cls, client: "MlflowClient", experiment_id: str, name: str, tags: Mapping[str, str]
     ) -> "TrainingRun":
-        """Continue the run tagged with ``name``; create a new one if there is none."""
+        """The run tagged with ``name``, whatever its status; a new one if there is none."""
         found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{name}'", max_results=1)
         if found:
-            run = cls(client, found[0].info.run_id)
-            if found[0].info.status != "RUNNING":
-                client.update_run(run.run_id, status="RUNNING")
-            return run
+            return cls(client, found[0].info.run_id)
         created = client.create_run(experiment_id, run_name=name, tags={**tags, RUN_TAG: name})
         return cls(client, created.info.run_id)
 
@@ -86,7 +85,7 @@ class TrainingRun:
         from mlflow.entities import Param, RunTag
 
         known = self.client.get_run(self.run_id).data.params
-        flat = {metric_name(name): str(value)[:6000] for name, value in flatten(params, ".")}
+        flat = {metric_name(name): redact(str(value))[:6000] for name, value in flatten(params, ".")}
         new = [Param(name, value) for name, value in flat.items() if name not in known]
         changed = [RunTag(f"changed.{name}", value) for name, value in flat.items() if known.get(name, value) != value]
         for part in _chunks(new, _PARAM_LIMIT):
@@ -104,9 +103,14 @@ class TrainingRun:
         """Copy a file (a report, a picture) to the run's artifacts, below ``folder``."""
         self.client.log_artifact(self.run_id, str(path), folder or None)
 
-    def finish(self, succeeded: bool = True) -> None:
-        """Mark the run as ended; a later ``find_or_create`` of the same name continues it."""
-        self.client.set_terminated(self.run_id, status="FINISHED" if succeeded else "FAILED")
+    def finish(self) -> None:
+        """Mark the run as finished; ``reopen`` continues it."""
+        self.client.set_terminated(self.run_id, status="FINISHED")
+
+    def reopen(self) -> None:
+        """Mark the run as running."""
+        if self.client.get_run(self.run_id).info.status != "RUNNING":
+            self.client.update_run(self.run_id, status="RUNNING")
 
     def _log_metrics(self, values: Sequence[tuple[str, float, int]]) -> None:
         from mlflow.entities import Metric

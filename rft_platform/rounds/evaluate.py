@@ -19,7 +19,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.repair import repair_on_failure
 from rft_platform.rounds.reporting.promotion import against_champion, compared
 from rft_platform.rounds.reporting.round_history import curve_points, evaluation_of
-from rft_platform.rounds.reporting.run_log import record_evaluation, scores_of
+from rft_platform.rounds.reporting.run_log import finish_runs, record_evaluation, scores_of
 from rft_platform.rounds.selection.pending_rows import selection_note, through
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ def evaluate_round(
     }
     project.store.write_note(round_number, EVALUATION, note)
     thin_checkpoints(project, registry)
+    if round_number == project.rounds_budget:
+        finish_runs(project, registry)
     return outcome
 
 
@@ -134,7 +136,7 @@ def _evaluate(
 
     written = write_report(store.round_folder(policy.round), page, png)
     scores = scores_of(first, differences)
-    record_evaluation(project, registry, policy, scores, decision.reason)
+    record_evaluation(project, registry, policy, scores, decision.reason, results)
     if promote and promoted:
         registry.promote(int(policy.model_version or 0))
     metrics = {**scores, **{name: value for result in results for name, value in result.metrics.items()}}

@@ -5,7 +5,7 @@ Earlier judgements are kept: ``figures`` reads the active one, ``restore`` activ
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -102,6 +102,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         **({"own_rewards_replaced": replaced} if replaced else {}),
         **(spec.state.usage.to_note() if spec and spec.state else {}),
         **reward_figures(project, judged.rows, rows, has_advantage=chosen.advantage is not None),
+        **run_metrics(rows, judged.rows),
         "operators": [report.as_dict() for report in judged.operators],
         "operators_version": pipeline.version,
         JUDGE_CODES: {**judge_codes(store, round_number), version: keep_user_code(project, *_named_by(other))},
@@ -171,6 +172,27 @@ def reward_figures(
         shown = summary if name == FIRST_POLICY else _OF_EVERY_POLICY
         found |= {stored_name(figure, name, "/"): summary[figure] for figure in shown}
     return found
+
+
+def run_metrics(rows: Sequence[RolloutRow], judged: Sequence[JudgedRow]) -> dict[str, dict[str, float]]:
+    """Means over the runs, by name: ``workflow_metrics`` that the workflow reported, ``judge_metrics`` of the judge.
+
+    A run that did not report a value does not count in its mean. The lists have one order.
+    """
+    workflow, judge = dict[str, Mapping[str, float]](), dict[str, Mapping[str, float]]()
+    for row, one in zip(rows, judged, strict=True):  # the last row of a run has the run's metrics
+        workflow[row.run_id] = {**workflow.get(row.run_id, {}), **row.call.metrics}
+        judge[row.run_id] = one.reward_parts
+    return {"workflow_metrics": _means(list(workflow.values())), "judge_metrics": _means(list(judge.values()))}
+
+
+def _means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for each in values:
+        for name, value in each.items():
+            if math.isfinite(value):
+                found.setdefault(name, []).append(value)
+    return {name: sum(numbers) / len(numbers) for name, numbers in sorted(found.items())}
 
 
 def _own_rewards(rows: Sequence[RolloutRow]) -> int:

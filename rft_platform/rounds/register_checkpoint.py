@@ -35,6 +35,8 @@ def register(
     assert policy is not None, "train publishes the policy"
     registry = registry.of_policy(name)
     run = registry.training_run(stored_name(project.config.name, name), {"rft.config_digest": origin["config_digest"]})
+    run.reopen()
+    run.log_params(project.config.model_dump(mode="json", exclude_none=True))
     if name == FIRST_POLICY:
         judged = project.store.read_note(round_number, "judge") or {}
         run.log_round(round_number, judged, prefix="round/")

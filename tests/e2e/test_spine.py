@@ -5,6 +5,7 @@ trainer is killed.
 """
 
 import json
+import re
 from pathlib import Path
 
 import dagster as dg
@@ -122,6 +123,20 @@ def test_every_step_and_evaluation_is_in_tensorboard(finished):
     for name in ("loss", "mfu", "mismatch_k3", "zero_variance_groups", "flops_share"):
         assert [event.step for event in events.Scalars(f"train/{name}")] == trained
     assert [event.step for event in events.Scalars("eval/greedy_pass")][-2:] == [1, 2]
+    (judged,) = [name for name in events.Tags()["scalars"] if name.startswith("round/judge_metrics/")]
+    assert judged.endswith("digit_share") and [event.step for event in events.Scalars(judged)] == [1, 2]
+
+
+@pytest.mark.spine
+def test_the_mlflow_run_has_parameters_metrics_of_the_judge_and_an_end(finished):
+    project = Project.open(Home(finished.home))
+    run = connect_registry(project).training_run(project.config.name)
+    found = run.client.get_run(run.run_id)
+    assert found.info.status == "FINISHED"
+    assert float(found.data.params["algorithm.optimizer.lr"]) == 1e-3
+    names = " ".join(found.data.metrics)
+    assert re.search(r"round/judge_metrics/\S*digit_share", names) and re.search(r"eval/held-out/\S+/mean_at_\d", names)
+    assert "judge_by_digits.py" in finished.rft("trace", "r0002").stdout
 
 
 @pytest.mark.spine

@@ -19,6 +19,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts, judge_runs
 from rft_platform.judging.types import JudgeOutput
+from rft_platform.rounds.judge import run_metrics
 from rft_platform.tasks.task import Task
 from tests.experience.samples import step_row
 
@@ -40,6 +41,17 @@ def test_a_run_is_judged_by_its_output_or_by_its_last_answer() -> None:
     runs = judge_runs(rows, TASKS, build_judge("exact_match"))
     assert [(run.run_id, run.reward) for run in runs] == [("g1-0", 1.0), ("g2-0", 1.0), ("g2-1", 0.0)]
     assert runs[0].parts == {"exact_match": 1.0}
+
+
+def test_means_of_metrics_count_each_run_once() -> None:
+    rows = [row(1, 0, "2"), row(2, 0, "4", step=0), row(2, 0, "4", step=1), row(2, 1, "5")]
+    rows[0].call.metrics, rows[2].call.metrics = {"searches": 1.0}, {"searches": 4.0, "seconds": 2.0}
+    judged = judge_rollouts(rows, TASKS, build_judge("exact_match"), advantage_fn="grpo").rows
+    judged[3].reward_parts = {"exact_match": math.nan}  # the judge failed on this run
+    assert run_metrics(rows, judged) == {
+        "workflow_metrics": {"searches": 2.5, "seconds": 2.0},
+        "judge_metrics": {"exact_match": 1.0},
+    }
 
 
 def test_of_several_answers_to_the_last_call_the_last_has_the_output() -> None:

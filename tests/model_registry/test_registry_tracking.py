@@ -110,6 +110,8 @@ def test_a_continued_training_continues_its_run(connect) -> None:
     first.finish()
 
     again = connect().training_run("my run")
+    assert again.client.get_run(again.run_id).info.status == "FINISHED", "looking it up changes nothing"
+    again.reopen()
     again.log_params({"algorithm": {"lr": 2e-3, "args": {}}, "rounds": 5})
 
     assert again.run_id == first.run_id

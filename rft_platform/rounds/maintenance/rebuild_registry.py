@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.common.errors import StorageError
 from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.evaluation.comparison import Comparison
+from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.manifests import Manifest, all_manifests
 from rft_platform.model_registry.models import CANDIDATE, CHAMPION, DIGEST_TAG, PREVIOUS_TAG
 from rft_platform.rounds.project.notes import EVALUATION, TRAIN
@@ -144,7 +145,8 @@ def _log_rounds(project: Project, registry: "ModelRegistry") -> None:
         result, note = evaluation_of(project.store, number), project.store.read_note(number, EVALUATION) or {}
         if result is not None and policy is not None:
             differences = [Comparison(**each) for each in note.get("comparisons", [])]
-            record_evaluation(project, registry, policy, scores_of(result, differences), note.get("gate", ""))
+            results = [EvaluationResult.from_json(each) for each in note["results"]]
+            record_evaluation(project, registry, policy, scores_of(result, differences), note.get("gate", ""), results)
 
 
 def _log_steps(project: Project, registry: "ModelRegistry", name: str) -> None:

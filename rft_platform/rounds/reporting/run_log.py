@@ -49,14 +49,23 @@ def scores_of(result: EvaluationResult, differences: Sequence[Comparison]) -> di
 
 
 def record_evaluation(
-    project: Project, registry: "ModelRegistry", policy: Policy, scores: Mapping[str, float], gate: str
+    project: Project,
+    registry: "ModelRegistry",
+    policy: Policy,
+    scores: Mapping[str, float],
+    gate: str,
+    results: Sequence[EvaluationResult],
 ) -> None:
-    """Record the numbers and the report in MLflow, TensorBoard and the policies' model versions."""
+    """Record the numbers and the report in MLflow, TensorBoard and the policies' model versions.
+
+    ``results`` are those of all tasksets, whose metrics are recorded as ``eval/<taskset>/<metric>/mean@n``.
+    """
     run = registry.training_run(project.config.name)
     if project.config.group:
         run.set_tags({"rft.group": project.config.group})
-    run.log_round(policy.round, scores, prefix="eval/")
-    monitor_round(project, policy.round, scores, prefix="eval/")
+    every = {name.removeprefix("eval/"): value for result in results for name, value in result.metrics.items()}
+    run.log_round(policy.round, every | dict(scores), prefix="eval/")
+    monitor_round(project, policy.round, every | dict(scores), prefix="eval/")
     for name in ("report.md", "learning_curve.png"):
         file = project.store.round_folder(policy.round) / name
         if file.exists():
@@ -68,6 +77,12 @@ def record_evaluation(
         other = policy if name == policy.name else required(project.store, policy.round, name)
         if other is not policy and other.model_version is not None:
             registry.of_policy(name).annotate(int(other.model_version), scores)
+
+
+def finish_runs(project: Project, registry: "ModelRegistry") -> None:
+    """Mark the MLflow runs of the project's policies as finished; a further round opens them again."""
+    for name in project.policies:
+        registry.of_policy(name).training_run(stored_name(project.config.name, name)).finish()
 
 
 def mlflow_links(project: Project, registry: "ModelRegistry", policy: Policy) -> dict[str, str]:
