@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rft_platform.algorithms.advantages.registry import ADVANTAGES
+from rft_platform.algorithms.aggregation import MODES
 from rft_platform.algorithms.losses.registry import LOSSES, bind
 from rft_platform.algorithms.presets import PRESETS, Preset, choose, preset
 from rft_platform.algorithms.token_advantages.registry import TOKEN_ADVANTAGES, check_token_advantage
@@ -58,6 +59,7 @@ def test_a_preset_fits_together(name: str) -> None:
     assert loss.policy_gradient == (found.advantage is not None or found.token_advantage is not None)
     assert loss.reference == (found.reference == "always")
     assert loss.teacher <= found.teacher
+    assert found.loss_agg_mode in (loss.loss_agg_modes or MODES)
     assert found.repeat_times >= found.min_group
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rft_platform.algorithms.aggregation import MODES
 from rft_platform.algorithms.common.registry import REGISTRIES
 from rft_platform.algorithms.presets import PRESETS
 from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, KlPenaltySpec
@@ -60,6 +61,15 @@ def problems(config: RftConfig) -> str:
         check_config(resolve(config), cpu_count=2, gpu_count=0)
         check_algorithm(resolve(config))
         check_operators(resolve(config))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def problems_of_parts(config: RftConfig) -> str:
+    """What is wrong with how the parts of the algorithm fit together."""
+    try:
+        check_algorithm(resolve(config))
     except UserError as error:
         return str(error)
     return ""
@@ -184,12 +194,15 @@ def test_operators_of_the_configuration_follow_and_replace_those_of_the_algorith
         ({"data": [{"name": "reward_filter"}]}, "give threshold, max_reward or both"),
         ({"data": [{"name": "no.module:here"}]}, "cannot import no.module"),
         ({"data": [{"name": "overlong_penalty", "args": {"max_length": 5, "cache_length": 6}}]}, "0 < cache_length"),
-        ({"data": [{"name": "dynamic_sampling"}], "repeat_times": 1}, "compares the runs of a task, and there is 1"),
+        (
+            {"data": [{"name": "dynamic_sampling"}], "repeat_times": 1},
+            "compares the runs of a task, and a task has only 1 run",
+        ),
         (
             {"data": [{"name": "reward_filter"}], "filters": {"reward_threshold": 1}},
             "does the same; keep one of the two",
         ),
-        ({"filters": {"max_batches": 2}}, "no filter drops groups without a signal"),
+        ({"filters": {"max_batches": 2}}, "no filter drops groups without a learning signal"),
         ({"data": [{"name": "truncated_mask"}], "algorithm_type": "ppo"}, "needs all rows of a run"),
         ({"data": [{"name": "std_filter"}], "algorithm_type": "sft"}, "has no rewards to process"),
     ],
@@ -230,6 +243,8 @@ def test_the_entropy_bonus_can_be_switched_off(configure: Configure) -> None:
         ("grpo", {"policy_loss_fn": "ppoo"}, "did you mean 'ppo'"),
         ("grpo", {"policy_loss_fn_args": {"clip_hi": 0.3}}, "did you mean 'clip_high'"),
         ("grpo", {"policy_loss_fn": "dpo"}, "compares pairs"),
+        ("gspo", {"loss_agg_mode": "token-mean"}, "objective of the loss gspo: set it to seq-mean-token-mean"),
+        ("grpo", {"policy_loss_fn": "gspo"}, "algorithm.loss_agg_mode is token-mean, which changes the objective"),
         ("rft", {"policy_loss_fn": "ppo"}, "set algorithm.advantage_fn"),
         ("rft", {"advantage_fn": "grpo"}, "reads no advantage"),
         ("grpo", {"rollout_correction": {"weight_cap": 3}}, "has no effect on the loss ppo in mode bypass"),
@@ -270,6 +285,20 @@ def test_a_malformed_key_is_named(configure: Configure, keys: dict[str, Any], ex
     with pytest.raises(UserError) as error:
         configure(**keys)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_preferences_are_averaged_over_pairs_only(configure: Configure, mode: str) -> None:
+    said = problems_of_parts(configure("dpo", loss_agg_mode=mode))
+    assert said == (
+        f"algorithm.loss_agg_mode is {mode}, which changes the objective of the loss dpo: set it to seq-mean-token-sum"
+    )
+    assert problems_of_parts(configure("dpo", loss_agg_mode="seq-mean-token-sum")) == ""
+
+
+def test_losses_of_single_tokens_allow_every_aggregation(configure: Configure) -> None:
+    for mode in MODES:
+        assert problems(configure("grpo", loss_agg_mode=mode)) == ""
 
 
 def test_weights_are_capped_where_there_are_weights(configure: Configure) -> None:

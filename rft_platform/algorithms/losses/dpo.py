@@ -10,7 +10,7 @@ from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.losses.rows import row_count, row_sum
 
 
-@loss("dpo", policy_gradient=False, whole_groups=True, reference=True)
+@loss("dpo", policy_gradient=False, whole_groups=True, reference=True, loss_agg_modes=("seq-mean-token-sum",))
 def dpo(
     tokens: TokenBatch, *, beta: PositiveFloat = 0.1, label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
 ) -> TokenLoss:

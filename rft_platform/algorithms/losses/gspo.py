@@ -8,12 +8,12 @@ from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.losses.rows import row_mean
 
 
-@loss("gspo", whole_rows=True)
+@loss("gspo", whole_rows=True, loss_agg_modes=("seq-mean-token-mean",))
 def gspo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 3e-4, clip_high: NonNegativeFloat = 4e-4) -> TokenLoss:
     """``max(-A s_t, -A clip(s_t, 1 - low, 1 + high))`` with ``s_t = sg(s) pi / sg(pi)``, ``s = exp(mean_t log rho)``.
 
     The value of ``s_t`` is the row's ratio ``s`` (the length-normalised likelihood ratio); its gradient is that of the
-    token's own ``pi``. Aggregate this loss with seq-mean-token-mean. Metrics: number of tokens in clipped rows.
+    token's own ``pi``. Metrics: number of tokens in clipped rows.
     """
     assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
     log_rho = log_ratio(tokens.logp, tokens.old_logprobs).detach()

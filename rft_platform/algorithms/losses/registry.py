@@ -73,7 +73,7 @@ class PolicyLoss:
     """A registered loss."""
 
     function: LossFunction
-    policy_gradient: bool  # needs rollout log-probs of plain sampling; advantage 0 gives gradient 0
+    policy_gradient: bool  # reads advantages and rollout log-probs of plain sampling
     whole_rows: bool = False  # needs all tokens of a row together (a sequence-level ratio)
     whole_groups: bool = False  # needs all rows of a group together (a preference pair); implies ``whole_rows``
     reference: bool = False  # needs the reference model's log-probs
@@ -82,6 +82,7 @@ class PolicyLoss:
     correction: Correction = "ratio"
     whole_rows_if: str | None = None  # name of the option that, if true, sets ``whole_rows``
     beta: float | None = None  # selects the divergence of ``teacher`` losses: the option's default or bound value
+    loss_agg_modes: tuple[str, ...] | None = None  # aggregations that keep the loss's objective; None: all
 
 
 LOSSES: Registry[PolicyLoss] = Registry("policy_loss_fn", "rft_platform.algorithms.losses")
@@ -98,9 +99,11 @@ def loss(
     experts: bool = False,
     correction: Correction = "ratio",
     whole_rows_if: str | None = None,
+    loss_agg_modes: tuple[str, ...] | None = None,
 ) -> Callable[[LossFunction], LossFunction]:
     """Register the decorated function under ``name`` (``algorithm.policy_loss_fn`` of the configuration).
 
+    ``loss_agg_modes`` are the values of ``algorithm.loss_agg_mode`` that the loss allows; None allows all.
     Raises ValueError for a ``teacher`` loss without the option ``beta``, which selects its divergence.
     """
 
@@ -108,7 +111,17 @@ def loss(
         whole = whole_rows or whole_groups
         beta = _default_beta(name, function) if teacher else None
         entry = PolicyLoss(
-            function, policy_gradient, whole, whole_groups, reference, teacher, experts, correction, whole_rows_if, beta
+            function,
+            policy_gradient,
+            whole,
+            whole_groups,
+            reference,
+            teacher,
+            experts,
+            correction,
+            whole_rows_if,
+            beta,
+            loss_agg_modes,
         )
         LOSSES.add(name, entry, function)
         return function

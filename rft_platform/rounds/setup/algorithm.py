@@ -46,7 +46,13 @@ def check_algorithm(run: RunSettings) -> None:
     An unchanged preset is not checked. If parts are replaced, losses are looked up by name, which imports torch.
     """
     settings = run.config.algorithm
-    replaced = (settings.advantage_fn, settings.policy_loss_fn, settings.policy_loss_fn_args, settings.plugins)
+    replaced = (
+        settings.advantage_fn,
+        settings.policy_loss_fn,
+        settings.policy_loss_fn_args,
+        settings.loss_agg_mode,
+        settings.plugins,
+    )
     if not any(replaced) and settings.rollout_correction == _PLAIN:
         return
     from rft_platform.algorithms.losses.registry import bind
@@ -81,6 +87,11 @@ def check_algorithm(run: RunSettings) -> None:
         )
     if loss.whole_groups and chosen.trains_on != "preferences":
         problems.append(f"algorithm.policy_loss_fn {spec.policy_loss} compares pairs: set algorithm_type: dpo")
+    if loss.loss_agg_modes is not None and chosen.loss_agg_mode not in loss.loss_agg_modes:
+        problems.append(
+            f"algorithm.loss_agg_mode is {chosen.loss_agg_mode}, which changes the objective of the loss "
+            f"{spec.policy_loss}: set it to {' or '.join(loss.loss_agg_modes)}"
+        )
     correction = settings.rollout_correction
     weighted = correction.mode == "decoupled" or loss.correction == "weight" or spec.beta > 0
     if correction.weight_cap != _PLAIN.weight_cap and not weighted:
