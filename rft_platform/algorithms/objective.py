@@ -51,7 +51,7 @@ class Objective:
     @property
     def zero_advantage_is_inert(self) -> bool:
         """Whether a row with advantage 0 has loss 0 and gradient 0 for any policy."""
-        return self.policy_loss.policy_gradient and self.spec.beta == 0 and self.spec.entropy_coef == 0
+        return self.policy_loss.zero_advantage_is_inert and self.spec.beta == 0 and self.spec.entropy_coef == 0
 
     def __call__(self, tokens: TokenBatch) -> TokenLoss:
         """Return the loss [N] of the tokens and the sums of all metrics."""

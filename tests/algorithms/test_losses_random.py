@@ -54,6 +54,18 @@ def test_value_and_gradient(name: str, options: dict[str, Any], seed: int) -> No
     assert all(metric.ndim == 0 and not metric.requires_grad for metric in out.metrics.values())
 
 
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_a_loss_that_declares_zero_advantages_inert_has_no_loss_and_no_gradient_there(
+    name: str, options: dict[str, Any]
+) -> None:
+    tokens = random_case(3, pairs=name == "dpo").tokens()
+    tokens.advantage, tokens.expert = torch.zeros_like(tokens.advantage), None  # demonstrations have no advantage
+    bound = bind(name, options)
+    out = bound.function(tokens)
+    nothing = not out.loss.any() and not gradient_of(out.loss, tokens.logp).any()
+    assert bound.zero_advantage_is_inert == (nothing and bound.policy_gradient)
+
+
 def test_every_registered_loss_has_a_reference() -> None:
     assert set(LOSSES.names()) == set(REFERENCES) | {"gkd"}
 

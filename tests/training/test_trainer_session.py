@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from rft_platform.algorithms.losses.registry import LOSSES, TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec, OptimizerSpec
 from rft_platform.common.errors import NonFiniteError, StorageError, TrainerError, TrainingCancelled, UserError
 from rft_platform.common.files import read_json
+from rft_platform.training.loop.plan import group_steps
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
@@ -148,6 +150,44 @@ def test_steps_without_a_gradient_are_left_out(session, round_request) -> None:
             judgement.advantage = 0.0
 
     assert train(session, round_request(edit=flatten)).steps == 1
+
+
+def test_a_users_loss_keeps_steps_without_an_advantage(session, round_request) -> None:
+    @loss("regularised")
+    def squared(tokens: TokenBatch) -> TokenLoss:
+        return TokenLoss((tokens.advantage - (tokens.logp - tokens.rollout_logprobs)).square() / 2)
+
+    try:
+        flat = round_request(
+            algorithm=AlgorithmSpec(policy_loss="regularised"),
+            edit=lambda rows, judged: [setattr(j, "advantage", 0.0) for j in judged],
+        )
+        events: list[StepEvent] = []
+        assert train(session, flat, events).steps == 3
+        assert all(event.metrics["grad_norm"] > 0 for event in events)
+    finally:
+        LOSSES.forget(__name__)
+
+
+def test_a_step_without_an_advantage_changes_neither_weights_nor_momentum_nor_schedule(
+    session, round_request, tmp_path
+) -> None:
+    optimizer = OptimizerSpec(lr=1e-3, lr_scheduler_type="linear", total_steps=4, weight_decay=0.5)
+    _, flat, last = group_steps(np.repeat(np.arange(12), 4), 16, seed=7, epochs=1)
+
+    def flatten(*steps: np.ndarray):
+        return lambda rows, judged: [setattr(judged[row], "advantage", 0.0) for row in np.concatenate(steps)]
+
+    events: list[StepEvent] = []
+    result = train(session, round_request(optimizer=optimizer, edit=flatten(flat)), events)
+    assert (result.steps, result.policy_version) == (2, 2)
+    assert [event.metrics["lr"] for event in events] == pytest.approx([1e-3, 0.75e-3]), "no step of the schedule passed"
+    outputs = [str(tmp_path / name) for name in ("left_out", "ended")]
+    left_out = train(session, round_request(optimizer=optimizer, edit=flatten(flat, last), output=outputs[0]))
+    ended = train(session, round_request(optimizer=optimizer, max_steps=1, output=outputs[1]))
+    assert left_out.steps == ended.steps == 1
+    assert equal(weights(left_out.checkpoint), weights(ended.checkpoint)), "weight decay stood still too"
+    assert equal(moments(left_out.checkpoint), moments(ended.checkpoint))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 
 
-@loss("cispo", correction="none")
+@loss("cispo", zero_advantage_is_inert=True, correction="none")
 def cispo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 1.0, clip_high: NonNegativeFloat = 0.28) -> TokenLoss:
     """``-sg(clip(rho, 1 - low, 1 + high)) A logp``: the weight is clipped, and every token keeps its gradient.
 

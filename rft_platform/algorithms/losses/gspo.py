@@ -8,7 +8,7 @@ from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.losses.rows import row_mean
 
 
-@loss("gspo", whole_rows=True, loss_agg_modes=("seq-mean-token-mean",))
+@loss("gspo", zero_advantage_is_inert=True, whole_rows=True, loss_agg_modes=("seq-mean-token-mean",))
 def gspo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 3e-4, clip_high: NonNegativeFloat = 4e-4) -> TokenLoss:
     """``max(-A s_t, -A clip(s_t, 1 - low, 1 + high))`` with ``s_t = sg(s) pi / sg(pi)``, ``s = exp(mean_t log rho)``.
 

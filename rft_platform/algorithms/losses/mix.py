@@ -7,7 +7,7 @@ from rft_platform.algorithms.losses.ppo import DualClip, ppo
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 
 
-@loss("mix", experts=True)
+@loss("mix", zero_advantage_is_inert=True, experts=True)
 def mix(
     tokens: TokenBatch,
     *,

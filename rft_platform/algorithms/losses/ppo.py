@@ -11,7 +11,7 @@ from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 DualClip = Annotated[float, Field(gt=1)]
 
 
-@loss("ppo")
+@loss("ppo", zero_advantage_is_inert=True)
 def ppo(
     tokens: TokenBatch,
     *,

@@ -74,6 +74,7 @@ class PolicyLoss:
 
     function: LossFunction
     policy_gradient: bool  # reads advantages and rollout log-probs of plain sampling
+    zero_advantage_is_inert: bool = False  # a token with advantage 0 has loss 0 and gradient 0, whatever its log-probs
     whole_rows: bool = False  # needs all tokens of a row together (a sequence-level ratio)
     whole_groups: bool = False  # needs all rows of a group together (a preference pair); implies ``whole_rows``
     reference: bool = False  # needs the reference model's log-probs
@@ -92,6 +93,7 @@ def loss(
     name: str,
     *,
     policy_gradient: bool = True,
+    zero_advantage_is_inert: bool = False,
     whole_rows: bool = False,
     whole_groups: bool = False,
     reference: bool = False,
@@ -103,25 +105,26 @@ def loss(
 ) -> Callable[[LossFunction], LossFunction]:
     """Register the decorated function under ``name`` (``algorithm.policy_loss_fn`` of the configuration).
 
-    ``loss_agg_modes`` are the values of ``algorithm.loss_agg_mode`` that the loss allows; None allows all.
+    ``zero_advantage_is_inert`` declares that a token with advantage 0 has loss 0 and gradient 0 for any log-probs; the
+    trainer then leaves out rows and steps without an advantage. ``loss_agg_modes`` are the values of
+    ``algorithm.loss_agg_mode`` that the loss allows; None allows all.
     Raises ValueError for a ``teacher`` loss without the option ``beta``, which selects its divergence.
     """
 
     def decorate(function: LossFunction) -> LossFunction:
-        whole = whole_rows or whole_groups
-        beta = _default_beta(name, function) if teacher else None
         entry = PolicyLoss(
-            function,
-            policy_gradient,
-            whole,
-            whole_groups,
-            reference,
-            teacher,
-            experts,
-            correction,
-            whole_rows_if,
-            beta,
-            loss_agg_modes,
+            function=function,
+            policy_gradient=policy_gradient,
+            zero_advantage_is_inert=zero_advantage_is_inert,
+            whole_rows=whole_rows or whole_groups,
+            whole_groups=whole_groups,
+            reference=reference,
+            teacher=teacher,
+            experts=experts,
+            correction=correction,
+            whole_rows_if=whole_rows_if,
+            beta=_default_beta(name, function) if teacher else None,
+            loss_agg_modes=loss_agg_modes,
         )
         LOSSES.add(name, entry, function)
         return function

@@ -7,7 +7,7 @@ from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 
 
-@loss("sapo", correction="none")
+@loss("sapo", zero_advantage_is_inert=True, correction="none")
 def sapo(tokens: TokenBatch, *, tau_pos: PositiveFloat = 1.0, tau_neg: PositiveFloat = 1.05) -> TokenLoss:
     """``-sigmoid(tau (rho - 1)) 4 / tau A``, with tau = ``tau_pos`` where A > 0 and ``tau_neg`` elsewhere.
 

@@ -7,7 +7,7 @@ from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.losses.rows import row_sum
 
 
-@loss("topr", correction="none", whole_rows_if="trajectory")
+@loss("topr", zero_advantage_is_inert=True, correction="none", whole_rows_if="trajectory")
 def topr(tokens: TokenBatch, *, trajectory: bool = False) -> TokenLoss:
     """``-sg(alpha) A logp`` with ``alpha = 1`` where A > 0 and ``clip(rho, 0, 1)`` where A <= 0.
 

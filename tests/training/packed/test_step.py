@@ -1,7 +1,7 @@
 """One optimiser step: the loss and gradients that the formulas give, whatever the packs, micro-batches and ranks."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from thread_ranks import ThreadRanks
 from torch import Tensor
 
+from rft_platform.algorithms.losses.registry import LOSSES, TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import Sample, check_sampling, demonstration_sample, rollout_sample
@@ -158,6 +159,33 @@ def test_leaving_out_zero_advantages_changes_no_gradient(rows: list[Sample], pol
     assert skipped["tokens_computed"] < kept["tokens_computed"]
     assert skipped["tokens"] == kept["tokens"] == sum(int(r.loss_mask.sum()) for r in rows)
     assert skipped["zero_advantage_share"] == 0.5
+
+
+@pytest.fixture
+def regularised() -> Iterator[str]:
+    """A user's loss with a gradient where the advantage is 0: ``(A - log rho)^2 / 2`` (Kimi k1.5)."""
+
+    @loss("regularised")
+    def squared(tokens: TokenBatch) -> TokenLoss:
+        assert tokens.rollout_logprobs is not None
+        return TokenLoss((tokens.advantage - (tokens.logp - tokens.rollout_logprobs)).square() / 2)
+
+    yield "regularised"
+    LOSSES.forget(__name__)
+
+
+def test_a_users_loss_must_declare_that_zero_advantages_have_no_gradient(
+    rows: list[Sample], policy: PackedPolicy, regularised: str
+) -> None:
+    spec = AlgorithmSpec(policy_loss=regularised)
+    for row in rows[:4]:
+        row.advantage = 0.0
+    want = accumulate_gradients(policy, rows, spec, max_tokens_per_pack=100, skip_zero_advantage=False)
+    expected = gradients(policy.model)
+    got = accumulate_gradients(policy, rows, spec, max_tokens_per_pack=100)
+    assert_same(gradients(policy.model), expected)
+    assert got["loss"] == pytest.approx(want["loss"], abs=1e-6)
+    assert got["zero_advantage_share"] == 0.5
 
 
 def test_zero_advantages_are_kept_where_they_have_a_gradient(rows: list[Sample], policy: PackedPolicy) -> None:
