@@ -2,7 +2,8 @@
 
 Nothing is imported or executed: the code may need packages of another environment. Files of installed packages, of the
 standard library and of the platform are left out. A snapshot is stored once for each content, below ``code/`` of an
-experience store; a stage's note names the digest of the code that ran.
+experience store; a stage's note names the digest of the code that ran. What looks like a
+secret is masked, as in log files.
 """
 
 import ast
@@ -14,7 +15,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -22,7 +23,8 @@ from typing import Any
 
 import rft_platform
 from rft_platform.common.errors import DamagedError, UserError
-from rft_platform.common.files import digest_json, read_json, write_json
+from rft_platform.common.files import digest_json, read_sealed_json, write_sealed_json
+from rft_platform.common.redaction import redact
 from rft_platform.common.user_code import is_live, load_object
 
 MAX_FILES = 500
@@ -33,17 +35,33 @@ _REFERENCE = re.compile(rf"live:\S+|(?:.+\.py|{_NAME}):{_NAME}")
 
 
 @dataclass(frozen=True, slots=True)
-class CodeSnapshot:
-    """Source text by file name, relative to the folder from which the file is imported."""
+class SourceFile:
+    """A source text in which what looks like a secret is masked, and the digest of the whole text."""
 
-    files: Mapping[str, str]
+    text: str
+    sha256: str
+
+    @classmethod
+    def of(cls, text: str) -> "SourceFile":
+        """``text`` masked, with its digest."""
+        return cls(redact(text), sha256(text.encode()).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSnapshot:
+    """Sources by file name, relative to the folder from which the file is imported."""
+
+    files: Mapping[str, SourceFile]
     not_found: tuple[str, ...] = ()  # references whose source is not on this machine or in no file
 
     @property
     def digest(self) -> str:
         """16 hex digits; independent of the folder that holds the code."""
-        texts = {name: sha256(text.encode()).hexdigest() for name, text in self.files.items()}
+        texts = {name: file.sha256 for name, file in self.files.items()}
         return digest_json({"files": texts, "not_found": sorted(self.not_found)})[:16]
+
+
+_NOTHING = SourceFile.of("")
 
 
 def references_in(value: Any) -> Iterator[str]:
@@ -73,7 +91,7 @@ class _Search:
     """Follows imports from file to file."""
 
     def __init__(self) -> None:
-        self.files: dict[str, str] = {}
+        self.files: dict[str, SourceFile] = {}
         self.not_found: list[str] = []
         self.has_more = False
         self._seen: set[Path] = set()
@@ -100,7 +118,7 @@ class _Search:
         try:
             value = load_object(reference, "user code")
             target = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
-            self.files[name] = inspect.getsource(target)
+            self.files[name] = SourceFile.of(inspect.getsource(target))
         except (UserError, OSError, TypeError):
             self.not_found.append(reference)
 
@@ -115,8 +133,9 @@ class _Search:
                 return
             self._seen.add(file)
             text = file.read_text(encoding="utf-8", errors="replace")
+            source = SourceFile.of(text)
             name = str(file.relative_to(root))
-            self.files[name if self.files.get(name, text) == text else str(file)] = text
+            self.files[name if self.files.get(name, source) == source else str(file)] = source
             for module in _imports(text, _module_name(file, root)):
                 waiting += _files_of(module, roots)
 
@@ -193,7 +212,7 @@ def keep_snapshot(root: Path, snapshot: CodeSnapshot) -> str | None:
         return None
     file = _file(root, snapshot.digest)
     if not file.exists():
-        write_json(file, {"files": dict(snapshot.files), "not_found": list(snapshot.not_found)})
+        write_sealed_json(file, asdict(snapshot))
     return snapshot.digest
 
 
@@ -203,12 +222,12 @@ def read_snapshot(root: Path, digest: str) -> CodeSnapshot | None:
     if not _DIGEST.fullmatch(digest) or not file.exists():
         return None
     try:
-        content = read_json(file)
-        found = CodeSnapshot(content["files"], tuple(content["not_found"]))
-        intact = found.digest == digest
+        content = read_sealed_json(file)
+        files = {name: SourceFile(**each) for name, each in content["files"].items()}
+        found = CodeSnapshot(files, tuple(content["not_found"]))
     except (ValueError, KeyError, TypeError, AttributeError):
-        intact = False
-    if not intact:
+        found = None
+    if found is None or found.digest != digest:
         raise DamagedError(f"{file}: the content does not have the digest {digest}: restore it from a backup")
     return found
 
@@ -216,9 +235,11 @@ def read_snapshot(root: Path, digest: str) -> CodeSnapshot | None:
 def difference(old: CodeSnapshot, new: CodeSnapshot, old_name: str, new_name: str) -> Iterator[str]:
     """Lines of a unified diff over all files. Names of references without a source follow as text."""
     for name in sorted({*old.files, *new.files}):
-        before, after = (side.files.get(name, "").splitlines() for side in (old, new))
+        before, after = (side.files.get(name, _NOTHING) for side in (old, new))
         labels = f"{name} ({old_name})", f"{name} ({new_name})"
-        yield from difflib.unified_diff(before, after, *labels, lineterm="")
+        yield from difflib.unified_diff(before.text.splitlines(), after.text.splitlines(), *labels, lineterm="")
+        if before.text == after.text and before.sha256 != after.sha256:
+            yield f"{name}: changed only where secrets are masked"
     for sign, left_out in (("-", {*old.not_found} - {*new.not_found}), ("+", {*new.not_found} - {*old.not_found})):
         yield from (f"{sign} {reference}: no source found" for reference in sorted(left_out))
 

@@ -8,6 +8,7 @@ import pytest
 from rft_platform.common import code_snapshot
 from rft_platform.common.code_snapshot import (
     CodeSnapshot,
+    SourceFile,
     difference,
     keep_snapshot,
     read_snapshot,
@@ -47,7 +48,7 @@ def test_a_snapshot_follows_imports_within_the_users_files(folder: Path) -> None
         "judge.py", "scores.py", "tools/__init__.py", "tools/text.py", "tools/words.py", "tools/deep/__init__.py",
         "tools/deep/more.py", "tools/other.py",
     }  # fmt: skip
-    assert found.files["tools/other.py"] == "thing = 1\n"
+    assert found.files["tools/other.py"].text == "thing = 1\n"
     assert found.not_found == ()
     assert "scores" not in sys.modules and "tools" not in sys.modules
 
@@ -71,6 +72,18 @@ def test_the_digest_depends_on_the_source_and_not_on_the_folder(folder: Path, tm
     assert take_snapshot([f"{moved}/judge.py:reward"]).digest != first.digest
 
 
+def test_secrets_in_the_source_are_masked_and_a_change_is_still_noticed(folder: Path) -> None:
+    def snapshot(password: str) -> CodeSnapshot:
+        call = f'ask("https://me:{password}@api.example/v1", "Bearer abcdef0123456789")'
+        (folder / "scores.py").write_text(f"def exact(a, b): return {call}\n")
+        return take_snapshot([f"{folder}/scores.py:exact"])
+
+    old, new = snapshot("hunter22"), snapshot("hunter33")
+    (source,) = old.files.values()
+    assert "def exact" in source.text and "hunter" not in source.text and "abcdef0123456789" not in source.text
+    assert list(difference(old, new, "1", "2")) == ["scores.py: changed only where secrets are masked"]
+
+
 def test_a_missing_file_and_installed_packages_are_named_or_left_out(folder: Path) -> None:
     found = take_snapshot(["numpy:sum", "rft_platform.judging:x", "gone.py:f", "nowhere.at_all:f"])
     assert found == CodeSnapshot({}, ("gone.py:f", "nowhere.at_all:f"))
@@ -81,8 +94,8 @@ def test_a_function_of_this_process_alone_has_its_source() -> None:
         return 0.25
 
     found = take_snapshot([keep_alive(reward, "judge")])
-    (text,) = found.files.values()
-    assert "return 0.25" in text
+    (source,) = found.files.values()
+    assert "return 0.25" in source.text
 
 
 def test_too_many_files_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +113,11 @@ def test_references_are_found_anywhere_in_a_configuration() -> None:
     assert list(references_in(values)) == ["agents/solve.py:Solve", "shop.judges:polite", "live:judge/f"]
 
 
-OLD = CodeSnapshot({"judge.py": "def reward(a):\n    return 1.0\n", "gone.py": "x = 1\n"}, ("live:workflow/f",))
-NEW = CodeSnapshot({"judge.py": "def reward(a):\n    return 0.5\n"}, ("elsewhere:f",))
+OLD = CodeSnapshot(
+    {"judge.py": SourceFile.of("def reward(a):\n    return 1.0\n"), "gone.py": SourceFile.of("x = 1\n")},
+    ("live:workflow/f",),
+)
+NEW = CodeSnapshot({"judge.py": SourceFile.of("def reward(a):\n    return 0.5\n")}, ("elsewhere:f",))
 
 
 def test_a_snapshot_is_read_back(tmp_path: Path) -> None:
@@ -121,7 +137,7 @@ def test_a_changed_snapshot_is_damage(tmp_path: Path, change: str) -> None:
     digest = keep_snapshot(tmp_path, OLD)
     assert digest is not None
     (tmp_path / "code" / f"{digest}.json").write_text(change)
-    with pytest.raises(DamagedError, match=f"does not have the digest {digest}"):
+    with pytest.raises(DamagedError, match="restore it from a"):
         read_snapshot(tmp_path, digest)
 
 

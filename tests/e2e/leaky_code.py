@@ -5,7 +5,7 @@ from typing import Any
 
 from rft_platform.rollout.workflow import WorkflowOutput
 
-LITERAL = "sk-proj-" + "0123456789abcdefSHAPE"
+LITERAL = "sk-proj-" + "EPAHSfedcba9876543210"[::-1]  # the source, of which a copy is kept, does not show it
 
 
 def _message(who: str) -> str:

@@ -59,7 +59,7 @@ async def by_every_road(task: dict[str, Any], model: ModelHandle) -> WorkflowOut
     return WorkflowOutput(reward=1.0, rewards={"rival": -1.0})
 
 
-CALLED = [None, "rival", None, "rival", "rival", "rival"]
+CALLED = [FIRST_POLICY, "rival", FIRST_POLICY, "rival", "rival", "rival"]
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_each_call_reaches_the_policy_it_names(engine: FakeEngine, rival: FakeEn
     batch = explore(engine, rival, workflow)
     for run in (batch.rows[:6], batch.rows[6:]):
         assert [row.policy for row in run] == CALLED
-        assert [row.policy_version for row in run] == [7 if name is None else 3 for name in CALLED]
+        assert [row.policy_version for row in run] == [7 if name == FIRST_POLICY else 3 for name in CALLED]
         assert run[-1].run_reward == 1.0 and run[-1].metrics == {"reward/rival": -1.0}
     assert (len(engine.chat_requests), len(rival.chat_requests)) == (4, 8)
     assert batch.report.policy_versions == (7,)

@@ -39,9 +39,9 @@ def print_user_code(found: "CheckpointTrace", root: Path, console: "Console", *,
     if not whole and len(changes) > _SHOWN:
         console.print(f"... {len(changes) - _SHOWN} more lines (--code shows them)", markup=False)
     if whole and not changes:
-        for name, text in now.files.items():
+        for name, file in now.files.items():
             console.print(f"--- {name}", style="bold", markup=False, highlight=False, soft_wrap=True)
-            console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
+            console.print(file.text.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
@@ -55,16 +55,16 @@ def _digests(training: "TrainingTrace") -> list[str]:
 
 def _snapshot(training: "TrainingTrace", root: Path) -> "CodeSnapshot | None":
     """All files of the training's snapshots; a file with two versions appears once per version."""
-    from rft_platform.common.code_snapshot import CodeSnapshot, read_snapshot
+    from rft_platform.common.code_snapshot import CodeSnapshot, SourceFile, read_snapshot
 
-    files: dict[str, str] = {}
+    files: dict[str, SourceFile] = {}
     not_found: list[str] = []
     for digest in _digests(training):
         found = read_snapshot(root, digest)
         if found is None:
             return None
-        for name, text in found.files.items():
-            files[name if files.get(name, text) == text else f"{name} ({digest})"] = text
+        for name, file in found.files.items():
+            files[name if files.get(name, file) == file else f"{name} ({digest})"] = file
         not_found += found.not_found
     return CodeSnapshot(files, tuple(dict.fromkeys(not_found)))
 
