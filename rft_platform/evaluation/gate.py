@@ -69,8 +69,9 @@ def _confident(
     found = compare(candidate, champion, metric, "champion", seed) if metric in PAIRED_METRICS else None
     if found is None:
         raise UserError(
-            f"evaluation.gate.confident needs scores of the same tasks by {metric}, and there are none; set "
-            f"evaluation.gate.metric to one of {', '.join(PAIRED_METRICS)} that both evaluations measured"
+            f"evaluation.gate.confident cannot compare the two evaluations task by task by {metric}: the metric has no "
+            "score of each task, or tasks, judge, workflow or sampling differ. Set evaluation.gate.metric to one of "
+            f"{', '.join(PAIRED_METRICS)}, or evaluate the champion again"
         )
     said = f"{said}, difference {found.difference:+.4f} (95 % {found.low:+.4f} to {found.high:+.4f})"
     if found.low > min_delta:

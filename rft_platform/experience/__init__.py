@@ -10,5 +10,6 @@ Read in this order:
 - ``selections``: which rows a training took; ``maintenance``: compaction, schema upgrade, removal of old rollouts.
 - ``responses``: what a workflow returned, as JSON, and as the class that a judge declares.
 
-To add a column: a field in ``record``, its type in ``schema``, and ``ROLLOUT_SCHEMA_VERSION`` (in ``record``) plus one.
+To add a column: a field in ``record``, its type and an entry of ``ADDED_IN`` in ``schema``, and the version in
+``record`` (``ROLLOUT_SCHEMA_VERSION`` or ``JUDGED_SCHEMA_VERSION``) plus one.
 """

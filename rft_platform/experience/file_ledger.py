@@ -66,7 +66,7 @@ class FileEntry:
         return cls(**{**value, "made_of": tuple(SourceFile(**source) for source in value.get("made_of", ()))})
 
     def sources(self, name: str) -> tuple[SourceFile, ...]:
-        """The originally written files that the file ``name`` replaces, or the file itself."""
+        """The files that were merged or rewritten into the file ``name``; without any, the file itself."""
         return self.made_of or (SourceFile(name, self.sha256, self.rows),)
 
     @property

@@ -194,7 +194,7 @@ class _Drive:
 
 
 def _end_interrupted(trainings: threading.Thread) -> None:
-    """Cancel the work of a thread until the thread has ended, or for ``_INTERRUPTED_S`` seconds."""
+    """Cancel the work of a thread, repeatedly, until the thread has ended or ``_INTERRUPTED_S`` seconds have passed."""
     interrupt(trainings)  # an error that the thread raises after this call is not a failure, even after the wait
     until = time.monotonic() + _INTERRUPTED_S
     while trainings.is_alive() and time.monotonic() < until:  # repeated: the thread may just have requested new work

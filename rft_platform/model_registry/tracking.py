@@ -64,7 +64,8 @@ class TrainingRun:
         self._log_metrics(values)
 
     def log_round(self, number: int, metrics: Mapping[str, Any], prefix: str = "") -> None:
-        """Log the metrics of round ``number``. The round is the x axis, so use other names than for steps.
+        """Log the metrics of round ``number``. MLflow's x axis is the round here and the
+        optimiser step in ``log_steps``: no metric name may be used in both.
 
         Nested mappings get names with a slash. Values that are not numbers (a note also has names and versions) are
         left out.

@@ -241,7 +241,7 @@ class TrainingRunner:
             self._count("committed", self._client.commit().committed)
         except openai.OpenAIError as error:
             self._count("failed_commits")
-            LOG.warning("a commit failed, the next one includes its rows: %s", error)
+            LOG.warning("the rows could not be committed now; the next commit includes them: %s", error)
 
     def _count(self, name: str, number: int = 1) -> None:
         with self._lock:

@@ -145,7 +145,10 @@ class DatabaseUnavailableError(StorageError):
 
 
 def is_unavailable(error: DBAPIError) -> bool:
-    """True if the database does not work at all, so that a retry may help; False if it refuses these values."""
+    """Whether the fault may lie with the database (connection, disk, lock), so that a retry may help.
+
+    False if the database refuses the statement or its values.
+    """
     return not isinstance(error, (DataError, IntegrityError, NotSupportedError, ProgrammingError))
 
 

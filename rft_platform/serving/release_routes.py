@@ -86,7 +86,7 @@ def _add_reports(routes: APIRouter, commands: ReleaseCommands, run: _Run) -> Non
 def _add_decisions(routes: APIRouter, commands: ReleaseCommands, run: _Run) -> None:
     @routes.post("/promote")
     async def promote(given: _Body) -> dict[str, Any]:
-        """Serve a version; if none is named, always the newest released version."""
+        """Serve one version from now on. Without a version the service follows the newest released one."""
         return {"status": "success", "version": await run(lambda: commands.promote(given.version, given.reason))}
 
     @routes.post("/rollback")

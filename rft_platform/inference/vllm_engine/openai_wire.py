@@ -126,7 +126,7 @@ def _stamp(version: int, constrained: bool) -> dict[str, Any]:
 
 
 def _event(line: bytes) -> bytes:
-    """The ``data:`` line with reasoning under the name that every engine uses, ``reasoning_content``."""
+    """Rewrite a ``data:`` line of a stream: vLLM's ``reasoning`` also gets its usual name, ``reasoning_content``."""
     if b'"reasoning"' not in line:
         return line
     chunk = json.loads(line[len(EVENT) - 1 :])

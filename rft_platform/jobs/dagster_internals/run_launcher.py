@@ -1,4 +1,8 @@
-"""Dagster's run launcher with handling of two daemons, dead workers and dead code servers."""
+"""Dagster's run launcher, extended.
+
+Two daemons do not start one run twice, dead workers are noticed, and a run can be cancelled while its code server is
+dead.
+"""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ class CompletionCall(Endpoint):
         self.tools = []
 
     def messages_of(self, choice: int) -> list[dict[str, Any]]:
-        """The prompt that ``choice`` answers; a prompt of token ids is stored only in the row's ``prompt_ids``."""
+        """The prompt that ``choice`` answers, as messages; none for a prompt of token ids (see ``prompt_ids``)."""
         prompt = self._prompts[choice // super().choices]
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
 

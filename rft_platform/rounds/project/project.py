@@ -66,7 +66,7 @@ class Project:
 
     @property
     def taskset(self) -> Taskset:
-        """The taskset to explore. Raises UserError if the configuration names none."""
+        """The taskset to explore; an empty one for an online project without tasks. Raises UserError if none is set."""
         taskset = self.config.buffer.explorer_input.taskset
         if taskset is None and self.config.online:
             return Taskset(path="", name="online", judge=None)  # production traffic; feedback gives the rewards

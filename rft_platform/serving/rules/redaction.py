@@ -26,7 +26,10 @@ class Redaction:
         self._function = function
 
     def text(self, text: str | None) -> str | None:
-        """The text that may be stored. Raises UserCodeError if the function fails."""
+        """``text`` as it may be stored: redacted by the user's function if there is one.
+
+        Raises UserCodeError if the function fails.
+        """
         if self._function is None or not text:
             return text
         try:

@@ -115,7 +115,7 @@ def _pairs(path: str, table: "pa.Table") -> list[tuple[Turn, Turn]]:
     for name in sorted({"prompt", "chosen", "rejected"} & columns):
         if table[name].null_count:
             row = table[name].to_pylist().index(None)
-            raise UserError(f"{path}, row {row}: its {name} is empty; every pair needs one")
+            raise UserError(f"{path}, row {row} (from 0): column {name!r} has no value; every row needs a {name}")
     nothing = [None] * len(table)
     tools = json_cells(table, "tools") if "tools" in columns else nothing
     system = table["system"].to_pylist() if "system" in columns else nothing
