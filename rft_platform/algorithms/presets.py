@@ -31,6 +31,7 @@ class Preset:
     token_advantage_args: Mapping[str, Any] = field(default_factory=_frozen)
     advantage_args: Mapping[str, Any] = field(default_factory=_frozen)
     loss_agg_mode: str = "token-mean"
+    correction: Literal["bypass", "decoupled"] = "bypass"  # denominator of the ratio: see ``objective``
     reference: Literal["never", "if_beta", "always"] = "never"  # when a reference model is loaded
     critic: bool = False
     teacher: bool = False
@@ -66,7 +67,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "ppo", "grpo", advantage_args=_frozen(normalize_std=False), loss_agg_mode="seq-mean-token-sum-norm"
         ),
         "dapo": _group("ppo", "grpo", drop_zero_variance=True, max_batches=3, overlong_penalty=1.0),
-        "gspo": _group("gspo", "grpo", loss_agg_mode="seq-mean-token-mean"),
+        # The clip range of gspo is below the difference of bfloat16 log-probs between engine and trainer.
+        "gspo": _group("gspo", "grpo", loss_agg_mode="seq-mean-token-mean", correction="decoupled"),
         "cispo": _group("cispo", "grpo"),
         "sapo": _group("sapo", "grpo"),
         "topr": _group("topr", "grpo"),
@@ -115,12 +117,14 @@ def choose(
     policy_loss: str | None = None,
     policy_loss_args: Mapping[str, Any] | None = None,
     loss_agg_mode: str | None = None,
+    correction: Literal["bypass", "decoupled"] | None = None,
 ) -> Preset:
     """Return the preset ``algorithm_type`` with some parts replaced; None keeps the preset's part.
 
     ``advantage`` names an advantage from rewards or a token advantage of the trainer; it determines the group size and
     whether a critic and a teacher are needed. ``advantage_args`` and ``policy_loss_args`` go to the functions in use;
-    the preset's arguments apply only to the preset's own functions.
+    the preset's arguments apply only to the preset's own functions. Another loss has the ``correction`` of the preset
+    that is named like it, or else ``bypass``.
     Raises UserError for an unknown name, and for an option that the advantage does not have.
     """
     base = preset(algorithm_type)
@@ -131,8 +135,16 @@ def choose(
         policy_loss=loss,
         policy_loss_args={**kept, **(policy_loss_args or {})},
         loss_agg_mode=check_mode(loss_agg_mode or base.loss_agg_mode),
+        correction=correction or _correction(base, loss),
     )
     return _with_advantage(chosen, algorithm_type, advantage, advantage_args or {})
+
+
+def _correction(base: Preset, policy_loss: str) -> Literal["bypass", "decoupled"]:
+    """The correction of a loss: that of ``base`` for its own loss, else that of the preset named like the loss."""
+    if policy_loss == base.policy_loss:
+        return base.correction
+    return PRESETS[policy_loss].correction if policy_loss in PRESETS else "bypass"
 
 
 def _with_advantage(chosen: Preset, algorithm_type: str, advantage: str | None, args: Mapping[str, Any]) -> Preset:

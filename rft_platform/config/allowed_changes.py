@@ -82,7 +82,7 @@ def check_unchanged(old: RftConfig, new: RftConfig) -> None:
 
     Only the settings of ``FREE`` and ``PATIENCE`` may change.
     """
-    changes, free = changed_keys(old, new), (*FREE, *_patience(new))
+    changes, free = changed_keys(old, with_stored_correction(old, new)), (*FREE, *_patience(new))
     fixed = {key: values for key, values in changes.items() if not _is_among(key, free)}
     if fixed:
         lines = [f"{key}: was {before!r}, is {after!r}" for key, (before, after) in fixed.items()]
@@ -91,6 +91,19 @@ def check_unchanged(old: RftConfig, new: RftConfig) -> None:
             "a new run: set `name` and use another RFT_HOME (its model.model_path may be a checkpoint of this one). "
             "The code of a judge or workflow may change; these settings may not:\n" + "\n".join(lines)
         )
+
+
+def with_stored_correction(old: RftConfig, new: RftConfig) -> RftConfig:
+    """``new`` with the correction mode ``bypass`` of the stored configuration ``old``, if ``new`` sets no mode.
+
+    ``bypass`` was the key's default for every algorithm before the default became that of the preset, and a stored
+    configuration has all keys written out. A started project keeps the mode that it has run with.
+    """
+    algorithm, stored = new.algorithm, old.algorithm.rollout_correction.mode
+    if algorithm.rollout_correction.mode is not None or stored != "bypass":
+        return new
+    correction = algorithm.rollout_correction.model_copy(update={"mode": stored})
+    return new.model_copy(update={"algorithm": algorithm.model_copy(update={"rollout_correction": correction})})
 
 
 def changed_keys(old: RftConfig, new: RftConfig) -> dict[str, tuple[Any, Any]]:

@@ -159,6 +159,7 @@ def _algorithm(config: RftConfig) -> Preset:
         policy_loss=settings.policy_loss_fn,
         policy_loss_args=settings.policy_loss_fn_args,
         loss_agg_mode=settings.loss_agg_mode,
+        correction=settings.rollout_correction.mode,
     )
     return replace(
         chosen,

@@ -21,7 +21,7 @@ def algorithm_spec(config: RftConfig, chosen: Preset) -> AlgorithmSpec:
         entropy_coef=settings.entropy_coef,
         token_mask=correction.token_mask,
         row_mask=correction.sequence_mask,
-        correction=correction.mode,
+        correction=chosen.correction,
         weight_cap=correction.weight_cap,
         token_advantage=chosen.token_advantage,
         token_advantage_args=dict(chosen.token_advantage_args),

@@ -8,7 +8,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.console import notes
-from rft_platform.driver.preflight import check_run
+from rft_platform.driver.preflight import as_started, check_run
 
 
 def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
@@ -31,6 +31,7 @@ def write_config(home: Home, config: RftConfig) -> None:
     from rft_platform.jobs.driver_lock import other_half_runs, refuse_second_driver
 
     refuse_second_driver(home, config.mode)
+    config = as_started(home, config)
     if other_half_runs(home, config.mode) and home.config_file.exists():
         running = load_config_of(home)
         check_unchanged(running, config)

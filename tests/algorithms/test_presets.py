@@ -76,6 +76,7 @@ def test_the_special_settings_of_presets() -> None:
     assert preset("rft").reward_threshold == 1.0
     assert preset("reinforce++_baseline").token_advantage_args == {"baseline": True}
     assert [name for name, p in PRESETS.items() if p.critic] == ["ppo"]
+    assert [name for name, p in PRESETS.items() if p.correction == "decoupled"] == ["gspo"]
     assert {name for name, p in PRESETS.items() if p.teacher} == {"gkd", "on_policy_distill"}
     assert [name for name, p in PRESETS.items() if p.experts] == ["mix"]
     assert {p.repeat_times for p in PRESETS.values() if p.min_group == 2} == {8}
@@ -98,6 +99,15 @@ def test_another_advantage_brings_its_own_needs() -> None:
     rewarded = choose("on_policy_distill", advantage="grpo")
     assert not rewarded.teacher and rewarded.needs_reward
     assert choose("reinforce++", advantage_args={"baseline": True}).min_group == 2
+
+
+def test_a_loss_has_the_correction_of_its_preset_unless_one_is_set() -> None:
+    assert choose("grpo", policy_loss="gspo").correction == "decoupled"
+    assert (
+        choose("gspo", policy_loss="ppo").correction == choose("gspo", policy_loss="reinforce").correction == "bypass"
+    )
+    assert choose("gspo", correction="bypass").correction == "bypass"
+    assert choose("grpo", correction="decoupled").correction == "decoupled"
 
 
 def test_arguments_belong_to_the_function_in_force() -> None:

@@ -86,7 +86,7 @@ def test_every_preset_that_explores_is_sound_and_told_to_the_trainer(configure: 
         assert problems(config) == "", name
         spec = resolve(config).spec
         assert (spec.policy_loss, spec.loss_agg_mode) == (preset.policy_loss, preset.loss_agg_mode)
-        assert spec.token_advantage == preset.token_advantage
+        assert (spec.token_advantage, spec.correction) == (preset.token_advantage, preset.correction)
         assert (spec.critic == CriticSpec()) == preset.critic
         assert (spec.expert_weight is not None) == preset.experts
 
@@ -126,7 +126,7 @@ def test_every_key_reaches_the_trainer(configure: Configure) -> None:
 
 
 def test_a_written_out_configuration_means_the_same(configure: Configure, tmp_path: Path) -> None:
-    for name in ("grpo", "dapo", "rft"):
+    for name in ("grpo", "dapo", "rft", "gspo"):
         config = configure(name)
         file = tmp_path / f"{name}.yaml"
         file.write_text(dump_config(config))
@@ -309,6 +309,23 @@ def test_weights_are_capped_where_there_are_weights(configure: Configure) -> Non
         {"rollout_correction": cap, "kl_loss_fn_args": {"kl_coef": 0.1}},
     ):
         assert problems(configure(**keys)) == ""
+
+
+def test_gspo_compares_with_the_trainers_policy_unless_the_sampler_is_set(configure: Configure) -> None:
+    assert resolve(configure("gspo")).spec.correction == "decoupled"
+    cap = configure("gspo", rollout_correction={"weight_cap": 3})
+    assert (problems(cap), resolve(cap).spec.correction) == ("", "decoupled"), "there is a weight to cap"
+    bypass = configure("gspo", rollout_correction={"mode": "bypass"})
+    assert (problems(bypass), resolve(bypass).spec.correction) == ("", "bypass")
+    capped = configure("gspo", rollout_correction={"mode": "bypass", "weight_cap": 3})
+    assert "has no effect on the loss gspo in mode bypass" in problems(capped)
+
+
+def test_a_stored_mode_of_a_loss_without_a_ratio_is_no_setting(configure: Configure) -> None:
+    stored = {"mode": "bypass", "weight_cap": 2.0, "token_mask": None, "sequence_mask": None}
+    for keys in ({}, {"policy_loss_fn": "sft"}):
+        assert problems(configure("rft", rollout_correction=stored, **keys)) == ""
+    assert "uses no log-probs of the engine" in problems(configure("rft", rollout_correction={"mode": "decoupled"}))
 
 
 def test_what_is_allowed_but_pointless_is_said(configure: Configure) -> None:

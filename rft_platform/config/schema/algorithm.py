@@ -39,10 +39,10 @@ class KlPenaltyArgs(Section):
 class RolloutCorrection(Section):
     """Corrections for the difference between the engine's log-probs and the trainer's."""
 
-    mode: Literal["bypass", "decoupled"] = "bypass"
+    mode: Literal["bypass", "decoupled"] | None = None
     """``bypass``: the policy ratio uses the engine's rollout log-probs. ``decoupled``: the policy ratio uses the
     trainer's log-probs at the start of the training, which costs one forward pass, and each token is weighted by the
-    ratio trainer / engine."""
+    ratio trainer / engine. Default: the preset's (gspo: decoupled, others: bypass)."""
     weight_cap: PositiveFloat = 2.0
     """Upper bound of an importance weight."""
     token_mask: Bounds | None = None

@@ -29,8 +29,6 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import model_folder
 
 _PLAIN = RolloutCorrection()
-
-
 _CACHE_SHARE = 5  # DAPO's ratio: 4,096 of 20,480 tokens
 
 
@@ -53,7 +51,9 @@ def check_algorithm(run: RunSettings) -> None:
         settings.loss_agg_mode,
         settings.plugins,
     )
-    if not any(replaced) and settings.rollout_correction == _PLAIN:
+    correction = settings.rollout_correction
+    plain = correction.model_copy(update={"mode": None}) == _PLAIN and correction.mode in (None, "bypass")
+    if not any(replaced) and plain:
         return
     from rft_platform.algorithms.losses.registry import bind
 
@@ -92,14 +92,13 @@ def check_algorithm(run: RunSettings) -> None:
             f"algorithm.loss_agg_mode is {chosen.loss_agg_mode}, which changes the objective of the loss "
             f"{spec.policy_loss}: set it to {' or '.join(loss.loss_agg_modes)}"
         )
-    correction = settings.rollout_correction
-    weighted = correction.mode == "decoupled" or loss.correction == "weight" or spec.beta > 0
+    weighted = chosen.correction == "decoupled" or loss.correction == "weight" or spec.beta > 0
     if correction.weight_cap != _PLAIN.weight_cap and not weighted:
         problems.append(
             f"algorithm.rollout_correction.weight_cap has no effect on the loss {spec.policy_loss} in mode bypass: its "
             "own ratio corrects; set mode: decoupled, or leave it out"
         )
-    if correction != _PLAIN and not loss.policy_gradient:
+    if not plain and not loss.policy_gradient:
         problems.append(
             f"algorithm.rollout_correction: the loss {spec.policy_loss} uses no log-probs of the engine; leave it out"
         )
