@@ -111,7 +111,10 @@ def test_system_and_tools_are_part_of_the_prompt(tiny_model: Path, tmp_path: Pat
     ("columns", "message"),
     [
         ({"prompt": ["a"], "chosen": ["b"]}, r"columns \['chosen', 'prompt'\]; expected prompt, chosen and rejected"),
-        ({"prompt": ["a", None], "chosen": ["b", "c"], "rejected": ["d", "e"]}, "row 1 .from 0.: column 'prompt' has no value"),
+        (
+            {"prompt": ["a", None], "chosen": ["b", "c"], "rejected": ["d", "e"]},
+            "row 1 .from 0.: column 'prompt' has no value",
+        ),
         ({"prompt": ["a"], "chosen": [messages("user", "b")], "rejected": ["c"]}, "chosen does not end with an"),
         ({"chosen": ["b"], "rejected": ["c"]}, "row 0: a pair without a prompt"),
         (
