@@ -14,12 +14,13 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import rft_platform
 from rft_platform.common.errors import DamagedError, UserError
@@ -27,7 +28,9 @@ from rft_platform.common.files import digest_json, read_sealed_json, write_seale
 from rft_platform.common.redaction import redact
 from rft_platform.common.user_code import is_live, load_object
 
+T = TypeVar("T")
 MAX_FILES = 500
+_PARSES = 10
 MAX_FILE_BYTES = 1 << 20
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _DIGEST = re.compile(r"[0-9a-f]{16}")
@@ -118,7 +121,7 @@ class _Search:
         try:
             value = load_object(reference, "user code")
             target = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
-            self.files[name] = SourceFile.of(inspect.getsource(target))
+            self.files[name] = SourceFile.of(source_of(target))
         except (UserError, OSError, TypeError):
             self.not_found.append(reference)
 
@@ -174,7 +177,7 @@ def _is_installed(module: str) -> bool:
 def _imports(text: str, module: str) -> Iterator[str]:
     """Names of the modules that a source text may import; ``module`` is its own name, for relative imports."""
     try:
-        tree = ast.parse(text)
+        tree = undisturbed(lambda: ast.parse(text))
     except (SyntaxError, ValueError, RecursionError):
         return
     for node in ast.walk(tree):
@@ -204,6 +207,23 @@ def _is_users(file: Path) -> bool:
     """Whether a file is user code: not of the standard library, an installed package or the platform."""
     installed = {"site-packages", "dist-packages"} & set(file.parts)
     return not installed and not os.path.realpath(file).startswith(_FOREIGN)
+
+
+def source_of(value: Any) -> str:
+    """The source text of a function or class. Raises OSError or TypeError as ``inspect.getsource`` does."""
+    return undisturbed(lambda: inspect.getsource(value))
+
+
+def undisturbed(parse: Callable[[], T]) -> T:
+    """The result of ``parse``, called again if Python's parser fails because another thread uses it.
+
+    Two threads that parse at the same time (printing a traceback does) disturb each other's count of the recursion
+    depth: python/cpython#106905, SystemError.
+    """
+    for _ in range(_PARSES - 1):
+        with suppress(SystemError):
+            return parse()
+    return parse()
 
 
 def keep_snapshot(root: Path, snapshot: CodeSnapshot) -> str | None:

@@ -14,6 +14,7 @@ from rft_platform.common.code_snapshot import (
     read_snapshot,
     references_in,
     take_snapshot,
+    undisturbed,
 )
 from rft_platform.common.errors import DamagedError
 from rft_platform.common.user_code import keep_alive
@@ -111,6 +112,19 @@ def test_references_are_found_anywhere_in_a_configuration() -> None:
         "path": "C:",
     }  # fmt: skip
     assert list(references_in(values)) == ["agents/solve.py:Solve", "shop.judges:polite", "live:judge/f"]
+
+
+def test_a_parser_that_another_thread_disturbed_is_called_again() -> None:
+    outcomes = iter([SystemError("AST constructor recursion depth mismatch"), SystemError("again"), "parsed"])
+
+    def parse() -> str:
+        if isinstance(outcome := next(outcomes), SystemError):
+            raise outcome
+        return str(outcome)
+
+    assert undisturbed(parse) == "parsed"
+    with pytest.raises(SystemError):
+        undisturbed(lambda: (_ for _ in ()).throw(SystemError("always")))
 
 
 OLD = CodeSnapshot(

@@ -1,13 +1,13 @@
 """The version of a judge: a digest of everything that its rewards depend on."""
 
 import functools
-import inspect
 import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rft_platform import __version__
+from rft_platform.common.code_snapshot import source_of
 from rft_platform.common.files import digest_json
 from rft_platform.common.user_code import module_elsewhere
 
@@ -135,7 +135,7 @@ def _code_names(code: types.CodeType) -> Iterator[str]:
 
 def _source(value: Any) -> str:
     try:
-        return inspect.getsource(value)
+        return source_of(value)
     except (OSError, TypeError):  # no source file: defined in an interactive shell, or built in
         code = getattr(value, "__code__", None)
         return "" if code is None else f"{code.co_code.hex()} {code.co_names!r}"
