@@ -114,7 +114,7 @@ class ExperienceStore(RoundNotes):
         return path
 
     def put_in_force(self, round: int, judge_version: str) -> None:
-        """Make a stored judgement the current one, which trains. Raises StorageError if it is not stored."""
+        """Make a stored judgement the current one, which training reads. Raises StorageError if it is not stored."""
         folder, name = self.round_folder(round), _judged_name(judge_version)
         entry = self.ledger(round).read().files.get(name)
         if entry is None:

@@ -152,7 +152,7 @@ def offline_lineage(project: Project, dataset: DatasetFile, dagster_run_id: str)
 
 
 def _canary_sequences(dataset: Path, model: Path) -> list[list[int]]:
-    """The first tokens of a few rows. Any sequence would do for a comparison of weights."""
+    """Token sequences for the canary: the first tokens of a few rows. Any sequences would serve to compare weights."""
     import json
 
     import pyarrow.parquet as pq
