@@ -36,6 +36,8 @@ class Tab:
                 response = message["params"]["response"]
                 self.statuses[response["url"]] = response["status"]
             if message.get("id") == self._count:
+                if "navigated" in message.get("error", {}).get("message", ""):  # the page was left meanwhile
+                    return self.call(method, **parameters)
                 assert "error" not in message, message["error"]
                 return dict(message["result"])
 
