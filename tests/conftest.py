@@ -186,8 +186,10 @@ def mlflow_server(empty_store: Path, tmp_path: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     options = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path / 'served.db'}", "MLFLOW_DISABLE_TELEMETRY": "true"}
     environment = {**os.environ, **options, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    with log:  # uploads land in ./mlartifacts
+        server = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
         try:
             deadline = time.monotonic() + 90
             while not _answers(url):

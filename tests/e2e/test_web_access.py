@@ -133,6 +133,13 @@ def signed_in(ui: Ui, tab: Tab) -> Tab:
     return tab
 
 
+@pytest.fixture(scope="module")
+def first_round(ui: Ui, project: Any) -> dict[str, Any]:
+    """What a `rft run` beside `rft ui` noted on the policy of its first round."""
+    project.rft("run", "--config", str(project.config), "--rounds", "1")
+    return dict(project.note(1, "policy"))
+
+
 def partitions(ui: Ui) -> list[str]:
     node = ui.ask(PARTITIONS)["assetNodeOrError"]
     return list(node["partitionKeysByDimension"][0]["partitionKeys"])
@@ -225,13 +232,14 @@ def test_scripts_launch_runs_and_the_users_modules_are_found(ui: Ui, project: An
     assert ui.end_of(run, timeout=600) == "SUCCESS", ui.tags(run)
 
 
+@pytest.mark.usefixtures("first_round")
 def test_files_of_the_user_shadow_no_library_of_engine_trainer_and_workers(project: Any) -> None:
-    project.rft("run", "--config", str(project.config), "--rounds", "1")
     assert project.note(1, "explore")["rows"]
 
 
+@pytest.mark.usefixtures("first_round")
 def test_runs_of_commands_are_shown_with_their_job_and_can_be_executed_again(ui: Ui, project: Any) -> None:
-    """`rft run` (by the test before) and `rft judge` work beside `rft ui`; their runs look like any other."""
+    """`rft run` and `rft judge` work beside `rft ui`; their runs look like any other."""
     project.rft("judge", "--rounds", "1", "--judge", "my_judge:length")
     for job in ("explore_job", "sync_round_job", "judge_job"):
         on_its_page = ui.ask(RUNS_OF_JOB, job=job)["pipelineOrError"]["runs"]
@@ -246,12 +254,12 @@ def test_runs_of_commands_are_shown_with_their_job_and_can_be_executed_again(ui:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_links_of_an_asset_open_its_run_and_its_model_version_in_mlflow(
-    ui: Ui, project: Any, tmp_path: Path, host: str
+    ui: Ui, project: Any, first_round: dict[str, Any], tmp_path: Path, host: str
 ) -> None:
-    """A user who has opened only the Dagster link follows the links of the asset (the run by a test before)."""
+    """A user who has opened only the Dagster link follows the links of the asset."""
     address, mlflow = ui.url.replace("127.0.0.1", host), ui.mlflow_url.replace("127.0.0.1", host)
     entries = ui.metadata("policy_checkpoint", "r0001")
-    name, version = Project.open(Home(project.home)).model_name, project.note(1, "policy")["model_version"]
+    name, version = Project.open(Home(project.home)).model_name, first_round["model_version"]
     shown = {"mlflow_run": "eval/sampled_pass", "mlflow_model": f"Version {version}"}
     with browser(tmp_path / "profile") as tab:
         for label, words in shown.items():
