@@ -64,6 +64,7 @@ def learn(work: Path, config: Path) -> dict[str, Any]:
         for entry in json.loads(shown.stdout)["rounds"]
         if entry["pass_rate_sampled"] is not None
     }
+    trainings = [read_json(file) for file in sorted((home / "rounds").glob("r*/train.json"))]
     before, after = curve[min(curve)], curve[max(curve)]
     return {
         "wall_s": round(wall_s, 1),
@@ -71,6 +72,8 @@ def learn(work: Path, config: Path) -> dict[str, Any]:
         "after": [after[name] for name in RATE],
         "gain": round(after[RATE[0]] - before[RATE[0]], 4),
         "curve": {number: metrics[RATE[0]] for number, metrics in curve.items()},
+        "engine_mismatch": [training["engine_mismatch"] for training in trainings],  # nats, after each push of weights
+        "mismatch_k3": [training["metrics"].get("mismatch_k3") for training in trainings],
     }
 
 

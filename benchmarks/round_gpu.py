@@ -7,8 +7,8 @@ Parquet of every answer, judging, training, publishing, the weights in vLLM, and
 the round before to its own end. The first round compiles, the last one saves its state at once, and with ``--offset 1``
 has no exploration beside it, so both are left out of the medians; so is the peer's first step.
 
-With two GPUs visible, engine and trainer use one each; with ``--ranks 2``, the trainer uses both and the engine shares
-one of them.
+With two GPUs visible, engine and trainer use one each. With ``--ranks 2`` (``mode: colocate``) the trainer uses both,
+and the engine shares one of them. ``--lora RANK`` trains an adapter instead of the full weights.
 
 The peer's script and environment are not part of the repository: ``--peer SCRIPT`` names the script (by default
 ``peers/trl_gpu.py`` below ``RFT_TEST_DATA``), ``--peer-python`` its interpreter. ``--small`` runs a tiny model and the
@@ -86,11 +86,13 @@ def write_project(work: Path, task: Task, model: Path, given: argparse.Namespace
         "project": "bench",
         "name": task.name,
         "seed": 1,
+        **({"mode": "colocate"} if given.ranks > 1 else {}),  # engine and trainer share GPUs
         "model": {
             "model_path": str(model),
             "max_model_len": task.context,
             "max_response_tokens": task.new_tokens,
             "temperature": 1.0,
+            **({"lora_configs": [{"lora_rank": given.lora, "lora_alpha": given.lora}]} if given.lora else {}),
         },
         "algorithm": {"algorithm_type": "grpo", "repeat_times": task.group, "optimizer": {"lr": 1e-6}},
         "buffer": {
@@ -191,6 +193,8 @@ def describe_round(home: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "save_s": round(phases["save"], 2),
         "deploy_s": round(evaluated["metrics"]["deploy_s"], 2),
         "canary_delta": evaluated["metrics"].get("canary_delta"),
+        "engine_mismatch": trained["engine_mismatch"],
+        "mismatch_k3": trained["metrics"].get("mismatch_k3"),
     }
 
 
@@ -224,6 +228,7 @@ def main() -> None:
     options.add_argument("--offset", type=int, default=0, help="rounds that exploration leads training")
     options.add_argument("--ranks", type=int, default=1, help="trainer ranks")
     options.add_argument("--save-interval", type=int, help="rounds between two saves of the trainer state; default: 1")
+    options.add_argument("--lora", type=int, default=0, metavar="RANK", help="train an adapter of this rank")
     options.add_argument("--logs", type=Path, help="folder that gets the logs of the processes")
     options.add_argument("--no-peer", action="store_true")
     options.add_argument("--small", action="store_true", help="a tiny model on a CPU, without the peer")
@@ -241,6 +246,7 @@ def main() -> None:
             "offset": given.offset,
             "ranks": given.ranks,
             "save_interval": given.save_interval,
+            "lora_rank": given.lora or None,
         },
         "tasks": {},
     }
