@@ -120,7 +120,8 @@ def _problems(project: "Project") -> Iterator[str]:
     from rft_platform.inference.launch.launcher import check_model_folder
     from rft_platform.rounds.selection.task_selection import check_selector
     from rft_platform.rounds.selection.training_groups import priority_of
-    from rft_platform.rounds.setup.algorithm import check_algorithm, check_operators
+    from rft_platform.rounds.setup.algorithm import check_operators
+    from rft_platform.rounds.setup.algorithm_checks import check_algorithm
     from rft_platform.rounds.setup.connections import check_engines, check_registered
     from rft_platform.rounds.setup.side_engines import check_keys
     from rft_platform.rounds.setup.taskset_binding import check_judge, check_workflow

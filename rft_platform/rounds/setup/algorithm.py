@@ -1,7 +1,7 @@
 """The configured algorithm as specifications: for the trainer, and for the pipeline of judged experiences.
 
 ``reference_folder`` and the functions after it fill the parts of a train request that need a project's folders;
-``pipeline_of`` lists the operators. ``check_algorithm`` and ``check_operators`` refuse parts that do not fit together.
+``pipeline_of`` lists the operators, and ``check_operators`` refuses operators that do not exist or do not fit.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,6 @@ from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import UserError
 from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.config.resolve import RunSettings
-from rft_platform.config.schema.algorithm import RolloutCorrection
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.judging.execution.columns import experiences_of
@@ -28,7 +27,6 @@ from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import model_folder
 
-_PLAIN = RolloutCorrection()
 _CACHE_SHARE = 5  # DAPO's ratio: 4,096 of 20,480 tokens
 
 
@@ -36,74 +34,6 @@ def loaded_digest(config: RftConfig) -> str | None:
     """Import the plugins and return the digest of their code; None without plugins."""
     import_plugins(config.algorithm.plugins)
     return plugins_digest(config.algorithm.plugins)
-
-
-def check_algorithm(run: RunSettings) -> None:
-    """Raise UserError if a part of the algorithm does not exist, does not fit the other parts, or would have no effect.
-
-    An unchanged preset is not checked. If parts are replaced, losses are looked up by name, which imports torch.
-    """
-    settings = run.config.algorithm
-    replaced = (
-        settings.advantage_fn,
-        settings.policy_loss_fn,
-        settings.policy_loss_fn_args,
-        settings.loss_agg_mode,
-        settings.plugins,
-    )
-    correction = settings.rollout_correction
-    plain = correction.model_copy(update={"mode": None}) == _PLAIN and correction.mode in (None, "bypass")
-    if not any(replaced) and plain:
-        return
-    from rft_platform.algorithms.losses.registry import bind
-
-    chosen, spec = run.algorithm, run.spec
-    loss = bind(spec.policy_loss, spec.policy_loss_args)
-    problems = []
-    if loss.policy_gradient and chosen.advantage is None and chosen.token_advantage is None:
-        problems.append(
-            f"algorithm.policy_loss_fn {spec.policy_loss} needs advantages and {settings.algorithm_type} computes "
-            "none: set algorithm.advantage_fn"
-        )
-    if settings.advantage_fn is not None and not loss.policy_gradient:
-        problems.append(
-            f"algorithm.advantage_fn {settings.advantage_fn}: the loss {spec.policy_loss} reads no advantage; "
-            "leave it out"
-        )
-    if spec.expert_weight is not None and not loss.experts:
-        problems.append(
-            f"algorithm.experts: the loss {spec.policy_loss} cannot train on demonstrations mixed with rollouts; leave "
-            "out algorithm.policy_loss_fn, whose default is mix, or set another algorithm_type without experts"
-        )
-    if loss.teacher and not chosen.teacher:
-        problems.append(
-            f"algorithm.policy_loss_fn {spec.policy_loss} learns from a teacher, and {settings.algorithm_type} has "
-            "none: set algorithm_type: gkd"
-        )
-    if chosen.teacher and chosen.token_advantage is None and not loss.teacher:
-        problems.append(
-            f"algorithm.policy_loss_fn {spec.policy_loss} learns nothing from the teacher of "
-            f"{settings.algorithm_type}: leave it out, or set an algorithm_type without a teacher"
-        )
-    if loss.whole_groups and chosen.trains_on != "preferences":
-        problems.append(f"algorithm.policy_loss_fn {spec.policy_loss} compares pairs: set algorithm_type: dpo")
-    if loss.loss_agg_modes is not None and chosen.loss_agg_mode not in loss.loss_agg_modes:
-        problems.append(
-            f"algorithm.loss_agg_mode is {chosen.loss_agg_mode}, which changes the objective of the loss "
-            f"{spec.policy_loss}: set it to {' or '.join(loss.loss_agg_modes)}"
-        )
-    weighted = chosen.correction == "decoupled" or loss.correction == "weight" or spec.beta > 0
-    if correction.weight_cap != _PLAIN.weight_cap and not weighted:
-        problems.append(
-            f"algorithm.rollout_correction.weight_cap has no effect on the loss {spec.policy_loss} in mode bypass: its "
-            "own ratio corrects; set mode: decoupled, or leave it out"
-        )
-    if not plain and not loss.policy_gradient:
-        problems.append(
-            f"algorithm.rollout_correction: the loss {spec.policy_loss} uses no log-probs of the engine; leave it out"
-        )
-    if problems:
-        raise UserError("\n".join(problems))
 
 
 def pipeline_of(run: RunSettings) -> Pipeline:

@@ -1,0 +1,100 @@
+"""Refuse an algorithm whose parts do not fit together, or one with a part that would have no effect."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rft_platform.common.errors import UserError
+from rft_platform.config.resolve import RunSettings
+from rft_platform.config.schema.algorithm import RolloutCorrection
+
+if TYPE_CHECKING:
+    from rft_platform.algorithms.losses.registry import PolicyLoss
+
+_PLAIN = RolloutCorrection()
+
+
+def check_algorithm(run: RunSettings) -> None:
+    """Raise UserError if a part of the algorithm does not exist, does not fit the other parts, or would have no effect.
+
+    An unchanged preset is not checked. If parts are replaced, losses are looked up by name, which imports torch.
+    """
+    settings = run.config.algorithm
+    replaced = (
+        settings.advantage_fn,
+        settings.policy_loss_fn,
+        settings.policy_loss_fn_args,
+        settings.loss_agg_mode,
+        settings.plugins,
+    )
+    if not any(replaced) and _is_plain(settings.rollout_correction):
+        return
+    from rft_platform.algorithms.losses.registry import bind
+
+    loss = bind(run.spec.policy_loss, run.spec.policy_loss_args)
+    problems = [
+        *_advantage_problems(run, loss),
+        *_teacher_problems(run, loss),
+        *_data_problems(run, loss),
+        *_correction_problems(run, loss),
+    ]
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def _is_plain(correction: RolloutCorrection) -> bool:
+    """Whether the section ``rollout_correction`` has its default values; mode ``bypass`` is a default, too."""
+    return correction.model_copy(update={"mode": None}) == _PLAIN and correction.mode in (None, "bypass")
+
+
+def _advantage_problems(run: RunSettings, loss: "PolicyLoss") -> Iterator[str]:
+    """A loss that needs advantages without any; an advantage that the loss does not read."""
+    settings, chosen, name = run.config.algorithm, run.algorithm, run.spec.policy_loss
+    if loss.policy_gradient and chosen.advantage is None and chosen.token_advantage is None:
+        yield (
+            f"algorithm.policy_loss_fn {name} needs advantages and {settings.algorithm_type} computes none: set "
+            "algorithm.advantage_fn"
+        )
+    if settings.advantage_fn is not None and not loss.policy_gradient:
+        yield f"algorithm.advantage_fn {settings.advantage_fn}: the loss {name} reads no advantage; leave it out"
+
+
+def _teacher_problems(run: RunSettings, loss: "PolicyLoss") -> Iterator[str]:
+    """A loss that needs a teacher without one; a teacher that the loss does not use."""
+    chosen, kind, name = run.algorithm, run.config.algorithm.algorithm_type, run.spec.policy_loss
+    if loss.teacher and not chosen.teacher:
+        yield f"algorithm.policy_loss_fn {name} learns from a teacher, and {kind} has none: set algorithm_type: gkd"
+    if chosen.teacher and chosen.token_advantage is None and not loss.teacher:
+        yield (
+            f"algorithm.policy_loss_fn {name} learns nothing from the teacher of {kind}: leave it out, or set an "
+            "algorithm_type without a teacher"
+        )
+
+
+def _data_problems(run: RunSettings, loss: "PolicyLoss") -> Iterator[str]:
+    """Demonstrations or pairs that do not fit the loss; an aggregation that changes the loss's objective."""
+    chosen, name = run.algorithm, run.spec.policy_loss
+    if run.spec.expert_weight is not None and not loss.experts:
+        yield (
+            f"algorithm.experts: the loss {name} cannot train on demonstrations mixed with rollouts; leave out "
+            "algorithm.policy_loss_fn, whose default is mix, or set another algorithm_type without experts"
+        )
+    if loss.whole_groups and chosen.trains_on != "preferences":
+        yield f"algorithm.policy_loss_fn {name} compares pairs: set algorithm_type: dpo"
+    if loss.loss_agg_modes is not None and chosen.loss_agg_mode not in loss.loss_agg_modes:
+        yield (
+            f"algorithm.loss_agg_mode is {chosen.loss_agg_mode}, which changes the objective of the loss {name}: "
+            f"set it to {' or '.join(loss.loss_agg_modes)}"
+        )
+
+
+def _correction_problems(run: RunSettings, loss: "PolicyLoss") -> Iterator[str]:
+    """Options of ``rollout_correction`` that the loss does not use."""
+    correction, name = run.config.algorithm.rollout_correction, run.spec.policy_loss
+    weighted = run.algorithm.correction == "decoupled" or loss.correction == "weight" or run.spec.beta > 0
+    if correction.weight_cap != _PLAIN.weight_cap and not weighted:
+        yield (
+            f"algorithm.rollout_correction.weight_cap has no effect on the loss {name} in mode bypass: its own ratio "
+            "corrects; set mode: decoupled, or leave it out"
+        )
+    if not _is_plain(correction) and not loss.policy_gradient:
+        yield f"algorithm.rollout_correction: the loss {name} uses no log-probs of the engine; leave it out"
