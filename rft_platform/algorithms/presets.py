@@ -51,6 +51,18 @@ def _group(policy_loss: str, advantage: str, **others: Any) -> Preset:
     return Preset(policy_loss, advantage, **(usual | others))
 
 
+def _preferences(policy_loss: str, reference: Literal["never", "always"] = "never") -> Preset:
+    """Preset of an algorithm that learns from preference pairs: the mean over pairs of a loss of each pair."""
+    return Preset(
+        policy_loss,
+        None,
+        trains_on="preferences",
+        loss_agg_mode="seq-mean-token-sum",
+        reference=reference,
+        needs_reward=False,
+    )
+
+
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "grpo": _group("ppo", "grpo"),
@@ -85,14 +97,11 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             repeat_times=8,
         ),
         "gigpo": _group("ppo", "gigpo"),
-        "dpo": Preset(
-            "dpo",
-            None,
-            trains_on="preferences",
-            loss_agg_mode="seq-mean-token-sum",
-            reference="always",
-            needs_reward=False,
-        ),
+        "dpo": _preferences("dpo", reference="always"),
+        "ipo": _preferences("ipo", reference="always"),
+        "hinge": _preferences("hinge", reference="always"),
+        "simpo": _preferences("simpo"),
+        "orpo": _preferences("orpo"),
         "sft": Preset("sft", None, trains_on="demonstrations", needs_reward=False),
         "rft": Preset("sft", None, repeat_times=8, reward_threshold=1.0),
         "on_policy_distill": Preset("ppo", None, token_advantage="on_policy_distill", teacher=True, needs_reward=False),
@@ -124,7 +133,7 @@ def choose(
     ``advantage`` names an advantage from rewards or a token advantage of the trainer; it determines the group size and
     whether a critic and a teacher are needed. ``advantage_args`` and ``policy_loss_args`` go to the functions in use;
     the preset's arguments apply only to the preset's own functions. Another loss has the ``correction`` of the preset
-    that is named like it, or else ``bypass``.
+    that is named like it, or else ``bypass``. Another loss of preference pairs has the ``reference`` of its preset.
     Raises UserError for an unknown name, and for an option that the advantage does not have.
     """
     base = preset(algorithm_type)
@@ -136,6 +145,7 @@ def choose(
         policy_loss_args={**kept, **(policy_loss_args or {})},
         loss_agg_mode=check_mode(loss_agg_mode or base.loss_agg_mode),
         correction=correction or _correction(base, loss),
+        reference=_reference(base, loss),
     )
     return _with_advantage(chosen, algorithm_type, advantage, advantage_args or {})
 
@@ -145,6 +155,13 @@ def _correction(base: Preset, policy_loss: str) -> Literal["bypass", "decoupled"
     if policy_loss == base.policy_loss:
         return base.correction
     return PRESETS[policy_loss].correction if policy_loss in PRESETS else "bypass"
+
+
+def _reference(base: Preset, policy_loss: str) -> Literal["never", "if_beta", "always"]:
+    """When a reference model is loaded: for another loss of preference pairs as the preset named like the loss says."""
+    named = PRESETS.get(policy_loss)
+    both_pairs = base.trains_on == "preferences" and named is not None and named.trains_on == "preferences"
+    return named.reference if named is not None and both_pairs else base.reference
 
 
 def _with_advantage(chosen: Preset, algorithm_type: str, advantage: str | None, args: Mapping[str, Any]) -> Preset:

@@ -163,6 +163,58 @@ def dpo(c: Case, beta: float = 0.1, label_smoothing: float = 0.0) -> tuple[Array
     return value, gradient
 
 
+def _per_pair(c: Case, loss_of: Callable[[Array, Array], tuple[float, float, float]]) -> tuple[Array, Array]:
+    """``loss_of`` takes indices of the chosen and the rejected tokens; it gives loss and slopes by a token of each."""
+    value, gradient = np.empty(len(c.logp)), np.empty(len(c.logp))
+    rows = c.rows()
+    for pair in np.unique(c.group):
+        one, two = (rows[r] for r in np.flatnonzero(c.group == pair))
+        w, lost = (one, two) if c.advantage[one[0]] > 0 else (two, one)
+        loss, up, down = loss_of(w, lost)
+        for tokens, slope in ((w, up), (lost, down)):
+            value[tokens] = loss / len(tokens)
+            gradient[tokens] = 2 * slope  # two rows carry the pair's loss once each
+    return value, gradient
+
+
+def ipo(c: Case, beta: float = 0.1, length_normalize: bool = False) -> tuple[Array, Array]:
+    def loss_of(w: Array, lost: Array) -> tuple[float, float, float]:
+        n, m = (len(w), len(lost)) if length_normalize else (1, 1)
+        h = (c.logp - c.reference)[w].sum() / n - (c.logp - c.reference)[lost].sum() / m
+        far = h - 0.5 / beta
+        return far**2, 2 * far / n, -2 * far / m
+
+    return _per_pair(c, loss_of)
+
+
+def hinge(c: Case, beta: float = 0.1) -> tuple[Array, Array]:
+    def loss_of(w: Array, lost: Array) -> tuple[float, float, float]:
+        h = (c.logp - c.reference)[w].sum() - (c.logp - c.reference)[lost].sum()
+        return (1 - beta * h, -beta, beta) if beta * h < 1 else (0.0, 0.0, 0.0)
+
+    return _per_pair(c, loss_of)
+
+
+def simpo(c: Case, beta: float = 2.0, gamma: float = 1.0) -> tuple[Array, Array]:
+    def loss_of(w: Array, lost: Array) -> tuple[float, float, float]:
+        z = beta * c.logp[w].mean() - beta * c.logp[lost].mean() - gamma
+        slope = beta / (1 + np.exp(z))
+        return float(np.log1p(np.exp(-z))), -slope / len(w), slope / len(lost)
+
+    return _per_pair(c, loss_of)
+
+
+def orpo(c: Case, beta: float = 0.1) -> tuple[Array, Array]:
+    def loss_of(w: Array, lost: Array) -> tuple[float, float, float]:
+        p, q = np.exp(c.logp[w].mean()), np.exp(c.logp[lost].mean())
+        odds_ratio = (p / (1 - p)) / (q / (1 - q))
+        wrong = 1 / (1 + odds_ratio)  # 1 - sigmoid(log odds_ratio)
+        loss = -np.log(p) - beta * np.log(odds_ratio / (1 + odds_ratio))
+        return float(loss), (-1 - beta * wrong / (1 - p)) / len(w), beta * wrong / (1 - q) / len(lost)
+
+    return _per_pair(c, loss_of)
+
+
 def mix(c: Case, **options: Any) -> tuple[Array, Array]:
     value, gradient = ppo(c, **options)
     return np.where(c.expert > 0, -c.logp, value), np.where(c.expert > 0, -1.0, gradient)
@@ -170,8 +222,10 @@ def mix(c: Case, **options: Any) -> tuple[Array, Array]:
 
 REFERENCES: dict[str, Reference] = {
     "ppo": ppo, "gspo": gspo, "cispo": cispo, "sapo": sapo, "topr": topr, "reinforce": reinforce, "opmd": opmd,
-    "sft": sft, "dpo": dpo, "mix": mix,
+    "sft": sft, "dpo": dpo, "ipo": ipo, "hinge": hinge, "simpo": simpo, "orpo": orpo, "mix": mix,
 }  # fmt: skip
+#: Losses of preference pairs.
+PAIRED = {"dpo", "ipo", "hinge", "simpo", "orpo"}
 
 
 def with_wide_rows(case: Case) -> Case:

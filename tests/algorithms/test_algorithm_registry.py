@@ -13,7 +13,8 @@ from rft_platform.common.errors import UserError
 def test_every_module_of_the_package_is_found_without_being_named() -> None:
     assert ADVANTAGES.names() == ["gigpo", "grpo", "opmd", "rloo", "step_wise_grpo"]
     assert LOSSES.names() == [
-        "cispo", "dpo", "gkd", "gspo", "mix", "opmd", "ppo", "reinforce", "sapo", "sft", "topr",
+        "cispo", "dpo", "gkd", "gspo", "hinge", "ipo", "mix", "opmd", "orpo", "ppo", "reinforce", "sapo", "sft",
+        "simpo", "topr",
     ]  # fmt: skip
 
 

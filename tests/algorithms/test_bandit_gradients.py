@@ -174,7 +174,7 @@ def test_topr_on_trajectories_tapers_by_the_product() -> None:
     torch.testing.assert_close(got, sequences_along(slope, POLICY[:3], FAR[:3], PAIRS_OF_ACTIONS))
 
 
-def dpo_gradient(policy: Tensor, reference: Tensor, beta: float, reward: Tensor) -> Tensor:
+def pair_gradient(name: str, policy: Tensor, reference: Tensor, reward: Tensor, **args: object) -> Tensor:
     """All ordered pairs of actions, drawn uniformly, the winner as a Bradley-Terry judge of ``reward`` prefers."""
     logits = policy.clone().requires_grad_()
     n = len(policy)
@@ -189,23 +189,47 @@ def dpo_gradient(policy: Tensor, reference: Tensor, beta: float, reward: Tensor)
         reference_logprobs=torch.cat([ref[winner], ref[loser]]),
         row_group=torch.arange(pairs).repeat(2),
     )
-    loss = Objective.build(ObjectiveSpec("dpo", {"beta": beta}))(tokens).loss
+    loss = Objective.build(ObjectiveSpec(name, args))(tokens).loss
     preferred = torch.sigmoid(reward[winner] - reward[loser]) / pairs
     (gradient,) = torch.autograd.grad((preferred.repeat(2) * loss).sum() / 2, logits)
     return gradient
 
 
-def test_dpo_gradient_is_the_analytic_one() -> None:
-    beta, pi, ref = 0.7, POLICY.log_softmax(0), FAR.log_softmax(0)
-    d = beta * ((pi - ref)[:, None] - (pi - ref)[None])
-    c = -beta * torch.sigmoid(-d) * torch.sigmoid(ADVANTAGE[:, None] - ADVANTAGE[None]) / 25
-    got = dpo_gradient(POLICY, FAR, beta, ADVANTAGE)
-    torch.testing.assert_close(got, along(c.sum(1) - c.sum(0), pi.exp()))
+def apart(values: Tensor) -> Tensor:
+    """``values_w - values_l`` of every ordered pair, [winner, loser]."""
+    return values[:, None] - values[None]
+
+
+def orpo_slopes(pi: Tensor, ref: Tensor) -> tuple[Tensor, Tensor]:
+    p = pi.exp()
+    wrong = torch.sigmoid(-apart(pi - (1 - p).log()))
+    return -1 - 0.7 * wrong / (1 - p)[:, None], 0.7 * wrong / (1 - p)[None]
+
+
+#: Derivative of each pair's loss by the log-probs of its winner and its loser, [winner, loser], as worked out on paper.
+PAIR_SLOPES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "dpo": lambda pi, ref: (-0.7 * torch.sigmoid(-0.7 * apart(pi - ref)), 0.7 * torch.sigmoid(-0.7 * apart(pi - ref))),
+    "ipo": lambda pi, ref: (2 * apart(pi - ref) - 1 / 0.7, 1 / 0.7 - 2 * apart(pi - ref)),
+    "hinge": lambda pi, ref: (-0.7 * (0.7 * apart(pi - ref) < 1), 0.7 * (0.7 * apart(pi - ref) < 1)),
+    "simpo": lambda pi, ref: (-0.7 * torch.sigmoid(1 - 0.7 * apart(pi)), 0.7 * torch.sigmoid(1 - 0.7 * apart(pi))),
+    "orpo": orpo_slopes,
+}
+
+
+@pytest.mark.parametrize("name", PAIR_SLOPES)
+def test_gradient_of_pairs_is_the_analytic_one(name: str) -> None:
+    pi, ref = POLICY.log_softmax(0), FAR.log_softmax(0)
+    preferred = torch.sigmoid(apart(ADVANTAGE)) / 25
+    by_winner, by_loser = PAIR_SLOPES[name](pi, ref)
+    got = pair_gradient(name, POLICY, FAR, ADVANTAGE, beta=0.7)
+    c = (preferred * by_winner).sum(1) + (preferred * by_loser).sum(0)
+    torch.testing.assert_close(got, along(c, pi.exp()))
 
 
 def test_dpo_is_at_rest_where_the_policy_is_the_tilted_reference() -> None:
     best = FAR + ADVANTAGE / 0.7  # pi proportional to ref exp(reward / beta)
-    torch.testing.assert_close(dpo_gradient(best, FAR, 0.7, ADVANTAGE), torch.zeros(5, dtype=torch.float64))
+    got = pair_gradient("dpo", best, FAR, ADVANTAGE, beta=0.7)
+    torch.testing.assert_close(got, torch.zeros(5, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
@@ -218,7 +242,7 @@ def test_gkd_gradient_is_the_analytic_one(beta: float) -> None:
 
 
 def test_every_registered_loss_has_a_gradient_test() -> None:
-    assert set(LOSSES.names()) == {*SLOPES, "dpo", "gkd"}
+    assert set(LOSSES.names()) == {*SLOPES, *PAIR_SLOPES, "gkd"}
 
 
 def forward_kl(pi: Tensor, ref: Tensor) -> Tensor:

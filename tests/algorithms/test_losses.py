@@ -135,6 +135,11 @@ def test_effective_sample_share() -> None:
         ("opmd", {"tau": -1.0}),
         ("dpo", {"beta": 0.0}),
         ("dpo", {"label_smoothing": 0.5}),
+        ("ipo", {"beta": 0.0}),
+        ("hinge", {"beta": -0.1}),
+        ("simpo", {"beta": 0.0}),
+        ("simpo", {"gamma": -0.5}),
+        ("orpo", {"beta": -0.1}),
         ("gkd", {"beta": 1.5}),
     ],
 )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loss_references import REFERENCES, Array, Case, ppo, random_case, with_wide_rows
+from loss_references import PAIRED, REFERENCES, Array, Case, hinge, ppo, random_case, with_wide_rows
 
 from rft_platform.algorithms.losses.gkd import generalized_jsd
 from rft_platform.algorithms.losses.registry import LOSSES, bind
@@ -30,6 +30,14 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("sft", {}),
     ("dpo", {}),
     ("dpo", {"beta": 0.7, "label_smoothing": 0.2}),
+    ("ipo", {}),
+    ("ipo", {"beta": 0.4, "length_normalize": True}),
+    ("hinge", {}),
+    ("hinge", {"beta": 0.8}),
+    ("simpo", {}),
+    ("simpo", {"beta": 0.5, "gamma": 0.0}),
+    ("orpo", {}),
+    ("orpo", {"beta": 1.5}),
     ("mix", {}),
     ("mix", {"clip_low": 0.1, "dual_clip": 1.5}),
 ]
@@ -43,7 +51,7 @@ def gradient_of(values: torch.Tensor, leaf: torch.Tensor) -> Array:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_value_and_gradient(name: str, options: dict[str, Any], seed: int) -> None:
-    case = random_case(seed, pairs=name == "dpo")
+    case = random_case(seed, pairs=name in PAIRED)
     if name == "gspo" and not options and seed % 2:
         case = with_wide_rows(case)
     tokens = case.tokens()
@@ -58,7 +66,7 @@ def test_value_and_gradient(name: str, options: dict[str, Any], seed: int) -> No
 def test_a_loss_that_declares_zero_advantages_inert_has_no_loss_and_no_gradient_there(
     name: str, options: dict[str, Any]
 ) -> None:
-    tokens = random_case(3, pairs=name == "dpo").tokens()
+    tokens = random_case(3, pairs=name in PAIRED).tokens()
     tokens.advantage, tokens.expert = torch.zeros_like(tokens.advantage), None  # demonstrations have no advantage
     bound = bind(name, options)
     out = bound.function(tokens)
@@ -72,7 +80,7 @@ def test_every_registered_loss_has_a_reference() -> None:
 
 def test_losses_that_look_at_whole_rows_say_so() -> None:
     whole = {name for name in LOSSES.names() if bind(name, {}).whole_rows}
-    assert whole == {"gspo", "dpo"}
+    assert whole == {"gspo", *PAIRED}
     assert bind("topr", {"trajectory": True}).whole_rows
     assert not bind("topr", {"trajectory": False}).whole_rows
 
@@ -196,6 +204,20 @@ def test_dpo_pairs_are_counted_by_metrics() -> None:
     assert spread == pytest.approx(margin)
 
 
+def test_random_pairs_lie_on_both_sides_of_the_hinge() -> None:
+    values = [hinge(random_case(seed, pairs=True), beta=0.8)[0] for seed in range(4)]
+    assert 0 < np.count_nonzero(np.concatenate(values)) < len(np.concatenate(values))
+
+
+def test_odds_of_a_certain_answer_are_finite() -> None:
+    case = random_case(1, pairs=True)
+    tokens = case.tokens()
+    tokens.advantage = tokens.advantage.float()
+    tokens.logp = torch.zeros(len(case.logp), requires_grad=True)  # probability 1
+    out = bind("orpo", {}).function(tokens)
+    assert torch.isfinite(out.loss).all() and np.isfinite(gradient_of(out.loss, tokens.logp)).all()
+
+
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
@@ -211,7 +233,7 @@ def test_options_out_of_range_are_user_errors(name: str, options: dict[str, Any]
 
 def test_float32_is_enough() -> None:
     for name, reference in REFERENCES.items():
-        case: Case = random_case(2, pairs=name == "dpo")
+        case: Case = random_case(2, pairs=name in PAIRED)
         tokens = case.tokens()
         for field in ("logp", "advantage", "rollout_logprobs", "old_logprobs", "reference_logprobs"):
             setattr(tokens, field, getattr(tokens, field).detach().float())

@@ -30,6 +30,10 @@ TABLE = {
     "reinforce++_baseline": ("ppo", None, "reinforce_plus_plus", "token-mean", "if_beta", 2),
     "gigpo": ("ppo", "gigpo", None, "token-mean", "if_beta", 2),
     "dpo": ("dpo", None, None, "seq-mean-token-sum", "always", 1),
+    "ipo": ("ipo", None, None, "seq-mean-token-sum", "always", 1),
+    "hinge": ("hinge", None, None, "seq-mean-token-sum", "always", 1),
+    "simpo": ("simpo", None, None, "seq-mean-token-sum", "never", 1),
+    "orpo": ("orpo", None, None, "seq-mean-token-sum", "never", 1),
     "sft": ("sft", None, None, "token-mean", "never", 1),
     "rft": ("sft", None, None, "token-mean", "never", 1),
     "on_policy_distill": ("ppo", None, "on_policy_distill", "token-mean", "never", 1),
@@ -108,6 +112,12 @@ def test_a_loss_has_the_correction_of_its_preset_unless_one_is_set() -> None:
     )
     assert choose("gspo", correction="bypass").correction == "bypass"
     assert choose("grpo", correction="decoupled").correction == "decoupled"
+
+
+def test_a_loss_of_pairs_has_the_reference_of_its_preset() -> None:
+    assert choose("simpo", policy_loss="ipo").reference == "always"
+    assert choose("dpo", policy_loss="orpo").reference == "never"
+    assert choose("grpo", policy_loss="dpo").reference == "if_beta"  # it is refused: grpo has no pairs
 
 
 def test_arguments_belong_to_the_function_in_force() -> None:

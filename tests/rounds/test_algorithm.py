@@ -244,6 +244,7 @@ def test_the_entropy_bonus_can_be_switched_off(configure: Configure) -> None:
         ("grpo", {"policy_loss_fn": "ppoo"}, "did you mean 'ppo'"),
         ("grpo", {"policy_loss_fn_args": {"clip_hi": 0.3}}, "did you mean 'clip_high'"),
         ("grpo", {"policy_loss_fn": "dpo"}, "compares pairs"),
+        ("grpo", {"policy_loss_fn": "simpo"}, "compares pairs"),
         ("gspo", {"loss_agg_mode": "token-mean"}, "objective of the loss gspo: set it to seq-mean-token-mean"),
         ("grpo", {"policy_loss_fn": "gspo"}, "algorithm.loss_agg_mode is token-mean, which changes the objective"),
         ("rft", {"policy_loss_fn": "ppo"}, "set algorithm.advantage_fn"),
@@ -295,6 +296,15 @@ def test_preferences_are_averaged_over_pairs_only(configure: Configure, mode: st
         f"algorithm.loss_agg_mode is {mode}, which changes the objective of the loss dpo: set it to seq-mean-token-sum"
     )
     assert problems_of_parts(configure("dpo", loss_agg_mode="seq-mean-token-sum")) == ""
+
+
+def test_a_loss_of_pairs_stays_with_pairs(configure: Configure) -> None:
+    said = problems_of_parts(configure("orpo", policy_loss_fn="sft"))
+    assert said.endswith("trains on pairs: leave it out, or set the algorithm_type of the loss")
+    for name in ("dpo", "ipo", "hinge", "simpo", "orpo"):
+        assert problems_of_parts(configure("dpo", policy_loss_fn=name)) == ""
+        wrong = configure(name, loss_agg_mode="token-mean")
+        assert problems_of_parts(wrong).endswith(f"objective of the loss {name}: set it to seq-mean-token-sum")
 
 
 def test_losses_of_single_tokens_allow_every_aggregation(configure: Configure) -> None:

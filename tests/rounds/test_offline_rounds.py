@@ -60,6 +60,7 @@ def make_offline(tmp_path, tiny_model):
     [
         ("train", "sft", "x.jsonl", "sft"),
         ("train", "dpo", "x.jsonl", "dpo"),
+        ("train", "simpo", "x.jsonl", "dpo"),
         ("train", "gkd", "x.jsonl", "distill"),
         ("train", "gkd", None, None),  # works on explored rounds
         ("train", "on_policy_distill", "x.jsonl", None),
@@ -132,6 +133,13 @@ def test_request_says_the_same_whoever_asks(make_offline):
     assert request.optimizer.total_steps == project.settings.offline_steps(10) == 8
     origin = offline_lineage(project, dataset, "run")
     assert origin["data_digest"] == dataset.digest and origin["source"].endswith("data.jsonl")
+
+
+def test_pairs_without_a_reference_load_none(make_offline):
+    project = make_offline("simpo")
+    request = offline_request(project, make_dataset(project, 1), starting_policy(project), "run")
+    assert (request.algorithm.policy_loss, request.reference) == ("simpo", None)
+    assert request.preferences is not None
 
 
 def test_distillation_names_its_teacher(make_offline, tiny_model):

@@ -143,22 +143,43 @@ def sequence_logps(model: Any, samples: list[Sample]) -> torch.Tensor:
     return torch.stack(sums)
 
 
-def dpo_step(folder: Path, reference: Path, samples: list[Sample], lr: float) -> tuple[float, Any]:
-    """Loss and model after one step of plain SGD in float64, straight from the paper's formula with beta 0.1."""
+def odds(p: torch.Tensor) -> torch.Tensor:
+    return p / (1 - p)
+
+
+#: Losses of pairs from the papers' formulas, with the platform's defaults. ``x`` and ``ref`` are sums of log-probs
+#: [pairs, 2], chosen first, and ``n`` the numbers of tokens.
+FORMULAS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "dpo": lambda x, ref, n: -torch.sigmoid(0.1 * ((x - ref)[:, 0] - (x - ref)[:, 1])).log(),
+    "ipo": lambda x, ref, n: ((x - ref)[:, 0] - (x - ref)[:, 1] - 5.0) ** 2,
+    "hinge": lambda x, ref, n: (1 - 0.1 * ((x - ref)[:, 0] - (x - ref)[:, 1])).clamp(min=0),
+    "simpo": lambda x, ref, n: -torch.sigmoid(2 * (x / n)[:, 0] - 2 * (x / n)[:, 1] - 1).log(),
+    "orpo": lambda x, ref, n: (
+        -(x / n)[:, 0]
+        - 0.1 * torch.sigmoid((odds((x / n).exp())[:, 0] / odds((x / n).exp())[:, 1]).log()).log()
+    ),
+}  # fmt: skip
+
+
+def paper_step(name: str, folder: Path, reference: Path, samples: list[Sample]) -> tuple[float, Any]:
+    """Loss, and model with its gradients, in float64, straight from the paper's formula."""
     load = {"dtype": torch.float64, "local_files_only": True}
     model = AutoModelForCausalLM.from_pretrained(folder, **load)
     with torch.no_grad():
         ref = sequence_logps(AutoModelForCausalLM.from_pretrained(reference, **load), samples)
-    d = (sequence_logps(model, samples) - ref).unflatten(0, (-1, 2))
-    loss = -torch.nn.functional.logsigmoid(0.1 * (d[:, 0] - d[:, 1])).mean()
+    n = torch.tensor([sample.loss_mask.sum() for sample in samples])
+    x, ref, n = (values.unflatten(0, (-1, 2)) for values in (sequence_logps(model, samples), ref, n))
+    loss = FORMULAS[name](x, ref, n).mean()
     loss.backward()
     return loss.item(), model
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", FORMULAS)
 def test_loss_and_gradients_are_those_of_the_paper(
-    session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:  # fmt: skip
     first, _ = train(session, dpo_request(max_steps=2))  # policy and reference differ from here on
     gradients: dict[str, torch.Tensor] = {}
 
@@ -173,11 +194,12 @@ def test_loss_and_gradients_are_those_of_the_paper(
     request = dpo_request(
         parent=first.checkpoint, parent_version=2, train_batch_size=6, output=str(tmp_path / "next"),
         optimizer=OptimizerSpec(clip_grad=1e9), max_tokens_per_pack=40,
+        algorithm=AlgorithmSpec(policy_loss=name, loss_agg_mode="seq-mean-token-sum"),
     )  # fmt: skip
     _, events = train(session, request)
     rows = read_preferences(str(request.preferences), Path(first.checkpoint))
-    want, model = dpo_step(Path(first.checkpoint), Path(str(request.reference)), rows.samples, 0.0)
-    assert events[0].metrics["loss"] == pytest.approx(want, abs=1e-5)
+    want, model = paper_step(name, Path(first.checkpoint), Path(str(request.reference)), rows.samples)
+    assert events[0].metrics["loss"] == pytest.approx(want, rel=1e-5, abs=1e-5)
     assert events[0].metrics["packs"] > 1
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(gradients[name].double(), parameter.grad, atol=1e-5, rtol=1e-3)

@@ -54,7 +54,7 @@ class Registry(Generic[Entry]):
         """All known names, sorted."""
         if not self._loaded:
             package = importlib.import_module(self._package)
-            for module in pkgutil.iter_modules(package.__path__, f"{self._package}."):
+            for module in pkgutil.walk_packages(package.__path__, f"{self._package}."):
                 importlib.import_module(module.name)
             self._loaded = True  # set after the imports, so that the next look-up repeats an import that failed
         return sorted(self._entries)

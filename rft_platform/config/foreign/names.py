@@ -128,7 +128,12 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
 }
 
 #: The platform's own losses and advantages. All other functions are the user's own; their arguments keep their names.
-LOSSES = frozenset({"cispo", "dpo", "gkd", "gspo", "mix", "opmd", "ppo", "reinforce", "sapo", "sft", "topr"})
+LOSSES = frozenset(
+    {
+        "cispo", "dpo", "gkd", "gspo", "hinge", "ipo", "mix", "opmd", "orpo", "ppo", "reinforce", "sapo", "sft",
+        "simpo", "topr",
+    }
+)  # fmt: skip
 ADVANTAGES = frozenset(
     {"gae", "gigpo", "grpo", "on_policy_distill", "opmd", "reinforce_plus_plus", "rloo", "step_wise_grpo"}
 )

@@ -194,7 +194,7 @@ class ExperienceBuffer(Section):
     """``sql`` without a taskset: online training, whose rows are production traffic. Otherwise without effect:
     experiences are Parquet files."""
     path: str | None = None
-    """Dataset of an offline training (sft, dpo, gkd): a JSONL, JSON, CSV or Parquet file, a folder of split files, or
+    """Dataset of an offline training (sft, pairs, gkd): a JSONL, JSON, CSV or Parquet file, a folder of split files, or
     the name of a Hugging Face dataset. Online training: the database's URL (``sqlite:///FILE``,
     ``postgresql+psycopg2://...``); null: an SQLite file below ``RFT_HOME``. Other trainings ignore this key."""
     split: str = "train"

@@ -34,6 +34,7 @@ def check_algorithm(run: RunSettings) -> None:
     problems = [
         *_advantage_problems(run, loss),
         *_teacher_problems(run, loss),
+        *_pair_problems(run, loss),
         *_data_problems(run, loss),
         *_correction_problems(run, loss),
     ]
@@ -70,16 +71,31 @@ def _teacher_problems(run: RunSettings, loss: "PolicyLoss") -> Iterator[str]:
         )
 
 
+def _pair_problems(run: RunSettings, loss: "PolicyLoss") -> Iterator[str]:
+    """A loss of pairs without pairs, or the reverse; a loss that needs a reference model where none is loaded."""
+    chosen, kind, name = run.algorithm, run.config.algorithm.algorithm_type, run.spec.policy_loss
+    if loss.whole_groups and chosen.trains_on != "preferences":
+        yield f"algorithm.policy_loss_fn {name} compares pairs: set algorithm_type: dpo"
+    elif loss.reference and chosen.reference != "always" and not run.spec.beta:
+        yield (
+            f"algorithm.policy_loss_fn {name} needs a reference model, and {kind} loads none: set algorithm_type: dpo "
+            "for pairs, or algorithm.kl_loss_fn_args.kl_coef"
+        )
+    if chosen.trains_on == "preferences" and not loss.whole_groups:
+        yield (
+            f"algorithm.policy_loss_fn {name} does not compare pairs, and {kind} trains on pairs: leave it out, or set "
+            "the algorithm_type of the loss"
+        )
+
+
 def _data_problems(run: RunSettings, loss: "PolicyLoss") -> Iterator[str]:
-    """Demonstrations or pairs that do not fit the loss; an aggregation that changes the loss's objective."""
+    """Demonstrations that do not fit the loss; an aggregation that changes the loss's objective."""
     chosen, name = run.algorithm, run.spec.policy_loss
     if run.spec.expert_weight is not None and not loss.experts:
         yield (
             f"algorithm.experts: the loss {name} cannot train on demonstrations mixed with rollouts; leave out "
             "algorithm.policy_loss_fn, whose default is mix, or set another algorithm_type without experts"
         )
-    if loss.whole_groups and chosen.trains_on != "preferences":
-        yield f"algorithm.policy_loss_fn {name} compares pairs: set algorithm_type: dpo"
     if loss.loss_agg_modes is not None and chosen.loss_agg_mode not in loss.loss_agg_modes:
         yield (
             f"algorithm.loss_agg_mode is {chosen.loss_agg_mode}, which changes the objective of the loss {name}: "

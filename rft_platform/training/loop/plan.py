@@ -134,7 +134,9 @@ def _check(request: TrainRequest, objective: Objective) -> None:
             "with an expert weight it takes rollouts and demonstrations"
         )
     if request.preferences is not None and not loss.whole_groups:
-        raise UserError(f"the loss {algorithm.policy_loss!r} does not compare the rows of a pair: use 'dpo'")
+        raise UserError(
+            f"the loss {algorithm.policy_loss!r} does not compare the rows of a pair: use one that does, such as 'dpo'"
+        )
     if algorithm.expert_weight is not None:
         if not loss.experts:
             raise UserError(

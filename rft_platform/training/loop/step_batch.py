@@ -18,7 +18,7 @@ from rft_platform.training.packed.packing import Pack, pack
 _LOGPROBS = {
     "rollout_logprobs": "a policy-gradient loss needs them; train on rollouts, or use the loss 'sft'",
     "old_logprobs": "the decoupled correction needs them; they are computed before a training's first step",
-    "reference_logprobs": "a KL to the reference model needs them, and so does the loss 'dpo'; set a reference model",
+    "reference_logprobs": "a KL to the reference model needs them, as do losses such as 'dpo'; set a reference model",
 }
 
 
