@@ -22,8 +22,8 @@ from rft_platform.serving.traffic import TrafficStore
 def collect(project: Project, round_number: int) -> dict[str, Any]:
     """Write the round's rows of production traffic to the store, then mark them as consumed; returns the report.
 
-    The rows are settled in the database first, so a repeated call after a crash writes the same rows: none is lost, and
-    none is used by two rounds. Raises StorageError if no row is committed.
+    The database first records which rows the round takes. So a repeated call after a crash writes the same rows: no row
+    is lost, and no row is used by two rounds. Raises StorageError if no row is committed.
     """
     started, traffic = perf_counter(), traffic_store(project)
     _refuse_rows_of_another_home(project, traffic, round_number)
@@ -59,13 +59,13 @@ def collect(project: Project, round_number: int) -> dict[str, Any]:
 def _refuse_rows_of_another_home(project: Project, traffic: TrafficStore, round_number: int) -> None:
     """Raise StorageError if the rows of this round were exported by another project, or by a home that is gone.
 
-    A round of this home has its files, or those that were damaged and moved aside.
+    If this home exported the rows, it has the round's rollout files, or its damaged ones in the folder ``aside``.
     """
     store = project.store
     here = bool(store.rollout_files(round_number)) or (store.round_folder(round_number) / ASIDE).is_dir()
     if traffic.is_consumed(round_number) and not here:
         raise StorageError(
             f"the database of production traffic has given its rows of {round_key(round_number)} to another home: each "
-            "project needs its own database (buffer.trainer_input.experience_buffer.path); a project that starts "
-            "again needs a new one too"
+            "project needs its own database (buffer.trainer_input.experience_buffer.path), also a project that was "
+            "started again in an empty home"
         )

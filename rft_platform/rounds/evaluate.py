@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RoundEvaluation:
-    """Outcome of a round's evaluation. ``results`` is empty if no evaluation was due, or the round had one before."""
+    """Outcome of a round's evaluation.
+
+    ``results`` is empty if no evaluation was due, or if an earlier call has evaluated the round.
+    """
 
     gate: str
     promoted: bool = False
-    gate_passed: bool | None = None  # None: the gate decided nothing here
+    gate_passed: bool | None = None  # None: this evaluation has no decision of the gate
     results: list[EvaluationResult] = field(default_factory=list)
     markdown: str = ""
     picture: Path | None = None
@@ -99,7 +102,10 @@ def is_due(project: Project, round_number: int) -> bool:
 
 
 def _is_due_by_batches(project: Project, round_number: int) -> bool:
-    """Dynamic styles: due when the number of explore batches trained on passes a multiple of the interval."""
+    """Whether the number of trained explore batches passed a multiple of ``evaluation.every``, in the dynamic styles.
+
+    The last training is always evaluated.
+    """
     note, every = selection_note(project.store, round_number), project.config.evaluation.every
     passed = through(note) // every > through(selection_note(project.store, round_number - 1)) // every
     return passed or bool(note and note["last"])
@@ -113,7 +119,7 @@ def _evaluate(
     first = results[0]
     champion, decision = against_champion(project, registry, policy, first)
     promoted = decision.passed and policy.model_version is not None
-    if not promote:  # the note's promotion flag does not change
+    if not promote:  # keep the promotion flag of the note
         promoted = bool((store.read_note(policy.round, EVALUATION) or {}).get("promoted"))
         decision = replace(decision, reason=f"{decision.reason}; nothing is promoted by this evaluation")
     start = evaluation_of(store, 0)

@@ -37,8 +37,8 @@ from rft_platform.tasks.task import Task
 def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number: int) -> dict[str, Any]:
     """Roll out every explore batch of a round with ``policy`` and store the rows; returns the round's report.
 
-    The other policies explore too, with the versions of the round's snapshots. A repeated call
-    produces the same rows with the same ids.
+    The other policies take part in the versions that the round's snapshots name. A repeated call produces the same rows
+    with the same ids.
     """
     config = project.config
     with repair_on_failure(project, policy):
@@ -89,8 +89,8 @@ def _explore_batch(
 ) -> list[RolloutBatch]:
     """The rollouts of an explore batch: one task batch, and further ones until enough groups carry a signal.
 
-    The first task batch uses the explore batch's number in run ids; further ones use numbers beyond those of the round.
-    Rows are stored before they are judged, so that a judge that does not answer costs no rollouts.
+    The first task batch uses the explore batch's number in run ids; further ones use numbers above those of the round's
+    explore batches. Rows are stored before they are judged: if the judge does not answer, no rollouts are lost.
     """
     found: list[RolloutBatch] = []
     rows: list[RolloutRow] = []
@@ -104,7 +104,7 @@ def _explore_batch(
             project.store.write_rollouts(round_number, batch, rows)
         if signal.enough(found[-1].rows):
             break
-    if known is not None:  # the store may hold more rows than are used now
+    if known is not None:  # the stored file may hold rows of further task batches, which are not used now
         project.store.write_rollouts(round_number, batch, rows)
     return found
 

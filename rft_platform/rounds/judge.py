@@ -138,7 +138,7 @@ def quality(project: Project, round_number: int, judge_version: str) -> tuple[Ro
     rollouts = store.read_rollouts(round_number, columns=ROLLOUT_COLUMNS)
     judged = store.read_judged(round_number, judge_version, columns=JUDGED_COLUMNS)
     policy = project.config.explorer.group_policy
-    repeat_times = None if project.config.online else project.batches.repeat_times  # production decides
+    repeat_times = None if project.config.online else project.batches.repeat_times  # production traffic decides
     return check_rollouts(rollouts, repeat_times, policy), check_judged(judged, rollouts)
 
 
@@ -164,7 +164,10 @@ def _last_question(messages: list[dict[str, Any]]) -> str:
 def reward_figures(
     project: Project, judged: Sequence[JudgedRow], rows: Sequence[RolloutRow], has_advantage: bool
 ) -> dict[str, float]:
-    """Reward figures of the first policy, and some of the others as ``<figure>/<name>``. The lists have one order."""
+    """Reward figures of the first policy, and some of the further policies as ``<figure>/<name>``.
+
+    ``judged`` and ``rows`` are in the same order.
+    """
     found: dict[str, float] = {}
     for name in project.policies:
         own = [one for one, row in zip(judged, rows, strict=True) if row.call.policy == name]
@@ -177,7 +180,7 @@ def reward_figures(
 def run_metrics(rows: Sequence[RolloutRow], judged: Sequence[JudgedRow]) -> dict[str, dict[str, float]]:
     """Means over the runs, by name: ``workflow_metrics`` that the workflow reported, ``judge_metrics`` of the judge.
 
-    A run that did not report a value does not count in its mean. The lists have one order.
+    A run that did not report a value is left out of its mean. ``rows`` and ``judged`` are in the same order.
     """
     workflow, judge = dict[str, Mapping[str, float]](), dict[str, Mapping[str, float]]()
     for row, one in zip(rows, judged, strict=True):  # the last row of a run has the run's metrics
@@ -196,7 +199,10 @@ def _means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _own_rewards(rows: Sequence[RolloutRow]) -> int:
-    """Number of runs with a workflow reward for the whole run. Step rewards stay in effect beside a judge's reward."""
+    """Number of runs whose workflow set a reward for the whole run, which a judge's reward replaces.
+
+    Runs with rewards for steps do not count: a judge's reward does not replace them.
+    """
     by_steps = {row.run_id for row in rows if row.call.step_reward is not None}
     rewarded = {row.run_id for row in rows if row.run_reward is not None and TRUNCATED_METRIC not in row.call.metrics}
     return len(rewarded - by_steps)
@@ -205,8 +211,8 @@ def _own_rewards(rows: Sequence[RolloutRow]) -> int:
 def _reward_summary(rows: Sequence[JudgedRow], has_advantage: bool) -> dict[str, float]:
     """Reward over runs (all rows of a run have the run's reward), and the number of rows with a signal.
 
-    The reward includes runs that a filter keeps from training, because it measures the policy. If no advantages are
-    computed yet, every row that is not dropped counts as having a signal.
+    The reward measures the policy, so it includes runs that a filter keeps from training. Without advantages
+    (``has_advantage`` is False) every row that is not dropped counts as having a signal.
     """
     last = {row.run_id: row.reward for row in rows if math.isfinite(row.reward)}
     rewards = list(last.values())
@@ -244,7 +250,7 @@ def figures(store: ExperienceStore, round_number: int) -> JudgementFigures | Non
 def restore(project: Project, round_number: int, version: str) -> dict[str, Any]:
     """Make a stored judgement active again; returns the round's report.
 
-    Raises UserError if it is not stored or not sound.
+    Raises UserError if the judgement is not stored or not sound.
     """
     started, store = perf_counter(), project.store
     known = store.judge_versions(round_number)

@@ -1,7 +1,7 @@
 """Offline training: train a base model on demonstrations, preference pairs or a teacher's distribution.
 
-For the plan, the store and the registry it is the only round of its project. Its dataset, training, policy and
-evaluation are stored in ``r0001`` in the same way as those of any round.
+The training is the only round of its project. Its dataset, training, policy and evaluation are stored in ``r0001``, in
+the same form as those of other projects' rounds.
 """
 
 from collections.abc import Callable

@@ -85,7 +85,7 @@ def make_dataset(project: Project, round_number: int) -> DatasetFile:
         digest=dataset.digest,
         source=dataset.report.source,
         source_files=dataset.files,
-        report=json.loads(json.dumps(asdict(dataset.report))),  # in the types in which it is read back
+        report=json.loads(json.dumps(asdict(dataset.report))),  # with the types that ``read_dataset`` returns
     )
     store.write_note(round_number, DATASET, {**asdict(written), "path": to_record(file, store.home)})
     return written

@@ -86,7 +86,7 @@ class Round:
         return {name: self.train_policy(name, trainer, registry) for name in (*others, first)}
 
     def train_policy(self, name: str, trainer: "TrainerClient", registry: "ModelRegistry") -> PolicyTraining:
-        """The train stage for one policy. One that is not trained keeps its weights, published for this round too."""
+        """The train stage for one policy. For a policy that is not trained, publish its unchanged weights."""
         project, number = self.project, self.number
         if not project.policies[name].train:
             kept = replace(parent_of(project.store, number, name), round=number)

@@ -61,15 +61,15 @@ _WATCHED = ("loss", "grad_norm", "entropy")
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A training request, and the facts of the control plane that belong to it."""
+    """A request for the trainer, and what the control plane needs to run it and to publish its result."""
 
     request: TrainRequest
     parent: Policy
     round: int
     total_steps: int  # expected optimiser steps, for the progress line
     reads: tuple[Policy, ...]  # policies whose weights the trainer reads; damaged ones are repaired on failure
-    canary_sequences: Callable[[], list[list[int]]]  # token ids on which the new weights are compared
-    selection: Mapping[str, Any] | None = None  # the settled row selection, if rows are selected one by one
+    canary_sequences: Callable[[], list[list[int]]]  # returns the token ids for the canary of the new weights
+    selection: Mapping[str, Any] | None = None  # the recorded row selection, in the dynamic styles
 
 
 def train(
@@ -77,8 +77,8 @@ def train(
 ) -> tuple[TrainResult, list[StepEvent]]:
     """Run the optimiser steps of a round and publish the resulting policy.
 
-    A round in which no row has a gradient is recorded as a no-op: its policy is its parent's. ``dagster_run_id`` is the
-    orchestrator's run id, kept in the lineage. ``policy`` is the name of the policy to train.
+    A round in which no row has a gradient is recorded as a no-op: it publishes the parent's policy again.
+    ``dagster_run_id`` is kept in the lineage. ``policy`` is the name of the policy to train.
     """
     store = project.store
     parent = parent_of(store, round_number, policy)
@@ -138,14 +138,14 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
 
 
 def _when_to_save(project: Project, round_number: int, selection: Mapping[str, Any] | None) -> Literal["now", "later"]:
-    """Save the trainer state later, in the background, if another training follows that continues from memory."""
+    """``later``: save the trainer state in the background; only if the next training continues from the same memory."""
     last = round_number >= project.rounds_budget or bool(selection and selection["last"])
     alternates = len(project.policies) > 1  # each policy's training replaces the state of another one
     return "now" if last or alternates or not project.config.trainer.save_in_background else "later"
 
 
 def rounds_read(round_number: int, selection: Mapping[str, Any] | None) -> list[int]:
-    """The rounds whose files a training reads: its own, or those of its row selection."""
+    """The rounds whose files a training reads: the training's own round, or those of its row selection."""
     return (selection and rounds_of(selection)) or [round_number]
 
 
@@ -161,8 +161,8 @@ def _judged_file(store: ExperienceStore, number: int, selection: Mapping[str, An
 def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) -> str | None:
     """The file of demonstrations mixed into the rollouts; None if the algorithm uses none, or there are none.
 
-    All rounds share the file of a dataset; a round's part of it follows from its data position. In an online project
-    without a dataset each round has a file: the corrections of users up to this round.
+    All rounds share the file of a dataset; the round's data position determines which part a round uses. In an online
+    project without a dataset each round has a separate file with the corrections of users up to this round.
     """
     experts = project.config.algorithm.experts
     if algorithm.expert_weight is None or experts is None:
@@ -240,7 +240,7 @@ def steps_expected(project: Project, round_number: int) -> int:
 
 
 def _canary_sequences(project: Project, round_number: int, policy: str = FIRST_POLICY) -> list[list[int]]:
-    """A few whole sequences of the round, from the policy's own calls."""
+    """The token ids of a few calls of the policy in the round, for the canary."""
     rows = project.store.read_rollouts(round_number, columns=["prompt_ids", "response_ids", "policy"])
     own = policy_column(policy)
     called = [index for index, name in enumerate(rows["policy"].to_pylist()) if name == own][:_CANARY_ROWS]
@@ -300,9 +300,9 @@ def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -
 
 
 def engine_mismatch(steps: Sequence[StepEvent]) -> float | None:
-    """Mean |delta log-prob| in nats between the sampling engine and the trainer, for exactly the same weights.
+    """Mean |delta log-prob| in nats between the sampling engine and the trainer, for the same weights.
 
-    Only the first step shows it, and only if the round explored with its parent; later steps have changed the policy.
+    It is measured in the first step of a round that explored with its parent; before later steps the weights changed.
     """
     first = steps[0].metrics if steps else {}
     return first.get("mismatch_abs") if first.get("staleness_max") == 0 else None

@@ -39,7 +39,7 @@ def make_starting_policy(
     connect_trainer: Callable[[], "TrainerClient"],
     dagster_run_id: str,
 ) -> Policy:
-    """Publish policy version 0, which round 1 explores with; one that is already published is kept."""
+    """Publish policy version 0, which round 1 explores with; if it is already published, keep it."""
     start_all(project)
     publish_starts(project)
     known = published(project.store, 0)
@@ -57,10 +57,10 @@ def make_starting_policy(
 
 @dataclass(slots=True)
 class WarmStartCourse:
-    """Supervised fine-tuning in legs of ``eval_every`` steps until a target score, then a cool-down to learning rate 0.
+    """Supervised fine-tuning in parts ("legs") of ``eval_every`` steps until a target score on held-out tasks.
 
-    A small model learns such a task in a sudden jump, at a different step for every seed. A target score on held-out
-    tasks stops at the same skill; a fixed number of steps does not.
+    The learning rate then falls to 0. A small model learns such a task suddenly, at a different step for every seed: a
+    target score gives starting policies of equal skill, a fixed number of steps does not.
     """
 
     project: Project
@@ -159,14 +159,14 @@ class WarmStartCourse:
         )
 
     def _canary(self) -> Canary:
-        """The trainer's log-probs on a few prompts; an online project has no tasks to take them from."""
+        """The trainer's log-probs on a few prompts: of the tasks, or fixed ones in an online project without tasks."""
         prompts = [task.prompt for task in self.project.tasks.tasks[:_CANARY_TASKS]] or _CANARY_PROMPTS
         sequences = self.engine.render([[{"role": "user", "content": prompt}] for prompt in prompts])
         return Canary(sequences, self.trainer.score(sequences))
 
 
 def _with_steps(settings: WarmStart, demonstrations: Path) -> WarmStart:
-    """``settings`` with the number of steps of their passes over the demonstrations."""
+    """``settings`` with the number of steps that its number of passes over the demonstrations gives."""
     if settings.epochs is None:
         return settings
     import pyarrow.parquet as pq

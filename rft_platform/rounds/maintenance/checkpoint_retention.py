@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 _STEPS = "steps.json"
-_DELAY_S = 3.0  # by then the next round's rollouts run, which write nothing for a while
-DISCARDED = "discarded"  # folder beside the checkpoints of files that are about to be deleted
+_DELAY_S = 3.0  # after this delay the next round's rollouts run, which write nothing for a while
+DISCARDED = "discarded"  # folder, beside the checkpoints, that holds files until they are deleted
 
 
 def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
@@ -82,9 +82,9 @@ def in_use(project: Project, name: str = FIRST_POLICY) -> set[Path]:
 
 
 def needed_to_repeat(project: Project, name: str = FIRST_POLICY) -> list[Policy]:
-    """Policies that a killed trainer needs to make the state of the newest one: newest first.
+    """Policies that a killed trainer needs to make the trainer state of the newest policy again, newest first.
 
-    These are the newest one, and while the trainer state of one is not saved, the one before it.
+    The list starts with the newest policy and ends with the first policy whose trainer state is saved.
     """
     store, needed = project.store, []
     for number in sorted(store.rounds(), reverse=True):
@@ -98,10 +98,10 @@ def needed_to_repeat(project: Project, name: str = FIRST_POLICY) -> list[Policy]
 
 
 def _delete_discarded(project: Project) -> None:
-    """Delete what ``_thin`` moved to the folder of discarded files, also in an earlier process.
+    """Delete the files that ``_thin`` moved to the folder ``DISCARDED``, in this process or an earlier one.
 
-    A thread does it, because a file system takes seconds for gigabytes and delays other writes meanwhile. The thread
-    starts when the next round explores, or when the main thread has ended. The process ends after it.
+    A thread deletes them, because deleting gigabytes takes seconds and delays other writes. The thread waits until the
+    next round explores or the main thread has ended. The process ends when the files are deleted.
     """
     discarded = project.checkpoints / DISCARDED
     found = list(discarded.iterdir()) if discarded.is_dir() else []

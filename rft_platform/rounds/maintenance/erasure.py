@@ -17,7 +17,7 @@ from rft_platform.experience.schema import ROLLOUT_SCHEMA, rows_to_table, table_
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
 
-_TOKEN = 0  # a response has at least one token
+_TOKEN = 0  # token id of an erased response: a response has at least one token
 TOMBSTONE = "erased"  #: ``finish_reason`` of an erased row
 
 

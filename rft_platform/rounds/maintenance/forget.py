@@ -1,6 +1,7 @@
 """Forget a person: erase the text and tokens of their production traffic everywhere, and name what was trained on it.
 
-Weights cannot forget. The report names every model version that was trained on the person's rows, and its descendants.
+The weights do not change. The report names every model version that was trained on the person's rows, and its
+descendants.
 """
 
 from collections import defaultdict
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was erased, and the checkpoints that a training on it has changed."""
+    """What was erased, and the checkpoints that were trained on the erased rows."""
 
     rows: int
     rounds: tuple[int, ...]
@@ -90,7 +91,10 @@ def _trained_on_corrections(
 
 
 def _traced(project: Project, number: int, rows: set[str]) -> set[str]:
-    """Rows that stand for all: a training of the round read those that its judgement kept, so one per judgement."""
+    """One of the erased ``rows`` per judgement of the round, chosen from the rows that the judgement kept.
+
+    A training of the round read all rows that its judgement kept, so one of them is enough to find its checkpoint.
+    """
     found = set[str]()
     for version in project.store.judge_versions(number):
         kept = (row.row_id for row in project.store.judged_rows(number, version) if row.dropped_by is None)

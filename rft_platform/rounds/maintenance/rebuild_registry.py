@@ -110,7 +110,10 @@ def _rebuild_imported(project: Project, registry: "ModelRegistry") -> list[Rebui
 
 
 def _fill(registry: "ModelRegistry", before: RegisteredPolicy, unnoted: list[Manifest], run_id: str) -> None:
-    """Use up a number that no note names: register a checkpoint without a note, or create and delete a version."""
+    """Use up the next version number, which no note names, so that ``before`` can keep its number.
+
+    Registers a checkpoint without a note; if there is none, creates a version and deletes it.
+    """
     older = [manifest for manifest in unnoted if manifest.policy_version < before.policy.policy_version]
     if not older:
         registry.skip_version()
@@ -122,7 +125,7 @@ def _fill(registry: "ModelRegistry", before: RegisteredPolicy, unnoted: list[Man
 
 
 def _manifests(project: Project, name: str) -> list[Manifest]:
-    """Manifests of the published checkpoints. Those of warm-start legs and quarantined ones are in deeper folders."""
+    """Manifests of the published checkpoints. Deeper folders, of warm starts and quarantined ones, are not read."""
     folder = project.checkpoints_of(name)
     return [manifest for manifest in all_manifests(folder) if manifest.folder.parent == folder]
 

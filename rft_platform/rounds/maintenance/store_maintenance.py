@@ -118,7 +118,7 @@ def champion_rounds(project: Project, registry: "ModelRegistry") -> set[int]:
 
 
 def _rounds_read(lineage: Mapping[str, Any]) -> set[int]:
-    """Rounds whose rows a training read: those of its row selection, else its own."""
+    """Rounds whose rows a training read: those of its row selection; without a selection, the training's own round."""
     number, settled = lineage.get("round"), lineage.get("row_selection") or {}
     return {*map(int, settled.get("judge_versions", ()))} or ({number} if number is not None else set())
 

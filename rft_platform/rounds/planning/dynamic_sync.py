@@ -48,7 +48,7 @@ def has_enough(state: ProjectState) -> bool:
 def trains(state: ProjectState, number: int, explored: int) -> bool | str:
     """Whether training ``number`` may start after ``explored`` batches; a str: what it waits for; False: it is done.
 
-    An unfinished training whose rows are settled continues as soon as those rows exist.
+    If its rows are selected already (``settled``), the training continues as soon as these rows are stored again.
     """
     landed, key, over = state.landed, round_key(number), explored >= state.rounds_budget
     if number <= landed.settled:

@@ -1,6 +1,6 @@
 """The scheduler of the loop: from the state on disk, decide what runs next and what is waited for.
 
-The sensors (under the daemon) and the in-process driver both call it, so a project advances in the same way with each.
+The sensors (under the daemon) and the in-process driver both call ``plan_next``, so both run a project in the same way.
 """
 
 import math
@@ -67,7 +67,7 @@ def _next_evaluation(state: ProjectState) -> Plan:
 
 
 def _last_round(state: ProjectState) -> int:
-    """The last round to process: that of the budget, or in mode train the last one explored if nobody explores more."""
+    """The last round to process: that of the budget; in mode train without another driver, the last explored round."""
     explored = state.mode == "train" and state.sync_style == "fixed" and state.committed_rows is None
     return len(state.rounds) if explored and not state.other_half else state.rounds_budget
 

@@ -47,11 +47,11 @@ class ProjectState:
 
     rounds: tuple[RoundState, ...] = ()
     rounds_budget: int = 1
-    experiences_needed: int = 1  # rows that let a round train before its exploration has ended: those of a whole round
+    experiences_needed: int = 1  # rows of a whole round: with that many, a round may train before it is explored
     offset_rounds: int = 0  # rounds by which exploration may lead training; dynamic styles: 0 is no limit
     sync_style: SyncStyle = "fixed"
     rows_a_step: int = 1  # dynamic styles: experiences per optimiser step
-    rows_wanted: int = 1  # dynamic styles: experiences that let a training start
+    rows_wanted: int = 1  # dynamic styles: number of experiences at which a training may start
     max_staleness: int | None = None  # dynamic styles: largest age of a row at the start of its training, in versions
     landed: PendingRows = field(default_factory=PendingRows)
     warm_start: LaunchState | None = None  # None: the project has none
@@ -75,7 +75,7 @@ class Action:
 
     @property
     def run_key(self) -> str:
-        """Identity of the launch: the same key launches once. The attempt number allows a retry after a failure."""
+        """Identity of the launch: Dagster launches a key once. The attempt number allows a retry after a failure."""
         return f"{self.kind}:{round_key(self.round)}:{self.attempt}"
 
     @property

@@ -30,13 +30,13 @@ class Policy:
 
     @classmethod
     def from_note(cls, note: dict[str, Any], home: Path) -> "Policy":
-        """Read back what ``to_note`` made, in the project's folder of today."""
+        """Read a note that ``to_note`` made; ``home`` is the project's current folder, which may have moved."""
         canary, folder = note.get("canary"), from_record(note["folder"], home)
         known = {"canary": Canary(**canary) if canary else None, "name": policy_of_column(note.get("name"))}
         return cls(**{**note, **known, "folder": str(folder)})
 
     def to_note(self, home: Path) -> dict[str, Any]:
-        """The note of this policy; its folder is relative to ``home`` if it is there."""
+        """The note of this policy; a folder below ``home`` is stored relative to ``home``."""
         return {**asdict(self), "folder": to_record(self.folder, home), "name": policy_column(self.name)}
 
 
@@ -123,7 +123,7 @@ def deploy(engine: PolicyEngine, policy: Policy, least_serving: int | None = Non
     """
     before = engine.status()
     same = (before.policy_version, before.weights_digest) == (policy.policy_version, policy.weights_digest)
-    if same and not before.paused:  # a paused engine was left before its check ended, so repeat it
+    if same and not before.paused:  # a paused engine was interrupted before the canary ended: repeat the canary
         return None
     if least_serving is not None and isinstance(engine, EnginePool):
         found = engine.roll(lambda client: deploy(client, policy), least_serving)

@@ -36,7 +36,7 @@ class Project:
         return cls(home, _load_config_once(home, home.config_file.stat().st_mtime_ns))
 
     def in_mode(self, mode: Mode) -> "Project":
-        """This project as a driver of ``mode`` sees it: the file has the mode of the driver that wrote it."""
+        """This project with ``mode`` in its configuration, for a driver whose mode is not that of the stored file."""
         return self if mode == self.config.mode else Project(self.home, self.config.model_copy(update={"mode": mode}))
 
     @cached_property
@@ -105,7 +105,7 @@ class Project:
     def length(self) -> RunLength:
         """Rounds and optimiser steps of the whole run; reads the tasks if it depends on their number."""
         length = self.settings.length() or self.settings.length(len(self.tasks.tasks))
-        assert length is not None  # the number of tasks is the only thing that can be missing
+        assert length is not None  # only an unknown number of tasks gives None, and the tasks were read
         return length
 
     @property

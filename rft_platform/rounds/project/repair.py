@@ -128,10 +128,10 @@ def _describes(manifest: Manifest, folder: Path) -> bool:
 def refuse_damaged_rows(project: Project, round_number: int, needed_note: str) -> None:
     """Quarantine the round's damaged Parquet files. Reads every byte of them.
 
-    Raises if this withdraws the note ``needed_note`` (``explore`` before judging, ``judge`` before training):
-    DamageRepairedError, because the plan then explores the round again. Raises StorageError if the rollouts or the
-    active judgement of a trained round are damaged, because the plan does not repeat such a round. Other damage is
-    logged as a warning.
+    The quarantine withdraws the notes that depend on a file. If ``needed_note`` is among them (``explore`` before
+    judging, ``judge`` before training), raises DamageRepairedError: the plan then explores the round again. If the
+    rollouts or the active judgement of a trained round are damaged, raises StorageError: the plan does not repeat a
+    trained round. Other damage is logged as a warning.
     """
     store = project.store
     found = store.damaged(round_number, digest=True)
@@ -182,12 +182,12 @@ def _rounds_of(store: ExperienceStore, policy: Policy) -> _Rounds:
 
 
 def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: str) -> Path:
-    """Withdraw the notes, then move the folder: the notes must not outlive the folder they refer to."""
+    """Withdraw the notes of ``rounds``, then move the checkpoint's folder, so that no note names a missing folder."""
     folder = Path(policy.folder)
     for number in reversed(rounds):
         for note in (EVALUATION, *(stored_name(name, policy.name) for name in _NOTES)):
             project.store.withdraw_note(number, note)
-    # must not start with the checkpoint prefix, because lineage searches for it
+    # The name must not start with the prefix of checkpoints: lineage reads every folder with this prefix.
     target = project.checkpoints / ASIDE / f"damaged.{folder.name}.{secrets.token_hex(3)}"
     target.parent.mkdir(parents=True, exist_ok=True)
     if folder.is_dir():

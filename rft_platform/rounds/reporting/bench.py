@@ -78,7 +78,7 @@ def _holds(project: Project, round_number: int, wanted: list[tuple[str, int, str
 
 
 def removed(policy: Policy) -> bool:
-    """Whether the policy's weights are gone, because of ``trainer.max_checkpoints_to_keep`` or another reason."""
+    """Whether the policy's weights were removed, by ``trainer.max_checkpoints_to_keep`` or by hand."""
     folder = Path(policy.folder)
     return (folder / THINNED).exists() or not any(folder.glob("*.safetensors"))
 

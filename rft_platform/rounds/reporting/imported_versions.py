@@ -1,7 +1,7 @@
 """Versions that another project trained, imported to serve production traffic, with their files and their origin.
 
-An imported version belongs to no round: rounds go on from the project's own weights, and calls that it answers are not
-trained on. Its policy version is above those of all rounds.
+An imported version belongs to no round: rounds continue from the project's own weights, and calls that the imported
+version answers are not trained on. Its policy version is above those of all rounds.
 """
 
 import shutil
@@ -40,8 +40,9 @@ def imported_policies(project: Project) -> list[Policy]:
 def import_checkpoint(project: Project, registry: "ModelRegistry | None", source: Path) -> Policy:
     """Copy a checkpoint of another project and register it; the same weights are imported once.
 
-    A repeated import registers what an earlier one copied and could not register.
-    Raises UserError for what is no checkpoint with full weights of this project's model, DamagedError for damage.
+    If an earlier import copied the checkpoint but could not register it, a repeated import registers it.
+    Raises UserError unless ``source`` is a checkpoint with full weights of this project's model, and DamagedError if it
+    is damaged.
     """
     source = source.absolute()
     manifest = read_manifest(source)
@@ -72,7 +73,7 @@ def _copy(project: Project, manifest: Manifest, number: int) -> Policy:
 
 
 def _register(project: Project, registry: "ModelRegistry", policy: Policy) -> Policy:
-    """Register a copied version and note its number in the registry; one that is registered keeps its number."""
+    """Register a copied version and store the registry's number in its note; a registered version keeps its number."""
     folder = Path(policy.folder)
     note = read_json(folder / _NOTE)
     origin = {name: value for name, value in note.items() if name != "policy"}
@@ -88,7 +89,7 @@ def _register(project: Project, registry: "ModelRegistry", policy: Policy) -> Po
 
 def _check(project: Project, source: Path) -> None:
     if not project.config.online:
-        raise UserError("this project serves no production traffic: import into one that `rft serve` serves")
+        raise UserError("this project serves no production traffic: import into a project that `rft serve` serves")
     if (source / "adapter_config.json").exists():
         raise UserError(f"{source} holds a LoRA adapter: only full weights are imported")
     damage = checkpoint_damage(source)
@@ -96,7 +97,7 @@ def _check(project: Project, source: Path) -> None:
         raise DamagedError(f"checkpoint {source}: {damage}")
     config = Path(str(project.config.model.model_path)) / "config.json"
     if not config.exists():
-        return  # the base model is no folder: the engine refuses other weights when it loads them
+        return  # the base model is not a folder: the engine refuses weights of another model
     ours, theirs = read_json(config), read_json(source / "config.json")
     wrong = [name for name in _SAME if ours.get(name) != theirs.get(name)]
     if wrong:

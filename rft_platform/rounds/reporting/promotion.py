@@ -68,9 +68,9 @@ def against_champion(
 ) -> tuple[EvaluationResult | None, GateDecision]:
     """Return the champion's evaluation, if this project has it, and the decision of the gate.
 
-    Without a champion, the policy is compared with the start, and a tie is enough unless ``evaluation.gate.confident``
-    is set to true. Weights are identified by their digest, because projects that share a server may share policy
-    versions and even a model name.
+    Without a champion, the policy is compared with the start, and an equal score is enough unless
+    ``evaluation.gate.confident`` is true. Weights are identified by their digest, because projects that share a server
+    may share policy versions and even a model name.
     """
     settings = project.config.evaluation
     champion = registry.champion()

@@ -72,9 +72,9 @@ def time_split(
     evaluated: Mapping[str, Any],
     wall_s: float | None = None,
 ) -> dict[str, float]:
-    """Seconds per part; ``overhead`` is the rest of the launches' total time ``wall_s``, if that is known.
+    """Seconds per part; if ``wall_s``, the total time of the launches, is known, ``overhead`` is the rest of it.
 
-    Pass an empty mapping for a missing note; its part is left out, as is the part of a note without ``seconds``.
+    Pass an empty mapping for a missing note. The part of a missing note, or of a note without ``seconds``, is left out.
     """
     scores = evaluated.get("metrics", {})
     measured = {

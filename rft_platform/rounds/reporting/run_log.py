@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def monitor_steps(project: Project, round_number: int, steps: Sequence[StepEvent], policy: str = FIRST_POLICY) -> None:
-    """Write the metrics of a round's optimiser steps. A retrained round is written again."""
+    """Write the metrics of a round's optimiser steps to TensorBoard. If the round is retrained, write them again."""
     run = _tensorboard(project, policy)
     if run is not None and steps:
         run.log_steps(f"{round_key(round_number)}-train", steps)
 
 
 def monitor_round(project: Project, round_number: int, metrics: Mapping[str, Any], prefix: str) -> None:
-    """Write the metrics of a round, with the round as x axis. ``prefix`` (such as ``eval/``) names the part."""
+    """Write the metrics of a round to TensorBoard, with the round as x axis and ``prefix`` (such as ``eval/``)."""
     run = _tensorboard(project)
     if run is not None and metrics:
         run.log_round(f"{round_key(round_number)}-{prefix.strip('/')}", round_number, metrics, prefix)

@@ -1,4 +1,4 @@
-"""The versions of an online project that can serve, read from the notes of its rounds, and decisions on them."""
+"""The versions of an online project that can serve, read from the notes of its rounds; release commands for them."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from rft_platform.serving.rules.round_rows import RoundRule
 
 
 def release_commands(project: Project) -> ReleaseCommands:
-    """Decisions on the versions of an online project. Raises UserError for any other project."""
+    """The commands that release or withdraw versions of an online project. Raises UserError for any other project."""
     if not project.config.online:
         raise UserError("this project serves no production traffic: start one with `rft serve`")
     return ReleaseCommands(ReleaseStore(traffic_database(project)), lambda: servable_versions(project))
@@ -37,9 +37,10 @@ def servable_versions(project: Project) -> list[ServableVersion]:
 
 
 def is_released(project: Project, policy: Policy) -> bool:
-    """Whether a policy may serve without a choice by hand.
+    """Whether a policy may serve without a user's decision.
 
-    With held-out tasks its evaluation must promote it, else its round must have ended. The starting policy may serve.
+    With held-out tasks, the evaluation must have promoted the policy; without them, its round must have ended. The
+    starting policy may always serve.
     """
     note = project.store.read_note(policy.round, EVALUATION)
     gated = bool(project.config.buffer.explorer_input.eval_tasksets)
@@ -65,7 +66,8 @@ def round_rule(project: Project) -> RoundRule:
 def oldest_trainable(project: Project) -> int | None:
     """The oldest policy version whose rows the next round may train on; None: of any version.
 
-    The limit counts from the version that serves, or from the newest released one: traffic has no newer version.
+    The largest age (``synchronizer.max_staleness``) counts from the project's version that serves; if none serves,
+    from the newest released one. Traffic has no rows of newer versions.
     """
     limit = project.config.synchronizer.max_staleness
     if limit is None:

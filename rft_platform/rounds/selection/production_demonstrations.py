@@ -43,7 +43,7 @@ def collect_demonstrations(project: Project, round_number: int) -> dict[str, Any
     rows = database.settle(round_number) if known is None else database.rows(round_number)
     note = _write(project, round_number, rows)
     kept = database.rows(round_number)
-    # a person was forgotten meanwhile, before `rft forget` could find the file
+    # `rft forget` ran before the file existed, so it did not erase the person's rows in it
     return note if len(kept) == len(rows) else _write(project, round_number, kept)
 
 
@@ -54,10 +54,10 @@ def trains_on_corrections(project: Project) -> bool:
 
 
 def experts_of_traffic(project: Project, round_number: int, model_folder: Path) -> Path | None:
-    """Write the demonstrations of this round and all before it for its training; returns the file, None without one.
+    """Write the demonstrations of all rounds up to this one for its training; returns the file, None if there are none.
 
-    Each round has its own file, so that a killed trainer can repeat the training. Left out are demonstrations that
-    the model at ``model_folder`` cannot be trained on: one bad correction must not stop the project.
+    Each round has its own file, so that a killed trainer can repeat the training. Demonstrations that the model at
+    ``model_folder`` cannot be trained on are left out, because one bad correction must not stop the project.
     """
     target, limit = project.store.round_folder(round_number) / EXPERTS, project.config.model.max_model_len
     while True:
@@ -67,12 +67,12 @@ def experts_of_traffic(project: Project, round_number: int, model_folder: Path) 
             _write_file(usable, target)
         else:
             target.unlink(missing_ok=True)
-        if _until(project, round_number) == rows:  # else a person was forgotten meanwhile
+        if _until(project, round_number) == rows:  # otherwise `rft forget` removed rows while the file was written
             return target if usable else None
 
 
 def erase_demonstrations(project: Project, msg_ids: Collection[str]) -> int | None:
-    """Erase the demonstrations of these messages from all files; returns the first round that took one, if any did."""
+    """Erase the demonstrations of these messages from all files; returns the first round that has one, or None."""
     for number in project.store.rounds():
         note = project.store.read_note(number, DEMONSTRATIONS)
         file, experts = (project.store.round_folder(number) / name for name in (FILE, EXPERTS))
@@ -87,7 +87,7 @@ def erase_demonstrations(project: Project, msg_ids: Collection[str]) -> int | No
 
 
 def _until(project: Project, round_number: int) -> list[dict[str, Any]]:
-    """The demonstrations of all rounds up to this one; of several corrections of an answer the newest."""
+    """The demonstrations of all rounds up to this one; if an answer has several corrections, the newest one."""
     newest: dict[tuple[str, int], dict[str, Any]] = {}
     for number in range(1, round_number + 1):
         if project.store.has_note(number, DEMONSTRATIONS) and collect_demonstrations(project, number)["rows"]:
@@ -105,7 +105,7 @@ def _trainable(rows: list[dict[str, Any]], model_folder: Path, limit: int | None
     turns = [_turn(row) for row in rows]
     try:
         lengths: list[int | None] = [len(prompt) + len(answer) for prompt, answer in tokenise(turns, model_folder)]
-    except UserError:  # find out which
+    except UserError:  # find out which demonstrations the template refuses
         lengths = [_tokens(turn, model_folder) for turn in turns]
     fits = [length is not None and (limit is None or length <= limit) for length in lengths]
     if not all(fits):

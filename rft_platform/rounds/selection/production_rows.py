@@ -1,4 +1,4 @@
-"""Online projects: the database of production traffic, and the rows of it that a round collects."""
+"""Online projects: the database of production traffic, and the rows that a round collects from it."""
 
 import secrets
 from collections import Counter
@@ -44,7 +44,7 @@ def database_url(project: Project) -> str:
 
 
 def home_id(project: Project) -> str:
-    """An id of the project's home, made at the first call; a home that is moved keeps it."""
+    """The id of the project's home, made at the first call; the id stays the same if the home is moved."""
     file = project.home.root / "online" / "id"
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file):
@@ -54,9 +54,9 @@ def home_id(project: Project) -> str:
 
 
 def rows_of_traffic(calls: list[Call], round_number: int) -> list[RolloutRow]:
-    """Rollout rows of a round's calls: the calls of one task are a group, those of one run its steps.
+    """Rollout rows of a round's calls: the calls of one task form a group, and the calls of one run are its steps.
 
-    The last row of a run has the run's reward: that of its last labelled call.
+    The last row of a run has the run's reward, which is the reward of the last call with feedback.
     """
     steps: Counter[str] = Counter()
     last: dict[str, RolloutRow] = {}
@@ -75,9 +75,9 @@ def rows_of_traffic(calls: list[Call], round_number: int) -> list[RolloutRow]:
 
 
 def tasks_of_traffic(rows: Sequence[RolloutRow]) -> dict[str, Task]:
-    """The tasks that the rows of an online round belong to, made from the first request of each.
+    """The tasks of an online round's rows, by task id. A judge gets the messages of a task's first request as the task.
 
-    No dataset holds them. A judge gets the request's messages as the task.
+    The tasks are made from the requests, because no dataset holds them.
     """
     tasks: dict[str, Task] = {}
     for row in rows:
@@ -95,7 +95,7 @@ def _task_of(call: Call) -> str:
 def _run_of(call: Call) -> str:
     """Name of the run; each further choice of an answer is a separate run.
 
-    The name is unique: a run id is its last part, in which slashes are escaped.
+    The name is unique, because its last part is the run id, in which slashes are escaped.
     """
     run = str(call.run_id).replace("%", "%25").replace("/", "%2F")
     return f"online{f':{call.choice}' if call.choice else ''}/{_task_of(call)}/{run}"

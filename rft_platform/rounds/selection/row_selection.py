@@ -1,4 +1,7 @@
-"""Select the rows of a training. File and note are written before it starts, so that a retry takes the same rows."""
+"""Select the rows of a training. A file and a note record them before the training starts, so a retry takes the same.
+
+``settled`` means: the selection is recorded.
+"""
 
 import math
 import time
@@ -38,7 +41,7 @@ class Choice:
     fresh: list[Group] = field(default_factory=list)
     replay: list[Group] = field(default_factory=list)
     stale: list[Group] = field(default_factory=list)
-    left: list[Group] = field(default_factory=list)  # for a later training
+    left: list[Group] = field(default_factory=list)  # left for a later training
 
     @property
     def rows(self) -> int:
@@ -86,9 +89,9 @@ def select_rows(project: Project, number: int, parent: Policy) -> dict[str, Any]
 def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
     """Decide which groups a round's training takes; also returns the last round considered.
 
-    All rows of rounds up to ``number`` are taken; in the style ``dynamic_by_explorer``, all rows that landed. Other
-    groups fill up whole optimiser steps by priority: fresh groups of later rounds in ``dynamic_by_trainer``, and groups
-    that were trained on before if replay is on.
+    The training takes all rows of rounds up to ``number``; in the style ``dynamic_by_explorer``, all landed rows. If
+    these do not fill whole optimiser steps, further groups are added by priority: fresh groups of later rounds in the
+    style ``dynamic_by_trainer``, and groups that were trained on before if replay is on.
     """
     (fresh, landed), config, step = _fresh(project, number, parent), project.config, project.batches.train_batch_size
     replay, limit = config.buffer.trainer_input.experience_buffer.replay_buffer, config.synchronizer.max_staleness
@@ -113,7 +116,7 @@ def rounds_of(note: Mapping[str, Any]) -> list[int]:
 
 
 def _fresh(project: Project, number: int, parent: Policy) -> tuple[list[Group], int]:
-    """Groups that no training before ``number`` took, in order, and the last round considered."""
+    """Groups that no training before ``number`` took, in row order, and the last round considered."""
     if not project.config.synchronizer.dynamic:
         snapshot = snapshot_of(project.store, number, parent.name) if len(project.policies) > 1 else None
         return groups_of(project.store, number, snapshot), number
@@ -161,7 +164,7 @@ def _describe(
 
 
 def _still_valid(project: Project, number: int, note: dict[str, Any], policy: str) -> bool:
-    """Whether the selection file is unchanged and no round whose rows it reuses was retired since."""
+    """Whether the selection file is unchanged and no round that the selection reuses rows of was retired since."""
     file, fresh = selection_file(project.store, number, policy), set(note["fresh_rounds"])
     if not file.is_file() or digest_file(file) != note["sha256"]:
         return False

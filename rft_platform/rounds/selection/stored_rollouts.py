@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 class StoredRollouts:
     """The stored batches of a round whose exploration or judgement has not finished.
 
-    A repeated round samples everything again if it was explored and judged completely. It samples a batch again if the
-    batch was sampled from other weights or tasks than the retry uses.
+    A round that was explored and judged completely has no such batches: repeating it samples everything again. A stored
+    batch is sampled again if the retry uses other weights or tasks.
     """
 
     def __init__(self, project: Project, round_number: int, policies: Mapping[str, Policy]) -> None:
@@ -57,7 +57,7 @@ class StoredRollouts:
         return None if self._anew else self._note
 
     def _report(self, rows: Sequence[RolloutRow], tasks: int) -> RolloutReport:
-        """The report as far as the rows show it; errors and timings are no longer known."""
+        """The report as far as it can be computed from the rows, i.e. without errors and timings."""
         wanted = self._project.batches.repeat_times
         runs = Counter(row.group_id for row in {row.run_id: row for row in rows}.values())
         lost = tasks - len(runs)

@@ -1,4 +1,4 @@
-"""Select the tasks of a round, one batch after the other, and decide how many batches it takes.
+"""Select the tasks of a round, one batch after the other, and decide how many batches the round takes.
 
 ``TaskSelection`` uses the taskset's selector. ``SignalCount`` implements dynamic sampling: further task batches until
 enough groups carry a signal (DAPO, arXiv 2503.14476).
@@ -27,8 +27,8 @@ from rft_platform.tasks.task import Task
 class TaskSelection:
     """The task batches of one round.
 
-    They depend on the seed, the earlier rounds, and the round of the exploring policy. A repeated round takes the same
-    tasks, whatever has been stored since.
+    The batches depend on the seed, the earlier rounds, and the round of the exploring policy. A repeated round takes
+    the same tasks, even if more has been stored since.
     """
 
     def __init__(self, project: Project, round_number: int, policy_round: int) -> None:
@@ -55,7 +55,7 @@ class TaskSelection:
         return [tasks[index] for index in chosen.indices]
 
     def as_dict(self) -> dict[str, Any]:
-        """For the note: the selector, the number of batches before and now, the tasks per batch, statistics."""
+        """For the note: selector, number of batches in earlier rounds and in this one, tasks per batch, statistics."""
         names = dict.fromkeys(name for found in self._statistics for name in found)
         means = {name: sum(s[name] for s in self._statistics) / len(self._statistics) for name in names}
         return {
@@ -73,7 +73,7 @@ def batches_before(project: Project, round_number: int) -> int:
         (project.store.read_note(number, "explore") or {}).get("task_selection")
         for number in (round_number, round_number - 1)
     )
-    if own is not None:  # explored before: later changes of the round before it have no effect
+    if own is not None:  # this round was explored before: keep its number even if the previous round changed
         return int(own["first_batch"])
     if last is None:
         return (round_number - 1) * project.config.synchronizer.batches_a_round
@@ -96,7 +96,7 @@ class _NoHistory:
 
 
 class _StoredHistory:
-    """The stored outcomes of the rounds known to the policy that explored at a step."""
+    """The stored outcomes of the rounds up to the round of the policy that explored at a step."""
 
     def __init__(self, project: Project, round_number: int, first: int, policy_round: int) -> None:
         self._project, self._round, self._first, self._policy_round = project, round_number, first, policy_round
@@ -132,7 +132,7 @@ def _explored_with(store: ExperienceStore, round_number: int) -> int:
 class SignalCount:
     """Counts the groups of a round that the experience pipeline would train on, one task batch after the other.
 
-    The configured judge judges them for this count only; the judgement used for training is made in the judge stage.
+    The configured judge judges these groups for the count only; the judgement for training is made in the judge stage.
     Without dynamic sampling nothing is judged, and one task batch is always enough.
     """
 
@@ -145,7 +145,7 @@ class SignalCount:
         self._wanted = self._found = self._sampled = 0
 
     def begin(self) -> None:
-        """Start another explore batch: raise the number of wanted groups by its number of tasks."""
+        """Start another explore batch: its number of tasks is added to the number of wanted groups."""
         self._wanted += self._project.batches.batch_size
 
     def enough(self, rows: Sequence[RolloutRow]) -> bool:

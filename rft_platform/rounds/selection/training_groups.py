@@ -35,7 +35,7 @@ class Group:
     policy_version: int
     kept: tuple[str, ...]  # ids of rows that no filter dropped
     filtered: tuple[str, ...]
-    uses: int = 0  # number of trainings that used it
+    uses: int = 0  # number of trainings that used the group
 
     @property
     def key(self) -> tuple[int, str]:
@@ -90,7 +90,7 @@ def used_groups(project: Project, number: int) -> list[Group]:
 
 
 def replayable_rows(project: Project, number: int) -> int:
-    """Rows that training ``number`` may use again now, without those too old for it; 0 if replay is off."""
+    """Number of rows that training ``number`` may use again now, without too old rows; 0 if replay is off."""
     if not project.config.buffer.trainer_input.experience_buffer.replay_buffer.enable:
         return 0
     limit = project.config.synchronizer.max_staleness
@@ -108,7 +108,7 @@ def _version_before(project: Project, number: int) -> int:
 
 
 def _trainings(project: Project, before: int) -> Iterator[tuple[int, float]]:
-    """The trainings before ``before`` that have settled their rows, each with the time."""
+    """The number of each training before ``before`` with a recorded row selection, and the time of the record."""
     for number in range(1, min(before, newest(project.store) + 1)):
         note = selection_note(project.store, number)
         if note is not None:
@@ -116,7 +116,9 @@ def _trainings(project: Project, before: int) -> Iterator[tuple[int, float]]:
 
 
 def groups_of(store: ExperienceStore, number: int, snapshot: Policy | None = None) -> list[Group]:
-    """The groups of a round by its active judgement, in row order; with the ``snapshot`` of a policy, its rows alone.
+    """The groups of a round by its active judgement, in row order.
+
+    With the ``snapshot`` of a policy, the groups contain only the rows of that policy.
 
     Raises StorageError if the round is not explored and judged.
     """
@@ -143,7 +145,7 @@ def groups_of(store: ExperienceStore, number: int, snapshot: Policy | None = Non
 
 
 def split_stale(groups: list[Group], version: int, limit: int | None) -> tuple[list[Group], list[Group]]:
-    """Split groups into those recent enough for a training that starts from policy ``version``, and those too old.
+    """Split groups into recent ones and too old ones, for a training that starts from policy ``version``.
 
     ``limit`` is the largest allowed age in policy versions; None allows any age.
     """

@@ -27,7 +27,7 @@ from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import model_folder
 
-_CACHE_SHARE = 5  # DAPO's ratio: 4,096 of 20,480 tokens
+_CACHE_SHARE = 5  # maximum length divided by cache length, as in DAPO: 20,480 and 4,096 tokens
 
 
 def loaded_digest(config: RftConfig) -> str | None:
@@ -56,7 +56,7 @@ def check_operators(run: RunSettings) -> None:
     nothing = experiences_of([], [])
     pipeline = pipeline_of(run)
     for entry, function in zip(pipeline.operators, pipeline.functions, strict=True):
-        if function.__module__.startswith("rft_platform."):  # checks for options that exclude each other
+        if function.__module__.startswith("rft_platform."):  # with an empty batch these only check their options
             function(nothing, **entry.args)
 
 
@@ -78,7 +78,7 @@ def _own_operators(run: RunSettings) -> Iterator[Operator]:
 
 
 def _std_threshold(chosen: Preset) -> float | None:
-    """The standard deviation at or below which the advantage drops a group; None if it has no such option."""
+    """The standard deviation at or below which the advantage drops a group; None if it has no such threshold."""
     option = ADVANTAGES.get(chosen.advantage).drops_at if chosen.advantage else None
     return chosen.advantage_args.get(option) if option else None
 
@@ -91,7 +91,7 @@ def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str = F
 
 
 def teacher_folder(project: Project) -> str | None:
-    """The teacher's folder; None if the algorithm has no teacher. Raises UserError if none is configured."""
+    """The teacher's folder; None if the algorithm needs no teacher. Raises UserError if a needed teacher is not set."""
     settings = project.config.algorithm
     if not project.settings.algorithm.teacher:
         return None
@@ -101,7 +101,10 @@ def teacher_folder(project: Project) -> str | None:
 
 
 def spec_with_critic(project: Project) -> AlgorithmSpec:
-    """The algorithm as the trainer receives it: with the folder of its critic, whose schedule ends with the run."""
+    """The algorithm for the trainer, with the folder and the optimiser of its critic.
+
+    The critic's learning-rate schedule ends with the project's last optimiser step.
+    """
     spec, named = project.settings.spec, project.config.model.critic_model_path
     if spec.critic is None:
         return spec

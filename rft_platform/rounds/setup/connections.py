@@ -45,7 +45,7 @@ def start_all(project: Project) -> None:
 def connect_engine(project: Project) -> PolicyEngine:
     """Return a healthy policy engine for the project's base model; ``deploy`` sets the version it serves.
 
-    With ``engine_num`` above 1 it is a pool of that many replicas; replicas beyond that number are stopped.
+    With ``engine_num`` above 1 the engine is a pool of that many replicas; replicas beyond that number are stopped.
     """
     from rft_platform.inference.launch.pool_start import end_surplus, find_or_start_pool
 
@@ -222,7 +222,9 @@ def _registry(
 
 def base_model_folder(project: Project) -> Path:
     """The folder of the base model: a local folder, a download from the hub, or a model of the registry."""
-    unread = published(project.store, 0) is None  # once version 0 is published, everything starts from that policy
+    unread = (
+        published(project.store, 0) is None
+    )  # verify only before version 0 is published: training starts from version 0
     return start_folder(project, FIRST_POLICY, verify=unread)
 
 

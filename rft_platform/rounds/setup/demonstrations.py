@@ -41,7 +41,7 @@ def _are_conversations(settings: WarmStart | Experts) -> bool:
 
 
 def _conversations(settings: WarmStart | Experts) -> tuple[Cells, str]:
-    """The columns messages and, if present, tools, with JSON cells; and the digest of the dataset."""
+    """The column ``messages`` and, if present, ``tools``, as JSON in each cell; and the digest of the dataset."""
     from rft_platform.tasks.column_mapping import Columns
     from rft_platform.tasks.offline_dataset import load_conversations
 
@@ -52,7 +52,7 @@ def _conversations(settings: WarmStart | Experts) -> tuple[Cells, str]:
 
 
 def _texts(settings: WarmStart | Experts, key: str) -> tuple[Cells, str]:
-    """The columns prompt, response and system; and the digest of the dataset."""
+    """The columns ``prompt``, ``response`` and ``system``; and the digest of the dataset."""
     from rft_platform.tasks.dataset import load_tasks
 
     if settings.format.prompt_key is None:

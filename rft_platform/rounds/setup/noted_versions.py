@@ -22,7 +22,7 @@ class RegisteredPolicy:
 
     policy: Policy
     version: int
-    rounds: tuple[int, ...]  # ascending; the first one trained it
+    rounds: tuple[int, ...]  # ascending; the first round trained the policy
 
 
 def registered_policies(store: ExperienceStore, name: str = FIRST_POLICY) -> list[RegisteredPolicy]:

@@ -1,7 +1,7 @@
 """Engines of an online project beside the one that serves production traffic.
 
-Evaluations have their own engine, so that users never get a version that did not pass a gate. The candidate of a
-release has its own engine too. If the machine has no GPU left for it, evaluations use the serving engine.
+Evaluations have a separate engine, so that users never get a version that did not pass a gate. If the machine has no
+GPU left for it, evaluations use the serving engine. The candidate of a release has a separate engine, too.
 """
 
 from typing import TYPE_CHECKING

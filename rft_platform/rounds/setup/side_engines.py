@@ -1,4 +1,4 @@
-"""Serve the models beside the first policy while a stage needs them.
+"""Serve the auxiliary models and the further policies while a stage needs them.
 
 Auxiliary models (``explorer.auxiliary_models``) are engines of this project or external endpoints. Each policy of
 section ``policies`` has an engine, which serves the version that the stage names.
@@ -32,9 +32,9 @@ _AWAKE_S = 20.0
 def serving_auxiliaries(project: Project) -> Iterator[dict[str, AuxiliaryModel]]:
     """Yield the models of ``explorer.auxiliary_models`` by name, ready for calls; an empty dict if there are none.
 
-    Running engines are reused; missing ones are started in parallel. They run on after the block until their idle
-    time-out or ``rft stop``. Raises UserError, before anything is started, if an API key is not in the environment, and
-    EngineError if an engine does not start.
+    Running engines are reused; missing ones are started in parallel. After the block the engines keep running until
+    their idle time-out or ``rft stop``. Raises UserError, before anything is started, if an API key is not in the
+    environment, and EngineError if an engine does not start.
     """
     entries = project.config.explorer.auxiliary_models
     if not entries:
@@ -52,7 +52,7 @@ def serving_auxiliaries(project: Project) -> Iterator[dict[str, AuxiliaryModel]]
 
 @contextmanager
 def auxiliaries_for_judge(project: Project, judge: object | None) -> Iterator[dict[str, Any]]:
-    """The auxiliary models in the form that a judge function receives. Starts none if ``judge`` is None."""
+    """Yield the auxiliary models in the form that a judge function receives; none is started if ``judge`` is None."""
     if judge is None:
         yield {}
         return
@@ -150,7 +150,7 @@ def keep_awake(clients: Sequence["EngineClient"]) -> Iterator[None]:
 
 @contextmanager
 def serving_policies(project: Project, policies: Mapping[str, Policy]) -> Iterator[dict[str, PolicyEngine]]:
-    """Yield the engines of all policies but the first, by name, each serving exactly the one in ``policies``.
+    """Yield the engines of all policies but the first, by name; each serves exactly its version in ``policies``.
 
     Running engines are reused; missing ones are started in parallel. After a weight change each engine is compared with
     the trainer's log-probs. Raises the errors of ``deploy``, and EngineError if an engine does not start.

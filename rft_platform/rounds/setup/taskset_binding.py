@@ -72,7 +72,7 @@ class OtherJudge:
 
 
 def other_judge(judge: str, args: Mapping[str, Any], judges: Sequence[Mapping[str, Any]]) -> OtherJudge | None:
-    """The judge given by a run's configuration; None if it names none. Raises UserError if it is invalid."""
+    """The judge that the configuration of a Dagster run names; None without one. Raises UserError if it is invalid."""
     if args and not judge:
         raise UserError(f"judge_args {dict(args)!r} without a judge: name the judge that takes them")
     if not judges:
@@ -119,7 +119,7 @@ def check_judge(project: Project, taskset: Taskset) -> None:
 
 
 def sampling_of(project: Project, taskset: Taskset) -> SamplingParams:
-    """Sampling parameters of a taskset: its own ``rollout_args``, then section ``model``."""
+    """Sampling parameters of a taskset: ``rollout_args`` of the taskset, completed from section ``model``."""
     model, args = project.config.model, taskset.rollout_args
     return SamplingParams(
         max_tokens=args.max_tokens or model.response_limit,
@@ -132,8 +132,8 @@ def sampling_of(project: Project, taskset: Taskset) -> SamplingParams:
 def measured_by(project: Project, taskset: Taskset) -> str:
     """Digest of the judge's version, the workflow with its arguments, and the sampling parameters.
 
-    The workflow counts by its reference and arguments, not its source code, which may belong to another environment.
-    The number of runs per task does not count. Raises UserError if the judge cannot be loaded.
+    The digest contains the workflow's reference and arguments, not its source code, which may belong to another
+    environment. It does not contain the number of runs per task. Raises UserError if the judge cannot be loaded.
     """
     judge = judge_of(project, taskset)
     return digest_json(
