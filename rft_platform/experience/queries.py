@@ -19,7 +19,7 @@ import pyarrow as pa
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import read_json
 from rft_platform.experience.file_ledger import Contents
-from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
+from rft_platform.experience.record import JUDGED_SCHEMA_VERSION, ROLLOUT_SCHEMA_VERSION
 from rft_platform.experience.schema import FORMER_NAMES, JUDGED_SCHEMA, ROLLOUT_SCHEMA, stored_name
 from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, selection_files
 from rft_platform.experience.store import ExperienceStore
@@ -139,7 +139,7 @@ def connect(
     files = _Files.of(store, store.rounds() if rounds is None else rounds)
     _create_rollouts(connection, files.rollouts)
     for name, paths in (("judgements", files.judgements), ("judged", files.judged)):
-        _create_view(connection, name, [(_FROM_JUDGED, paths)], JUDGED_WITH_ROUND)
+        _create_view(connection, name, [(_FROM_JUDGED, each) for each in paths.values()], JUDGED_WITH_ROUND)
     _create_view(connection, "selections", [(_FROM_SELECTIONS, files.selections)], SELECTIONS_WITH_TRAINING)
     connection.execute(
         "CREATE VIEW experiences AS SELECT r.*, j.reward, j.reward_parts, j.judge_version, j.advantage, j.dropped_by "
@@ -235,18 +235,23 @@ class _Files:
     """The files that the views read."""
 
     rollouts: dict[int, list[Path]]  # by schema version
-    judgements: list[Path]
-    judged: list[Path]
+    judgements: dict[int, list[Path]]  # by schema version
+    judged: dict[int, list[Path]]  # by schema version
     selections: list[Path]
 
     @classmethod
     def of(cls, store: ExperienceStore, rounds: Iterable[int]) -> "_Files":
         ledgers = {number: store.ledger(number).read() for number in rounds}
-        in_force = (store.judged_file(number, contents=contents) for number, contents in ledgers.items())
+        judgements = {
+            store.round_folder(number) / name: contents.files[name].schema_version
+            for number, contents in ledgers.items()
+            for name in contents.judgements()
+        }
+        in_force = {store.judged_file(number, contents=contents) for number, contents in ledgers.items()}
         return cls(
             _by_schema((store.round_folder(number), contents) for number, contents in ledgers.items()),
-            [store.round_folder(n) / name for n, contents in ledgers.items() for name in contents.judgements()],
-            [path for path in in_force if path is not None],
+            _by_version(judgements),
+            _by_version({path: version for path, version in judgements.items() if path in in_force}),
             [path for number in ledgers for path in selection_files(store, number)],
         )
 
@@ -257,6 +262,14 @@ def _by_schema(ledgers: Iterable[tuple[Path, Contents]]) -> dict[int, list[Path]
     for folder, contents in ledgers:
         for name in contents.rollouts():
             versions.setdefault(contents.files[name].schema_version, []).append(folder / name)
+    return versions
+
+
+def _by_version(files: Mapping[Path, int]) -> dict[int, list[Path]]:
+    """Judgement files grouped by schema version, the current version first."""
+    versions: dict[int, list[Path]] = {JUDGED_SCHEMA_VERSION: []}
+    for path, version in files.items():
+        versions.setdefault(version, []).append(path)
     return versions
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.common.policy_names import FIRST_POLICY
 
 ROLLOUT_SCHEMA_VERSION = 5  # 2: attempt; 3: env_state_hash; 4: policy, step_reward; 5: rollout_logprobs (logprobs)
-JUDGED_SCHEMA_VERSION = 1
+JUDGED_SCHEMA_VERSION = 2  # 2: masked
 
 LARGEST_TOP_K = 2**31 - 1  #: the column's limit; above any vocabulary size, so the meaning is unchanged
 
@@ -142,3 +142,4 @@ class JudgedRow:
     judge_version: str
     advantage: float  # one value for all trainable tokens of the row
     dropped_by: str | None = None  # the filter that excludes the row from training, if any
+    masked: bool = False  # ``dropped_by`` is set, but the run's reward counts in its group

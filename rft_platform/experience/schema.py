@@ -74,6 +74,7 @@ JUDGED_SCHEMA = pa.schema(
         ("judge_version", pa.string()),
         ("advantage", pa.float64()),
         ("dropped_by", pa.string()),
+        ("masked", pa.bool_()),
     ],
     metadata={RECORD_KEY: b"judged", VERSION_KEY: str(JUDGED_SCHEMA_VERSION).encode()},
 )
@@ -84,6 +85,7 @@ ADDED_IN = {
     (b"rollout", "env_state_hash"): 3,
     (b"rollout", "policy"): 4,
     (b"rollout", "step_reward"): 4,
+    (b"judged", "masked"): 2,
 }
 
 #: Schema version that renamed a column of rollouts, and the name of the column in files of earlier versions.
@@ -203,5 +205,7 @@ def _decode(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
         return columns.column_to_lists(column)
     if field.name in MISSING_AS_NULL:
         return column.fill_null(math.nan).to_pylist()
+    if pa.types.is_boolean(field.type):
+        return column.fill_null(False).to_pylist()
     values = column.to_pylist()
     return [policy_of_column(name) for name in values] if field.name == "policy" else values

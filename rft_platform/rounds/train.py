@@ -269,6 +269,13 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
     started, steps = perf_counter(), [replace(event, told_again=False) for event in steps]
     if too_long := int(result.metrics.get("rows_too_long", 0)):
         LOG.warning("%s: %d rows longer than max_model_len are left out of the training", key, too_long)
+    if other := int(result.metrics.get("rows_other_sampling", 0)):
+        LOG.warning(
+            "%s: %d rows sampled with temperature 0, top_p or top_k are not trained on: their log-probs are not those "
+            "of the policy's distribution",
+            key,
+            other,
+        )
     policy = Policy(
         folder=result.checkpoint,
         policy_version=result.policy_version,

@@ -104,7 +104,8 @@ def test_files_of_all_schema_versions_are_one_view(store: ExperienceStore, tmp_p
     for batch, version in enumerate((5, 4, 3, 2, 1)):
         file = store.write_rollouts(1, batch, rollouts(batch=batch, attempt=1, env_state_hash="s", policy="p"))
         table = pq.read_table(file)
-        table = table.drop_columns([column for (_, column), since in ADDED_IN.items() if version < since])
+        newer = [column for (record, column), since in ADDED_IN.items() if record == b"rollout" and version < since]
+        table = table.drop_columns(newer)
         table = table.rename_columns([stored_name(name, version, ROLLOUT_SCHEMA) for name in table.column_names])
         metadata = {**ROLLOUT_SCHEMA.metadata, b"rft.schema_version": str(version).encode()}
         pq.write_table(table.replace_schema_metadata(metadata), file)
@@ -115,6 +116,26 @@ def test_files_of_all_schema_versions_are_one_view(store: ExperienceStore, tmp_p
         query = "SELECT count(*) FROM experiences WHERE logprobs = rollout_logprobs AND len(rollout_logprobs) >= 3"
         assert connection.execute(query).fetchall() == [(20,)]
     assert [row.env_state_hash for row in store.rollout_rows(1)] == ["s"] * 12 + [None] * 8
+
+
+def test_judgements_of_all_schema_versions_are_one_view(store: ExperienceStore) -> None:
+    for number in (1, 2):
+        rows = judged(rollouts(round=number))
+        rows[0].dropped_by, rows[0].masked = "truncated_mask", True
+        store.write_rollouts(number, 0, rollouts(round=number))
+        file = store.write_judged(number, "exact@1", rows)
+    table = pq.read_table(file).drop_columns(["masked"])
+    metadata = {**JUDGED_SCHEMA.metadata, b"rft.schema_version": b"1"}
+    pq.write_table(table.replace_schema_metadata(metadata), file)
+    (store.round_folder(2) / "files.json").unlink()  # it gets a ledger of what lies there
+    with connect(store) as connection:
+        for view in ("judged", "judgements"):
+            found = connection.execute(
+                f"SELECT round, count(*), count(*) FILTER (masked) FROM {view} GROUP BY ALL ORDER BY 1"
+            )
+            assert found.fetchall() == [(1, 4, 1), (2, 4, 0)]
+    assert [row.masked for row in store.judged_rows(2)] == [False] * 4
+    assert [row.masked for row in store.judged_rows(1)] == [True, False, False, False]
 
 
 def test_rows_that_trained_follow_the_manifest(store: ExperienceStore, tmp_path: Path) -> None:

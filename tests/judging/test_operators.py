@@ -202,10 +202,12 @@ def test_truncated_responses_are_masked_left_out_or_penalised() -> None:
     rows[2].truncated = True
     masked = judged(rows, pipeline(("truncated_mask", {})), "step_wise_grpo").rows
     assert [r.dropped_by for r in masked] == [None, None, "truncated_mask", None]
+    assert [r.masked for r in masked] == [False, False, True, False]
     whole = judged(rows, pipeline(), "step_wise_grpo").rows
     assert [r.advantage for r in masked] == [whole[0].advantage, whole[1].advantage, 0.0, whole[3].advantage]
     dropped = judged(rows, pipeline(("truncated_mask", {"mode": "drop"})), "step_wise_grpo").rows
     assert [r.dropped_by for r in dropped] == [None, "truncated_mask", "truncated_mask", None]
+    assert not any(r.masked for r in dropped), "a dropped run counts nowhere"
     assert [r.advantage for r in dropped] == [0.0] * 4, "the runs that are left all have the same reward"
     lower = judged(rows, pipeline(("truncated_mask", {"mode": "penalise", "penalty": 0.5})), "step_wise_grpo").rows
     assert [r.reward for r in lower] == [1.0, -0.5, -0.5, 1.0]

@@ -204,7 +204,6 @@ def test_operators_of_the_configuration_follow_and_replace_those_of_the_algorith
             "does the same; keep one of the two",
         ),
         ({"filters": {"max_batches": 2}}, "no filter drops groups without a learning signal"),
-        ({"data": [{"name": "truncated_mask"}], "algorithm_type": "ppo"}, "needs all rows of a run"),
         ({"data": [{"name": "std_filter"}], "algorithm_type": "sft"}, "has no rewards to process"),
     ],
 )
@@ -217,6 +216,7 @@ def test_what_fits_is_let_pass(configure: Configure) -> None:
         ("rft", {"filters": {"zero_variance": True}}),
         ("on_policy_distill", {"filters": {"zero_variance": True}, "repeat_times": 2, "teacher_model_path": "."}),
         ("ppo", {"kl_penalty_fn_args": {"kl_coef": 0.1, "target": 0.1, "horizon": 5}}),
+        ("reinforce++_baseline", {"data": [{"name": "truncated_mask"}]}),
         ("mix", {**EXPERTS, "policy_loss_fn": "mix", "advantage_fn": "rloo"}),
     ):
         assert problems(configure(name, **keys)) == "", name

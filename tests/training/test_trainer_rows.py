@@ -109,14 +109,55 @@ def test_a_selection_that_repeats_rows_or_names_others_is_refused(round_request,
             NonFiniteError,
             "not finite",
         ),
-        (lambda rows, judged: setattr(rows[3].call, "top_p", 0.9), UserError, "top_p 0.9"),
-        (lambda rows, judged: setattr(rows[3].call, "top_k", 5), UserError, "top_k 5"),
-        (lambda rows, judged: setattr(rows[3].call, "temperature", 0.0), UserError, "temperature 0.0"),
+        (
+            lambda rows, judged: [setattr(row.call, "top_p", 0.9) for row in rows],
+            UserError,
+            r"all 48 rows were sampled with .* top_p 0.9",
+        ),
     ],
 )
 def test_rows_that_cannot_be_used(round_request, edit, error, message) -> None:
     with pytest.raises(error, match=message):
         read(round_request(edit=edit))
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 5), ("temperature", 0.0)])
+def test_rows_with_other_sampling_are_masked_and_counted(round_request, name: str, value: float) -> None:
+    """Their log-probs are not the policy's; their runs' rewards still count in their groups."""
+
+    def edit(rows, judged) -> None:
+        setattr(rows[3].call, name, value)
+        judged[3].reward = 7.0
+
+    request = round_request(edit=edit)
+    rows = read(request)
+    assert len(rows.samples) == 47 and rows.left_out()["rows_other_sampling"] == 1
+    assert rows.dropped == 0 and len(np.unique(rows.group)) == 12
+    assert {key: values.tolist() for key, values in rows.masked.items() if key != "step_reward"} == {
+        "group": [0],
+        "run": [47],
+        "step": [0],
+        "reward": [7.0],
+    }
+    imitated = read(request, policy_gradient=False)
+    assert len(imitated.samples) == 48 and imitated.other_sampling == 0 == len(imitated.masked["run"])
+
+
+def test_a_training_leaves_rows_with_other_sampling_out(session, round_request) -> None:
+    request = round_request(edit=lambda rows, judged: setattr(rows[3].call, "temperature", 0.0))
+    result = session.train(request, lambda event: None, lambda: False)
+    assert result.steps > 0 and result.metrics["rows_other_sampling"] == 1
+
+
+def test_rows_that_an_operator_masked_have_facts(round_request) -> None:
+    def edit(rows, judged) -> None:
+        for place in (1, 2, *range(8, 12)):  # the third group is masked as a whole
+            judged[place].dropped_by, judged[place].masked = "truncated_mask", True
+        judged[0].dropped_by = "std_filter"
+
+    rows = read(round_request(edit=edit))
+    assert len(rows.samples) == 41 and rows.dropped == 7
+    assert rows.masked["group"].tolist() == [0, 0] and rows.masked["run"].tolist() == [41, 42]
 
 
 def test_greedy_rows_may_be_imitated(round_request) -> None:

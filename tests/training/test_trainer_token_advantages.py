@@ -72,8 +72,8 @@ def naive(rows: TrainingRows, step_reward: Callable[[int, int], float] | None = 
         for step, sample in enumerate(run):
             tokens += np.count_nonzero(sample.loss_mask)
             given = float("nan") if step_reward is None else step_reward(number, step)
-            if sample.loss_mask.any() and not np.isnan(given):
-                reward[tokens - 1] += given
+            if not np.isnan(given):
+                reward[tokens - 1 : tokens] += given  # a step without trained tokens: at the last token before it
                 rest -= given
         if len(reward):
             reward[-1] += rest
@@ -120,6 +120,53 @@ def test_step_rewards_come_where_they_were_given() -> None:
         set_token_advantages(made, everything, SPEC, None, one_rank)
     check(rows, everything, naive(rows, step_reward))
     check(plain, everything, naive(plain))
+
+
+def masked_rows(rows: TrainingRows, masked: np.ndarray) -> TrainingRows:
+    """The same rows, some masked: they have facts only."""
+    facts = {name: values[masked] for name, values in rows.facts.items()} | {"group": rows.group[masked]}
+    kept = np.flatnonzero(~masked)
+    facts.setdefault("step_reward", np.full(masked.sum(), np.nan))
+    return TrainingRows(
+        [rows.samples[row] for row in kept],
+        rows.group[kept],
+        "",
+        {name: values[kept] for name, values in rows.facts.items()},
+        masked=facts,
+    )
+
+
+def test_the_baseline_counts_masked_runs() -> None:
+    """Rewards 1, 1, 0, 0; the runs with 0 are masked. The mean is 1/2, so both trained runs have advantage 1/2."""
+    samples = [
+        Sample(str(run), np.arange(4, dtype=np.int32), np.array([False, True, True, True]), np.zeros(4, np.float32))
+        for run in range(4)
+    ]
+    facts = {"run": np.arange(4), "step": np.zeros(4, np.int64), "reward": np.array([1.0, 1.0, 0.0, 0.0])}
+    spec = AlgorithmSpec(
+        token_advantage="reinforce_plus_plus", token_advantage_args={"baseline": True, "whiten": False}
+    )
+    for masked in ([False] * 4, [False, False, True, True]):
+        rows = masked_rows(TrainingRows(samples, np.zeros(4, np.int64), "", facts), np.array(masked))
+        set_token_advantages(rows, np.arange(len(rows.samples)), spec, None, one_rank)
+        for sample in rows.samples[:2]:
+            assert sample.advantage.tolist() == [0, 0.5, 0.5, 0.5]
+
+
+def test_a_masked_step_is_a_step_without_trained_tokens() -> None:
+    def step_reward(run: int, step: int) -> float:
+        return float("nan") if (run + step) % 3 == 0 else 0.25 * step - 0.1 * run
+
+    rows = make_rows()
+    place = [sample.row_id.split("-") for sample in rows.samples]
+    rows.facts["step_reward"] = np.array([step_reward(int(run), int(step)) for run, step in place])
+    masked = np.arange(len(place)) % 4 == 1
+    for row in np.flatnonzero(masked):
+        rows.samples[row].loss_mask[:] = False
+    kept = masked_rows(rows, masked)
+    everything = np.arange(len(kept.samples))
+    set_token_advantages(kept, everything, SPEC, None, one_rank)
+    check(kept, everything, naive(rows, step_reward))
 
 
 def test_two_ranks_that_share_rows_over_two_epochs_equal_one() -> None:

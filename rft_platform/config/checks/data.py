@@ -39,13 +39,6 @@ def data_problems(run: RunSettings) -> Iterator[str]:
             "algorithm.filters.max_batches: no filter drops groups without a learning signal, so no group needs to be "
             "replaced; set algorithm.filters.zero_variance: true, or leave out max_batches"
         )
-    for index, entry in enumerate(operators):
-        masks = entry.name == "truncated_mask" and entry.args.get("mode", "mask") == "mask"
-        if masks and preset.token_advantage is not None:
-            yield (
-                f"{_OPERATORS}[{index}]: truncated_mask drops single rows of a run, and {preset.token_advantage} "
-                "needs all rows of a run; set its args: {mode: drop} or {mode: penalise}"
-            )
     yield from _selector_problems(config)
 
 

@@ -165,10 +165,7 @@ class _Learning:
         runs, out, reports = _processed(rows, runs, self.pipeline, self.wanted_groups)
         by_run = {run.run_id: run for run in runs}
         advantages = self._advantages([row for row in rows if row.run_id not in out.runs], by_run, out)
-        judged = [
-            _judged(row, by_run[row.run_id], advantages.get(row.row_id, 0.0), self.version, out.rows.get(row.row_id))
-            for row in rows
-        ]
+        judged = [_judged(row, by_run[row.run_id], advantages.get(row.row_id, 0.0), self.version, out) for row in rows]
         if policy != FIRST_POLICY:
             reports = tuple(replace(report, name=f"{report.name} ({policy})") for report in reports)
         return JudgedRollouts(judged, runs, reports)
@@ -240,7 +237,8 @@ def _processed(
     return [made.get(run.run_id, run) for run in runs], _LeftOut(why, frozenset(gone)), done.reports
 
 
-def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, dropped_by: str | None) -> JudgedRow:
+def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, out: _LeftOut) -> JudgedRow:
+    dropped_by = out.rows.get(row.row_id)
     return JudgedRow(
         row_id=row.row_id,
         group_id=row.group_id,
@@ -251,6 +249,7 @@ def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, 
         judge_version=version,
         advantage=advantage,
         dropped_by=dropped_by,
+        masked=dropped_by is not None and row.run_id not in out.runs,
     )
 
 

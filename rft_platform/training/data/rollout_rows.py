@@ -15,7 +15,7 @@ from rft_platform.experience.parquet import read_table, read_tables
 from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
 from rft_platform.experience.selections import SELECTION_SCHEMA, STALE
 from rft_platform.judging.operators.dynamic_sampling import NO_SIGNAL
-from rft_platform.training.data.samples import Sample, check_sampling, rollout_sample
+from rft_platform.training.data.samples import Sample, rollout_sample
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,9 +23,15 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 _ROLLOUT_COLUMNS = [
     "row_id", "group_id", "run_id", "step", "policy_version", "prompt_ids", "response_ids", "rollout_logprobs",
-    "loss_mask", "temperature", "top_p", "top_k", "truncated", "step_reward",
+    "loss_mask", "temperature", "top_p", "top_k", "truncated", "step_reward", "policy",
 ]  # fmt: skip
-_JUDGED_COLUMNS = ["row_id", "reward", "advantage", "dropped_by"]
+_JUDGED_COLUMNS = ["row_id", "reward", "advantage", "dropped_by", "masked"]
+
+
+def no_masked_rows() -> dict[str, np.ndarray]:
+    """The facts of no masked row."""
+    whole, real = np.zeros(0, np.int64), np.zeros(0)
+    return {"group": whole, "run": whole, "step": whole, "reward": real, "step_reward": real}
 
 
 @dataclass(slots=True)
@@ -40,6 +46,9 @@ class TrainingRows:
     zero_variance_groups: float | None = None  # share of all judged groups, including those dropped by a filter
     reference_source: str | None = None  # identity of the model and settings that gave the reference log-probs
     too_long: int = 0  # demonstrations or pairs that ``within`` left out
+    other_sampling: int = 0  # rows left out because their log-probs are not those of the policy's distribution
+    #: Facts of rows in groups of the samples that are not trained on, but whose runs' rewards count in their groups.
+    masked: dict[str, np.ndarray] = field(default_factory=no_masked_rows)
 
     def __post_init__(self) -> None:
         for sample, group in zip(self.samples, self.group.tolist(), strict=True):
@@ -74,8 +83,12 @@ class TrainingRows:
         )
 
     def left_out(self) -> dict[str, float]:
-        """Metrics of a training: how many rows a filter dropped, and how many were too long."""
-        return {"rows_dropped": float(self.dropped), "rows_too_long": float(self.too_long)}
+        """Metrics of a training: rows that a filter dropped, that were too long, or that have another sampling."""
+        return {
+            "rows_dropped": float(self.dropped),
+            "rows_too_long": float(self.too_long),
+            "rows_other_sampling": float(self.other_sampling),
+        }
 
     def known(self, chosen: np.ndarray) -> np.ndarray:
         """Return those ``chosen`` rows that have facts: the rollouts. Demonstrations mixed into rollouts have none."""
@@ -95,9 +108,11 @@ def read_rollouts(
 ) -> TrainingRows:
     """Read rollout rows with their judgements, in file order. Rows that a filter dropped are left out.
 
+    For a ``policy_gradient`` loss, rows sampled with temperature 0, top_p or top_k are left out too: such sampling
+    renormalises the distribution, so their log-probs are not the policy's, and importance ratios would be wrong.
     ``selection`` is a file that names the rows to take, each once. Raises StorageError if rows and judgements do not
-    match one to one, NonFiniteError with the names of rows whose numbers are not finite, and UserError for rows that a
-    ``policy_gradient`` loss cannot use.
+    match one to one, NonFiniteError with the names of rows whose numbers are not finite, and UserError if every row has
+    such sampling.
     """
     import pyarrow.compute as pc
 
@@ -107,6 +122,7 @@ def read_rollouts(
     rows = read_tables(list(map(Path, rollouts)), ROLLOUT_SCHEMA, _ROLLOUT_COLUMNS)
     judgements = read_tables(list(map(Path, judged)), JUDGED_SCHEMA, _JUDGED_COLUMNS)
     judgements = judgements.take(_matches(rows, judgements))
+    every = rows.append_column("reward", judgements["reward"]).append_column("masked", judgements["masked"])
     if selection is not None:
         chosen = _chosen(rows, selection)
         rows, judgements = rows.filter(chosen), judgements.filter(chosen)
@@ -114,20 +130,31 @@ def read_rollouts(
     kept = pc.is_null(judgements["dropped_by"])
     dropped = len(rows) - pc.sum(kept).as_py() if len(rows) else 0
     rows, judgements = rows.filter(kept).combine_chunks(), judgements.filter(kept).combine_chunks()
-    if policy_gradient:
-        _check_sampling(rows)
+    other = _has_other_sampling(rows) if policy_gradient else np.zeros(len(rows), bool)
+    if other.any():
+        rows, judgements, every = _without_other_sampling(rows, judgements, every, other)
     advantage = judgements["advantage"].to_numpy()
     samples = _samples(rows, advantage)
     group = rows["group_id"].combine_chunks().dictionary_encode()
+    run = rows["run_id"].combine_chunks().dictionary_encode()
     facts = {
         "policy_version": rows["policy_version"].to_numpy(),
         "truncated": rows["truncated"].to_numpy(),
         "reward": judgements["reward"].to_numpy(),
-        "run": _codes(rows["run_id"].combine_chunks().dictionary_encode()),
+        "run": _codes(run),
         "step": rows["step"].to_numpy(),
         "step_reward": rows["step_reward"].to_numpy(),  # NaN: the step has no reward
     }
-    return TrainingRows(samples, _codes(group), digest, facts, dropped, flat)
+    return TrainingRows(
+        samples,
+        _codes(group),
+        digest,
+        facts,
+        dropped,
+        flat,
+        other_sampling=int(other.sum()),
+        masked=_masked(every, rows, group.dictionary, run.dictionary),
+    )
 
 
 def _matches(rows: "pa.Table", judgements: "pa.Table") -> "pa.ChunkedArray":
@@ -165,10 +192,56 @@ def _chosen(rows: "pa.Table", selection: str) -> "pa.ChunkedArray":
     return pc.is_in(rows["row_id"], taken)
 
 
-def _check_sampling(rows: "pa.Table") -> None:
-    settings = zip(*(rows[name].to_pylist() for name in ("row_id", "temperature", "top_p", "top_k")), strict=True)
-    for row_id, temperature, top_p, top_k in settings:
-        check_sampling(row_id, temperature, top_p, top_k)
+def _has_other_sampling(rows: "pa.Table") -> np.ndarray:
+    """bool [R]: the row's log-probs are not those of the policy's distribution. UserError if that holds for all."""
+    temperature, top_p, top_k = (rows[name].to_numpy() for name in ("temperature", "top_p", "top_k"))
+    other: np.ndarray = (temperature <= 0) | (top_p < 1.0) | (top_k > 0)
+    if len(other) and other.all():
+        raise UserError(
+            f"all {len(other)} rows were sampled with temperature 0, top_p below 1 or top_k above 0 (row "
+            f"{rows['row_id'][0]}: temperature {temperature[0]}, top_p {top_p[0]}, top_k {top_k[0]}): policy-gradient "
+            "training needs temperature > 0, top_p 1 and top_k -1, otherwise importance ratios are wrong; change what "
+            "the taskset's rollout_args or the workflow's calls set"
+        )
+    return other
+
+
+def _without_other_sampling(
+    rows: "pa.Table", judgements: "pa.Table", every: "pa.Table", other: np.ndarray
+) -> "tuple[pa.Table, pa.Table, pa.Table]":
+    """Leave out the ``other`` rows, and mark them as masked in ``every``."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    masked = pc.or_(every["masked"].fill_null(False), pc.is_in(every["row_id"], rows.filter(other)["row_id"]))
+    kept = pa.array(~other)
+    every = every.set_column(every.column_names.index("masked"), "masked", masked)
+    return rows.filter(kept).combine_chunks(), judgements.filter(kept).combine_chunks(), every
+
+
+def _masked(every: "pa.Table", kept: "pa.Table", groups: "pa.Array", runs: "pa.Array") -> dict[str, np.ndarray]:
+    """Facts of the masked rows among ``every`` row, if ``kept`` has rows of their group and policy.
+
+    ``groups`` and ``runs`` are the ids of the kept rows; their indices are the numbers of groups and runs. A run that
+    has masked rows only gets a further number.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = every.filter(pc.fill_null(every["masked"], False))
+    found = found.filter(
+        pc.and_(pc.is_in(found["group_id"], groups), pc.is_in(found["policy"], kept["policy"].combine_chunks()))
+    )
+    if not len(found):
+        return no_masked_rows()
+    names = pa.concat_arrays([runs, found["run_id"].combine_chunks()]).unique()
+    return {
+        "group": pc.index_in(found["group_id"], groups).to_numpy().astype(np.int64),
+        "run": pc.index_in(found["run_id"], names).to_numpy().astype(np.int64),
+        "step": found["step"].to_numpy(),
+        "reward": found["reward"].to_numpy(),
+        "step_reward": found["step_reward"].to_numpy(),
+    }
 
 
 def _samples(rows: "pa.Table", advantage: np.ndarray) -> list[Sample]:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rft_platform.common.errors import UserError
-
 
 @dataclass(slots=True)
 class Sample:
@@ -76,16 +74,3 @@ def demonstration_sample(
 ) -> Sample:
     """Build a demonstration (SFT): tokens with ``loss_mask`` True are imitated. Both sequences cover the whole row."""
     return Sample(row_id, np.asarray(token_ids, np.int32), np.asarray(loss_mask, bool))
-
-
-def check_sampling(row_id: str, temperature: float, top_p: float, top_k: int) -> None:
-    """Raise UserError for temperature 0, ``top_p < 1`` or ``top_k > 0``. Call it for policy-gradient losses.
-
-    Such sampling renormalises the distribution: the rollout log-probs are not the policy's, and the ratios would be
-    wrong.
-    """
-    if temperature <= 0 or top_p < 1.0 or top_k > 0:
-        raise UserError(
-            f"row {row_id} was sampled with temperature {temperature}, top_p {top_p}, top_k {top_k}: policy-gradient "
-            "training needs temperature > 0, top_p 1 and top_k -1, otherwise importance ratios are wrong"
-        )

@@ -4,7 +4,6 @@ The rows of a run, sorted by step, are one trajectory of trained tokens. All row
 step, so no run is split.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -85,10 +84,16 @@ def check_token_parts(algorithm: AlgorithmSpec) -> None:
 
 @dataclass(slots=True)
 class _Layout:
-    """Rows sorted by run and step, and the positions of their trained tokens."""
+    """Rows sorted by run and step, and the positions of their trained tokens.
 
-    samples: list[Sample]
-    order: np.ndarray  # int64 [n], indices of the rows
+    Masked rows have no sample and no trained token. They stand in the facts of runs and rewards, because their run's
+    reward counts in its group.
+    """
+
+    samples: list[Sample]  # of the rows that are not masked
+    mine: np.ndarray  # int64 [S], indices of the samples' rows
+    facts: dict[str, np.ndarray]  # [n] each: group, run, step, reward, and step_reward if any row has one
+    sampled: np.ndarray  # bool [n]: the row is not masked
     first_row: np.ndarray  # int64 [R + 1], run r has the rows first_row[r]:first_row[r + 1]
     first_token: np.ndarray  # int64 [n + 1], first token of each row
 
@@ -97,14 +102,27 @@ class _Layout:
         if not {"run", "step", "reward"} <= rows.facts.keys():
             raise UserError("token advantages need rollouts: these rows have no runs and no rewards")
         _check_steps(rows)
-        run, group = rows.facts["run"][mine], rows.group[mine]
-        order = mine[np.lexsort((rows.facts["step"][mine], run, group))]
-        new = (np.diff(rows.facts["run"][order]) != 0) | (np.diff(rows.group[order]) != 0)
+        beside = np.isin(rows.masked["group"], rows.group[mine])
+        own = {name: values[mine] for name, values in {**rows.facts, "group": rows.group}.items()}
+        facts = {
+            name: np.concatenate([own[name], values[beside]]) for name, values in rows.masked.items() if name in own
+        }
+        order = np.lexsort((facts["step"], facts["run"], facts["group"]))
+        facts = {name: values[order] for name, values in facts.items()}
+        sampled = order < len(mine)
+        mine = mine[order[sampled]]
+        new = (np.diff(facts["run"]) != 0) | (np.diff(facts["group"]) != 0)
         starts = np.append(0, np.flatnonzero(new) + 1) if len(order) else np.zeros(0, np.int64)
-        samples = [rows.samples[row] for row in order]
-        counts = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
-        first_token = np.append(0, np.cumsum(counts, dtype=np.int64))
-        return cls(samples, order, np.append(starts, len(order)), first_token)
+        samples = [rows.samples[row] for row in mine]
+        counts = np.zeros(len(order), np.int64)
+        counts[sampled] = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
+        first_token = np.append(0, np.cumsum(counts))
+        return cls(samples, mine, facts, sampled, np.append(starts, len(order)), first_token)
+
+    @property
+    def first_token_of_sample(self) -> np.ndarray:
+        """int64 [S + 1]: first token of each sample."""
+        return np.append(self.first_token[:-1][self.sampled], self.first_token[-1])
 
     def column(self, name: str) -> np.ndarray:
         """A per-token field of the samples, float64 [N]. Raises UserError if a row lacks the field."""
@@ -119,7 +137,7 @@ class _Layout:
 
     def spread(self, name: str, values: np.ndarray) -> None:
         """Set field ``name`` of every sample to its part of ``values`` [N], float32; 0 on other tokens."""
-        for sample, (first, end) in zip(self.samples, pairwise(self.first_token.tolist()), strict=True):
+        for sample, (first, end) in zip(self.samples, pairwise(self.first_token_of_sample.tolist()), strict=True):
             column = np.zeros(len(sample.token_ids), np.float32)
             column[sample.loss_mask] = values[first:end]
             setattr(sample, name, column)
@@ -129,39 +147,41 @@ def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec,
     name = algorithm.token_advantage
     assert name is not None
     entry = check_token_advantage(name, algorithm.token_advantage_args)
-    last = layout.order[layout.first_row[1:] - 1]
-    outcome = rows.facts["reward"][last].astype(np.float64) if entry.rewards else np.zeros(len(last))
-    _check_rewards(outcome, [rows.samples[row] for row in last])
+    last = layout.first_row[1:] - 1
+    outcome = layout.facts["reward"][last].astype(np.float64) if entry.rewards else np.zeros(len(last))
+    _check_rewards(outcome, layout)
     start = layout.first_token[layout.first_row]
-    given = rows.facts.get("step_reward") if entry.rewards else None
-    reward = _rewards(layout, start, outcome, None if given is None else given[layout.order])
-    ranks_per_row = _ranks_per_row(len(rows.samples), layout.order, reduce)
+    reward = _rewards(layout, start, outcome, layout.facts.get("step_reward") if entry.rewards else None)
+    ranks_per_row = _ranks_per_row(len(rows.samples), layout.mine, reduce)
     return Trajectories(
         start=start,
-        group=np.unique(rows.group[last], return_inverse=True)[1],
+        group=np.unique(layout.facts["group"][last], return_inverse=True)[1],
         outcome=outcome,
         reward=reward,
         logp=layout.column(_own_logprobs(algorithm)),
         teacher_logp=layout.column("teacher_logprobs") if entry.teacher else None,
         value=layout.column("old_values") if entry.critic else None,
-        share=np.repeat(1.0 / ranks_per_row[layout.order], np.diff(layout.first_token)),
+        share=np.repeat(1.0 / ranks_per_row[layout.mine], np.diff(layout.first_token_of_sample)),
     )
 
 
 def _rewards(layout: _Layout, start: np.ndarray, outcome: np.ndarray, step_reward: np.ndarray | None) -> np.ndarray:
     """Rewards of the tokens, float64 [N].
 
-    The last token of a step has the step's reward. The last token of a run also has the rest of the outcome, so the
-    rewards of a run sum to its outcome. ``step_reward`` has one value per row of the layout; NaN: the step has none.
+    The last token of a step has the step's reward. The last token of a run also has the rest of the outcome.
+    ``step_reward`` has one value per row of the layout; NaN: the step has none. The reward of a step without trained
+    tokens (a masked step) is at the last trained token before the step, because the tokens after it did not earn it;
+    if there is none before it, this reward is left out.
     """
-    reward = np.zeros(layout.first_token[-1])
+    reward, rest = np.zeros(layout.first_token[-1]), outcome
     if step_reward is not None:
-        rewarded = (np.diff(layout.first_token) > 0) & ~np.isnan(step_reward)
-        reward[layout.first_token[1:][rewarded] - 1] = step_reward[rewarded]
-    run = np.repeat(np.arange(len(outcome)), np.diff(start))
-    earned = np.bincount(run, reward, minlength=len(outcome))
+        given, run = np.nan_to_num(step_reward), np.repeat(np.arange(len(outcome)), np.diff(layout.first_row))
+        rest = outcome - np.bincount(run, given, minlength=len(outcome))
+        end = layout.first_token[1:]
+        earned = end > start[run]
+        np.add.at(reward, end[earned] - 1, given[earned])
     acts = np.diff(start) > 0
-    reward[start[1:][acts] - 1] += (outcome - earned)[acts]
+    reward[start[1:][acts] - 1] += rest[acts]
     return reward
 
 
@@ -197,10 +217,13 @@ def _check_steps(rows: TrainingRows) -> None:
         )
 
 
-def _check_rewards(outcome: np.ndarray, samples: Sequence[Sample]) -> None:
+def _check_rewards(outcome: np.ndarray, layout: _Layout) -> None:
     bad = np.flatnonzero(~np.isfinite(outcome))
     if len(bad):
-        named = some([samples[int(index)].row_id for index in bad])
+        of_bad = np.isin(np.repeat(np.arange(len(outcome)), np.diff(layout.first_row)), bad)
+        named = some(
+            [sample.row_id for sample, is_bad in zip(layout.samples, of_bad[layout.sampled], strict=True) if is_bad]
+        )
         raise NonFiniteError(f"{len(bad)} runs have a reward that is not finite, in rows {named}: check the judge")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from rft_platform.algorithms.losses.registry import LOSSES, TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import UserError
-from rft_platform.training.data.samples import Sample, check_sampling, demonstration_sample, rollout_sample
+from rft_platform.training.data.samples import Sample, demonstration_sample, rollout_sample
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.packed.packed_policy import PackedPolicy, score
 
@@ -265,13 +265,6 @@ def test_samples_check_their_shape() -> None:
         replace(sample, reference_logprobs=np.zeros(1, np.float32))
     with pytest.raises(ValueError, match="expected a positive number"):
         replace(sample, temperature=0.0)
-
-
-@pytest.mark.parametrize("sampling", [(0.0, 1.0, -1), (1.0, 0.9, -1), (1.0, 1.0, 50)])
-def test_renormalised_sampling_is_refused(sampling: tuple[float, float, int]) -> None:
-    with pytest.raises(UserError, match="importance ratios are wrong"):
-        check_sampling("r", *sampling)
-    check_sampling("r", 0.6, 1.0, -1)
 
 
 def test_an_lm_head_that_is_not_plain_is_refused(model: Any) -> None:
