@@ -9,13 +9,22 @@ the training, pi is the trainer now. Exactly one importance ratio is applied to 
 | decoupled | rho = pi / pi_old, weight w = min(pi_old / pi_rollout, cap) | weight w | as with its own ratio |
 
 The masks use the mismatch between trainer and engine: pi / pi_rollout with bypass, pi_old / pi_rollout with decoupled.
+With ``weight_level: sequence`` the ratio in a weight is the product over the row's tokens, the same for all of them.
+With ``weight_bound: mask`` a weight above the cap is 0 instead of the cap.
 """
 
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from rft_platform.algorithms.common.ratio import correction_weight, mismatch_sums, row_mask, token_mask
+from rft_platform.algorithms.common.ratio import (
+    correction_weight,
+    mismatch_sums,
+    row_mask,
+    row_weight,
+    token_mask,
+    veto_mask,
+)
 from rft_platform.algorithms.kl import kl_estimator
 from rft_platform.algorithms.losses.registry import PolicyLoss, TokenBatch, TokenLoss, bind
 from rft_platform.algorithms.spec import ObjectiveSpec
@@ -41,7 +50,13 @@ class Objective:
     @property
     def whole_rows(self) -> bool:
         """Whether all tokens of a row must be evaluated together."""
-        return self.policy_loss.whole_rows or self.spec.row_mask is not None
+        masks = self.spec.row_mask is not None or self.spec.token_veto is not None
+        return self.policy_loss.whole_rows or masks or (self.weighted and self.spec.weight_level == "sequence")
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the policy loss is multiplied by importance weights."""
+        return self.spec.correction == "decoupled" or self.policy_loss.correction == "weight"
 
     @property
     def needs_reference(self) -> bool:
@@ -76,28 +91,37 @@ class Objective:
 
     def _correct(self, out: TokenLoss, tokens: TokenBatch) -> None:
         assert tokens.rollout_logprobs is not None
-        if self.spec.correction == "decoupled":
-            assert tokens.old_logprobs is not None, "the training computes it before its first step"
-            weight = correction_weight(tokens.old_logprobs, tokens.rollout_logprobs, self.spec.weight_cap)
-        elif self.policy_loss.correction == "weight":
-            weight = correction_weight(tokens.logp, tokens.rollout_logprobs, self.spec.weight_cap)
-        else:
+        if not self.weighted:
             return
+        logp, cap, bound = self._trainer_logprobs(tokens), self.spec.weight_cap, self.spec.weight_bound
+        if self.spec.weight_level == "sequence":
+            weight = row_weight(logp, tokens.rollout_logprobs, tokens.row, tokens.rows, cap, bound)
+        else:
+            weight = correction_weight(logp, tokens.rollout_logprobs, cap, bound)
         out.metrics["correction_weight"] = weight.sum()
         out.loss = out.loss * weight
 
     def _mask(self, out: TokenLoss, tokens: TokenBatch) -> None:
         assert tokens.rollout_logprobs is not None
-        logp = tokens.logp if self.spec.correction == "bypass" else tokens.old_logprobs
-        assert logp is not None
+        logp, rollout = self._trainer_logprobs(tokens), tokens.rollout_logprobs
         if self.spec.token_mask is not None:
-            keep = token_mask(logp, tokens.rollout_logprobs, *self.spec.token_mask)
+            keep = token_mask(logp, rollout, *self.spec.token_mask)
             out.metrics["token_masked"] = (1 - keep).sum()
             out.loss = out.loss * keep
         if self.spec.row_mask is not None:
-            keep = row_mask(logp, tokens.rollout_logprobs, tokens.row, tokens.rows, *self.spec.row_mask)
+            keep = row_mask(logp, rollout, tokens.row, tokens.rows, *self.spec.row_mask, self.spec.row_mask_ratio)
             out.metrics["row_masked"] = (1 - keep).sum()
             out.loss = out.loss * keep
+        if self.spec.token_veto is not None:
+            keep = veto_mask(logp, rollout, tokens.row, tokens.rows, self.spec.token_veto)
+            out.metrics["row_vetoed"] = (1 - keep).sum()
+            out.loss = out.loss * keep
+
+    def _trainer_logprobs(self, tokens: TokenBatch) -> Tensor:
+        """The trainer's log-probs that weights and masks compare with the engine's."""
+        logp = tokens.logp if self.spec.correction == "bypass" else tokens.old_logprobs
+        assert logp is not None, "the training computes them before its first step"
+        return logp
 
 
 def _sampled_by_itself(tokens: TokenBatch, expert: Tensor) -> TokenBatch:

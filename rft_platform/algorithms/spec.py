@@ -20,9 +20,13 @@ class ObjectiveSpec:
     kl_loss: str = "k2"  # estimator of the KL to the reference model
     loss_norm_length: int | None = None  # constant length by which seq-mean-token-sum-norm divides
     token_mask: tuple[float, float] | None = None  # mask tokens whose trainer / engine ratio is outside (low, high)
-    row_mask: tuple[float, float] | None = None  # mask rows whose geometric mean ratio is outside (low, high)
+    row_mask: tuple[float, float] | None = None  # mask rows whose ratio is outside (low, high)
+    row_mask_ratio: Literal["geometric", "product"] = "geometric"  # of a row's token ratios, for ``row_mask``
+    token_veto: float | None = None  # mask rows that have a token with a smaller trainer / engine ratio
     correction: Literal["bypass", "decoupled"] = "bypass"  # see ``objective``; decoupled: the trainer computes pi_old
     weight_cap: float = 2.0  # largest importance weight of a correction
+    weight_level: Literal["token", "sequence"] = "token"  # the ratio of a weight: each token's, or the row's product
+    weight_bound: Literal["truncate", "mask"] = "truncate"  # a weight above the cap becomes the cap, or 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,12 @@ def algorithm_spec(config: RftConfig, chosen: Preset) -> AlgorithmSpec:
         entropy_coef=settings.entropy_coef,
         token_mask=correction.token_mask,
         row_mask=correction.sequence_mask,
+        row_mask_ratio=correction.sequence_mask_ratio,
+        token_veto=correction.token_veto,
         correction=chosen.correction,
         weight_cap=correction.weight_cap,
+        weight_level=correction.weight_level,
+        weight_bound=correction.weight_bound,
         token_advantage=chosen.token_advantage,
         token_advantage_args=dict(chosen.token_advantage_args),
         kl_penalty=KlPenaltySpec(settings.kl_penalty_fn or "k1", penalty.kl_coef, penalty.target, penalty.horizon)

@@ -5,6 +5,7 @@ policy's logits is then compared with the one worked out on paper.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -127,7 +128,9 @@ def test_mix_is_maximum_likelihood_on_demonstrations() -> None:
     torch.testing.assert_close(got, POLICY.softmax(0) - SAMPLER.softmax(0))
 
 
-def sequence_gradient(name: str, policy: Tensor, sampler: Tensor, advantage: Tensor, **args: object) -> Tensor:
+def sequence_gradient(
+    name: str, policy: Tensor, sampler: Tensor, advantage: Tensor, *, spec: Any = None, **args: object
+) -> Tensor:
     """The same for all sequences of two tokens over three actions, ``advantage`` [3, 3]; means over a row's tokens."""
     logits = policy.clone().requires_grad_()
     logp, mu = logits.log_softmax(0), sampler.log_softmax(0)
@@ -141,7 +144,7 @@ def sequence_gradient(name: str, policy: Tensor, sampler: Tensor, advantage: Ten
         rows=9,
         rollout_logprobs=mu[actions].reshape(-1),
     )
-    loss = Objective.build(ObjectiveSpec(name, args))(tokens).loss.reshape(9, 2).mean(1)
+    loss = Objective.build(ObjectiveSpec(name, args, **(spec or {})))(tokens).loss.reshape(9, 2).mean(1)
     (gradient,) = torch.autograd.grad((mu[actions].sum(1).exp() * loss).sum(), logits)
     return gradient
 
@@ -164,6 +167,22 @@ def test_gspo_on_sequences_weights_by_the_geometric_mean_ratio() -> None:
 
     got = sequence_gradient("gspo", POLICY[:3], FAR[:3], PAIRS_OF_ACTIONS, clip_low=0.2, clip_high=0.2)
     torch.testing.assert_close(got, sequences_along(slope, POLICY[:3], FAR[:3], PAIRS_OF_ACTIONS))
+
+
+def test_only_the_weight_of_the_sequence_makes_the_gradient_exact() -> None:
+    """The gradient of ``-E[A] / 2`` under the policy, by autograd over all nine sequences, from the sampler's rows."""
+    logits = POLICY[:3].clone().requires_grad_()
+    logp = logits.log_softmax(0)
+    expected = -(PAIRS_OF_ACTIONS * (logp[:, None] + logp[None]).exp()).sum() / 2
+    (want,) = torch.autograd.grad(expected, logits)
+    by_sequence, by_token = (
+        sequence_gradient(
+            "reinforce", POLICY[:3], FAR[:3], PAIRS_OF_ACTIONS, spec={"weight_level": level, "weight_cap": 1e6}
+        )
+        for level in ("sequence", "token")
+    )
+    torch.testing.assert_close(by_sequence, want)
+    assert (by_token - want).abs().max() > 0.1
 
 
 def test_topr_on_trajectories_tapers_by_the_product() -> None:

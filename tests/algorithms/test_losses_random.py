@@ -147,6 +147,67 @@ def test_exactly_one_ratio_is_counted(name: str, mode: Any, seed: int) -> None:
     np.testing.assert_allclose(gradient_of(out.loss, tokens.logp), w * gradient, rtol=1e-9, atol=1e-12)
 
 
+def rows_weight(numerator: Array, case: Case, cap: float, bound: str) -> Array:
+    """The product of each row's ratios, token by token in plain Python."""
+    out = np.empty(len(numerator))
+    for tokens in case.rows():
+        product = 1.0
+        for t in tokens:
+            product *= float(np.exp(numerator[t]) / np.exp(case.behaviour[t]))
+        out[tokens] = product if product <= cap else cap if bound == "truncate" else 0.0
+    return out
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("bound", ["truncate", "mask"])
+@pytest.mark.parametrize(("name", "mode"), [("ppo", "decoupled"), ("gspo", "decoupled"), ("reinforce", "bypass")])
+def test_weights_of_tokens_and_sequences_truncated_and_masked(
+    name: str, mode: Any, level: Any, bound: Any, seed: int
+) -> None:
+    case = random_case(seed)
+    if mode == "bypass":
+        case.old = case.behaviour
+    tokens = case.tokens()
+    tokens.expert = None
+    spec = ObjectiveSpec(name, {}, correction=mode, weight_cap=1.1, weight_level=level, weight_bound=bound)
+    objective = Objective.build(spec)
+    assert objective.whole_rows == (level == "sequence" or name == "gspo")
+    out = objective(tokens)
+    value, gradient = REFERENCES[name](case)
+    numerator = case.logp if mode == "bypass" else case.old
+    w = np.exp(numerator - case.behaviour)
+    w = np.where(w <= 1.1, w, 1.1 if bound == "truncate" else 0.0)
+    if level == "sequence":
+        w = rows_weight(numerator, case, 1.1, bound)
+    assert (w < 1.1).any() and ((w == 1.1) | (w == 0)).any()
+    np.testing.assert_allclose(out.loss.detach().numpy(), w * value, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(gradient_of(out.loss, tokens.logp), w * gradient, rtol=1e-9, atol=1e-12)
+    assert float(out.metrics["correction_weight"]) == pytest.approx(w.sum())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_masks_by_the_product_and_by_a_single_token(seed: int) -> None:
+    case = random_case(seed)
+    case.old = case.behaviour
+    tokens = case.tokens()
+    tokens.expert = None
+    spec = ObjectiveSpec("ppo", {}, row_mask=(0.3, 3.0), row_mask_ratio="product", token_veto=0.5)
+    out = Objective.build(spec)(tokens)
+    value, gradient = ppo(case)
+    product, veto = np.ones(len(value)), np.ones(len(value))
+    for index in case.rows():
+        product[index] = 0.3 <= np.prod(case.ratio[index]) <= 3.0
+        veto[index] = all(case.ratio[t] >= 0.5 for t in index)
+    assert 0 < product.sum() < len(value) and 0 < veto.sum() < len(value)
+    np.testing.assert_allclose(out.loss.detach().numpy(), product * veto * value, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(gradient_of(out.loss, tokens.logp), product * veto * gradient, rtol=1e-9, atol=1e-12)
+    assert (float(out.metrics["row_masked"]), float(out.metrics["row_vetoed"])) == (
+        (1 - product).sum(),
+        (1 - veto).sum(),
+    )
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
 def test_the_whole_objective(kl: str, seed: int) -> None:

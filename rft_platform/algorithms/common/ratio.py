@@ -2,8 +2,13 @@
 
 ``r = pi / pi_rollout`` on sampled tokens (current trainer policy over the policy that sampled). Metrics, weights and
 masks are detached float32. The mask per token is IcePop's (arXiv 2510.18855). The mask per row uses the geometric mean
-of r over the row's tokens, because the product of r moves away from 1 as rows get longer.
+of r over the row's tokens by default, because the product of r moves away from 1 as rows get longer. The product is the
+ratio of the whole sequence: only a weight by the product makes the expected gradient exact. Bounded weights are
+truncated importance sampling (TIS: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+Training") or masked importance sampling (MIS: Liu et al. 2025, "When Speed Kills Stability").
 """
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,16 +49,56 @@ def token_mask(logp: Tensor, rollout_logprobs: Tensor, low: float, high: float) 
 
 
 @torch.no_grad()
-def correction_weight(logp: Tensor, rollout_logprobs: Tensor, cap: float) -> Tensor:
-    """``min(pi / pi_rollout, cap)`` for each token, detached; [N]."""
-    return log_ratio(logp, rollout_logprobs).exp().clamp(max=cap)
+def correction_weight(
+    logp: Tensor, rollout_logprobs: Tensor, cap: float, bound: Literal["truncate", "mask"] = "truncate"
+) -> Tensor:
+    """``r = pi / pi_rollout`` of each token, detached, [N]; above ``cap``, ``truncate`` gives cap and ``mask`` 0."""
+    return _bounded(log_ratio(logp, rollout_logprobs).exp(), cap, bound)
 
 
 @torch.no_grad()
-def row_mask(logp: Tensor, rollout_logprobs: Tensor, row: Tensor, rows: int, low: float, high: float) -> Tensor:
-    """1.0 on the tokens of rows whose geometric mean ratio is in ``[low, high]``, else 0.0; [N]."""
+def row_weight(
+    logp: Tensor, rollout_logprobs: Tensor, row: Tensor, rows: int, cap: float, bound: Literal["truncate", "mask"]
+) -> Tensor:
+    """The product of r over the row of each token, bounded as in ``correction_weight``; detached, [N]."""
+    total, _ = _row_sums(logp, rollout_logprobs, row, rows)
+    return _bounded(total.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp(), cap, bound)[row]
+
+
+def _bounded(ratio: Tensor, cap: float, bound: Literal["truncate", "mask"]) -> Tensor:
+    return ratio.clamp(max=cap) if bound == "truncate" else ratio * (ratio <= cap)
+
+
+@torch.no_grad()
+def row_mask(
+    logp: Tensor,
+    rollout_logprobs: Tensor,
+    row: Tensor,
+    rows: int,
+    low: float,
+    high: float,
+    mean: Literal["geometric", "product"] = "geometric",
+) -> Tensor:
+    """1.0 on the tokens of rows whose ratio is in ``[low, high]``, else 0.0; [N].
+
+    The ratio of a row is the geometric mean of r over its tokens, or the product.
+    """
+    total, count = _row_sums(logp, rollout_logprobs, row, rows)
+    if mean == "geometric":
+        total = total / count.clamp(min=1)
+    ratio = total.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
+    return ((ratio >= low) & (ratio <= high)).to(logp.dtype)[row]
+
+
+@torch.no_grad()
+def veto_mask(logp: Tensor, rollout_logprobs: Tensor, row: Tensor, rows: int, low: float) -> Tensor:
+    """0.0 on the tokens of rows that have a token with ``r < low``, else 1.0; [N]."""
+    below = (log_ratio(logp, rollout_logprobs).exp() < low).to(logp.dtype)
+    return (below.new_zeros(rows).index_add_(0, row, below) == 0).to(logp.dtype)[row]
+
+
+def _row_sums(logp: Tensor, rollout_logprobs: Tensor, row: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Sum of ``log r`` and number of tokens of each row, [rows]."""
     delta = logp - rollout_logprobs
     total = delta.new_zeros(rows).index_add_(0, row, delta)
-    count = delta.new_zeros(rows).index_add_(0, row, torch.ones_like(delta))
-    mean_ratio = (total / count.clamp(min=1)).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
-    return ((mean_ratio >= low) & (mean_ratio <= high)).to(logp.dtype)[row]
+    return total, delta.new_zeros(rows).index_add_(0, row, torch.ones_like(delta))

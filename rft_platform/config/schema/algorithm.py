@@ -45,11 +45,19 @@ class RolloutCorrection(Section):
     ratio trainer / engine. Default: the preset's (gspo: decoupled, others: bypass)."""
     weight_cap: PositiveFloat = 2.0
     """Upper bound of an importance weight."""
+    weight_level: Literal["token", "sequence"] = "token"
+    """``sequence``: the weight of a token is the product of the ratios of its row. The expected gradient is then exact
+    below the bound, and the weights vary more as rows get longer."""
+    weight_bound: Literal["truncate", "mask"] = "truncate"
+    """A weight above ``weight_cap`` becomes ``weight_cap`` (``truncate``) or 0 (``mask``)."""
     token_mask: Bounds | None = None
     """Exclude tokens whose trainer / engine ratio is outside these bounds: [low, high], for example [0.5, 5]."""
     sequence_mask: Bounds | None = None
-    """Exclude rows whose geometric mean of the trainer / engine ratio is outside these bounds:
-    [low, high]."""
+    """Exclude rows whose trainer / engine ratio is outside these bounds: [low, high]."""
+    sequence_mask_ratio: Literal["geometric", "product"] = "geometric"
+    """The ratio of a row for ``sequence_mask``: the geometric mean over its tokens, or their product."""
+    token_veto: PositiveFloat | None = None
+    """Exclude rows that have a token whose trainer / engine ratio is smaller, for example 1e-4."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "RolloutCorrection":

@@ -106,11 +106,18 @@ def _data_problems(run: RunSettings, loss: "PolicyLoss") -> Iterator[str]:
 def _correction_problems(run: RunSettings, loss: "PolicyLoss") -> Iterator[str]:
     """Options of ``rollout_correction`` that the loss does not use."""
     correction, name = run.config.algorithm.rollout_correction, run.spec.policy_loss
-    weighted = run.algorithm.correction == "decoupled" or loss.correction == "weight" or run.spec.beta > 0
-    if correction.weight_cap != _PLAIN.weight_cap and not weighted:
+    weighted = run.algorithm.correction == "decoupled" or loss.correction == "weight"
+    used = {"weight_cap": weighted or run.spec.beta > 0, "weight_level": weighted, "weight_bound": weighted}
+    for key, effect in used.items():
+        if getattr(correction, key) != getattr(_PLAIN, key) and not effect:
+            yield (
+                f"algorithm.rollout_correction.{key} has no effect on the loss {name} in mode bypass: its own ratio "
+                "corrects; set mode: decoupled, or leave it out"
+            )
+    if correction.sequence_mask_ratio != _PLAIN.sequence_mask_ratio and correction.sequence_mask is None:
         yield (
-            f"algorithm.rollout_correction.weight_cap has no effect on the loss {name} in mode bypass: its own ratio "
-            "corrects; set mode: decoupled, or leave it out"
+            "algorithm.rollout_correction.sequence_mask_ratio has no effect without sequence_mask: set sequence_mask, "
+            "or leave it out"
         )
     if not _is_plain(correction) and not loss.policy_gradient:
         yield f"algorithm.rollout_correction: the loss {name} uses no log-probs of the engine; leave it out"

@@ -28,9 +28,17 @@ EVERYTHING: dict[str, Any] = {
     "entropy_coef": 0.01,
     "token_mask": (0.1, 5.0),
     "row_mask": (0.2, 3.0),
+    "token_veto": 0.02,
     "correction": "decoupled",
+    "weight_level": "sequence",
 }
-OF_ROLLOUTS = {"token_mask", "row_mask", "correction"}  # need the log-probs of whoever sampled
+OF_ROLLOUTS = {
+    "token_mask",
+    "row_mask",
+    "token_veto",
+    "correction",
+    "weight_level",
+}  # need the log-probs of whoever sampled
 
 
 def build_rows() -> list[Sample]:
