@@ -5,8 +5,8 @@ Read in this order:
 - ``errors``: the platform's errors; ``fault_classification``: any other exception as one of them; ``redaction``:
   masking of secrets in text.
 - ``files``: durable, atomic writes and digests; ``locks``: locks between processes; ``digests``: files of a checkpoint
-  and identity of weights; ``recorded_paths``: paths stored relative to a home; ``policy_names``: names of policies in
-  what is stored about them; ``sqlite_files``: damaged SQLite files.
+  and identity of weights; ``recorded_paths``: paths stored relative to a home; ``policy_names``: names of notes, files
+  and metrics of a policy; ``sqlite_files``: damaged SQLite files.
 - ``processes``: leases, start and end of long-lived processes.
 - ``user_code`` and ``call_signature``: references to the user's functions, and their parameters; ``code_snapshot``:
   the source of the user's code, stored for lineage.

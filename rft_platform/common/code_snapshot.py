@@ -1,9 +1,9 @@
 """Snapshots of the user's code: the source files of the objects that a configuration names, and what they import.
 
 Nothing is imported or executed: the code may need packages of another environment. Files of installed packages, of the
-standard library and of the platform are left out. A snapshot is stored once for each content, below ``code/`` of an
-experience store; a stage's note names the digest of the code that ran. What looks like a
-secret is masked, as in log files.
+standard library and of the platform are left out. Each different snapshot is stored once, below ``code/`` of an
+experience store; a stage's note names the digest of the code that ran. Text that looks like a secret is masked, as in
+log files.
 """
 
 import ast
@@ -39,7 +39,7 @@ _REFERENCE = re.compile(rf"live:\S+|(?:.+\.py|{_NAME}):{_NAME}")
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A source text in which what looks like a secret is masked, and the digest of the whole text."""
+    """A source text whose secrets are masked, and the digest of the text before masking."""
 
     text: str
     sha256: str
@@ -55,7 +55,7 @@ class CodeSnapshot:
     """Sources by file name, relative to the folder from which the file is imported."""
 
     files: Mapping[str, SourceFile]
-    not_found: tuple[str, ...] = ()  # references whose source is not on this machine or in no file
+    not_found: tuple[str, ...] = ()  # references whose source is in no file of this machine
 
     @property
     def digest(self) -> str:
@@ -81,8 +81,11 @@ def references_in(value: Any) -> Iterator[str]:
 
 
 def take_snapshot(references: Iterable[str]) -> CodeSnapshot:
-    """The source of the objects that ``references`` name (``package.module:attribute``, ``file.py:attribute``, or the
-    name of a module), with the files of the user's code that they import, directly or not."""
+    """The source of the objects that ``references`` name, with all files of the user's code that they import.
+
+    A reference is ``package.module:attribute``, ``file.py:attribute``, or the name of a module. Indirect imports are
+    included.
+    """
     search = _Search()
     for reference in sorted(set(references)):
         search.add(reference)
@@ -175,7 +178,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _imports(text: str, module: str) -> Iterator[str]:
-    """Names of the modules that a source text may import; ``module`` is its own name, for relative imports."""
+    """Names of the modules that a source text may import; ``module`` is the text's module, for relative imports."""
     try:
         tree = undisturbed(lambda: ast.parse(text))
     except (SyntaxError, ValueError, RecursionError):
@@ -192,7 +195,7 @@ def _imports(text: str, module: str) -> Iterator[str]:
 
 
 def _module_name(file: Path, root: Path) -> str:
-    """Dotted name; that of a package ends in ``__init__``, so that its last part is dropped like a module's."""
+    """Dotted module name of a file. For a package it ends in ``.__init__``: relative imports drop the last part."""
     return ".".join(file.relative_to(root).with_suffix("").parts)
 
 
@@ -217,8 +220,8 @@ def source_of(value: Any) -> str:
 def undisturbed(parse: Callable[[], T]) -> T:
     """The result of ``parse``, called again if Python's parser fails because another thread uses it.
 
-    Two threads that parse at the same time (printing a traceback does) disturb each other's count of the recursion
-    depth: python/cpython#106905, SystemError.
+    Two threads that parse at the same time disturb each other's count of the recursion depth, and one of them gets a
+    SystemError (python/cpython#106905). Printing a traceback also parses.
     """
     for _ in range(_PARSES - 1):
         with suppress(SystemError):
@@ -253,7 +256,7 @@ def read_snapshot(root: Path, digest: str) -> CodeSnapshot | None:
 
 
 def difference(old: CodeSnapshot, new: CodeSnapshot, old_name: str, new_name: str) -> Iterator[str]:
-    """Lines of a unified diff over all files. Names of references without a source follow as text."""
+    """Lines of a unified diff over all files, then one line for each reference without a source."""
     for name in sorted({*old.files, *new.files}):
         before, after = (side.files.get(name, _NOTHING) for side in (old, new))
         labels = f"{name} ({old_name})", f"{name} ({new_name})"

@@ -50,15 +50,15 @@ def saved_state(folder: Path) -> dict[str, Any] | None:
 
 
 def defers_state(folder: Path) -> bool:
-    """Whether ``folder`` is a checkpoint whose trainer state is saved after its weights, or not at all."""
+    """Whether ``folder`` is a checkpoint that was published without its trainer state, which may be saved later."""
     try:
         return bool(read_sealed_json(folder / MANIFEST).get("deferred_state"))
     except (OSError, ValueError, DamagedError):
-        return False  # no checkpoint, or a damaged one, which readers report
+        return False  # not a checkpoint, or a damaged one: its readers report the damage
 
 
 def lacks_state(folder: Path) -> bool:
-    """Whether ``folder`` is a checkpoint whose trainer state is not saved (yet): repeating its training makes it."""
+    """Whether ``folder`` is a checkpoint whose trainer state is not saved; repeating its training makes the state."""
     return defers_state(folder) and not (folder / SAVED_STATE).exists()
 
 
@@ -73,7 +73,7 @@ def saved_state_damage(folder: Path, digest: Digest | None = digest_file) -> str
 def first_damage(
     folder: Path, files: Mapping[str, Mapping[str, Any]], digest: Digest | None = digest_file
 ) -> str | None:
-    """Describe the first damaged one of ``files`` (name to size and sha256); None if all are as written."""
+    """Describe the first damaged file of ``files`` (name to size and sha256); None if all files are as written."""
     for name, entry in files.items():
         path = folder / name
         if not path.is_file():
@@ -98,7 +98,7 @@ def _digest_once(path: Path, _changed_ns: int, _size: int) -> str:
 
 
 def digest_weights(folder: Path, digest: Callable[[Path], str] = digest_file) -> str:
-    """SHA-256 of a model folder's safetensors: of the file if there is one, else of all names and digests."""
+    """SHA-256 of a model folder's safetensors: of the only file, or of the names and digests of several files."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(

@@ -52,7 +52,7 @@ class JudgeUnavailableError(RftError):
 
 
 class CheckFailedError(UserCodeError):
-    """A blocking asset check refused the rows of workflow and judge."""
+    """A blocking asset check refused the rows that workflow and judge produced."""
 
     hint = "read the failed check's metadata, correct the workflow or the judge, then launch the job again"
 
@@ -79,7 +79,7 @@ class EngineError(RftError):
 
 
 class WeightMismatchError(EngineError):
-    """The weights do not fit the engine, or its log-probs differ from the trainer's: the version was refused."""
+    """The weights do not fit the engine, or engine and trainer have different log-probs: the version is refused."""
 
     retryable = False
     hint = "the engine keeps serving its previous weights; compare engine and trainer on that checkpoint"

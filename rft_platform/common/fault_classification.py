@@ -66,7 +66,7 @@ def cause_line(error: RftError) -> str:
 
 
 def user_place(error: BaseException) -> str | None:
-    """``file:line`` of the innermost user-code frame in the traceback of ``error`` or its causes; None if none."""
+    """``file:line`` of the innermost user-code frame in the tracebacks of ``error`` and its causes, or None."""
     for link in _causes(error):
         for frame in reversed(traceback.extract_tb(link.__traceback__)):
             if _is_user_code(frame.filename):

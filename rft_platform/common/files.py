@@ -67,7 +67,7 @@ def _put_in_place(temp: Path, path: Path, sync: bool) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Set ``path`` on an OSError of the block that names no file, as those of flock, fsync and write."""
+    """Set ``path`` on an OSError of the block that names no file: errors of flock, fsync and write name none."""
     try:
         yield
     except OSError as error:
@@ -117,7 +117,7 @@ def read_sealed_json(path: Path) -> Any:
     if not isinstance(content, dict) or SEAL not in content:
         return content
     written = content.pop(SEAL)
-    as_written = text.replace(f'  "{SEAL}": "{written}",\n', "", 1)  # formatting again would take as long as reading
+    as_written = text.replace(f'  "{SEAL}": "{written}",\n', "", 1)  # faster than formatting the document again
     if _digest_text(as_written) != written and _digest_text(_json_text(content)) != written:
         raise DamagedError(
             f"{path}: was changed after it was written (its content does not match its {SEAL}): restore it from a copy"
@@ -179,7 +179,7 @@ def fsync_tree(path: Path) -> None:
     fsync(path)
 
 
-#: Target's name, machine and process id of the writer, random digits; ``.old`` is a folder that is being replaced.
+#: Target's name, machine and process id of the writer, random digits; ``.old`` marks a folder that is being replaced.
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.(?P<machine>[0-9a-f]{6})-(?P<pid>\d+)-[0-9a-f]{8}\.(?:tmp|old)")
 
 
@@ -189,7 +189,7 @@ def temporary_path(path: Path, ending: str = "tmp") -> Path:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether ``name`` is that of a temporary file or folder, in use or left by a killed writer."""
+    """Whether ``name`` is the name of a temporary file or folder, in use or left by a killed writer."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
@@ -204,7 +204,7 @@ def remove_leftovers(path: Path) -> None:
 
 @cache
 def _machine() -> str:
-    """Six hex digits that identify this machine or container on a shared file system, as pids are local to it."""
+    """Six hex digits that identify this machine or container: on a shared file system a pid alone is ambiguous."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
 
 

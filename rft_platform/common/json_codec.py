@@ -1,8 +1,8 @@
 """Strict and fast JSON for the bodies of model calls.
 
-All bodies pass here, so pydantic's parser is used, which is several times as fast as the standard library's. Parsed
-values hold valid UTF-8 text and are nested at most 200 levels deep. Later code therefore fails neither on half a
-surrogate pair nor on the recursion limit.
+pydantic's parser is used, because it is several times as fast as the standard library's. Parsed values hold valid UTF-8
+text and are nested at most 200 levels deep, so later code fails neither on half a surrogate pair nor on the recursion
+limit.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from pydantic_core import from_json, to_json
 
-#: Every number beyond the largest float is written with an exponent or with some 300 digits.
+#: A number beyond the largest float has an exponent or some 300 digits; text without these needs no check.
 _LARGE = r"\d[eE]\+?\d|\d{300}"
 _LARGE_TEXT, _LARGE_BYTES = re.compile(_LARGE), re.compile(_LARGE.encode())
 

@@ -1,4 +1,4 @@
-"""Paths in the records of a project: stored relative to its home, and read so that a copied or moved home names itself.
+"""Paths in the records of a project: stored relative to its home, so that they stay valid in a copied or moved home.
 
 ``home`` is the absolute folder of the project's state (``RFT_HOME``). Records of earlier versions hold absolute paths.
 """
@@ -12,9 +12,9 @@ _OF_A_HOME = ("rounds", "leases", "dagster")
 
 
 def to_record(path: str | Path, home: Path) -> str:
-    """``path`` as it is stored: relative to the home if both move together, otherwise unchanged.
+    """``path`` as it is stored: relative to the home if both are moved together, otherwise unchanged.
 
-    They move together if the path is below the home, or is a checkpoint in a folder that also contains the home.
+    That is assumed if the path is below the home, or is a checkpoint in a folder that also contains the home.
     """
     place = Path(path)
     if place.is_relative_to(home):
@@ -60,7 +60,7 @@ def _below_another_home(place: Path, home: Path) -> Path | None:
 
 
 def _exists(place: Path) -> bool:
-    """Whether a folder or file exists. For a checkpoint its parent folder is enough: checkpoints are removed."""
+    """Whether a file or folder exists. A checkpoint may have been removed: its parent folder counts."""
     return place.exists() or (place.name.startswith(CHECKPOINT_PREFIX) and place.parent.is_dir())
 
 

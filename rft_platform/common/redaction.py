@@ -1,9 +1,9 @@
 """Mask secrets in text for logs, databases and terminals: tokens, keys, passwords, and URLs that contain them.
 
-Only ``redact`` masks. It is applied where text leaves the process: log formatters (``log_formats.py``), standard output
-and error (``masked_output.py``), the text of the platform's errors (``errors.py``), the description of any other error
-(``fault_classification.described``) and Dagster's instance (``jobs/dagster_internals``). Standard library only, because
-rollout workers run in other environments.
+``redact`` masks all text that leaves the process: in log formatters (``log_formats.py``), standard output and error
+(``masked_output.py``), the platform's errors (``errors.py``), descriptions of any other error
+(``fault_classification.described``) and Dagster's instance (``jobs/dagster_internals``). This module imports only the
+standard library, because rollout workers run in other environments.
 """
 
 import os
@@ -27,7 +27,7 @@ _PATTERNS = [
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {MASK}"),
     (re.compile(rf"(?i)\b({_NAMES}=['\"]?)[^\s&,;'\")]+"), rf"\1{MASK}"),  # name=value, query strings
     (re.compile(rf"(?i)(['\"]{_NAMES}['\"]\s*:\s*['\"])[^'\"]*"), rf"\1{MASK}"),  # JSON and Python dictionaries
-    (re.compile(r"(?i)\b((?:x-)?api-key\s*:\s*)[^\s,;'\"]+"), rf"\1{MASK}"),  # its own header
+    (re.compile(r"(?i)\b((?:x-)?api-key\s*:\s*)[^\s,;'\"]+"), rf"\1{MASK}"),  # a header with a key
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), MASK),  # a JSON web token
     (re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+"), rf"\1{MASK}"),
     (
@@ -38,7 +38,7 @@ _PATTERNS = [
         rf"\1{MASK}",
     ),
 ]
-#: The patterns that match no ordinary setting: the first and the last.
+#: The first and the last pattern: these match no ordinary setting.
 _UNMISTAKABLE = (_PATTERNS[0], _PATTERNS[-1])
 _registered: set[str] = set()
 

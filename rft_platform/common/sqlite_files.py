@@ -1,4 +1,4 @@
-"""Find damaged SQLite files below a project's folder, with a remedy and what is lost by it.
+"""Find damaged SQLite files below a project's folder, with a remedy and what the remedy loses.
 
 SQLite's errors do not name the file. The functions here find the project's damaged file for an error.
 """
@@ -72,9 +72,9 @@ def damage_of_database(path: Path, *, thorough: bool = True) -> str | None:
 
 
 def full_disk(root: Path) -> str | None:
-    """A line about the full disk of a project's folder, on which whole databases cannot be read; None if it has space.
+    """A message if the disk of a project's folder is full; None if it has space.
 
-    SQLite reports it as an I/O error, like damage.
+    On a full disk SQLite cannot read intact databases, and reports an I/O error as for damage.
     """
     if not root.exists() or (free := shutil.disk_usage(root).free) >= _LEAST_FREE:
         return None
@@ -82,7 +82,7 @@ def full_disk(root: Path) -> str | None:
 
 
 def remedy(path: Path) -> str:
-    """What to do about a damaged database, and what is lost by it."""
+    """What to do about a damaged database, and what is lost."""
     move = f"move it away (with {path.name}-wal and {path.name}-shm) and start again"
     if path.name == "mlflow.db":
         return f"move it away (with {path.name}-wal and {path.name}-shm) and run `rft models rebuild`"

@@ -15,11 +15,11 @@ from typing import Any
 class DaemonThreads(ThreadPoolExecutor):
     """An executor with one daemon thread per call. No call waits for another, and the interpreter waits for no call.
 
-    A thread cannot be stopped, so hanging calls would fill a pool of fixed size.
+    A thread cannot be stopped, so hanging calls would occupy all threads of a pool of fixed size.
     """
 
     def __init__(self, name: str) -> None:
-        """``name``: name of the threads. Event loops accept only this base class; its own threads are not used."""
+        """``name``: name of the threads. Event loops require ``ThreadPoolExecutor``; its own threads are not used."""
         super().__init__(max_workers=1)
         self._name = name
 
@@ -38,10 +38,10 @@ _THREADS = DaemonThreads("rft-call")
 
 
 async def call_in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Run ``function`` in its own thread and return its result; a cancelled caller leaves that thread running.
+    """Run ``function`` in a separate thread and return its result; if the caller is cancelled, the thread runs on.
 
-    Exceptions of the function are raised here. StopIteration, SystemExit and others that are no Exception are raised
-    as RuntimeError.
+    Exceptions of the function are raised here. StopIteration, and errors such as SystemExit that do not derive from
+    Exception, are raised as RuntimeError.
     """
     context = contextvars.copy_context()
     work = partial(context.run, function, **arguments)

@@ -1,6 +1,6 @@
 """Evaluation of policies on held-out tasks: metrics, the promotion gate, plots and reports.
 
-``evaluate`` runs the tasks with the workflow and judge of the training and returns an ``EvaluationResult``. ``gate``
+``evaluate`` runs the tasks with a workflow and a judge and returns an ``EvaluationResult``. ``gate``
 decides whether the policy becomes champion. Read in this order:
 
 1. ``evaluate`` (runs and judgements), ``results`` (``EvaluationResult``), ``transcripts`` (runs kept for reading);

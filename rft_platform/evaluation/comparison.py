@@ -1,9 +1,9 @@
 """Compare two policies on the same tasks: the difference and its 95 % interval.
 
 The comparison is paired: each task contributes one difference, so a task that is hard for both policies does not widen
-the interval. Pass rates have an interval that stays valid if no task, or every task, differs. Rewards have the
-percentile interval of a bootstrap over tasks (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter
-13).
+the interval. The interval of pass rates stays valid if the policies differ on no task or on every task. The interval of
+rewards is the percentile interval of a bootstrap over tasks (Efron and Tibshirani, An Introduction to the Bootstrap,
+1993, chapter 13).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from rft_platform.evaluation.results import GREEDY, MODES, SAMPLED, EvaluationRe
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A policy compared with another one by one metric, over the tasks for which both have scores."""
+    """A policy compared with another one by a metric, over the tasks for which both have scores."""
 
     against: str  # "previous", "champion" or "start"
     metric: str
@@ -48,7 +48,7 @@ def compare(
 ) -> Comparison | None:
     """Return the difference by ``metric``, one of ``PAIRED_METRICS``.
 
-    None if the two results share no such score or were not measured alike.
+    None if a result has no score of this metric, if they share no task, or if they were not ``measured_alike``.
     """
     mine, theirs = task_means(result, metric), task_means(other, metric)
     shared = [task for task in mine if task in theirs]

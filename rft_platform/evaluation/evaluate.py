@@ -1,4 +1,4 @@
-"""Evaluate a policy on held-out tasks, with the workflow and the judge of the training."""
+"""Evaluate a policy on held-out tasks with a workflow and a judge."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,10 +47,10 @@ def evaluate(
 ) -> EvaluationResult:
     """Run every task ``sampled_n`` times with ``sampling``, and once more at temperature 0 if ``greedy``.
 
-    A run passes if its reward reaches ``pass_threshold``. Failed runs, runs whose judgement fails, and rewards beyond
-    ``max_abs_reward`` are counted and left out. ``policies`` are the engines of further trainable policies; scores are
-    rewards of the first. ``judge`` None uses the workflow's own reward. ``measured_by`` identifies judge, workflow and
-    sampling in the result.
+    A run passes if its reward reaches ``pass_threshold``. Failed runs, runs whose judgement fails, and runs with a
+    reward beyond ``max_abs_reward`` are counted and left out of the scores. ``policies`` are the engines of further
+    trainable policies; the scores are the rewards of the first policy. If ``judge`` is None, the workflow's reward
+    counts. ``measured_by`` identifies judge, workflow and sampling in the result.
 
     Raises ``EngineError`` if the weights changed during the evaluation, and the errors of ``run_rollouts`` and
     ``judge_runs``.
@@ -155,7 +155,9 @@ def _judged(
 ) -> _Pass:
     last = {row.run_id: row for row in rollouts.rows}  # rows of a run are in step order
     judged = [run for run in runs if run.error is None]
-    alone = judge.parts[0].name if judge is not None and len(judge.parts) == 1 else None  # equals the reward
+    alone = (
+        judge.parts[0].name if judge is not None and len(judge.parts) == 1 else None
+    )  # name of the only part, which equals the reward
     scores, read = [], []
     for run in judged:
         row = last[run.run_id]

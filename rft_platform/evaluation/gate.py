@@ -35,9 +35,11 @@ def gate(
 
     The candidate passes if ``metric`` is at least ``min_value`` and, if there is a champion, better than the
     champion's. With ``confident``, the lower end of the difference's 95 % interval must exceed ``min_delta``. Without
-    it, the difference must be at least ``min_delta``, and positive if ``min_delta`` is 0. ``to_beat`` is the name of
-    ``champion`` in the reason. While there is no champion it is the start: then, without ``confident``, a difference of
-    0 passes if ``min_delta`` is 0. Raises ``UserError`` if the candidate was not measured by ``metric``.
+    ``confident``, the difference must be at least ``min_delta``, and positive if ``min_delta`` is 0.
+
+    ``to_beat`` is the name of ``champion`` in the reason. Before the first promotion ``champion`` is the evaluation of
+    the start and ``to_beat`` is ``start``: without ``confident`` and with ``min_delta`` 0, a difference of 0 then
+    passes. Raises ``UserError`` if the candidate was not measured by ``metric``.
     """
     value = _measured(candidate, metric)
     if not math.isfinite(value):

@@ -3,13 +3,13 @@
 A score table maps each task to the scores of its runs. Tasks may have different numbers of runs (a failed run has no
 score). Names of NumPy shapes: T (tasks), N (runs of a task), B (bootstrap draws).
 
-Pass rates have score intervals, which stay valid at 0 % and 100 % and for few tasks. There a bootstrap resamples equal
-values and returns an interval of width 0:
+Pass rates have score intervals, which stay valid at 0 % and 100 % and for few tasks (a bootstrap of equal values would
+return an interval of width 0):
 
 - one policy: Wilson, JASA 22 (1927) 209, with the effective sample size of clustered data (Korn and Graubard, Survey
   Methodology 24 (1998) 193; Dean and Pagano, Stat. Med. 34 (2015) 1815), because runs of one task are correlated.
-- the difference of two: Agresti and Min, Stat. Med. 24 (2005) 729: two pseudo-tasks, spread evenly over the four
-  possible pairs of outcomes.
+- the difference of two policies: Agresti and Min, Stat. Med. 24 (2005) 729, which adds two pseudo-tasks, spread evenly
+  over the four possible pairs of outcomes.
 
 Differences of mean rewards, which have no bounds, have the percentile interval of a bootstrap.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BOOTSTRAP_SEED = 42
 BOOTSTRAP_DRAWS = 1000
-_CHUNK = 4_000_000  # draws held in memory at once
+_CHUNK = 4_000_000  # bootstrap draws held in memory at the same time
 _Z = NormalDist().inv_cdf(0.975)  # quantile of a two-sided 95 % interval
 
 Scores = Mapping[str, Sequence[float]]
@@ -55,9 +55,10 @@ def pass_rate(scores: Scores, threshold: float = 1.0) -> PassRate:
 
 
 def _effective_size(shares_T: "np.ndarray", runs: int) -> float:
-    """Effective number of independent runs: between the number of tasks (all runs of a task equal) and ``runs``.
+    """Effective number of independent runs, from the number of tasks (runs of a task always agree) to ``runs``.
 
-    If every task has the same share, the correlation of a task's runs is unknown, and each task counts as one run.
+    If every task has the same share of passed runs, the correlation of a task's runs is unknown: each task counts as
+    one run.
     """
     tasks, value = len(shares_T), float(shares_T.mean())
     variance = float(shares_T.var(ddof=1)) / tasks if tasks > 1 else 0.0
@@ -139,7 +140,7 @@ def _tables(scores: Scores) -> "list[np.ndarray]":
 
 
 def _expected(table_TN: "np.ndarray", ranks_B: "np.ndarray") -> float:
-    """Sum over tasks of the mean score at the drawn ranks. In a sorted row, the largest rank is the best score."""
+    """Sum over tasks of the mean score at the drawn ranks; rank 0 is the lowest score of a row."""
     import numpy as np
 
     weights_N = np.bincount(ranks_B, minlength=table_TN.shape[1]) / len(ranks_B)

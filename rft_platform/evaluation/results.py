@@ -42,7 +42,7 @@ class EvaluationResult:
     pass_threshold: float  # minimum reward of a passed run
     sampled: PassRate | None
     greedy: PassRate | None
-    mean_reward: float | None  # of the sampled runs; of the greedy ones if there are none
+    mean_reward: float | None  # over the sampled runs; without sampled runs, over the greedy ones
     failed_runs: int  # runs that failed after all retries or could not be judged; left out, not counted as wrong
     completion_tokens: int
     truncated_share: float
@@ -72,7 +72,7 @@ class EvaluationResult:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "EvaluationResult":
-        """Read back what ``to_json`` wrote."""
+        """The result that ``to_json`` converted."""
         rates = {mode: None if value[mode] is None else PassRate(**value[mode]) for mode in MODES}
         transcripts = [Transcript(**item) for item in value["transcripts"]]
         return cls(**{**value, **rates, "transcripts": transcripts})
@@ -81,7 +81,7 @@ class EvaluationResult:
 def result_of(
     scores: Sequence[RunScore], pass_threshold: float, bootstrap_seed: int = BOOTSTRAP_SEED, **known: Any
 ) -> EvaluationResult:
-    """Build the result from judged runs; ``known`` are the fields that do not follow from them."""
+    """Build the result from judged runs; ``known`` are the fields that the runs do not determine."""
     tables = {mode: by_task(score for score in scores if score.mode == mode) for mode in MODES}
     measured = {mode: table for mode, table in tables.items() if table}
     rates = {mode: pass_rate(table, pass_threshold) for mode, table in measured.items()}
@@ -100,7 +100,7 @@ def result_of(
 def measured_alike(one: EvaluationResult, other: EvaluationResult) -> bool:
     """Whether two results are comparable: same tasks, and same judge, workflow and sampling.
 
-    Older notes have no digest of judge, workflow and sampling: they are comparable with each other only.
+    Results in notes of earlier versions have no ``measured_by``; they are comparable with each other only.
     """
     return (one.tasks_digest, one.measured_by) == (other.tasks_digest, other.measured_by)
 
@@ -121,7 +121,7 @@ def by_task(scores: Iterable[RunScore], metric: str | None = None) -> dict[str, 
 
 
 def named_metrics(scores: Sequence[RunScore], threshold: float, seed: int = BOOTSTRAP_SEED) -> dict[str, float]:
-    """``eval/<taskset>/<metric>/...`` of every taskset: reward, pass and each part; greedy ones are named greedy_*."""
+    """``eval/<taskset>/<metric>/...`` for every taskset: reward, pass and each part; ``greedy_<metric>`` if greedy."""
     metrics: dict[str, float] = {}
     for taskset, mode in sorted({(score.taskset, score.mode) for score in scores}):
         chosen = [score for score in scores if score.taskset == taskset and score.mode == mode]

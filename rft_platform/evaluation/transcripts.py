@@ -25,7 +25,7 @@ def transcript(row: RolloutRow, task: Task, mode: str, reward: float) -> Transcr
 
 
 def choose(transcripts: Sequence[Transcript], count: int, pass_threshold: float) -> list[Transcript]:
-    """Choose up to ``count`` runs, the first of each task: half of them failed and half passed, as far as possible."""
+    """Choose up to ``count`` runs, at most one per task (its first): half failed and half passed, if possible."""
     firsts: dict[str, Transcript] = {}
     for found in transcripts:
         firsts.setdefault(found.task_id, found)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rft_platform.experience.record import valid_text
 
-#: Maximum nesting of lists and dictionaries in a JSON value. Parsers recurse, and Python's fails below 1000 levels.
+#: Maximum nesting of lists and dictionaries in a JSON value. Parsers recurse; Python's parser fails before 1000 levels.
 DEEPEST_JSON = 200
 
 _NUMPY = {pa.int32(): np.int32, pa.float32(): np.float32, pa.bool_(): np.bool_}

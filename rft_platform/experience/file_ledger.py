@@ -1,8 +1,9 @@
-"""The ledger of a round (``files.json``): every Parquet file that has landed, with digest, rows and size.
+"""The ledger of a round (``files.json``): every stored Parquet file, with digest, rows and size.
 
-Readers ignore files that are not in the ledger. ``files.json`` is replaced atomically after each file is renamed into
-place, both under the round's lock. A crash between the two steps leaves a file that nobody reads and that the repeated
-launch replaces. A round from a version without ledgers gets one on first read, which accepts all files in its folder.
+A file counts as stored when it is in the ledger; readers ignore other files. Under the round's lock a file is renamed
+into place, then ``files.json`` is replaced atomically. A crash between the two steps leaves a file that nobody reads
+and that the repeated launch replaces. A round of an earlier version, which had no ledgers, gets a ledger of all files
+in its folder when it is first read.
 """
 
 import time
@@ -37,15 +38,15 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file that has landed."""
+    """A stored file."""
 
     sha256: str
     rows: int
     bytes: int
     schema_version: int
     written_at: float  # seconds since the epoch
-    kept: int | None = None  # of a judgement: rows that no filter dropped
-    made_of: tuple[SourceFile, ...] = ()  # in row order: the original files, if this file is a rewrite of others
+    kept: int | None = None  # number of rows that no filter dropped, for a judgement
+    made_of: tuple[SourceFile, ...] = ()  # the original files in row order, if this file is a rewrite of them
 
     @classmethod
     def of(cls, path: Path, made_of: tuple[SourceFile, ...] = ()) -> "FileEntry":
@@ -71,7 +72,7 @@ class FileEntry:
 
     @property
     def digests(self) -> list[str]:
-        """Digests of the originally written files: a rewrite changes a file's bytes, but not its identity."""
+        """Digests of the originally written files; they stay the same when a file is rewritten."""
         return [source.sha256 for source in self.made_of] or [self.sha256]
 
 
@@ -139,7 +140,7 @@ class Ledger:
         self._saved: dict[str, Any] = {}
 
     def read(self) -> Contents:
-        """The files that have landed. Raises StorageError if the ledger is unreadable."""
+        """The stored files. Raises StorageError if the ledger is unreadable."""
         try:
             return self._load()
         except FileNotFoundError:
@@ -187,7 +188,7 @@ class Ledger:
                 self.save(contents)
             raise
         contents.files[name] = entry
-        contents.superseded.pop(name, None)  # the file at this path is current again and must not be swept
+        contents.superseded.pop(name, None)  # the file at this path is current again and must not be deleted
         self.save(contents)
         return path
 
@@ -200,7 +201,7 @@ class Ledger:
             ) from error
 
     def _adopted(self) -> Contents:
-        """Contents for a round without a ledger: all files in its folder."""
+        """The contents of a new ledger for a round without one: all files in its folder."""
         return Contents({str(path.relative_to(self.folder)): FileEntry.of(path) for path in self._parquet_files()})
 
     def _parquet_files(self) -> list[Path]:

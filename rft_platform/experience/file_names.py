@@ -26,7 +26,7 @@ def round_number(key: str) -> int:
     return int(key[1:])
 
 
-# One batch; or a range of batches after compaction; with ``.v2`` after rows of an older schema were rewritten.
+# A file has the number of one batch or, after compaction, of a range; ``.v2`` is added if older schemas were rewritten.
 _BATCHES = re.compile(r"batch-(\d{4,})(?:-(\d{4,}))?(?:\.v(\d+))?\.parquet")
 
 
@@ -55,7 +55,7 @@ def batches_in(name: str) -> range:
 
 
 def without_doubles(names: Iterable[str]) -> list[str]:
-    """Drop files whose batches another file also holds, and keep the rewritten one; in batch order."""
+    """The files in batch order, without those whose batches a rewritten file also holds."""
     kept: list[str] = []
     for name in sorted(filter(is_batch_file, names), key=lambda name: (-len(batches_in(name)), -_version(name), name)):
         if not any(set(batches_in(name)) & set(batches_in(other)) for other in kept):

@@ -41,7 +41,7 @@ def damaged(store: "ExperienceStore", round: int, *, digest: bool) -> list[Damag
         return [DamagedFile(folder / LEDGER, str(error))]
     if not any(_fault(folder / name, entry, digest) for name, entry in files.items()):
         return []
-    with Ledger(folder).change() as contents:  # it may have been incomplete: check again under the lock
+    with Ledger(folder).change() as contents:  # a writer may have been active: check again under the lock
         found = [(folder / name, _fault(folder / name, entry, digest)) for name, entry in contents.files.items()]
     return sorted((DamagedFile(path, why) for path, why in found if why is not None), key=lambda file: file.path)
 
@@ -49,8 +49,8 @@ def damaged(store: "ExperienceStore", round: int, *, digest: bool) -> list[Damag
 def set_aside(store: "ExperienceStore", round: int, path: Path, why: str) -> Path:
     """Move a file of a round to its ``aside/`` folder and write ``why`` beside it. Returns the target path.
 
-    The file leaves the ledger, and the notes that depend on it are withdrawn, so that their stages are repeated. A
-    round that has trained keeps its notes: they record what happened, and none of its stages is repeated.
+    The file is removed from the ledger, and the notes that depend on it are withdrawn, so that their stages are
+    repeated. A round that has trained keeps its notes, because its stages are not repeated.
     """
     folder = store.round_folder(round)
     name = str(path.relative_to(folder))
@@ -93,7 +93,7 @@ def _withdraw_dependent_notes(store: "ExperienceStore", round: int, path: Path) 
     if not trained:
         for note in RESTING_ON[kind]:
             store.withdraw_note(round, note)
-    if kind == "judged" or not trained:  # last: while it exists, a repeat after a crash withdraws the notes
+    if kind == "judged" or not trained:  # last: after a crash before this line, a repeat withdraws the notes
         (store.round_folder(round) / "judged" / "current.json").unlink(missing_ok=True)
 
 

@@ -3,9 +3,9 @@
 Compaction merges many small files. Retirement deletes a round's rollouts or moves them to an archive; their entries
 stay in the ledger.
 
-Rows keep their order and ids. The ledger keeps the digests of the old files, so the round's digest, which trainings are
-compared with, does not change. Replaced files are deleted only after a grace period, so that readers that still hold
-their names can finish.
+Rows keep their order and ids. The ledger keeps the digests of the old files, so the round's digest, by which a lineage
+identifies its rows, does not change. Replaced files are deleted only after a grace period, so that readers that still
+hold their names can finish.
 """
 
 import shutil
@@ -29,13 +29,13 @@ from rft_platform.experience.schema import ROLLOUT_SCHEMA
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
 
-#: Seconds that a replaced file is kept for readers that hold its name; longer than any training reads.
+#: Seconds that a replaced file is kept for readers that hold its name; no training reads for longer.
 GRACE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Files that were replaced by one, or would be in a dry run."""
+    """Files that were replaced by a single file or, in a dry run, would be."""
 
     round: int
     replaced: tuple[str, ...]  # names in the round's folder
@@ -70,7 +70,7 @@ def upgrade_round(store: "ExperienceStore", round: int, *, dry_run: bool = False
 def sweep_round(store: "ExperienceStore", round: int, *, grace_s: float = GRACE_S, dry_run: bool = False) -> int:
     """Delete files that were replaced or retired more than ``grace_s`` seconds ago; returns the bytes freed.
 
-    A file that has landed again under the same name stays.
+    If a file was stored again under the same name, it is kept.
     """
     ledger = store.ledger(round)
     if not ledger.read().superseded:
@@ -140,7 +140,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """The rollouts of one round that were retired, or would be in a dry run."""
+    """The rollouts of one round that were retired or, in a dry run, would be."""
 
     round: int
     files: tuple[str, ...]

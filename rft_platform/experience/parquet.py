@@ -27,8 +27,8 @@ _DICTIONARY = frozenset(
 # if all non-null values are equal (as is common in ``dropped_by``).
 _STATISTICS = frozenset({"round", "step", "policy_version", "created_at", "run_reward", "reward", "advantage"})
 
-# Row ids are random, so neither order nor statistics help to find one. With a Bloom filter (1.8 bytes per row) DuckDB
-# opens a thousand files in a fifth of a second and reads only the file that holds the row.
+# Row ids are random, so neither order nor statistics help to find a row by its id. With a Bloom filter (1.8 bytes per
+# row) DuckDB checks a thousand files in a fifth of a second and reads only the file that holds the row.
 _FALSE_POSITIVES = 0.001
 
 
@@ -53,7 +53,7 @@ def read_tables(paths: Sequence[Path], expected: pa.Schema, columns: list[str] |
 
 
 def read_table(path: Path, expected: pa.Schema, columns: list[str] | None = None) -> pa.Table:
-    """The rows of one file. Raises StorageError naming a file that is broken, of another record or a newer version."""
+    """The rows of one file. Raises StorageError if the file is broken, has other records, or is of a newer version."""
     try:
         with pq.ParquetFile(path) as file:
             schema.check_version(file.schema_arrow, expected, str(path))

@@ -27,7 +27,7 @@ JUDGED_COLUMNS = ["row_id", "group_id", "run_id", "step", "reward", "advantage",
 
 @dataclass(frozen=True, slots=True)
 class RolloutQuality:
-    """Defects of a round's rollouts; the tuples name the first few offenders."""
+    """Defects of a round's rollouts; each tuple names the first few rows or groups with this defect."""
 
     rows: int
     unequal_lengths: tuple[str, ...]  # row ids whose ids, log-probs and mask differ in length
@@ -40,16 +40,16 @@ class RolloutQuality:
 
     @property
     def sound(self) -> bool:
-        """Whether the rows can be trained on; completeness and versions have separate checks."""
+        """Whether the rows can be trained on. Group sizes and policy versions are not part of it: see their checks."""
         return not (self.unequal_lengths or self.bad_logprobs or self.duplicate_rows or self.empty_responses)
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedQuality:
-    """Defects of a round's judgement, and the share of it that gives a learning signal."""
+    """Defects of a round's judgement, and the shares of rows and groups that give no learning signal."""
 
     rows: int
-    non_finite: tuple[str, ...]  # row ids, not dropped, with a missing or infinite reward or advantage
+    non_finite: tuple[str, ...]  # ids of kept rows with a missing or infinite reward or advantage
     unjudged: tuple[str, ...]  # row ids of rollouts without a judgement
     orphans: tuple[str, ...]  # row ids of judgements without a rollout
     dropped_share: float  # rows that a filter excluded from training
@@ -90,7 +90,9 @@ def check_judged(judged: pa.Table, rollouts: pa.Table) -> JudgedQuality:
     """Check a judgement (at least ``JUDGED_COLUMNS``) against the ``row_id`` column of its rollouts."""
     numbers = (pc.fill_null(pc.is_finite(judged[name]), False) for name in ("reward", "advantage"))
     finite = pc.and_(*numbers)
-    unusable = pc.invert(pc.or_(finite, pc.is_valid(judged["dropped_by"])))  # failed judges leave dropped nulls
+    unusable = pc.invert(
+        pc.or_(finite, pc.is_valid(judged["dropped_by"]))
+    )  # a failed judgement is a dropped row with null
     ids, wanted = judged["row_id"], rollouts["row_id"]
     return JudgedQuality(
         rows=judged.num_rows,

@@ -29,9 +29,9 @@ from rft_platform.experience.store import ExperienceStore
 #: ``messages`` is the whole conversation of the run's last call, including the answer. ``thoughts`` are the model's
 #: reasoning texts, ``{step, content}``, with steps counted from 1. ``tool_calls`` are ``{step, tool, args, result}``:
 #: the result comes from the tool message that answers the call in a later prompt of the run, null if there is none.
-#: ``rewards`` are the judge's reward parts of the run's last step, ``total_reward`` its reward.
+#: ``rewards`` are the judge's reward parts of the run's last step; ``total_reward`` is the reward of that step.
 #:
-#: Of a call with several choices only one is included. Thoughts and tool calls are collected over all steps, so they
+#: If a call has several choices, only one is included. Thoughts and tool calls are collected over all steps, so they
 #: are complete even if an agent shortens its history.
 CONVERSATIONS = """
 CREATE VIEW conversations AS
@@ -99,7 +99,7 @@ CHECKPOINT_SCHEMA = pa.schema(
 # for one round opens only the files of that round.
 JUDGED_WITH_ROUND = JUDGED_SCHEMA.append(pa.field("round", pa.int32()))
 _ROUND = "CAST(regexp_extract(filename, '/r(\\d+)/[^/]+/[^/]+$', 1) AS INTEGER)"
-#: The view ``rollouts`` has each renamed column under its former name too, so that queries of users stay valid.
+#: The view ``rollouts`` contains each renamed column also under its former name, so that users' queries stay valid.
 ROLLOUTS_WITH_FORMER_NAMES = pa.schema(
     [*ROLLOUT_SCHEMA, *(ROLLOUT_SCHEMA.field(name).with_name(former) for name, former in FORMER_NAMES.items())]
 )
@@ -123,16 +123,16 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """An in-memory connection with these views of the current files (a view without files is empty):
 
-    - ``rollouts``: every rollout row, of any schema version, in the current schema, with former names of columns last;
+    - ``rollouts``: every rollout row in the current schema; renamed columns follow again under their former names;
     - ``judgements``: the rows of every judge version; ``judged``: the rows of each round's current judgement; both with
       their ``round``;
     - ``experiences``: rollouts joined with their current judgement, null if there is none yet;
-    - ``selections``: one row for each row that a training took, where rows are selected one by one; ``training`` is the
-      round of that training;
+    - ``selections``: one row for each row that a training of a dynamic sync style took; ``training`` is the round of
+      that training;
     - ``conversations``: one row per run with its messages, thoughts, tool calls and rewards (``CONVERSATIONS``);
     - ``checkpoints``: one row per ``manifest.json`` below ``checkpoints_root``.
 
-    ``rounds`` limits the views to some rounds (default: all): a query over one round then costs only that round's
+    ``rounds`` limits the views to some rounds (default: all), so that a query over one round reads only that round's
     files. Data that exceeds ``memory_limit`` is spilled to a temporary folder.
     """
     connection = _open(memory_limit)
@@ -165,9 +165,9 @@ def mean_reward_by_round(connection: duckdb.DuckDBPyConnection) -> list[dict[str
 def rows_that_trained(connection: duckdb.DuckDBPyConnection, round: int) -> list[dict[str, Any]]:
     """The rows behind a round's checkpoint: ``row_id, group_id, run_id, step, reward, advantage, judge_version``.
 
-    These are the rows judged by the judge version in the checkpoint's manifest, without the rows that a filter dropped;
-    they are also known for retired rounds. If the training selected its rows one by one, these are the selected rows,
-    of any round. Empty until the round has published a checkpoint.
+    These are the rows judged by the judge version in the checkpoint's manifest, without the rows that a filter dropped.
+    If the training selected its rows one by one (dynamic sync styles), these are the selected rows, of any round.
+    Retired rounds have them, too. Empty until the round has published a checkpoint.
     """
     selected = _rows(
         connection,
@@ -277,7 +277,9 @@ def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:")
     connection.execute(f"SET memory_limit = '{memory_limit}'")
     connection.execute("SET preserve_insertion_order = false")
-    with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets: it cannot show a progress bar
+    with suppress(
+        duckdb.InvalidInputException
+    ):  # raised in a notebook without ipywidgets, which cannot show a progress bar
         connection.execute("SET enable_progress_bar = false")
     spill = (Path(tempfile.gettempdir()) / f"rft-duckdb-{os.getpid()}").as_posix().replace("'", "''")
     connection.execute(f"SET temp_directory = '{spill}'")  # the default is below the current folder
@@ -340,9 +342,9 @@ def _checkpoint(manifest: Path) -> dict[str, Any]:
     }
 
 
-# All rows of a run carry its judgement. With several policies, the row of the first policy counts if the run has one.
-# Changes that operators made to the reward are ignored: part ``judged`` keeps the judge's reward, and ``passed`` is the
-# verdict of operator pass_rate_calculator.
+# All rows of a run carry its judgement. With several policies, a row of the first policy counts if the run has one.
+# Changes that operators made to the reward are ignored: the reward part ``judged`` keeps the judge's reward. The part
+# ``passed`` is set by the operator pass_rate_calculator.
 _QUERY = """
 SELECT task_id, round, count(*)::DOUBLE AS runs, sum(passed) AS passes
 FROM (

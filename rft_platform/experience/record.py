@@ -10,9 +10,11 @@ from rft_platform.common.policy_names import FIRST_POLICY
 ROLLOUT_SCHEMA_VERSION = 5  # 2: attempt; 3: env_state_hash; 4: policy, step_reward; 5: rollout_logprobs (logprobs)
 JUDGED_SCHEMA_VERSION = 2  # 2: masked
 
-LARGEST_TOP_K = 2**31 - 1  #: the column's limit; above any vocabulary size, so the meaning is unchanged
+#: The limit of the column. Larger values are stored as this limit: both exceed any vocabulary size.
+LARGEST_TOP_K = 2**31 - 1
 
-LARGEST_METRIC = 3.4e38  #: limit of 32-bit floats, as TensorBoard stores; sums and squares of such values are finite
+#: The limit of 32-bit floats, which TensorBoard stores. As 64-bit floats, sums and squares of such values are finite.
+LARGEST_METRIC = 3.4e38
 METRIC_EXPECTED = "a finite number (at most 3.4e38); omit a metric that has no value"
 
 #: Prefix of a metric in a run's last row: the workflow's own reward for a further policy, whose name follows.
@@ -117,11 +119,11 @@ class RolloutRow:
 
     @classmethod
     def from_columns(cls, **values: Any) -> "RolloutRow":
-        """The row with these values, by names of columns."""
+        """The row with these values; ``values`` has one entry per column."""
         call = ModelCall(**{name: values.pop(name) for name in CALL_COLUMNS if name in values})
         return cls(call=call, **values)
 
-    if not TYPE_CHECKING:  # the package itself says ``row.call``, which is checked
+    if not TYPE_CHECKING:  # the package itself uses ``row.call``, whose fields mypy checks
 
         def __getattr__(self, name: str) -> Any:
             if name in CALL_COLUMNS:

@@ -5,9 +5,9 @@ expect these classes. A judge may run long after the run, in another process. Su
 ``{"$class": "package.module:Class", "value": ...}``.
 
 A stored document is untrusted data: a model wrote it, or it comes from another user's store. The class name in it is
-only compared with the names of the classes that the judge declares; it never causes an import or a call. If a JSON
-object of the workflow itself has a key ``$class``, it is stored as ``{"$class": null, "value": {...}}``, so that it is
-not mistaken for an object.
+only compared with the names of the classes that the judge declares; it never causes an import or a call. If the
+workflow returns a dictionary with a key ``$class``, the dictionary is stored as ``{"$class": null, "value": {...}}``,
+so that it is not mistaken for a stored object.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _AGENTSCOPE = "agentscope."
 
 
 def encode_response(value: Any) -> Any:
-    """Encode ``value`` as JSON: JSON values stay unchanged, an object becomes its class name and its content.
+    """Encode ``value`` as JSON: JSON values stay unchanged, an object is replaced by its class name and its content.
 
     Supported objects are pydantic models, dataclasses and objects with ``to_dict``. Raises TypeError for anything else.
     """
@@ -47,7 +47,7 @@ class ResponseDecoder:
     """Decode stored responses for a judge: objects of the classes that the judge declares, otherwise plain values."""
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
-        """``classes``: those that the judge declares. A class that cannot be rebuilt is ignored."""
+        """``classes`` are the classes that the judge declares. A class whose objects cannot be rebuilt is ignored."""
         self._classes = {_name(kind): kind for kind in classes if is_rebuildable(kind)}
         #: Class name -> reason why its objects were passed as plain values.
         self.left_plain: dict[str, str] = {}
@@ -67,7 +67,9 @@ class ResponseDecoder:
             return content
         try:
             return _rebuild(kind, content)
-        except Exception as error:  # the class refuses the content, for example that of another version
+        except (
+            Exception
+        ) as error:  # the class refuses the content, for example content that another version of the class wrote
             self.left_plain.setdefault(name, f"{type(error).__name__}: {error}")
             return content
 

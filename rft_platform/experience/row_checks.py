@@ -11,7 +11,7 @@ from rft_platform.experience.schema import rows_to_table
 
 
 def check_storable(rows: Sequence[RolloutRow]) -> None:
-    """Raise ValueError if the rows of one run cannot be stored or averaged; then the run fails, not its batch."""
+    """Raise ValueError if the rows of one run cannot be stored or averaged, so that only this run fails."""
     table = rows_to_table(rows)
     check_whole_numbers(rows)
     for name, value in ((name, value) for row in rows for name, value in row.call.metrics.items()):
@@ -22,7 +22,7 @@ def check_storable(rows: Sequence[RolloutRow]) -> None:
 
 
 def check_whole_numbers(rows: Sequence[RolloutRow]) -> None:
-    """Refuse anything but an int where one is expected: Arrow cuts fractions, and JSON has no numbers of numpy."""
+    """Refuse a value that must be an int and is not: Arrow truncates fractions, and JSON cannot hold NumPy numbers."""
     for row in rows:
         facts = {"policy_version": row.call.policy_version, "top_k": row.call.top_k, "step": row.step}
         for name, value in facts.items():

@@ -92,7 +92,7 @@ ADDED_IN = {
 RENAMED_IN = {"rollout_logprobs": 5}
 FORMER_NAMES = {"rollout_logprobs": "logprobs"}
 
-#: Columns with NaN in a record and null in a file for a missing value. Older files of the platform hold NaN.
+#: Columns whose missing value is NaN in a record and null in a file. Files of earlier versions hold NaN.
 MISSING_AS_NULL = frozenset({"reward"})
 
 #: Columns that hold a JSON document as text.

@@ -24,9 +24,9 @@ SELECTION_SCHEMA = pa.schema(
         ("group_id", pa.string()),
         ("round", pa.int32()),  # the round whose files hold the row
         ("judge_version", pa.string()),
-        ("policy_version", pa.int64()),  # of the weights that sampled it
+        ("policy_version", pa.int64()),  # version of the weights that sampled the row
         ("use", pa.string()),
-        ("uses", pa.int32()),  # earlier trainings that took it
+        ("uses", pa.int32()),  # number of earlier trainings that took the row
     ],
     metadata={RECORD_KEY: b"selection", VERSION_KEY: b"1"},
 )

@@ -26,12 +26,12 @@ class ExperienceStore(RoundNotes):
 
     Layout::
 
-        r0001/files.json                     the ledger: what has landed, with its digest
+        r0001/files.json                     the ledger: the stored files and their digests
         r0001/rollouts/batch-0000.parquet    one file an explore batch
         r0001/judged/<judge version>.parquet one file a judge version
         r0001/judged/current.json            names the judgement in force
         r0001/<name>.json                    notes: explore, train, evaluation, ...
-        r0001/aside/                         what was found damaged, and why
+        r0001/aside/                         damaged files, each with the reason
     """
 
     def ledger(self, round: int) -> Ledger:
@@ -63,12 +63,12 @@ class ExperienceStore(RoundNotes):
             return ledger.land(contents, name, partial(write_table, table))
 
     def rollout_files(self, round: int) -> list[Path]:
-        """Rollout files of a round that have landed, in batch order."""
+        """The stored rollout files of a round, in batch order."""
         ledger = self.ledger(round)
         return [ledger.folder / name for name in ledger.read().rollouts()]
 
     def batches(self, round: int) -> list[int]:
-        """Numbers of the explore batches that have landed, ascending."""
+        """Numbers of the stored explore batches, ascending."""
         return [number for path in self.rollout_files(round) for number in batches_in(path.name)]
 
     def read_rollouts(self, round: int, columns: list[str] | None = None) -> pa.Table:
@@ -177,7 +177,7 @@ class ExperienceStore(RoundNotes):
         return schema.table_to_judged(self.read_judged(round, judge_version))
 
     def count_judged(self, round: int, judge_version: str | None = None) -> int:
-        """Number of judged rows, read from the ledger only, even if the file is missing; 0 if none has landed."""
+        """Number of judged rows, read from the ledger only, even if the file is missing; 0 without a judgement."""
         version = judge_version or self.judge_version(round)
         if version is None:
             return 0
@@ -193,7 +193,7 @@ class ExperienceStore(RoundNotes):
     # --- integrity
 
     def entry(self, round: int, path: Path) -> FileEntry:
-        """The ledger entry of a file; raises StorageError if the file has not landed."""
+        """The ledger entry of a file; raises StorageError if the ledger has none."""
         entry = self.ledger(round).read().files.get(str(path.relative_to(self.round_folder(round))))
         if entry is None:
             raise StorageError(
@@ -204,8 +204,8 @@ class ExperienceStore(RoundNotes):
     def digest(self, round: int, *, judge_version: str | None = None, verify: bool = False) -> str:
         """SHA-256 over a round's rollout files and a judgement (default: the current one), as originally written.
 
-        It identifies what a training read and does not change by compaction, upgrade or retirement. With ``verify`` the
-        files are read and compared with their digests; raises DamagedError naming those that differ.
+        The digest identifies what a training read; compaction, upgrade and retirement do not change it. With ``verify``
+        the files are read and compared with their digests; raises DamagedError naming those that differ.
         """
         contents, judged = self.ledger(round).read(), self.judged_file(round, judge_version)
         if verify:
@@ -230,7 +230,7 @@ class ExperienceStore(RoundNotes):
             raise DamagedError("\n".join(f"{file.path}: {file.why}" for file in found))
 
     def set_aside(self, round: int, path: Path, why: str) -> Path:
-        """Move a damaged file to ``aside/`` and withdraw the notes that depend on it, so that it is produced again."""
+        """Move a damaged file to ``aside/`` and withdraw the notes that depend on it, so that their stages repeat."""
         return integrity.set_aside(self, round, path, why)
 
 

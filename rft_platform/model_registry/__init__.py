@@ -1,4 +1,4 @@
-"""MLflow registry and lineage: training runs, model versions with aliases, and traces from weights to rows and back.
+"""MLflow registry and lineage: training runs, model versions with aliases, traces from weights to rows and back.
 
 MLflow holds one experiment per project and one registered model per policy. ``ModelRegistry`` registers every
 checkpoint as a version; the alias ``champion`` marks the promoted one. Read in this order:

@@ -38,10 +38,11 @@ JUDGE_NOTE = "judge"
 def trace_checkpoint(
     checkpoint: str | Path, store: "ExperienceStore", registry: "ModelRegistry | None" = None, *, verify: bool = False
 ) -> CheckpointTrace:
-    """Trace a checkpoint back to the base model. It is a folder, ``models:/NAME@alias`` or ``models:/NAME/3``.
+    """Trace a checkpoint back to the base model.
 
-    With a registry, checkpoints carry their model versions and aliases. File contents are taken from the store's
-    ledgers; with ``verify`` every byte is read and compared. Raises ``UserError`` if it is not a checkpoint, and with
+    ``checkpoint`` is a folder, ``models:/NAME@alias`` or ``models:/NAME/3``. With a registry, the trace
+    names the model versions and aliases of checkpoints. Digests of files are taken from the store's ledgers; with
+    ``verify`` every byte is read and compared. Raises ``UserError`` if ``checkpoint`` is not a checkpoint, and with
     ``verify`` ``StorageError`` with the names of damaged files.
     """
     manifests = chain(_folder(checkpoint, registry))
@@ -86,7 +87,7 @@ def trained_with(
 
 
 def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], used: set[str], store: "ExperienceStore") -> bool:
-    """Whether a training read a row; ``used`` are the judge versions whose filters kept it."""
+    """Whether a training read a row; ``used`` are the judge versions whose filters kept the row."""
     from rft_platform.experience.selections import TRAINED_ON, read_selection
 
     number, settled = lineage.get("round"), lineage.get("row_selection")
@@ -110,7 +111,7 @@ def _folder(checkpoint: str | Path, registry: "ModelRegistry | None") -> Path:
 
 
 def _registered(registry: "ModelRegistry", name: str) -> "list[RegisteredModel]":
-    """Versions of a model: read directly from SQLite if possible, else from MLflow."""
+    """Versions of a model, read directly from SQLite if possible, otherwise through MLflow."""
     found = read_versions(registry.tracking_uri, name)
     return found if found is not None else registry.versions() if name == registry.model_name else []
 

@@ -21,7 +21,7 @@ class Manifest:
 
     folder: Path
     policy_version: int
-    parent: str  # folder of the checkpoint or model it was trained from, as passed to the trainer
+    parent: str  # folder of the checkpoint or model from which it was trained, as passed to the trainer
     output: str | None  # folder in which the checkpoint was written, as passed to the trainer
     parent_version: int
     weights_digest: str
@@ -29,12 +29,12 @@ class Manifest:
 
     @property
     def parent_folder(self) -> Path:
-        """The parent's current folder: in a copied or moved project, the one in the same project."""
+        """The parent's current folder; in a copied or moved project, the parent's folder in that project."""
         return from_manifest(self.parent, self.output, self.folder)
 
     @property
     def base_model(self) -> str:
-        """The base model: its current folder or its name, as the configuration gave it; else the parent's folder."""
+        """The base model's current folder or configured name; the parent's folder if the lineage names none."""
         return str(self.lineage.get("base_model") or self.parent_folder)
 
     @property
@@ -44,7 +44,7 @@ class Manifest:
 
     @property
     def starts_from_base(self) -> bool:
-        """Whether the parent is a base model. A parent without a manifest may also be a checkpoint that lost it."""
+        """Whether the parent is a base model, and not a checkpoint (which may have lost its manifest)."""
         return self.parent_version == 0 and not Path(self.parent).name.startswith(CHECKPOINT_PREFIX)
 
 
@@ -97,7 +97,7 @@ def _checkpoint_folders(root: Path) -> Iterator[Path]:
 
 
 def descendants(of: Sequence[Manifest], among: Sequence[Manifest]) -> list[Manifest]:
-    """Return the checkpoints of ``among`` that were trained, over any number of steps, from one in ``of``."""
+    """Return the checkpoints in ``among`` that descend, over any number of trainings, from a checkpoint in ``of``."""
     children: dict[Path, list[Manifest]] = {}
     for manifest in among:
         children.setdefault(manifest.parent_folder, []).append(manifest)

@@ -31,15 +31,16 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _SCHEMES = (SQLITE_URI, "postgresql", "mysql", "mssql", "http://", "https://")
-#: By default MLflow's client retries for minutes: fail early, so that the round is retried. In seconds; retries.
+#: Time-out in seconds and number of retries. MLflow's client retries for minutes by default; a retry of the launch is
+#: better than a long wait.
 _HTTP_LIMITS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
 _UNSAFE_NAME = re.compile(r"[/:'\"\n]")
-#: Held while MLflow is imported and a store is opened: MLflow's packages import each other in circles, so that a second
-#: thread sees half of them, and its database migrations share state.
+#: Held while MLflow is imported and a store is opened. MLflow's packages import each other in circles, so a second
+#: thread could see incomplete modules; MLflow's database migrations share state.
 _OPENING = threading.RLock()
 _CHATTY_LOGGERS = ("mlflow.store.db.utils", "alembic.runtime.migration", "alembic.runtime.plugins.setup")
 
@@ -89,9 +90,9 @@ def open_client(tracking_uri: str) -> "MlflowClient":
 def make_database(tracking_uri: str) -> None:
     """Create an SQLite store's file with all its tables, unless it exists. Does nothing for databases and servers.
 
-    An existing file of a home that was copied or moved is made to name the files of its new place.
+    If the home was copied or moved, the locations in an existing file are changed to those of the new home.
 
-    The file is created atomically: an interrupted MLflow migration would leave tables that break every later one.
+    The file is created atomically: an interrupted MLflow migration would leave tables that break every later migration.
     Raises ``UserError`` if its folder cannot be written.
     """
     file = database_file(tracking_uri)
@@ -181,7 +182,7 @@ def guarded(client: "MlflowClient", tracking_uri: str) -> "MlflowClient":
 def registry_errors(tracking_uri: str) -> Iterator[None]:
     """Translate MLflow failures into ``RegistryError``, or ``DiskFullError`` if the disk is full.
 
-    A damaged database raises ``StorageError``. Error codes of a wrong request pass unchanged.
+    A damaged database raises ``StorageError``. MLflow's errors about a wrong request are raised unchanged.
     """
     from mlflow.exceptions import MlflowException
     from requests import RequestException

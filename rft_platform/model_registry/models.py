@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CHAMPION = "champion"
 CANDIDATE = "candidate"
-CHECKPOINT_TAG = "checkpoint"  # tag with the checkpoint folder, which MLflow's source may not be
+CHECKPOINT_TAG = "checkpoint"  # tag with the checkpoint folder; on a server, MLflow's source is not this folder
 DIGEST_TAG = "weights_digest"
 UPLOADED_TAG = "weights_uploaded"  # whether other machines can load the version from the server
 PREVIOUS_TAG = "previous_champion"
@@ -87,7 +87,7 @@ class ModelRegistry:
         policy: str = FIRST_POLICY,
         upload_max_bytes: float = 0,
     ) -> None:
-        """``upload_max_bytes``: checkpoints with at most so many bytes of weights are uploaded to a server."""
+        """``upload_max_bytes``: checkpoints with at most this many bytes of weights are uploaded to a server."""
         self.tracking_uri = tracking_uri
         self.artifact_root = artifact_root
         self.project = check_name(project, "project")
@@ -100,7 +100,7 @@ class ModelRegistry:
         self._siblings: dict[str, ModelRegistry] = {}
 
     def of_policy(self, policy: str) -> "ModelRegistry":
-        """Return the registry of a policy of the project. ``self`` must be that of the first policy."""
+        """Return the registry of a policy of the project. ``self`` must be the registry of the first policy."""
         if policy == self._policy:
             return self
         with self._lock:
@@ -126,7 +126,7 @@ class ModelRegistry:
         return self._open()[1]
 
     def training_run(self, name: str, tags: Mapping[str, str] | None = None) -> TrainingRun:
-        """Return the MLflow run of the training ``name``: a new one the first time, later the same one continued."""
+        """Return the MLflow run of the training ``name``; the first call creates it, later calls continue it."""
         client, experiment_id = self._open()
         return TrainingRun.find_or_create(client, experiment_id, check_name(name, "training run"), tags or {})
 
@@ -323,7 +323,7 @@ class ModelRegistry:
         return int(created.version)
 
     def _source(self, folder: Path, run_id: str | None) -> str:
-        """Return the folder. A server rejects folders of this machine, so there the run is the source."""
+        """MLflow's source of a version: ``folder``; on a server, which rejects folders of this machine, the run."""
         if is_server(self.tracking_uri) and run_id is not None:
             return f"runs:/{run_id}/{_artifact_path(folder)}"
         return str(folder)
@@ -351,7 +351,7 @@ class ModelRegistry:
         return self._look_up(lambda client: client.get_model_version(name, version))
 
     def _look_up(self, ask: Callable[["MlflowClient"], "ModelVersion"]) -> RegisteredModel | None:
-        client, _ = self._open()  # first: it imports MLflow under a lock
+        client, _ = self._open()  # before any other import of MLflow, because ``_open`` imports it under a lock
         from mlflow.exceptions import MlflowException
 
         try:

@@ -1,4 +1,4 @@
-"""Let MLflow's database in a copied or moved home name the files of that home: MLflow stores absolute locations."""
+"""Change the absolute locations that MLflow's database stores to those of the home it was copied or moved to."""
 
 import logging
 import sqlite3
@@ -19,7 +19,7 @@ _LOCATIONS = (
     ("model_version_tags", "value"),
     ("logged_models", "artifact_location"),
 )
-#: The experiment that MLflow itself creates with a database has its artifacts in this folder of the home.
+#: Folder of the home with the artifacts of the experiment that MLflow itself creates in a new database.
 _ARTIFACTS_OF_DEFAULT = Path("mlflow", "artifacts", "0")
 
 
@@ -41,7 +41,7 @@ def follow_home(database: Path) -> None:
         with locked(database.with_name(".mlflow")), closing(sqlite3.connect(database)) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             written_in = _other_home(connection, home)
-            if written_in is not None:  # no other process has rewritten it meanwhile
+            if written_in is not None:  # no other process has rewritten the locations since the first check
                 _rewrite(connection, written_in, home)
                 LOG.info("%s was written in %s: its locations now name %s", database, written_in, home)
     except (sqlite3.Error, OSError) as error:
@@ -70,7 +70,7 @@ def _rewrite(connection: sqlite3.Connection, written_in: Path, home: Path) -> No
 
 
 def _moved(location: str, written_in: Path, home: Path) -> str:
-    """A path of one home, or its ``file://`` address, as that of another; any other text is unchanged."""
+    """A path below ``written_in``, or its ``file://`` address, moved below ``home``; any other text is unchanged."""
     recorded = to_record(_path(location), written_in)
     if not location.startswith(("/", "file://")) or recorded.startswith("/"):
         return location

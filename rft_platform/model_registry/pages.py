@@ -1,6 +1,6 @@
 """Links to pages of MLflow's interface that stay valid when its address changes.
 
-A link is a path of the Dagster interface, whose server redirects it to where MLflow runs now; the part after ``#``
+A link is a path of the Dagster interface, whose server redirects it to MLflow's current address; the part after ``#``
 names the page.
 """
 

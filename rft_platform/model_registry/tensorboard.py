@@ -33,7 +33,7 @@ class TensorBoardRun:
         return self._write(key, [(number, _named(dict(flatten(metrics, "/")), prefix))])
 
     def _write(self, key: str, values: Iterable[tuple[int, dict[str, float]]]) -> Path:
-        """Write one event file. TensorBoard finds event files by ``tfevents`` in the name and reads them in order."""
+        """Write one event file. TensorBoard finds event files by ``tfevents`` in the name and reads them by name."""
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         file = self.folder / f"events.out.tfevents.{_UNSAFE.sub('_', key)}"

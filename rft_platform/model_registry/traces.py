@@ -33,7 +33,7 @@ class TrainingTrace:
     parent: str
     parent_version: int
     data_digest: str | None
-    data_unchanged: bool | None  # the data still has that digest; None: not known, for example after a new judgement
+    data_unchanged: bool | None  # whether the data still has ``data_digest``; None: unknown, e.g. after a new judgement
     judge_version: str | None
     config_digest: str | None
     code_version: str | None
@@ -42,8 +42,10 @@ class TrainingTrace:
     judged: RowFile | None = None
     rows_trained: int = 0  # judged rows that no filter dropped, or rows of the dataset
     dataset: RowFile | None = None  # dataset of an offline training
-    selection: RowFile | None = None  # file that lists its rows, if they come from several rounds or are not all
-    judge_name: str | None = None  # None: it judged several rounds, or an earlier release
+    selection: RowFile | None = (
+        None  # file that lists the rows, if the training did not take exactly the rows of its round
+    )
+    judge_name: str | None = None  # None: the training read several rounds, or an earlier release wrote the notes
     retired: str = ""  # text about rollouts that were removed on purpose
     more: dict[str, Any] = field(default_factory=dict)  # other entries of the lineage
 
@@ -89,11 +91,11 @@ class RowTrace:
     step: int
     task_id: str | None
     taskset: str | None
-    policy: str | None  # name of the called policy; None: the first
-    policy_version: int | None  # version of the policy that sampled it
+    policy: str | None  # name of the called policy; None: the first policy
+    policy_version: int | None  # version of the policy that sampled the row
     engine: str | None
     judgements: tuple[RowJudgement, ...]
-    trained: tuple[CheckpointRef, ...]  # the checkpoints whose training read it
+    trained: tuple[CheckpointRef, ...]  # the checkpoints whose training read the row
     descendants: tuple[CheckpointRef, ...]  # all later checkpoints that descend from those
     retired: str = ""  # text about its round's rollouts, if they were removed on purpose
 

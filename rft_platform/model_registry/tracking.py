@@ -32,7 +32,7 @@ class StepLike(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Its metrics by name."""
+        """Metrics of the step, by name."""
 
 
 def metric_name(name: str) -> str:
@@ -64,11 +64,10 @@ class TrainingRun:
         self._log_metrics(values)
 
     def log_round(self, number: int, metrics: Mapping[str, Any], prefix: str = "") -> None:
-        """Log the metrics of round ``number``. MLflow's x axis is the round here and the
-        optimiser step in ``log_steps``: no metric name may be used in both.
+        """Log the metrics of round ``number``, with the round as x axis.
 
-        Nested mappings get names with a slash. Values that are not numbers (a note also has names and versions) are
-        left out.
+        The x axis of ``log_steps`` is the optimiser step, so no metric name may be used in both. Nested mappings get
+        names with a slash. Values that are not numbers, such as names and versions in a note, are left out.
         """
         values = [
             (prefix + name, value, number)
@@ -130,8 +129,8 @@ class TrainingRun:
     def _logged(self, points: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
         """Return those ``points`` (name and step) that MLflow already has.
 
-        One call returns the newest step of every metric. Histories are read only for metrics that have reached the
-        step, so for none while a training moves forward.
+        One call returns the newest step of every metric. A metric's history is read only if its newest step is not
+        before the step to log; so a training that is not repeated reads no history.
         """
         newest = {metric.key: metric.step for metric in self.client.get_run(self.run_id).data.to_proto().metrics}
         asked = {(key, step) for key, step in points if key in newest and step <= newest[key]}

@@ -25,8 +25,8 @@ _NOT_UPLOADED = ("manifest.json",)  # files of the platform's checkpoints
 def upload_model(tracking_uri: str, run_id: str, folder: Path, artifact_path: str, max_bytes: float) -> bool:
     """Upload ``folder`` to ``artifact_path`` of a run; returns whether the run has the model now.
 
-    A folder without full weights (a LoRA adapter, a policy between two saves) or with more than ``max_bytes`` of them
-    is left out. A failure is logged as a warning: the version can still be served from its folder.
+    A folder without full weights (a LoRA adapter, a policy between two saves), or with weights of more than
+    ``max_bytes``, is left out. A failure is logged as a warning: the version can still be served from its folder.
     """
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if not any((folder / name).exists() for name in _WEIGHTS) or size > max_bytes:
@@ -45,14 +45,14 @@ def upload_model(tracking_uri: str, run_id: str, folder: Path, artifact_path: st
 
 
 def main(folder: Path, run_id: str, artifact_path: str) -> None:
-    """Upload a model unless the run has it. ``MLmodel`` is uploaded last, so that an incomplete model has none."""
+    """Upload a model unless the run has it. The file ``MLmodel`` is uploaded last and marks the upload as complete."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient()
     if any(file.path == f"{artifact_path}/{MLMODEL}" for file in client.list_artifacts(run_id, artifact_path)):
         return
     remove_leftovers(folder)
-    work = temporary_path(folder)  # beside the checkpoint: files of one disk can be linked
+    work = temporary_path(folder)  # beside the checkpoint: hard links need the same file system
     work.mkdir()
     try:
         model = _write_model(folder, work)
@@ -82,7 +82,7 @@ def _write_model(folder: Path, work: Path) -> Path:
 
 
 def _model_files(folder: Path) -> Iterator[Path]:
-    """The files that transformers reads, without those of the trainer."""
+    """The files that transformers reads, without the trainer's files."""
     return (file for file in folder.iterdir() if file.is_file() and file.name not in _NOT_UPLOADED)
 
 

@@ -109,7 +109,7 @@ def _prompt(columns: Columns, value: Any, where: str) -> list[Message]:
     place = f"{where}, {columns.prompt}"
     messages = as_messages(value, "user", place, prompt_type=columns.prompt_type)
     if messages[-1]["role"] == "assistant":
-        raise UserError(f"{place}: ends with an assistant message; expected one of the user or of a tool")
+        raise UserError(f"{place}: ends with an assistant message; expected a message of the user or of a tool")
     return messages
 
 

@@ -60,7 +60,7 @@ def weight_of(message: Message, where: str) -> float:
 
 
 def as_context(messages: Sequence[Message]) -> list[Message]:
-    """The messages with ``weight`` 0 on the assistant's, so that they are context and not learned."""
+    """The messages, with ``weight`` 0 set on those of the assistant, so that these are context and not learned."""
     return [{**message, "weight": 0} if message["role"] == "assistant" else message for message in messages]
 
 

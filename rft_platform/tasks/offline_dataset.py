@@ -50,7 +50,7 @@ class OfflineReport:
 
 @dataclass(frozen=True, slots=True)
 class OfflineDataset:
-    """The rows in file order, their locations, and the digest of everything that is trained on (including order)."""
+    """The rows in file order, their locations, and the digest of their content and order."""
 
     rows: tuple[Row, ...]  # messages; or prompt, chosen and rejected (lists of messages); optionally tools
     places: tuple[tuple[str, int], ...]  # file and line (or row number) of each row
@@ -112,7 +112,7 @@ def _load(
 
 
 class _Sorting:
-    """Separates rows to train on from duplicate, empty and undecided rows, and counts the latter."""
+    """Separates rows to train on from duplicate, empty and undecided rows, and counts the rows that are left out."""
 
     def __init__(self) -> None:
         self._rows = 0

@@ -29,10 +29,9 @@ def read_rows(path: Path) -> Iterator[NumberedRow]:
 def split_files(folder: Path, split: str, subset_name: str | None) -> list[Path]:
     """The files of a split: ``train.jsonl``, or shards like ``train-00000-of-00002.parquet``, also below ``data/``.
 
-    Otherwise the files whose names contain a word for the split (``my_dev.csv`` for ``validation``). If no file name
-    contains such a word, all files are ``train``. ``datasets.load_dataset`` uses the same rules.
-
-    ``subset_name`` is a subfolder of ``folder``.
+    Without such files, a split has the files whose names contain a word for it (``my_dev.csv`` for ``validation``). If
+    no file name contains a word for any split, all files belong to ``train``. ``datasets.load_dataset`` uses the same
+    rules. ``subset_name`` is a subfolder of ``folder``.
     """
     root = folder / subset_name if subset_name and (folder / subset_name).is_dir() else folder
     for base in (root, root / "data"):
@@ -85,7 +84,7 @@ def _read_csv(path: Path) -> Iterator[NumberedRow]:
         return
     frame = pd.read_csv(path, encoding="utf-8-sig", index_col=False, low_memory=False)
     if len(frame) != len(lines):
-        raise UserError(f"{path}: {len(lines)} rows by its commas and quotes, but pandas reads {len(frame)}")
+        raise UserError(f"{path}: has {len(lines)} rows by its commas and quotes, but pandas reads {len(frame)} rows")
     for number, row in zip(lines, frame.astype(object).to_dict("records"), strict=True):
         yield number, {str(name): None if value != value else value for name, value in row.items()}
 

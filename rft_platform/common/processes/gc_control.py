@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-#: Packages that transformers imports if installed, for decoding methods and losses that are not used here. They take a
-#: quarter of its import time.
+#: Packages that transformers imports if they are installed, for decoding methods and losses that are not used here.
+#: They take a quarter of the import time of transformers.
 NOT_FOR_TRANSFORMERS = ("sklearn", "scipy")
 
 
@@ -18,7 +18,7 @@ NOT_FOR_TRANSFORMERS = ("sklearn", "scipy")
 def importing(without: Iterable[str] = ()) -> Iterator[None]:
     """Disable garbage collection while the block imports large packages.
 
-    Packages named in ``without`` count as not installed meanwhile, unless they are already imported.
+    In the block, packages named in ``without`` count as not installed, unless they are already imported.
     """
     was_enabled = gc.isenabled()
     absent = [name for name in without if name not in sys.modules]
@@ -36,6 +36,6 @@ def importing(without: Iterable[str] = ()) -> Iterator[None]:
 def keep_imports() -> None:
     """Exclude all existing objects from garbage collection for the rest of the process (``gc.freeze``).
 
-    For processes that have loaded no user code yet. The user's objects come later and are collected as usual.
+    Call it before user code is loaded: the user's objects come later and are collected as usual.
     """
     gc.freeze()

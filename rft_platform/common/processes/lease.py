@@ -1,11 +1,11 @@
 """Lease files, by which later commands find a long-lived process.
 
 A server writes its lease when it is ready to serve and removes it when it ends. A lease names the process (pid and
-start time) and the folder that the lease was written in. It is valid only if both agree: the folder is the one it was
-written in (a lease in a copied home belongs to the original), and the process was started for this lease (the pid may
-have been reused). Any other lease is ignored, and replaced by the next start.
+start time) and the folder that the lease was written in. It is valid only if both are right: the lease still lies in
+that folder (in a copied home it belongs to the original), and the process was started for this lease (the pid may have
+been reused). Any other lease is ignored, and replaced by the next start.
 
-A lease also names the command that started the process. The last command that uses such a process ends it.
+A lease may also name the command that started the process. Then the last command that uses the process ends it.
 """
 
 import json
@@ -32,14 +32,16 @@ class Lease:
 
     kind: str  # "engine-transformers", "trainer", ...
     pid: int
-    create_time: float  # seconds since the epoch, as psutil gives it
+    create_time: float  # start of the process, seconds since the epoch, from psutil
     host: str
     port: int
     token: str = field(repr=False)
     model_digest: str
     started_at: float  # seconds since the epoch
     details: dict[str, Any]
-    start_ticks: int | None = field(default=None, compare=False)  # since the boot, so independent of the clock
+    start_ticks: int | None = field(
+        default=None, compare=False
+    )  # start of the process, counted from the boot and so independent of the clock
     started_by: str | None = field(default=None, compare=False)  # None: no command ends it, only its idle time-out
     file: Path | None = field(default=None, compare=False)  # path where it was written; None: not read from a file
 
@@ -61,8 +63,8 @@ def read_lease(path: Path) -> Lease | None:
 def write_lease(path: Path, lease: Lease) -> None:
     """Write ``lease`` atomically; the file is readable by its owner only from the first byte on.
 
-    Adds the folder's path, device and inode, and the start ticks of the process. ``started_by`` is by default that of
-    the calling process.
+    Adds the folder's path, device and inode, and the start ticks of the process. ``started_by`` defaults to the
+    starter of the calling process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     device, inode = _identity(path.parent)

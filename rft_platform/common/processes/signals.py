@@ -1,4 +1,4 @@
-"""Signal handling of a foreground command: every kind of interruption ends it with its clean-up."""
+"""Signal handling of a foreground command: after every kind of interruption the command cleans up and ends."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ _interrupted: WeakSet[threading.Thread] = WeakSet()
 
 
 def interrupt(thread: threading.Thread) -> None:
-    """Tell a thread, which receives no signals, that its command was interrupted: ``is_interrupted`` is true there."""
+    """Tell a thread, which gets no signals, that its command was interrupted: ``is_interrupted`` is then true in it."""
     _interrupted.add(thread)
 
 

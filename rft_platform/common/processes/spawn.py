@@ -33,7 +33,7 @@ class StartError(RftError):
 
 
 def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> psutil.Process:
-    """Start ``command`` in its own session, with exactly the environment ``env``.
+    """Start ``command`` in a new session, with exactly the environment ``env``.
 
     Its standard output and error are appended to ``log_file``. ``command[0]`` is looked up on the caller's PATH.
     """
@@ -115,8 +115,8 @@ def _kill_after(processes: list[psutil.Process], timeout_s: float) -> None:
 def wait_until_ended(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """Wait until processes have ended; returns those that still run after ``timeout_s``.
 
-    A zombie counts as ended. Own children are reaped here; others are reaped by their adopter, for which a container's
-    first process may take seconds.
+    A zombie counts as ended. This function reaps children of this process. Other zombies are reaped by the process that
+    adopted them; the first process of a container may take seconds for it.
     """
     waited_for = list(processes)
     deadline = time.monotonic() + timeout_s

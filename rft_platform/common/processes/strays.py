@@ -1,8 +1,8 @@
 """Find and end stray processes: started for a lease but not holding it, because their starter or parent was killed.
 
 Every process that is started for a lease has the lease's path in its environment, and so have its descendants (ranks
-of a launcher, an engine's workers). They are therefore found even if they wrote nothing. Those that a command started
-in ``naming_starter`` also have the name of that command.
+of a launcher, an engine's workers). So they are found even if no lease file names them. Processes that a command
+started in ``naming_starter`` also have the name of that command.
 """
 
 import os
@@ -24,7 +24,7 @@ def lease_environment(lease: Path) -> dict[str, str]:
 
 @contextmanager
 def naming_starter() -> Iterator[str]:
-    """Give the processes that are started in the block, and their leases, a new name of their starter; yields it."""
+    """Give the processes started in the block, and their leases, a new name of their starter; yields this name."""
     outer, name = os.environ.get(STARTER_VARIABLE), f"{os.getpid()}-{secrets.token_hex(8)}"
     os.environ[STARTER_VARIABLE] = name
     try:
@@ -39,8 +39,7 @@ def naming_starter() -> Iterator[str]:
 def end_strays(lease: Path, timeout_s: float = 10.0, starter: str | None = None) -> list[int]:
     """End every process that was started for ``lease``, or only those that ``starter`` started; returns their ids.
 
-    Call it while holding the lease's lock, before a new start: processes that still run then were lost, or outlived
-    their main process.
+    Call it while holding the lease's lock, before a new start: any process of the lease that still runs is a stray.
     """
     ended = []
     for process in started_for(lease, starter):

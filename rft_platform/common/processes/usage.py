@@ -1,7 +1,7 @@
-"""Which processes use a long-lived process, so that a command ends none that another one uses.
+"""Which processes use a long-lived process, so that a command does not end a process that another command uses.
 
-A user of the process of ``<lease>.json`` holds a shared lock on ``<lease>.json.users`` until it releases it or ends in
-any way. Both functions that change the users are called while the lease's start lock is held: nobody begins to use a
+A user of the process of ``<lease>.json`` holds a shared lock on ``<lease>.json.users`` until it releases the lock or
+ends in any way. The callers of ``note_use`` and ``release`` hold the lease's start lock, so no process begins to use a
 process that is being ended.
 """
 
@@ -16,7 +16,7 @@ _used: dict[Path, IO[str]] = {}  # the locks of this process, by lease
 
 
 def note_use(lease: Path) -> None:
-    """This process uses the process of ``lease``, which may be about to start, until ``release``."""
+    """Record that this process uses the process of ``lease`` (running or about to start) until ``release``."""
     lease = lease.absolute()
     if lease in _used:
         return

@@ -34,7 +34,7 @@ def difficulty_based(
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0,
     pass_reward: float = 1.0,
 ) -> Chosen:
-    """The tasks whose pass rate is most probably near ``target``. A task repeats in a round only if there are too few.
+    """The tasks whose pass rate is most probably near ``target``. A round repeats a task only if it has too few tasks.
 
     ``how: thompson`` ranks by the distance between ``target`` and one draw from each posterior, so that tasks with few
     runs are explored. ``probability`` ranks by the posterior probability of a rate within ``width`` of the target. Only

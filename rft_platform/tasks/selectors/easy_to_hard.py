@@ -17,8 +17,8 @@ def easy_to_hard(
 ) -> Chosen:
     """Sort by the columns ``feature_keys``; the smallest value (with ``descending`` the largest) is the easiest.
 
-    Without columns, sort by the pass rate measured before the epoch began (a run passes at ``pass_reward``); a task
-    without runs counts as one half. Ties keep the order of the dataset.
+    Without columns, sort by the pass rate measured before the epoch began (a run passes if its reward reaches
+    ``pass_reward``); a task without runs has the pass rate 1/2. Ties keep the order of the dataset.
     """
     if moment.feature_keys:
         by_column = _by_columns(tasks, moment.feature_keys, descending)

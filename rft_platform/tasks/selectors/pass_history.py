@@ -1,4 +1,4 @@
-"""Outcomes of tasks at a point of the run: how often each was run and solved."""
+"""Outcomes of tasks up to a step of the project: how often each task was run and passed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +38,6 @@ class History(Protocol):
     def outcomes(self, step: int, pass_reward: float) -> Outcomes:
         """The outcomes known when batch ``step`` of tasks was chosen; a run passes at ``pass_reward``.
 
-        Repeated calls give the same result: later outcomes do not count.
+        Later outcomes do not count, so repeated calls give the same result.
         """
         ...

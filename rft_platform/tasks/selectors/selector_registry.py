@@ -11,7 +11,7 @@ from rft_platform.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The batch of tasks to choose, and everything that the choice may depend on."""
+    """Which batch of tasks is chosen, and everything else that the choice may depend on."""
 
     batch_size: int
     step: int  # batches of tasks that the project took before
