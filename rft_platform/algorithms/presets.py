@@ -81,10 +81,13 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "dapo": _group("ppo", "grpo", drop_zero_variance=True, max_batches=3, overlong_penalty=1.0),
         # The clip range of gspo is below the difference of bfloat16 log-probs between engine and trainer.
         "gspo": _group("gspo", "grpo", loss_agg_mode="seq-mean-token-mean", correction="decoupled"),
+        "gmpo": _group("gmpo", "grpo", loss_agg_mode="seq-mean-token-mean"),
         "cispo": _group("cispo", "grpo"),
         "sapo": _group("sapo", "grpo"),
         "topr": _group("topr", "grpo"),
         "opmd": _group("opmd", "opmd", min_group=1),
+        "asymre": _group("rec", "asymre", policy_loss_args=_frozen(clip_mode="none")),
+        "rec": _group("rec", "grpo", advantage_args=_frozen(normalize_std=False)),
         "rloo": _group("ppo", "rloo"),
         "reinforce++": Preset("ppo", None, token_advantage="reinforce_plus_plus", reference="if_beta"),
         "reinforce++_baseline": Preset(

@@ -115,6 +115,39 @@ def gspo(c: Case, clip_low: float = 3e-4, clip_high: float = 4e-4) -> tuple[Arra
     return value, gradient
 
 
+def gmpo(c: Case, clip_low: float = 0.4, clip_high: float = 0.4) -> tuple[Array, Array]:
+    """Equation 4 of the paper: the geometric mean of the ratios, each bounded on the side that its sign says."""
+    value, gradient = np.empty(len(c.logp)), np.empty(len(c.logp))
+    for tokens in c.rows():
+        product, free = 1.0, {}
+        for t in tokens:
+            r = c.ratio[t]
+            bounded = min(r, np.exp(clip_high)) if c.advantage[t] > 0 else max(r, np.exp(-clip_low))
+            product, free[t] = product * bounded, bounded == r
+        s = product ** (1 / len(tokens))
+        for t in tokens:
+            value[t] = -c.advantage[t] * s
+            gradient[t] = -c.advantage[t] * s * free[t]
+    return value, gradient
+
+
+def rec(
+    c: Case, clip_mode: str = "one-side", weight: str = "none", clip_low: float = 0.2, clip_high: float = 0.2,
+    ring_low: float = 0.6, ring_high: float = 2.0,
+) -> tuple[Array, Array]:  # fmt: skip
+    slope = np.empty(len(c.logp))
+    for t, (r, a) in enumerate(zip(c.ratio, c.advantage, strict=True)):
+        inside = 1 - clip_low <= r <= 1 + clip_high
+        kept = {
+            "none": True,
+            "one-side": r <= 1 + clip_high if a > 0 else r >= 1 - clip_low,
+            "two-side": inside,
+            "ring": inside or (r <= 1 - ring_low if a > 0 else r >= 1 + ring_high),
+        }[clip_mode]
+        slope[t] = -a * kept * (r if weight == "importance_sampling" else 1.0)
+    return slope * c.logp, slope
+
+
 def cispo(c: Case, clip_low: float = 1.0, clip_high: float = 0.28) -> tuple[Array, Array]:
     weight = np.minimum(np.maximum(c.ratio, 1 - clip_low), 1 + clip_high)
     return -weight * c.advantage * c.logp, -weight * c.advantage
@@ -215,14 +248,16 @@ def orpo(c: Case, beta: float = 0.1) -> tuple[Array, Array]:
     return _per_pair(c, loss_of)
 
 
-def mix(c: Case, **options: Any) -> tuple[Array, Array]:
+def mix(c: Case, phi: bool = False, **options: Any) -> tuple[Array, Array]:
     value, gradient = ppo(c, **options)
-    return np.where(c.expert > 0, -c.logp, value), np.where(c.expert > 0, -1.0, gradient)
+    weight = np.exp(c.logp) - np.exp(2 * c.logp) if phi else np.ones(len(c.logp))
+    return np.where(c.expert > 0, -weight * c.logp, value), np.where(c.expert > 0, -weight, gradient)
 
 
 REFERENCES: dict[str, Reference] = {
-    "ppo": ppo, "gspo": gspo, "cispo": cispo, "sapo": sapo, "topr": topr, "reinforce": reinforce, "opmd": opmd,
-    "sft": sft, "dpo": dpo, "ipo": ipo, "hinge": hinge, "simpo": simpo, "orpo": orpo, "mix": mix,
+    "ppo": ppo, "gspo": gspo, "gmpo": gmpo, "rec": rec, "cispo": cispo, "sapo": sapo, "topr": topr,
+    "reinforce": reinforce, "opmd": opmd, "sft": sft, "dpo": dpo, "ipo": ipo, "hinge": hinge, "simpo": simpo,
+    "orpo": orpo, "mix": mix,
 }  # fmt: skip
 #: Losses of preference pairs.
 PAIRED = {"dpo", "ipo", "hinge", "simpo", "orpo"}

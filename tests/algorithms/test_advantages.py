@@ -72,9 +72,9 @@ def rows_of(name: str, count: int) -> dict[str, Any]:
 def test_equal_rewards_give_exactly_zero(name: str, reward: float) -> None:
     got = compute_advantages(name, [reward] * 6, ["x"] * 3 + ["y"] * 3, list("abcdef"), [0] * 6, **rows_of(name, 6))
     assert got.dtype == np.float64
-    assert (got == 0).all()
+    assert (got == (0.1 if name == "asymre" else 0.0)).all()  # asymre imitates where no run is better
     alone = compute_advantages(name, [reward], ["x"], ["a"], [0], **rows_of(name, 1))
-    assert alone == (reward if name == "opmd" else 0.0)  # opmd has baseline 0 in a group of one
+    assert alone == (reward if name in ("opmd", "asymre") else 0.0)  # they have baseline 0 in a group of one
 
 
 @pytest.mark.parametrize("tau", [1e-3, 0.5, 20.0])
@@ -128,6 +128,37 @@ def test_opmd_subtracts_its_baseline(seed: int, tau: float) -> None:
         soft.append(reward - (0.0 if single else tau * math.log(average)))
     np.testing.assert_allclose(compute("opmd", rows), mean, atol=1e-12)
     np.testing.assert_allclose(compute("opmd", rows, baseline="logavgexp", tau=tau), soft, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_asymre_subtracts_less_than_the_mean(seed: int) -> None:
+    rows = [*random_runs(seed), ("alone", "run99", 0, 0.7, None)]
+    want = []
+    for task, _, _, reward, _ in rows:
+        values = list(outcomes(rows, task).values())
+        want.append(reward - (0.0 if len(values) == 1 else math.fsum(values) / len(values) - 0.25))
+    np.testing.assert_allclose(compute("asymre", rows, baseline_shift=-0.25), want, atol=1e-12)
+    with pytest.raises(UserError, match=r"'baseline_shift' .* is 0\.1: input should be less than or equal to 0"):
+        compute("asymre", rows, baseline_shift=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ["grpo", "step_wise_grpo"])
+def test_the_standard_deviation_of_the_whole_batch(seed: int, name: str) -> None:
+    rows = random_runs(seed)
+    if name == "grpo":  # every row counts
+        rows = [(task, f"{run}.{step}", 0, reward, None) for task, run, step, reward, _ in rows]
+    of_run = {run: (task, reward) for task, run, _, reward, _ in rows}
+    every = [reward for _, reward in of_run.values()]
+    mean = math.fsum(every) / len(every)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in every) / (len(every) - 1))
+    want = []
+    for task, run, _, _, _ in rows:
+        group = [reward for other, reward in of_run.values() if other == task]
+        want.append((of_run[run][1] - math.fsum(group) / len(group)) / (std + 0.01))
+    np.testing.assert_allclose(compute(name, rows, std_level="batch", eps=0.01), want, atol=1e-12)
+    equal = [(*row[:3], 0.1, None) for row in rows]
+    assert (compute(name, equal, std_level="batch") == 0).all()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -84,6 +84,8 @@ def along(coefficient: Tensor, pi: Tensor) -> Tensor:
 SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "ppo": lambda r, a: -a * r * ~(((a > 0) & (r > 1.28)) | ((a < 0) & ((r < 0.8) | (r > 3)))),
     "gspo": lambda r, a: -a * r * ~(((a > 0) & (r > 1.0004)) | ((a < 0) & (r < 0.9997))),
+    "gmpo": lambda r, a: -a * r * ~(((a > 0) & (r.log() > 0.4)) | ((a < 0) & (r.log() < -0.4))),
+    "rec": lambda r, a: -a * ~(((a > 0) & (r > 1.2)) | ((a < 0) & (r < 0.8))),
     "cispo": lambda r, a: -a * r.clamp(max=1.28),
     "sapo": lambda r, a: -a * r / torch.where(a > 0, 0.5 * (r - 1), 0.525 * (r - 1)).cosh() ** 2,
     "topr": lambda r, a: -a * torch.where(a > 0, 1.0, r.clamp(max=1.0)),
@@ -102,7 +104,7 @@ def test_gradient_is_the_analytic_one(name: str, sampler: Tensor) -> None:
     torch.testing.assert_close(got, along(mu * SLOPES[name](pi / mu, ADVANTAGE), pi))
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "sapo", "topr", "reinforce", "mix"])
+@pytest.mark.parametrize("name", ["ppo", "gspo", "gmpo", "rec", "cispo", "sapo", "topr", "reinforce", "mix"])
 def test_on_policy_every_loss_is_the_policy_gradient(name: str) -> None:
     got = expected_gradient(name, POLICY, POLICY)
     torch.testing.assert_close(got, policy_gradient(POLICY.softmax(0), ADVANTAGE))
@@ -167,6 +169,20 @@ def test_gspo_on_sequences_weights_by_the_geometric_mean_ratio() -> None:
 
     got = sequence_gradient("gspo", POLICY[:3], FAR[:3], PAIRS_OF_ACTIONS, clip_low=0.2, clip_high=0.2)
     torch.testing.assert_close(got, sequences_along(slope, POLICY[:3], FAR[:3], PAIRS_OF_ACTIONS))
+
+
+def test_gmpo_on_sequences_is_the_geometric_mean_of_bounded_ratios() -> None:
+    """Autograd of the paper's objective over all nine sequences: ``-A sqrt(bounded(x) bounded(y))``."""
+    logits, mu = POLICY[:3].clone().requires_grad_(), FAR[:3].log_softmax(0)
+    rho = (logits.log_softmax(0) - mu).exp()
+    upper, lower = rho.clamp(max=torch.tensor(0.1).exp()), rho.clamp(min=torch.tensor(-0.1).exp())
+    mean = torch.where(
+        PAIRS_OF_ACTIONS > 0, (upper[:, None] * upper[None]).sqrt(), (lower[:, None] * lower[None]).sqrt()
+    )
+    loss = ((mu[:, None] + mu[None]).exp() * -PAIRS_OF_ACTIONS * mean).sum()
+    (want,) = torch.autograd.grad(loss, logits)
+    got = sequence_gradient("gmpo", POLICY[:3], FAR[:3], PAIRS_OF_ACTIONS, clip_low=0.1, clip_high=0.1)
+    torch.testing.assert_close(got, want)
 
 
 def test_only_the_weight_of_the_sequence_makes_the_gradient_exact() -> None:

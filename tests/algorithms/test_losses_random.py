@@ -18,6 +18,14 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("ppo", {"clip_high": 0.2, "dual_clip": None}),
     ("gspo", {}),
     ("gspo", {"clip_low": 0.3, "clip_high": 0.5}),
+    ("gmpo", {}),
+    ("gmpo", {"clip_low": 0.1, "clip_high": 0.9}),
+    ("rec", {}),
+    ("rec", {"weight": "importance_sampling", "clip_low": 0.4, "clip_high": 0.6}),
+    ("rec", {"clip_mode": "none"}),
+    ("rec", {"clip_mode": "two-side"}),
+    ("rec", {"clip_mode": "ring"}),
+    ("rec", {"clip_mode": "ring", "weight": "importance_sampling", "ring_low": 0.4, "ring_high": 0.5}),
     ("cispo", {}),
     ("cispo", {"clip_low": 0.4, "clip_high": 2.0}),
     ("sapo", {}),
@@ -40,6 +48,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("orpo", {"beta": 1.5}),
     ("mix", {}),
     ("mix", {"clip_low": 0.1, "dual_clip": 1.5}),
+    ("mix", {"phi": True}),
 ]
 
 
@@ -80,7 +89,7 @@ def test_every_registered_loss_has_a_reference() -> None:
 
 def test_losses_that_look_at_whole_rows_say_so() -> None:
     whole = {name for name in LOSSES.names() if bind(name, {}).whole_rows}
-    assert whole == {"gspo", *PAIRED}
+    assert whole == {"gspo", "gmpo", *PAIRED}
     assert bind("topr", {"trajectory": True}).whole_rows
     assert not bind("topr", {"trajectory": False}).whole_rows
 
@@ -129,7 +138,7 @@ def weight(numerator: Array, denominator: Array, cap: float) -> Array:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "sapo", "topr", "reinforce", "opmd"])
+@pytest.mark.parametrize("name", ["ppo", "gspo", "gmpo", "rec", "cispo", "sapo", "topr", "reinforce", "opmd"])
 @pytest.mark.parametrize("mode", ["bypass", "decoupled"])
 def test_exactly_one_ratio_is_counted(name: str, mode: Any, seed: int) -> None:
     case = random_case(seed)

@@ -21,10 +21,13 @@ TABLE = {
     "dr_grpo": ("ppo", "grpo", None, "seq-mean-token-sum-norm", "if_beta", 2),
     "dapo": ("ppo", "grpo", None, "token-mean", "if_beta", 2),
     "gspo": ("gspo", "grpo", None, "seq-mean-token-mean", "if_beta", 2),
+    "gmpo": ("gmpo", "grpo", None, "seq-mean-token-mean", "if_beta", 2),
     "cispo": ("cispo", "grpo", None, "token-mean", "if_beta", 2),
     "sapo": ("sapo", "grpo", None, "token-mean", "if_beta", 2),
     "topr": ("topr", "grpo", None, "token-mean", "if_beta", 2),
     "opmd": ("opmd", "opmd", None, "token-mean", "if_beta", 1),
+    "asymre": ("rec", "asymre", None, "token-mean", "if_beta", 2),
+    "rec": ("rec", "grpo", None, "token-mean", "if_beta", 2),
     "rloo": ("ppo", "rloo", None, "token-mean", "if_beta", 2),
     "reinforce++": ("ppo", None, "reinforce_plus_plus", "token-mean", "if_beta", 1),
     "reinforce++_baseline": ("ppo", None, "reinforce_plus_plus", "token-mean", "if_beta", 2),
@@ -76,6 +79,8 @@ def test_every_loss_and_advantage_has_a_preset_or_is_an_option() -> None:
 def test_the_special_settings_of_presets() -> None:
     assert preset("ppo").policy_loss_args == {"clip_low": 0.2, "clip_high": 0.2}
     assert preset("dr_grpo").advantage_args == {"normalize_std": False}
+    assert preset("rec").advantage_args == {"normalize_std": False}
+    assert preset("asymre").policy_loss_args == {"clip_mode": "none"}
     assert (preset("dapo").drop_zero_variance, preset("dapo").overlong_penalty) == (True, 1.0)
     assert preset("rft").reward_threshold == 1.0
     assert preset("reinforce++_baseline").token_advantage_args == {"baseline": True}

@@ -51,6 +51,25 @@ def test_gae_is_the_loop_over_every_token(lengths: list[int], gamma: float, lam:
     np.testing.assert_allclose(out.returns, returns, atol=1e-12)
 
 
+def test_gae_with_lambdas_of_the_policy_by_length_and_of_the_critic() -> None:
+    tokens = trajectories(9, [40, 0, 5, 100])
+    args = {"gamma": 0.99, "lam_alpha": 0.05, "lam_critic": 0.9, "whiten": False}
+    out = compute_token_advantages("gae", args, tokens)
+    want = np.zeros(145)
+    for first, end in [(0, 40), (40, 45), (45, 145)]:
+        lam = {40: 0.5, 5: 0.0, 100: 0.8}[end - first]  # 1 - 1 / (0.05 T), and not below 0
+        one = Trajectories(
+            np.array([0, end - first]), np.zeros(1, int), np.zeros(1), tokens.reward[first:end],
+            tokens.logp[first:end], value=tokens.value[first:end],
+        )  # fmt: skip
+        want[first:end] = naive_gae(one, 0.99, lam)[0]
+    np.testing.assert_allclose(out.advantage, want, atol=1e-12)
+    np.testing.assert_allclose(out.returns, naive_gae(tokens, 0.99, 0.9)[1], atol=1e-12)
+    only_critic = compute_token_advantages("gae", {"lam": 0.3, "lam_critic": 1.0, "whiten": False}, tokens)
+    np.testing.assert_allclose(only_critic.advantage, naive_gae(tokens, 1.0, 0.3)[0], atol=1e-12)
+    np.testing.assert_allclose(only_critic.returns, naive_gae(tokens, 1.0, 1.0)[1], atol=1e-12)
+
+
 def test_gae_whitens_advantages_and_leaves_returns() -> None:
     tokens = trajectories(4, [6, 3, 8])
     plain, returns = naive_gae(tokens, 1.0, 1.0)
@@ -147,5 +166,7 @@ def test_a_wrong_name_or_option_is_refused() -> None:
         check_token_advantage("gea", {})
     with pytest.raises(UserError, match=r"'lambda'.*known are gamma, lam"):
         check_token_advantage("gae", {"lambda": 0.9})
+    with pytest.raises(UserError, match=r"'lam_alpha' .* is 0: input should be greater than 0"):
+        check_token_advantage("gae", {"lam_alpha": 0})
     with pytest.raises(UserError, match=r"'whiten'.*is 3: expected true or false"):
         check_token_advantage("gae", {"whiten": 3})

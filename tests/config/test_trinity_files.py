@@ -27,8 +27,6 @@ REASONS = {
     "grpo_toolcall": "its own dataset",
     "mix_chord_mix_chord_toolace": "its own dataset",
     "mix_chord": "unknown algorithm_type 'mix_chord'",
-    "asymre": "unknown algorithm_type 'asymre'",
-    "rec_": "unknown algorithm_type 'rec'",
     "sppo": "unknown algorithm_type 'sppo'",
     "entropy_clip": "unknown advantage function 'clip",
 }

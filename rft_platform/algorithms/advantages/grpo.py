@@ -1,10 +1,13 @@
 """Group-relative advantage (DeepSeekMath, arXiv 2402.03300; without the division: Dr.GRPO, arXiv 2503.20783)."""
 
+from typing import Literal
+
 import numpy as np
 
 from rft_platform.algorithms.advantages.registry import advantage
 
 EPS = 1e-6
+StdLevel = Literal["group", "batch"]
 
 
 @advantage("grpo", min_group=2)
@@ -15,10 +18,24 @@ def grpo(
     step_N: np.ndarray,
     *,
     normalize_std: bool = True,
+    std_level: StdLevel = "group",
     eps: float = EPS,
 ) -> np.ndarray:
-    """``(R - mean) / (std + eps)`` within each group; every row counts. ``normalize_std=False`` only centres."""
-    return centre(reward_N, group_N, normalize_std=normalize_std, eps=eps)
+    """``(R - mean) / (std + eps)`` within each group; every row counts. ``normalize_std=False`` only centres.
+
+    With ``std_level`` "batch", ``std`` is that of all rewards that are judged together (arXiv 2508.08221).
+    """
+    return normalised(reward_N, group_N, normalize_std=normalize_std, std_level=std_level, eps=eps)
+
+
+def normalised(
+    reward_N: np.ndarray, group_N: np.ndarray, *, normalize_std: bool, std_level: StdLevel, eps: float
+) -> np.ndarray:
+    """``centre`` with the standard deviation of each group or of all rewards."""
+    if not normalize_std or std_level == "group":
+        return centre(reward_N, group_N, normalize_std=normalize_std, eps=eps)
+    everything = np.zeros(len(reward_N), np.int64)
+    return centre(reward_N, group_N, normalize_std=False) / (spread(reward_N, everything) + eps)
 
 
 def centre(reward_N: np.ndarray, group_N: np.ndarray, *, normalize_std: bool = True, eps: float = EPS) -> np.ndarray:

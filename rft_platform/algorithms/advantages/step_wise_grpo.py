@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rft_platform.algorithms.advantages.grpo import EPS, centre, spread
+from rft_platform.algorithms.advantages.grpo import EPS, StdLevel, normalised, spread
 from rft_platform.algorithms.advantages.outcomes import run_outcomes, step_counts
 from rft_platform.algorithms.advantages.registry import advantage
 
@@ -15,18 +15,20 @@ def step_wise_grpo(
     step_N: np.ndarray,
     *,
     normalize_std: bool = True,
+    std_level: StdLevel = "group",
     eps: float = EPS,
     step_norm: bool = False,
     std_threshold: float | None = None,
 ) -> np.ndarray:
     """GRPO over runs: each run counts once; its outcome is the reward of its last step.
 
+    With ``std_level`` "batch" the standard deviation is that of all runs that are judged together.
     ``step_norm`` divides by the run's number of steps (choices of one call are one step). In groups whose outcomes have
     a standard deviation of at most ``std_threshold``, the advantage is 0; when a round is judged, the operator
     ``std_filter`` also leaves the rows of these groups out of training.
     """
     outcome_R, group_R = run_outcomes(reward_N, group_N, run_N, step_N)
-    advantage_R = centre(outcome_R, group_R, normalize_std=normalize_std, eps=eps)
+    advantage_R = normalised(outcome_R, group_R, normalize_std=normalize_std, std_level=std_level, eps=eps)
     if std_threshold is not None:
         advantage_R = np.where(spread(outcome_R, group_R) > std_threshold, advantage_R, 0.0)
     if step_norm:

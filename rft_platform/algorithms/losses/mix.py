@@ -1,4 +1,4 @@
-"""Policy gradient on rollouts and imitation on demonstrations mixed in (MIX, Trinity-RFT; CHORD-mu, 2508.11408)."""
+"""Policy gradient on rollouts and imitation on demonstrations mixed in (MIX, Trinity-RFT; CHORD, arXiv 2508.11408)."""
 
 import torch
 from pydantic import NonNegativeFloat
@@ -14,9 +14,12 @@ def mix(
     clip_low: NonNegativeFloat = 0.2,
     clip_high: NonNegativeFloat = 0.28,
     dual_clip: DualClip | None = 3.0,
+    phi: bool = False,
 ) -> TokenLoss:
     """The loss ``ppo`` on rollout tokens, and ``-logp`` on the tokens of ``expert`` rows, whose advantages are ignored.
 
+    With ``phi`` the loss of an expert token is ``-sg(p (1 - p)) logp``, p its probability (CHORD-phi): tokens that the
+    policy is sure of, right or wrong, have little weight.
     The caller computes ``(1 - w) * rollout loss + w * expert loss``, each normalised by its own count, when it weights
     the losses. Metric ``expert_nll``: -logp of the expert tokens.
     """
@@ -25,4 +28,8 @@ def mix(
         return out
     expert = tokens.expert > 0
     out.metrics["expert_nll"] = -(tokens.logp.detach() * expert).sum()
-    return TokenLoss(torch.where(expert, -tokens.logp, out.loss), out.metrics)
+    imitation = -tokens.logp
+    if phi:
+        p = tokens.logp.detach().exp()
+        imitation = imitation * p * (1 - p)
+    return TokenLoss(torch.where(expert, imitation, out.loss), out.metrics)

@@ -94,7 +94,7 @@ def _advantage(section: Data) -> Iterator[str]:
             "algorithm.advantage_fn_args.std_threshold: replaced by algorithm.filters.zero_variance, which leaves "
             "out groups whose rewards are all equal"
         )
-    if arguments.get("std_cal_level") in ("group", None):
+    if arguments.get("std_cal_level") in ("group", None):  # the default
         arguments.pop("std_cal_level", None)
     kept, dropped = _renamed(arguments, ADVANTAGE_ARGUMENTS)
     if kept:
@@ -109,6 +109,10 @@ def _loss(section: Data) -> Iterator[str]:
     arguments = _arguments(section, "policy_loss_fn", LOSSES)
     if arguments is None:
         return
+    if section.get("algorithm_type") == "asymre" and "tau" in arguments:
+        tau = arguments.pop("tau")
+        if tau:
+            yield f"algorithm.policy_loss_fn_args.tau {tau}: no effect here: it only scales the loss of asymre"
     both = arguments.pop("clip_range", None)
     mode = arguments.pop("loss_agg_mode", None)
     if mode is not None:

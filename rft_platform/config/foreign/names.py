@@ -130,12 +130,12 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
 #: The platform's own losses and advantages. All other functions are the user's own; their arguments keep their names.
 LOSSES = frozenset(
     {
-        "cispo", "dpo", "gkd", "gspo", "hinge", "ipo", "mix", "opmd", "orpo", "ppo", "reinforce", "sapo", "sft",
-        "simpo", "topr",
+        "cispo", "dpo", "gkd", "gmpo", "gspo", "hinge", "ipo", "mix", "opmd", "orpo", "ppo", "rec", "reinforce", "sapo",
+        "sft", "simpo", "topr",
     }
 )  # fmt: skip
 ADVANTAGES = frozenset(
-    {"gae", "gigpo", "grpo", "on_policy_distill", "opmd", "reinforce_plus_plus", "rloo", "step_wise_grpo"}
+    {"asymre", "gae", "gigpo", "grpo", "on_policy_distill", "opmd", "reinforce_plus_plus", "rloo", "step_wise_grpo"}
 )
 
 _BATCHES_OF_VERL = "rows are packed up to trainer.max_token_len_per_gpu"
@@ -145,6 +145,10 @@ LOSS_ARGUMENTS: Mapping[str, str | None] = {
     "clip_range_low": "clip_low",
     "clip_range_high": "clip_high",
     "clip_ratio_c": "dual_clip",
+    "epsilon_low": "clip_low",
+    "epsilon_high": "clip_high",
+    "epsilon_low_prime": "ring_low",
+    "epsilon_high_prime": "ring_high",
     **dict.fromkeys(
         (
             "use_dynamic_bsz", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ngpus_trainer",
@@ -158,6 +162,8 @@ LOSS_NOTE = _BATCHES_OF_VERL
 #: The same for arguments of advantages; None: no effect, for the reason ``ADVANTAGE_NOTE``.
 ADVANTAGE_ARGUMENTS: Mapping[str, str | None] = {
     "epsilon": "eps",
+    "std_normalize": "normalize_std",
+    "std_cal_level": "std_level",
     "enable_step_norm": "step_norm",
     "opmd_baseline": "baseline",
     "rank_penalty": None,
