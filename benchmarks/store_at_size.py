@@ -64,7 +64,7 @@ def ask_tick(home: Path, cold: bool) -> list[Seconds]:
 
 
 def ask_append(home: Path) -> list[Seconds]:
-    """Store the rows of an explore batch: from records to a file that has landed."""
+    """Store the rows of an explore batch: from records to a file in the ledger."""
     import numpy as np
     from store_project import Size, of_round, template
 

@@ -40,6 +40,8 @@ class RoundBusyError(TransientError):
 
 @dataclass(slots=True)
 class _RoundLock:
+    """The lock of a round that a run of this process holds."""
+
     stream: IO[str]
     run_id: str
     thread: int

@@ -235,7 +235,10 @@ def _attempt(check: Callable[..., object], *arguments: object) -> Iterator[str]:
 
 
 def as_started(home: Home, config: RftConfig) -> RftConfig:
-    """The configuration of a run in ``home``: a started project keeps a former default that its file has stored."""
+    """The configuration of a run in ``home``.
+
+    A started project keeps the mode of ``algorithm.rollout_correction`` that a former default wrote to its stored file.
+    """
     if not home.config_file.exists() or not home.holds_results:
         return config
     return with_stored_correction(load_config_of(home), config)

@@ -241,6 +241,7 @@ class _Files:
 
     @classmethod
     def of(cls, store: ExperienceStore, rounds: Iterable[int]) -> "_Files":
+        """The stored files of some rounds, read from their ledgers."""
         ledgers = {number: store.ledger(number).read() for number in rounds}
         judgements = {
             store.round_folder(number) / name: contents.files[name].schema_version

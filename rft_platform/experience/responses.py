@@ -1,6 +1,6 @@
 """Store what a workflow returned for its judge as JSON, and rebuild the objects that the judge declares.
 
-Agent frameworks return messages of their own classes (AgentScope's ``Msg``, pydantic models, dataclasses), and judges
+Agent frameworks return messages of special classes (AgentScope's ``Msg``, pydantic models, dataclasses), and judges
 expect these classes. A judge may run long after the run, in another process. Such an object is stored as
 ``{"$class": "package.module:Class", "value": ...}``.
 

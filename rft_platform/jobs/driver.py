@@ -94,7 +94,8 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
 def _overlaps(project: Project) -> bool:
     """Whether explorations and trainings run at the same time.
 
-    In the dynamic styles they take turns, so that a drive is repeatable: a training takes rows that have landed.
+    In the dynamic styles exploration and training take turns: a training takes the rows that have landed, so a drive
+    gives the same result only if their order is fixed.
     """
     config = project.config
     return (
@@ -259,12 +260,14 @@ class _Attempts:
     logged_waits: set[str] = field(default_factory=set)
 
     def note(self, launched: Launched) -> None:
+        """Record the end of a launch: count a failure, or reset the count after a success."""
         key, error = (launched.kind, launched.round), launched.error
         known = self.failures.pop(key, Failures(0))
         if error is not None:
             self.failures[key] = Failures(known.count + 1, cause_line(error), error.retryable, time.monotonic())
 
     def launches(self, running: set[tuple[str, int]]) -> Launches:
+        """The record of launches for the plan; ``running`` are those that run now, as (kind, round)."""
         return Launches(running=frozenset(running), failures=dict(self.failures))
 
     def log_retries(self, plan: Plan) -> None:

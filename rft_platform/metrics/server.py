@@ -71,10 +71,14 @@ def _refuse(refusal: Refused, start_response: _Answer) -> Iterable[bytes]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """A server with one thread per request, so that a slow scrape does not block others."""
+
     daemon_threads = True
 
 
 class _Quiet(WSGIRequestHandler):
+    """A request handler without log lines."""
+
     def log_message(self, *_: object) -> None:
         """Log nothing: one line per scrape would flood the log."""
 

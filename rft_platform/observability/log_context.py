@@ -37,7 +37,7 @@ class PhaseContext:
 
 _NOTHING = PhaseContext()
 _context: ContextVar[PhaseContext] = ContextVar("rft_phase", default=_NOTHING)
-#: Open phases of this process. Threads that a phase starts have no context of their own and use this.
+#: Open phases of this process. Threads that a phase starts have no log context, and use this instead.
 _open: list[PhaseContext] = []
 
 

@@ -50,13 +50,16 @@ class _Requests:
 
     @property
     def feedback_url(self) -> str:
+        """The URL to which feedback is posted."""
         return f"{self.root}/feedback"
 
     @property
     def commit_url(self) -> str:
+        """The URL to which commits are posted."""
         return f"{self.root}/commit"
 
     def commit(self, task_id: str | None, run_id: str | None, max_age_s: float | None) -> dict[str, Any]:
+        """The body of a commit request; the service expects ``max_age_s`` in milliseconds."""
         age = None if max_age_s is None else round(1000 * max_age_s)
         return {"task_id": task_id, "run_id": run_id, "time_threshold": age}
 
@@ -78,7 +81,7 @@ def _headers(place: Place, subject: str | None) -> dict[str, str]:
 
 
 def _unknown(error: openai.NotFoundError) -> FeedbackResult:
-    """The result of a feedback whose answers are all unknown; raises ``error`` if it has another cause."""
+    """The result of a feedback that names only unknown answers; raises ``error`` if the 404 has another cause."""
     try:
         body = error.response.json()
     except ValueError:

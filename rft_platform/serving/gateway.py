@@ -149,15 +149,18 @@ class TrafficApp(RecordingApp):
             record.move(replace(record.route, engine=self.router.base))
 
     async def _ask_candidate(self, record: TrafficRun, request: Any, content: bytes) -> Any | None:
-        """The candidate's answer; None if the candidate fails to answer."""
+        """The answer of the candidate version; None if it does not answer or has a server error."""
         try:
             response = await record.transport.handle_async_request(_to(record.route.engine, request, content))
         except (wire.TransportError, RftError) as error:
-            LOG.warning("the candidate does not answer, the base does: %r", error)
+            LOG.warning("the candidate version does not answer (%r); the base version answers this request", error)
         else:
             if response.status_code < _SERVER_ERROR:
                 return response
-            LOG.warning("the candidate answers with status %d, the base answers instead", response.status_code)
+            LOG.warning(
+                "the candidate version answers with status %d; the base version answers this request",
+                response.status_code,
+            )
             await response.aclose()
         self.router.candidate_failures += 1
         return None

@@ -25,6 +25,8 @@ _Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function in the 
 
 
 class _Body(StorableBody):
+    """The body of a request about a version."""
+
     model_config = ConfigDict(extra="forbid")
 
     version: int | None = Field(default=None, ge=0, lt=2**31)
@@ -32,6 +34,8 @@ class _Body(StorableBody):
 
 
 class _Canary(_Body):
+    """The body of a request that starts a canary release."""
+
     share: float = Field(default=0.1, gt=0, lt=1)
     sticky: Sticky = "conversation"
     least_runs: int = Field(default=100, ge=1, lt=2**31)
@@ -40,6 +44,8 @@ class _Canary(_Body):
 
 
 class _ABTest(_Body):
+    """The body of a request that starts an A/B test."""
+
     share: float = Field(default=0.5, gt=0, lt=1)
     sticky: Sticky = "user"
     units: int = Field(default=200, ge=30, lt=2**31)

@@ -140,14 +140,16 @@ class ReleaseStore:
     ) -> Release:
         """Start a release. Raises UserError if one runs already, or if the share or a version is not valid."""
         if base == candidate:
-            raise UserError(f"version {candidate} serves already: name another one")
+            raise UserError(f"version {candidate} serves already: name another version as the candidate")
         if not 0 < share < 1:
-            raise UserError(f"share {share:g}: expected a number between 0 and 1")
+            raise UserError(f"share {share:g}: expected a number above 0 and below 1")
         now = self._clock()
         with self._transaction() as session:
             running = self._running(session)
             if running is not None:
-                raise UserError(f"{running.kind} {running.number} runs: only one release runs at a time")
+                raise UserError(
+                    f"{running.kind} {running.number} is running, and only one release can run at a time: end it first"
+                )
             row = ReleaseRow(
                 kind=kind, status="running", base_version=base, candidate_version=candidate, share=share,
                 sticky=sticky, rule=asdict(rule), looks=0, started_at=now, reason=reason, report={},

@@ -39,6 +39,8 @@ class WriterCounts:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
+    """A write to the store, and the future for its result."""
+
     work: Callable[[TrafficStore], Any]
     done: Future[Any]
 
@@ -47,7 +49,7 @@ class TrafficWriter:
     """Writes to the traffic store in the order in which its methods are called; any thread may call them."""
 
     def __init__(self, store: TrafficStore, most_waiting: int = 10_000) -> None:
-        """At most ``most_waiting`` calls wait to be written; further ones are dropped and counted."""
+        """At most ``most_waiting`` calls wait to be written; further calls are dropped and counted."""
         self.counts = WriterCounts()
         self._store = store
         self._most_waiting = most_waiting

@@ -20,14 +20,14 @@ class TunedFunctions:
 
     @property
     def notice(self) -> str | None:
-        """A note on what is not possible if other processes cannot import one of the functions; otherwise None."""
+        """A message about what is not possible, if other processes cannot import the functions; otherwise None."""
         live = [reference for reference in (self.workflow, self.judge) if reference is not None and is_live(reference)]
         if not live:
             return None
         names = " and ".join(reference.rpartition("/")[2] for reference in live)
         return (
-            f"{names}: no other process can import it by name, so this experiment cannot be resumed or judged again "
-            "from the UI or `rft run`; define it at the top level of a module or a script to make that possible"
+            f"no other process can import {names} by name, so this experiment cannot be resumed or judged again from "
+            "the UI or `rft run`: for this, define each function at the top level of a module or a script"
         )
 
 

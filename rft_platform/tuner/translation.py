@@ -82,7 +82,7 @@ class TuneArguments:
     config_path: str | None = None
 
     def check_types(self) -> None:
-        """Raise UserError for a section that is not of its class."""
+        """Raise UserError for an argument that is not an object of its documented class."""
         auxiliary = {f"auxiliary_models[{name!r}]": model for name, model in (self.auxiliary_models or {}).items()}
         check_argument_types(
             train_dataset=(self.train_dataset, DatasetConfig),

@@ -76,7 +76,7 @@ def _environment(name: str) -> str:
 
 
 _IMAGES = "models and tasks are text here; images need another platform"
-_TOOL_DATA = f"it reads columns of its own dataset: {_OWN_WORKFLOW}, and the judge tool_use"
+_TOOL_DATA = f"it reads columns of a special dataset: {_OWN_WORKFLOW}, and the judge tool_use"
 _ADAPTER = f"AgentScope's functions are workflows without an adapter: {_OWN_WORKFLOW}"
 
 #: Workflows that this platform cannot replace, each with the reason and what to do.

@@ -151,7 +151,7 @@ class Synchronizer(Section):
 
     @property
     def dynamic(self) -> bool:
-        """Whether a training takes all stored and judged rows, instead of the rows of its own round."""
+        """Whether a training takes all stored and judged rows, not only those of the training's round."""
         return self.sync_style != "fixed"
 
     @property
@@ -237,7 +237,7 @@ class RftConfig(Section):
 
     @property
     def selects_rows(self) -> bool:
-        """Whether each training selects its rows one by one. Otherwise it takes all rows of its own round."""
+        """Whether each training selects its rows one by one. Otherwise it takes all rows of the training's round."""
         if self.online:  # the database selects the rows when a round collects them
             return False
         replay, sync = self.buffer.trainer_input.experience_buffer.replay_buffer, self.synchronizer

@@ -25,6 +25,8 @@ from rft_platform.inference.serving.chat_template import check_variables
 
 
 class _Open(BaseModel):
+    """A model that accepts and keeps unknown fields."""
+
     model_config = ConfigDict(extra="allow")
 
 

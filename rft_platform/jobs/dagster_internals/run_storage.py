@@ -34,12 +34,12 @@ class OneEngineRunStorage(SqliteRunStorage):
 
     @contextmanager
     def connect(self) -> Iterator[sa.Connection]:
-        """A connection with its own transaction."""
+        """A connection in a new transaction, which is committed at the end of the block."""
         with self._engine.connect() as connection, connection.begin():
             yield connection
 
     def has_run_stats_index_cols(self) -> bool:
-        """Whether the table of runs has the columns of start and end times; the database is asked once."""
+        """Whether the table of runs has the columns of start and end times; the database is queried once."""
         return self._has_run_times
 
     def upgrade(self) -> None:

@@ -124,6 +124,7 @@ class _Judging:
         self._gate = asyncio.Semaphore(max(concurrency, widest))
 
     async def all(self, runs: Sequence[RunToJudge], state: JudgeState) -> list[Verdict]:
+        """One verdict per run, in the order of ``runs``."""
         verdicts = [Verdict() for _ in runs]
         context = JudgeContext(state, self._auxiliary_models, self._judge.timeout_s)
         groups: dict[str, list[int]] = {}

@@ -120,8 +120,8 @@ def judge_rollouts(
 ) -> JudgedRollouts:
     """Judge every run, apply the operators, and give each row its reward and advantage.
 
-    If several policies took part in the runs, each row gets the reward of its own policy. Operators and advantages are
-    applied to each policy's rows separately: rows of different policies are never compared.
+    If several policies took part in the runs, each row gets the reward of the row's policy. Operators and advantages
+    are applied to each policy's rows separately: rows of different policies are never compared.
 
     Rows of runs on which the judge failed have reward NaN and ``dropped_by`` set. These runs, and runs that an operator
     of the ``pipeline`` drops, do not count in the advantages of their group. ``wanted_groups`` is the number of groups

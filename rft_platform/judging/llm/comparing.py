@@ -18,6 +18,8 @@ _POINTS = {"A": 1.0, "tie": 0.5, "B": 0.0}
 
 
 class _Verdict(BaseModel):
+    """The model's answer to one comparison."""
+
     better: Literal["A", "B", "tie"]
 
 
@@ -38,7 +40,7 @@ class PairwiseJudge(GradingSettings):
 
     @property
     def form(self) -> str:
-        """The JSON object that the model is asked for."""
+        """The form of the JSON object that the model must return."""
         return '{"reason": "<one sentence>", "better": "A" or "B" or "tie"}'
 
     async def __call__(

@@ -32,6 +32,8 @@ _REWARDS = {"yes": 1.0, "no": 0.0, "unclear": None}
 
 
 class _Verdict(BaseModel):
+    """The model's answer about one message of a user."""
+
     satisfied: Literal["yes", "no", "unclear"]
 
 

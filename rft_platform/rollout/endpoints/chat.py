@@ -55,6 +55,8 @@ class ChatCall(Endpoint):
 
 
 class _StreamedChat(StreamedAnswer):
+    """Joins the deltas of a streamed chat answer."""
+
     def empty(self) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": None}, "logprobs": {"content": []}}
 

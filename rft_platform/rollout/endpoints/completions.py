@@ -36,7 +36,7 @@ class CompletionCall(Endpoint):
         return len(self._prompts) * super().choices
 
     def sampled(self, answer: dict[str, Any]) -> list[ModelCall]:
-        """The choices as model calls, each with the token ids of its own prompt."""
+        """The choices as model calls, each with the token ids of its prompt."""
         found = []
         for choice in answer["choices"]:
             logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
@@ -61,6 +61,8 @@ class CompletionCall(Endpoint):
 
 
 class _StreamedCompletion(StreamedAnswer):
+    """Joins the texts of a streamed completion."""
+
     def empty(self) -> dict[str, Any]:
         return {"text": "", "prompt_token_ids": None, "logprobs": {"token_logprobs": []}}
 

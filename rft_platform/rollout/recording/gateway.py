@@ -269,11 +269,13 @@ class _Answer:
         self.before_sending: Callable[[], None] | None = None
 
     async def begin(self, response: Any) -> None:
+        """Send the status and the headers of the engine's response."""
         headers = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _NOT_RETURNED]
         self._begun = True
         await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
 
     async def body(self, data: bytes, more: bool = False) -> None:
+        """Send a part of the body; ``more`` is False for the last part. ``before_sending`` is called first."""
         if self.before_sending is not None:
             self.before_sending()
         if data or not more:

@@ -40,7 +40,7 @@ class GatewayConnections(wire.AsyncBaseTransport):
         return wire.Response(response.status, headers=response.raw_headers, stream=_AnswerStream(response))
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """Return the session; it adds no headers of its own to a request."""
+        """Return the session, which adds no headers to a request."""
         if self._closed:
             raise wire.ConnectError("the run has ended")
         if self._session is None:
@@ -60,6 +60,8 @@ class GatewayConnections(wire.AsyncBaseTransport):
 
 
 class _AnswerStream(wire.AsyncByteStream):
+    """The body of an aiohttp response as a stream of the OpenAI client's HTTP library."""
+
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
 

@@ -196,6 +196,8 @@ def _is_stream(response: Any) -> bool:
 
 
 class _RoutedStream(wire.AsyncByteStream, wire.SyncByteStream):
+    """A streamed body that reports a lost connection, and releases its replica when it is closed."""
+
     def __init__(self, inner: Any, release: Callable[[], None], lost: Callable[[Exception], None]) -> None:
         self._inner = inner
         self._release = release

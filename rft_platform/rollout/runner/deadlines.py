@@ -18,6 +18,8 @@ SHORTEST_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Running:
+    """A running attempt: its start on the event loop's clock, and its time-out."""
+
     started: float
     deadline: asyncio.Timeout
 

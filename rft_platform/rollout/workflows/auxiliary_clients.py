@@ -97,6 +97,7 @@ class _Requests:
         self._turn = itertools.count()
 
     def prepare(self, request: Any) -> Any:
+        """The request to send: ``request`` with the next replica's address and key, and the default fields."""
         url, headers, content = request.url, request.headers.copy(), request.content
         if len(self._origins) > 1:
             turn = next(self._turn) % len(self._origins)

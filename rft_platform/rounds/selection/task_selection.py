@@ -92,6 +92,7 @@ class _NoHistory:
     """The history before the first round."""
 
     def outcomes(self, step: int, pass_reward: float) -> Outcomes:
+        """No outcomes."""
         return Outcomes.of([], [])
 
 

@@ -25,6 +25,8 @@ class LimitExceededError(Exception):
 
 @dataclass(slots=True)
 class _Bucket:
+    """The token bucket of a caller: the requests that it may send now, and when the bucket was last filled."""
+
     requests: float
     filled_at: float
 

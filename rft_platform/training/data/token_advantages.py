@@ -99,6 +99,7 @@ class _Layout:
 
     @classmethod
     def of(cls, rows: TrainingRows, mine: np.ndarray) -> "_Layout":
+        """The layout of the rows with indices ``mine``. Raises UserError for rows without runs or rewards."""
         if not {"run", "step", "reward"} <= rows.facts.keys():
             raise UserError("token advantages need rollouts: these rows have no runs and no rewards")
         _check_steps(rows)

@@ -155,7 +155,7 @@ def score(
 ) -> list[np.ndarray]:
     """Return the log-probs of each sample's trainable tokens (float32 arrays, in order), computed on the training path.
 
-    Under FSDP every rank must call it; each rank gets the log-probs of its own samples.
+    Under FSDP every rank must call it; each rank gets the log-probs of the samples that it passes.
     """
     rows = evaluate(policy, samples, max_tokens_per_pack=max_tokens_per_pack, reduce=reduce)
     return [row[sample.loss_mask] for row, sample in zip(rows, samples, strict=True)]
