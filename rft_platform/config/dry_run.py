@@ -160,14 +160,18 @@ def _batch_lines(batches: Batches, length: RunLength | None) -> list[str]:
     about = "about " if batches.dynamic else "" if batches.whole_round else least
     total = "" if length is None else f", {about}{length.steps} optimiser steps in all"
     steps = f"{least}{batches.steps_a_round} optimiser steps a round"
+    passes, whole = "", "one optimiser step a round, with all its experiences"
+    if batches.epochs > 1:
+        passes = f" x {batches.epochs} passes"
+        whole = f"{batches.epochs} optimiser steps a round, each with all its experiences"
     return [
         f"{batches.batch_size} tasks x {batches.repeat_times} runs x {batches.batches_a_round} batches = "
         f"{least}{batches.experiences_a_round} experiences a round",
         f"{batches.train_batch_size} experiences a step, trained as soon as they are stored"
         if batches.dynamic
-        else "one optimiser step a round, with all its experiences"
+        else whole
         if batches.whole_round
-        else f"{batches.experiences_a_round} / {batches.train_batch_size} experiences a step = {steps}",
+        else f"{batches.experiences_a_round} / {batches.train_batch_size} experiences a step{passes} = {steps}",
         f"rounds: {rounds}{total}",
         *(
             [

@@ -37,6 +37,7 @@ class Batches:
     exact: bool
     dynamic: bool  # True: a step takes stored and judged rows of any round
     max_batches: int  # dynamic sampling: maximum task batches for one explore batch; 1: no further batches
+    epochs: int = 1  # passes over the experiences of a round
 
     @property
     def groups_a_round(self) -> int:
@@ -56,7 +57,7 @@ class Batches:
     @property
     def steps_a_round(self) -> int:
         """Optimiser steps per round."""
-        return -(-self.experiences_a_round // self.train_batch_size)
+        return self.epochs * -(-self.experiences_a_round // self.train_batch_size)
 
     def steps(self, rounds: int) -> int:
         """Optimiser steps of ``rounds`` rounds; approximate in the dynamic styles."""
@@ -189,6 +190,7 @@ def _batches(config: RftConfig, algorithm: Preset) -> Batches:
         exact=taskset is None or taskset.workflow == "single_turn",
         dynamic=config.synchronizer.dynamic,
         max_batches=_max_batches(config, algorithm),
+        epochs=config.algorithm.epochs,
     )
 
 
@@ -204,6 +206,7 @@ def _online_batches(config: RftConfig) -> Batches:
         exact=False,
         dynamic=False,
         max_batches=1,
+        epochs=config.algorithm.epochs,
     )
 
 

@@ -123,6 +123,7 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
         max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
         max_tokens_per_row=config.model.max_model_len,
         seed=config.seed + round_number,
+        epochs=project.batches.epochs,
         fresh_optimizer=parent.policy_version == 0,
         lora=project.settings.lora,
         reference=reference_folder(project, algorithm, policy),
@@ -236,7 +237,8 @@ def steps_expected(project: Project, round_number: int) -> int:
     """Expected optimiser steps for a round's rows; rows without a gradient are still counted."""
     judged = project.store.read_note(round_number, JUDGE) or {}
     rows = judged.get("rows", 0) - judged.get("dropped_rows", 0) if len(project.policies) == 1 else 0
-    return math.ceil((rows or project.batches.experiences_a_round) / project.batches.train_batch_size)
+    batches = project.batches
+    return batches.epochs * math.ceil((rows or batches.experiences_a_round) / batches.train_batch_size)
 
 
 def _canary_sequences(project: Project, round_number: int, policy: str = FIRST_POLICY) -> list[list[int]]:

@@ -122,6 +122,17 @@ def test_what_explorer_and_trainer_could_never_do(
     assert expected in found
 
 
+def test_passes_over_a_round_are_refused_where_something_else_decides_them(make_config: MakeConfig) -> None:
+    assert problems(make_config(algorithm__epochs=4)) == []
+    for key, value, expected in (
+        ("synchronizer__sync_style", "dynamic_by_explorer", "each is trained on once"),
+        ("buffer__trainer_input__experience_buffer__replay_buffer__enable", True, "each is trained on once"),
+    ):
+        assert expected in "\n".join(problems(make_config(algorithm__epochs=2, **{key: value})))
+    offline = make_config(mode="train", algorithm__algorithm_type="sft", algorithm__epochs=2)
+    assert "set buffer.total_epochs instead" in "\n".join(problems(offline))
+
+
 def test_replay_fills_a_step_that_a_round_leaves_short(make_config: MakeConfig) -> None:
     replay = {"buffer__trainer_input__experience_buffer__replay_buffer__enable": True}
     assert problems(make_config(buffer__train_batch_size=48, **replay)) == []

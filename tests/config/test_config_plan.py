@@ -20,6 +20,21 @@ def test_batch_arithmetic(make_config: MakeConfig) -> None:
     assert (run.length(), batches.exact) == (RunLength(rounds=2, steps=8), True)
 
 
+def test_passes_over_a_round_multiply_its_steps(make_config: MakeConfig) -> None:
+    once = resolve(make_config(buffer__train_batch_size=16, synchronizer__sync_interval=2))
+    keys = {"buffer__train_batch_size": 16, "synchronizer__sync_interval": 2, "algorithm__epochs": 3}
+    run = resolve(make_config(**keys))
+    assert run.batches.steps_a_round == 3 * once.batches.steps_a_round == 12
+    assert run.length() == RunLength(rounds=2, steps=24)
+    text = render_plan(run_plan(run, gpu_count=0))
+    assert "64 / 16 experiences a step x 3 passes = 12 optimiser steps a round" in text
+    ended = resolve(make_config(**keys, trainer__total_steps=12))
+    assert ended.length() == RunLength(rounds=1, steps=12)
+    whole = resolve(make_config(buffer__train_batch_size="round", algorithm__epochs=2))
+    assert whole.batches.steps_a_round == 2
+    assert "2 optimiser steps a round, each with all its experiences" in render_plan(run_plan(whole, gpu_count=0))
+
+
 def test_the_length_of_the_run_may_depend_on_the_tasks() -> None:
     run = resolve(build_config({"buffer": {"batch_size": 10, "total_epochs": 2}, "synchronizer": {"sync_interval": 3}}))
     assert run.length() is None

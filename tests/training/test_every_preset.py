@@ -19,7 +19,7 @@ from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.policy import Policy, publish, required
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.train import train_request
+from rft_platform.rounds.train import steps_expected, train_request
 from tests.experience.samples import step_row
 
 END = 2  # <|im_end|> of the tiny model
@@ -95,6 +95,15 @@ def row(
 
 def ignore(*_: object) -> bool:
     return False
+
+
+@pytest.mark.slow
+def test_passes_over_a_round_reach_the_trainer(tmp_path: Path, tiny_model: Path, tasks: Path) -> None:
+    project = project_of(tmp_path, tiny_model, tasks, "grpo", epochs=3)
+    explore(project, tiny_model)
+    judge(project, 1)
+    request = train_request(project, required(project.store, 0), 1, "run")
+    assert (request.epochs, steps_expected(project, 1), project.length.steps) == (3, 3, 6)
 
 
 @pytest.mark.slow

@@ -54,6 +54,7 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
             f"algorithm.filters: {name} trains on {preset.trains_on} and has no rewards to filter by; "
             "remove algorithm.filters"
         )
+    yield from _epoch_problems(run)
     runs = run.batches.repeat_times
     if settings.filters.zero_variance and preset.trains_on == "rollouts" and runs < 2:
         yield (
@@ -66,6 +67,20 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
     longest = overlong.max_length or config.model.response_limit
     if (overlong.cache_length or 0) > longest:
         yield f"algorithm.filters.overlong.cache_length {overlong.cache_length} is more than a response's {longest}"
+
+
+def _epoch_problems(run: RunSettings) -> Iterator[str]:
+    """Several passes where something else decides how often a row is trained on."""
+    epochs = f"algorithm.epochs {run.config.algorithm.epochs}"
+    if run.config.algorithm.epochs == 1:
+        return
+    if run.offline is not None:
+        yield f"{epochs}: {run.config.algorithm.algorithm_type} trains on a dataset; set buffer.total_epochs instead"
+    elif run.batches.dynamic or run.config.buffer.trainer_input.experience_buffer.replay_buffer.enable:
+        yield (
+            f"{epochs}: with a dynamic synchronizer.sync_style or a replay_buffer the rows of a step are selected one "
+            "by one, and each is trained on once; leave it out"
+        )
 
 
 def _names_critic(settings: Algorithm) -> bool:

@@ -176,6 +176,9 @@ class Algorithm(Section):
     entropy_loss_fn_args: EntropyLossArgs = EntropyLossArgs()
     repeat_times: PositiveInt | None = None
     """Runs per task (the group size). Default: the preset's."""
+    epochs: PositiveInt = 1
+    """Passes over the rows of a round, each in another order. Advantages, critic values and the denominator of the
+    policy ratio are those of the round's start in all passes."""
     teacher_model_path: str | None = None
     """The teacher model (gkd, on_policy_distill): a folder, a Hugging Face name or ``models:/NAME@alias``."""
     optimizer: Optimizer = Optimizer()

@@ -156,7 +156,7 @@ def _describe(
         "policy_versions": [min(versions), max(versions)] if versions else [],
         "staleness_mean": sum(lag) / len(lag) if lag else 0.0,
         "staleness_max": max(lag, default=0),
-        "steps": math.ceil(len(versions) / project.batches.train_batch_size),
+        "steps": project.batches.epochs * math.ceil(len(versions) / project.batches.train_batch_size),
         "landed": landed,
         "left": {str(number): count for number, count in left.items()},
         "last": landed >= project.rounds_budget and not left,
