@@ -19,7 +19,15 @@ from typing import Any
 
 from rft_platform.common.digests import SAVED_STATE
 from rft_platform.common.errors import DiskFullError, StorageError
-from rft_platform.common.files import atomic_path, fsync, fsync_tree, is_disk_full, write_json, write_sealed_json
+from rft_platform.common.files import (
+    atomic_path,
+    fsync,
+    fsync_tree,
+    is_disk_full,
+    synced_while_written,
+    write_json,
+    write_sealed_json,
+)
 from rft_platform.training.checkpoint.content import Draft
 from rft_platform.training.checkpoint.manifest import STEPS, Manifest, describe_files, write_manifest
 from rft_platform.training.distributed import Ranks
@@ -195,8 +203,9 @@ class StateSaving(_SharedWriting):
 
     def _lead(self) -> None:
         with self._described_errors():
-            self.draft.write_state(self._shards, self.ranks)
-            self._await_others()
+            with synced_while_written(self._shards):
+                self.draft.write_state(self._shards, self.ranks)
+                self._await_others()
             fsync_tree(self.folder)
             fsync(self.folder.parent)
             if self.with_state:
