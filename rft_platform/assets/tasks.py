@@ -13,14 +13,14 @@ from rft_platform.resources import ProjectResource
 def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
     """Tasks to explore, checked for empty and duplicate rows. The asset's data version is a digest of the tasks."""
     opened = project.open()
-    if opened.config.buffer.explorer_input.taskset is None:
+    if not opened.config.buffer.explorer_input.explored:
         return dg.MaterializeResult(metadata={"dagster/row_count": 0, "source": "none: nothing is explored"})
-    dataset = opened.tasks
+    dataset, reports = opened.tasks, [each.report for each in opened.datasets.values()]
     return dg.MaterializeResult(
         metadata={
             "dagster/row_count": len(dataset.tasks),
-            "source": path(dataset.report.source),
-            "report": report_table([dataset.report]),
+            "source": path(reports[0].source) if len(reports) == 1 else ", ".join(each.source for each in reports),
+            "report": report_table(reports),
             "sample": dg.MetadataValue.json([task.raw for task in dataset.tasks[:3]]),
         },
         data_version=dg.DataVersion(dataset.digest),
@@ -41,7 +41,7 @@ def eval_task_dataset(context: dg.AssetExecutionContext, project: ProjectResourc
 
     opened = project.open()
     datasets = [dataset for _, dataset in opened.eval_tasks]
-    explored = [] if opened.config.buffer.explorer_input.taskset is None else opened.tasks.tasks
+    explored = opened.tasks.tasks if opened.config.buffer.explorer_input.explored else ()
     leaks = [task for dataset in datasets for task in find_leaks(explored, dataset.tasks)]
     return dg.MaterializeResult(
         metadata={

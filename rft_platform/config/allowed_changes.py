@@ -8,7 +8,6 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.schema.buffer import MODEL_JUDGES, PATIENCE
 from rft_platform.config.schema.rft_config import RftConfig
 
-_TASKSET = "buffer.explorer_input.taskset"
 _SERVING = (  # how a model is distributed over processes and GPUs
     "engine_num",
     "tensor_parallel_size",
@@ -27,6 +26,8 @@ FREE = (
     "buffer.explorer_input.eval_tasksets",
     "buffer.explorer_input.taskset.judge_timeout_s",
     "buffer.explorer_input.taskset.max_abs_reward",
+    "buffer.explorer_input.tasksets[].judge_timeout_s",
+    "buffer.explorer_input.tasksets[].max_abs_reward",
     "buffer.total_epochs",
     "buffer.total_steps",
     "buffer.trainer_input.experience_buffer.storage_type",
@@ -119,14 +120,14 @@ def flat_settings(config: RftConfig) -> dict[str, Any]:
 
 
 def _patience(config: RftConfig) -> list[str]:
-    """The dotted keys of the arguments in ``PATIENCE`` (time-outs, retries, ...) of the taskset's model judges."""
-    taskset = config.buffer.explorer_input.taskset
-    judge = None if taskset is None else taskset.judge
-    if judge is None or isinstance(judge, str):
-        arguments = [f"{_TASKSET}.judge_args"] if judge in MODEL_JUDGES else []
-    else:
-        places = [index for index, part in enumerate(judge) if part.judge in MODEL_JUDGES]
-        arguments = [f"{_TASKSET}.judge[{index}].args" for index in places]
+    """The dotted keys of the arguments in ``PATIENCE`` (time-outs, retries, ...) of the tasksets' model judges."""
+    arguments: list[str] = []
+    for key, taskset in config.buffer.explorer_input.explored.items():
+        if taskset.judge is None or isinstance(taskset.judge, str):
+            arguments += [f"{key}.judge_args"] if taskset.judge in MODEL_JUDGES else []
+        else:
+            places = [index for index, part in enumerate(taskset.judge) if part.judge in MODEL_JUDGES]
+            arguments += [f"{key}.judge[{index}].args" for index in places]
     return [f"{place}.{name}" for place in arguments for name in PATIENCE]
 
 

@@ -100,9 +100,10 @@ def _tasksets(config: RftConfig) -> list[str]:
     python = workers.python or "this Python"
     runs = "in this process" if workers.kind == "inprocess" else f"in worker processes of {python}"
     lines = []
-    if (taskset := inputs.taskset) is not None:
+    for taskset in inputs.explored.values():
+        weight = "" if taskset.weight is None else f", weight {taskset.weight:g}"
         lines += [
-            f"explored   {taskset.path}, {taskset.split}: {_judged(taskset)}",
+            f"explored   {taskset.path}, {taskset.split}{weight}: {_judged(taskset)}",
             f"           tasks {taskset.task_selector.selector_type}, runs {runs}, "
             f"operators {', '.join(operators) or 'none'}",
         ]
@@ -341,9 +342,9 @@ def _always_on_notices(explorer: Explorer) -> Iterator[str]:
 
 
 def _single_call_notices(config: RftConfig) -> Iterator[str]:
-    """One line for each setting that has no effect because the taskset's workflow makes a single call."""
-    taskset, explorer = config.buffer.explorer_input.taskset, config.explorer
-    if taskset is None or taskset.workflow != "single_turn":
+    """One line for each setting that has no effect because the workflows make a single call."""
+    explored, explorer = config.buffer.explorer_input.explored.values(), config.explorer
+    if not explored or any(taskset.workflow != "single_turn" for taskset in explored):
         return
     settings = {
         "explorer.over_rollout": explorer.over_rollout.ratio > 0,

@@ -52,7 +52,7 @@ def place(config: RftConfig, gpus: int) -> GpuPlacement:
 
 
 def _engine_gpus(config: RftConfig) -> int:
-    explores = config.online or config.buffer.explorer_input.taskset is not None  # by any process
+    explores = config.online or bool(config.buffer.explorer_input.explored)  # by any process
     if config.engine.device == "cpu" or (config.mode == "train" and not explores):
         return 0
     return engine_gpus(config)[EVALUATION_ENGINE, 0].start

@@ -25,6 +25,7 @@ _LOCAL_OR_NAME = [
     ("algorithm", "experts", "path"),
     ("model", "lora_configs", "*", "path"),
     ("buffer", "explorer_input", "taskset", "path"),
+    ("buffer", "explorer_input", "tasksets", "*", "path"),
     ("buffer", "explorer_input", "eval_tasksets", "*", "path"),
     ("buffer", "eval_tasksets", "*", "path"),
     ("buffer", "trainer_input", "experience_buffer", "path"),

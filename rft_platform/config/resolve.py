@@ -174,7 +174,7 @@ def _algorithm(config: RftConfig) -> Preset:
 def _batches(config: RftConfig, algorithm: Preset) -> Batches:
     if config.online:
         return _online_batches(config)
-    buffer, taskset = config.buffer, config.buffer.explorer_input.taskset
+    buffer, tasksets = config.buffer, config.buffer.explorer_input.explored.values()
     repeat_times = config.algorithm.repeat_times or algorithm.repeat_times
     if buffer.train_batch_size == "round":
         train_batch_size = WHOLE_ROUND
@@ -187,7 +187,7 @@ def _batches(config: RftConfig, algorithm: Preset) -> Batches:
         repeat_times=repeat_times,
         batches_a_round=config.synchronizer.batches_a_round,
         train_batch_size=train_batch_size,
-        exact=taskset is None or taskset.workflow == "single_turn",
+        exact=all(taskset.workflow == "single_turn" for taskset in tasksets),
         dynamic=config.synchronizer.dynamic,
         max_batches=_max_batches(config, algorithm),
         epochs=config.algorithm.epochs,

@@ -58,7 +58,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
     if not dry:
         check_registry(project)
         check_judgements(project.store)
-    task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
+    task_count = len(project.tasks.tasks) if config.buffer.explorer_input.explored else None
     plan = run_plan(project.settings, gpu_count=gpu_count(), task_count=task_count)
     refusals = () if refusal is None else (refusal,)
     unfetched = _unfetched_models(config) if dry else ()
@@ -146,12 +146,12 @@ def _problems(project: "Project") -> Iterator[str]:
     for key, name in _models(config).items():
         if name.startswith("models:/"):
             yield from _attempt(check_registered, project, name, key)
-    if inputs.taskset is not None:
+    if inputs.explored:
         yield from _attempt(check_selector, project)  # also reads the tasks
     yield from _attempt(lambda: project.eval_tasks)
     if project.settings.offline is not None:
         yield from offline_problems(project)
-    for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
+    for taskset in inputs.every.values():
         yield from _attempt(check_workflow, project, taskset)
         yield from _attempt(check_judge, project, taskset)
         yield from _attempt(check_prompt_lengths, project, taskset)
@@ -213,7 +213,7 @@ def _data_notices(project: "Project") -> Iterator[str]:
 
     if project.settings.offline is not None:
         yield from offline_notices(project)
-    explored = [project.tasks] if project.config.buffer.explorer_input.taskset else []
+    explored = list(project.datasets.values()) if project.config.buffer.explorer_input.explored else []
     held_out = [dataset for _, dataset in project.eval_tasks]
     for dataset in [*explored, *held_out]:
         report = dataset.report
@@ -221,7 +221,7 @@ def _data_notices(project: "Project") -> Iterator[str]:
             left_out = f"{report.duplicates} duplicate and {report.empty} empty of {report.rows} rows"
             yield f"{report.source}: left out {left_out}"
     for dataset in held_out if explored else []:
-        leaks = find_leaks(explored[0].tasks, dataset.tasks)
+        leaks = find_leaks(project.tasks.tasks, dataset.tasks)
         if leaks:
             yield f"{dataset.report.source}: {len(leaks)} of {len(dataset.tasks)} held-out tasks are also explored"
 

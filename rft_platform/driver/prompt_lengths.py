@@ -41,7 +41,7 @@ def task_lines(project: "Project") -> Iterator[str]:
     from rft_platform.rounds.project.project import load_taskset
 
     inputs, context, tokenizer = project.config.buffer.explorer_input, context_of(project), _tokenizer(project)
-    for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
+    for taskset in inputs.every.values():
         dataset = load_taskset(taskset)
         limited = "" if taskset.limit is None else f" (limit {taskset.limit:,})"
         counts = token_counts(_shortest_first(project, taskset)[-_COUNTED:], tokenizer)

@@ -42,7 +42,7 @@ def _addresses(config: RftConfig) -> Iterator[tuple[str, str]]:
     if config.online and config.service.implicit_feedback is not None:
         yield "service.implicit_feedback.base_url", config.service.implicit_feedback.base_url
     inputs = config.buffer.explorer_input
-    for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
+    for taskset in inputs.every.values():
         parts = taskset.judge if isinstance(taskset.judge, list) else []
         for arguments in [taskset.judge_args, *(part.args for part in parts)]:
             if (url := _base_url(arguments)) is not None:

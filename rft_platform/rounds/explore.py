@@ -30,7 +30,7 @@ from rft_platform.rounds.project.repair import repair_on_failure
 from rft_platform.rounds.selection.stored_rollouts import StoredRollouts
 from rft_platform.rounds.selection.task_selection import SignalCount, TaskSelection
 from rft_platform.rounds.setup.side_engines import serving_auxiliaries, serving_policies
-from rft_platform.rounds.setup.taskset_binding import sampling_of, workflow_of
+from rft_platform.rounds.setup.taskset_binding import how_to_run
 from rft_platform.tasks.task import Task
 
 
@@ -118,17 +118,16 @@ def _roll_out(
     batch: int,
     tasks: Sequence[Task],
 ) -> RolloutBatch:
-    taskset, batches = project.taskset, project.batches
+    batches = project.batches
     what = f"{round_key(round_number)} rollouts"
     report(what, 0, len(tasks) * batches.repeat_times)
     return run_rollouts(
         engine,
         tasks,
-        workflow_of(project, taskset),
+        how_to_run(project),
         round=round_number,
         batch=batch,
         repeat_times=batches.repeat_times,
-        sampling=sampling_of(project, taskset),
         seed=project.config.seed,
         limits=project.settings.limits,
         auxiliary_models=auxiliaries,

@@ -23,15 +23,23 @@ from rft_platform.experience.quality import (
 )
 from rft_platform.experience.record import TRUNCATED_METRIC, JudgedRow, RolloutRow
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts
+from rft_platform.judging.execution.judge_rollouts import (
+    JUDGE_ERROR,
+    WORKFLOW_REWARD,
+    TasksetJudge,
+    judge_rollouts,
+    name_of,
+    usage_of,
+    version_of,
+)
 from rft_platform.rounds.project.code_version import JUDGE_CODES, judge_codes, keep_user_code, workflow_code
 from rft_platform.rounds.project.notes import JUDGE
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.repair import refuse_damaged_rows
 from rft_platform.rounds.selection.production_rows import tasks_of_traffic
 from rft_platform.rounds.setup.algorithm import pipeline_of
-from rft_platform.rounds.setup.side_engines import auxiliaries_for_judge
-from rft_platform.rounds.setup.taskset_binding import OtherJudge, judge_of
+from rft_platform.rounds.setup.side_engines import auxiliaries_for_judges
+from rft_platform.rounds.setup.taskset_binding import OtherJudge, judges_of
 
 LOG = logging.getLogger(__name__)
 
@@ -66,23 +74,22 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     if not rows:
         raise StorageError(f"{round_key(round_number)} has no rollouts to judge: run explore_job for it first")
     chosen = project.settings.algorithm
-    spec, pipeline = judge_of(project, project.taskset, other), pipeline_of(project.settings)
-    version = spec.version if spec is not None else _workflow_version(store, round_number)
-    with auxiliaries_for_judge(project, spec if spec and spec.asks_models else None) as auxiliaries:
+    judges, pipeline = judges_of(project, other), pipeline_of(project.settings)
+    version = version_of(judges, workflow_version := _workflow_version(store, round_number))
+    with auxiliaries_for_judges(project, judges) as auxiliaries:
         judged = judge_rollouts(
             rows,
-            tasks_of_traffic(rows) if project.config.online else {task.task_id: task for task in project.tasks.tasks},
-            spec,
+            tasks_of_traffic(rows) if project.config.online else project.tasks.by_id(),
+            judges,
             advantage_fn=chosen.advantage,
             advantage_args=chosen.advantage_args,
             pipeline=pipeline,
             wanted_groups=project.batches.groups_a_round,
             needs_reward=chosen.needs_reward,
-            max_abs_reward=project.taskset.max_abs_reward,
             auxiliary_models=auxiliaries,
-            workflow_version=version,
+            workflow_version=workflow_version,
         )
-    replaced = _own_rewards(rows) if spec is not None else 0
+    replaced = _own_rewards(rows, judges)
     if replaced and other is None and not (store.read_note(round_number - 1, JUDGE) or {}).get("own_rewards_replaced"):
         LOG.warning(
             "%d runs have a reward from their workflow, and the judge's reward replaces it; set judge: null "
@@ -97,12 +104,13 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     summary = {
         "rows": len(judged.rows),
         "judge_version": version,
-        "judge_names": {**_judge_names(store, round_number), version: WORKFLOW_REWARD if spec is None else spec.name},
+        "judge_names": {**_judge_names(store, round_number), version: name_of(judges)},
         "judge_errors": len(judged.errors),
         **({"own_rewards_replaced": replaced} if replaced else {}),
-        **(spec.state.usage.to_note() if spec and spec.state else {}),
+        **usage_of(judges),
         **reward_figures(project, judged.rows, rows, has_advantage=chosen.advantage is not None),
         **run_metrics(rows, judged.rows),
+        **_taskset_rewards(project, rows, judged.rows),
         "operators": [report.as_dict() for report in judged.operators],
         "operators_version": pipeline.version,
         JUDGE_CODES: {**judge_codes(store, round_number), version: keep_user_code(project, *_named_by(other))},
@@ -198,11 +206,28 @@ def _means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(numbers) / len(numbers) for name, numbers in sorted(found.items())}
 
 
-def _own_rewards(rows: Sequence[RolloutRow]) -> int:
+def _taskset_rewards(
+    project: Project, rows: Sequence[RolloutRow], judged: Sequence[JudgedRow]
+) -> dict[str, dict[str, float]]:
+    """``taskset_rewards``: the mean reward of the runs of each taskset, if several are explored. One order of rows."""
+    if len(project.tasksets) == 1:
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for row, one in zip(rows, judged, strict=True):
+        if row.call.policy == FIRST_POLICY and math.isfinite(one.reward):
+            found.setdefault(row.taskset, {})[row.run_id] = one.reward
+    return {"taskset_rewards": {name: sum(runs.values()) / len(runs) for name, runs in sorted(found.items())}}
+
+
+def _own_rewards(rows: Sequence[RolloutRow], judges: Mapping[str, TasksetJudge]) -> int:
     """Number of runs whose workflow set a reward for the whole run, which a judge's reward replaces.
 
     Runs with rewards for steps do not count: a judge's reward does not replace them.
     """
+    if len(judges) == 1:
+        rows = rows if all(each.spec is not None for each in judges.values()) else []
+    else:
+        rows = [row for row in rows if judges[row.taskset].spec is not None]
     by_steps = {row.run_id for row in rows if row.call.step_reward is not None}
     rewarded = {row.run_id for row in rows if row.run_reward is not None and TRUNCATED_METRIC not in row.call.metrics}
     return len(rewarded - by_steps)

@@ -7,5 +7,5 @@ Read in this order:
 - ``dataset``: ``load_tasks``, rows become a ``TaskDataset``; ``leakage``: evaluation tasks that were trained on.
 - for offline trainings: ``messages`` and ``column_mapping`` (rows become conversations or pairs), ``offline_dataset``
   (``load_conversations``, ``load_pairs``).
-- ``selectors``: choose the tasks of each explore batch.
+- ``selectors``: choose the tasks of each explore batch; ``mixture``: how many each of several tasksets gives.
 """

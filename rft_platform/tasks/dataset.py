@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
+from rft_platform.config.schema.buffer import default_name
 from rft_platform.tasks.readers import NumberedRow
 from rft_platform.tasks.sources import located_rows
 from rft_platform.tasks.task import Task
@@ -74,7 +74,7 @@ def load_tasks(
     """
     numbered = ((number, row) for _, number, row in located_rows(path, split, subset_name))
     report, rows = _collect(path, numbered, prompt_key, response_key)
-    taskset = name or _default_name(path, split)
+    taskset = name or default_name(path, split)
     tasks = tuple(_task(taskset, row, prompt_key, response_key) for row in islice(rows, limit))
     digest = digest_json(
         {"tasks": [task.task_id for task in tasks], "prompt_key": prompt_key, "response_key": response_key}
@@ -160,8 +160,3 @@ def _task(taskset: str, row: dict[str, Any], prompt_key: str | None, response_ke
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
-
-
-def _default_name(path: str, split: str) -> str:
-    local = Path(path)
-    return local.stem if local.suffix else f"{local.name}-{split}"

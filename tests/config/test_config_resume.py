@@ -87,6 +87,8 @@ def test_every_key_that_may_change_is_one() -> None:
     served = {**SERVED, "base_url": None}
     known = build_config(merged(STARTED, {"explorer": {"auxiliary_models": [served]}})).model_dump(mode="json")
     known["explorer"]["auxiliary_models[]"] = known["explorer"]["auxiliary_models"][0]
+    inputs = known["buffer"]["explorer_input"]
+    inputs["tasksets[]"] = inputs["taskset"]  # equal keys
     for key in FREE:
         parent, _, last = key.rpartition(".")
         assert last in (value_at(known, parent) if parent else RftConfig.model_fields), key

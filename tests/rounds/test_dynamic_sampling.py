@@ -14,7 +14,7 @@ from rft_platform.config.load import build_config
 from rft_platform.experience.queries import task_outcomes
 from rft_platform.experience.record import JudgedRow
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.judging.execution.judge_rollouts import judge_runs
+from rft_platform.judging.execution.judge_rollouts import judge_tasksets
 from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.policy import Policy
@@ -186,7 +186,7 @@ def test_a_judge_that_is_out_costs_no_rollouts(
         judged.append(1)
         if len(judged) == 2:
             raise JudgeUnavailableError("the judge is out")
-        return judge_runs(*args, **options)
+        return judge_tasksets(*args, **options)
 
     class Counting:
         """The engine, which counts how often it is asked."""
@@ -198,7 +198,7 @@ def test_a_judge_that_is_out_costs_no_rollouts(
             sampled.append(1)
             return policy_engine.generate(*args, **options)
 
-    monkeypatch.setattr("rft_platform.rounds.selection.task_selection.judge_runs", out)
+    monkeypatch.setattr("rft_platform.rounds.selection.task_selection.judge_tasksets", out)
     with pytest.raises(JudgeUnavailableError):
         explore(interrupted, Counting(), policy, 1)
     assert len(sampled) == 2 and len(interrupted.store.rollout_rows(1)) == 32

@@ -35,7 +35,14 @@ def choose(
     name: str, step: int, size: int = 3, *, keys: Sequence[str] = (), known: Known | None = None, **at: Any
 ) -> Chosen:
     moment = Moment(
-        size, step, at.pop("round", step + 1), at.pop("round_step", 0), at.pop("seed", 0), feature_keys=keys
+        count=size,
+        first=step * size,
+        round_first=at.pop("round_step", 0) * size,
+        step=step,
+        round=at.pop("round", step + 1),
+        seed=at.pop("seed", 0),
+        feature_keys=keys,
+        step_of=lambda position: position // size,
     )
     return select(name, TASKS, moment, known or Known(), at)
 
@@ -88,9 +95,9 @@ def test_random_differs_from_step_to_step() -> None:
 
 def test_nothing_to_select_from() -> None:
     with pytest.raises(ValueError, match="nothing can be selected"):
-        select("shuffle", [], Moment(1, 0, 1, 0, 0), Known())
+        select("shuffle", [], Moment(1, 0, 0, 0, 1, 0), Known())
     with pytest.raises(ValueError, match="nothing can be selected"):
-        select("shuffle", TASKS, Moment(0, 0, 1, 0, 0), Known())
+        select("shuffle", TASKS, Moment(0, 0, 0, 0, 1, 0), Known())
 
 
 def test_easy_to_hard_follows_columns() -> None:

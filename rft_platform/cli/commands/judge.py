@@ -44,13 +44,13 @@ def judge(
         from dataclasses import asdict
 
         from rft_platform.jobs.driver_lock import refuse_second_driver
-        from rft_platform.rounds.setup.taskset_binding import judge_of, other_judge
+        from rft_platform.rounds.setup.taskset_binding import judges_of, other_judge
 
         judge_args = arguments(args)
         if restore:
             _check_kept(project, numbers, restore, judge or args)
         else:
-            judge_of(project, project.taskset, other_judge(judge, judge_args, []))  # fails before a run starts
+            judges_of(project, other_judge(judge, judge_args, []))  # fails before a run starts
         refuse_second_driver(project.home)
         from rft_platform.common.processes.signals import terminable
         from rft_platform.definitions import defs

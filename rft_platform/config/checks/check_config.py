@@ -13,6 +13,7 @@ from rft_platform.config.checks.synchronizer import sync_problems
 from rft_platform.config.checks.texts import name_problems, secret_problems
 from rft_platform.config.offline import offline_kind, offline_problems
 from rft_platform.config.resolve import RunSettings
+from rft_platform.config.schema.buffer import ExplorerInput
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
 from rft_platform.config.schema.rft_config import RftConfig
 
@@ -54,10 +55,10 @@ def check_config(run: RunSettings, *, cpu_count: int, gpu_count: int) -> None:
 
 def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     inputs = config.buffer.explorer_input
-    if config.mode in _EXPLORING and inputs.taskset is None and not config.online:
+    if config.mode in _EXPLORING and not inputs.explored and not config.online:
         yield f"buffer.explorer_input.taskset is not set: mode {config.mode} needs tasks; give it a path"
     explored = config.mode == "train" and preset.trains_on == "rollouts" and offline_kind(config, preset) is None
-    if explored and inputs.taskset is None and not config.online:
+    if explored and not inputs.explored and not config.online:
         yield (
             "buffer.explorer_input.taskset is not set: mode train trains on the rounds of a project that explores "
             "tasks; give it the path of those tasks, or set experience_buffer.storage_type: sql for production traffic"
@@ -67,10 +68,8 @@ def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     names = [taskset.name or f"{taskset.path}:{taskset.split}" for taskset in inputs.eval_tasksets]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"buffer.explorer_input.eval_tasksets: two entries are called {name!r}; give each a unique name"
-    tasksets = {f"buffer.explorer_input.eval_tasksets[{i}]": taskset for i, taskset in enumerate(inputs.eval_tasksets)}
-    if inputs.taskset is not None:
-        tasksets["buffer.explorer_input.taskset"] = inputs.taskset
-    for key, taskset in tasksets.items():
+    yield from _mix_problems(inputs)
+    for key, taskset in inputs.every.items():
         if taskset.format.prompt_key is None and ":" not in taskset.workflow:
             yield (
                 f"{key}.format.prompt_key is null: the workflow {taskset.workflow} reads its question from a "
@@ -88,6 +87,18 @@ def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
             )
     if config.warm_start and config.warm_start.stop_at is not None and not inputs.eval_tasksets:
         yield "warm_start.stop_at is a pass rate on the first of eval_tasksets, and there is none: add one"
+
+
+def _mix_problems(inputs: ExplorerInput) -> Iterator[str]:
+    names = [taskset.known_as for taskset in inputs.explored.values()]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"buffer.explorer_input.tasksets: two entries are called {name!r}; give each a unique name"
+    unweighted = [key for key, taskset in inputs.explored.items() if taskset.weight is None]
+    if 0 < len(unweighted) < len(names):
+        yield (
+            f"{unweighted[0]}.weight is not set, but other tasksets have a weight: set it for all of them or for none "
+            "(default: the number of tasks)"
+        )
 
 
 def _evaluation_problems(config: RftConfig) -> Iterator[str]:
@@ -163,12 +174,15 @@ def _divisor(total: int, near: int) -> int:
 def _sampling_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     if (preset.advantage is None and preset.token_advantage is None) or config.mode == "bench":
         return
-    taskset = config.buffer.explorer_input.taskset
+    explored = config.buffer.explorer_input.explored
     for name, (is_whole, wanted) in _WHOLE_DISTRIBUTION.items():
-        key, value = f"model.{name}", getattr(config.model, name)
-        if taskset is not None and getattr(taskset.rollout_args, name) is not None:
-            key, value = f"buffer.explorer_input.taskset.rollout_args.{name}", getattr(taskset.rollout_args, name)
-        if not is_whole(value):
+        own = {f"{key}.rollout_args.{name}": getattr(each.rollout_args, name) for key, each in explored.items()}
+        values = {key: value for key, value in own.items() if value is not None}
+        if len(values) < len(explored) or not explored:
+            values[f"model.{name}"] = getattr(config.model, name)
+        for key, value in values.items():
+            if is_whole(value):
+                continue
             yield (
                 f"{key} is {value}: {config.algorithm.algorithm_type} needs samples from the distribution that the "
                 f"trainer computes, and this setting changes the engine's distribution; set it to {wanted}"

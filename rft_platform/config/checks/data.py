@@ -43,9 +43,10 @@ def data_problems(run: RunSettings) -> Iterator[str]:
 
 
 def _selector_problems(config: RftConfig) -> Iterator[str]:
-    inputs = config.buffer.explorer_input
-    key = "buffer.explorer_input.taskset.task_selector"
-    if inputs.taskset is not None:
-        chosen = inputs.taskset.task_selector
+    for key, taskset in config.buffer.explorer_input.explored.items():
+        chosen = taskset.task_selector
         if chosen.feature_keys and chosen.selector_type not in ("easy_to_hard", "difficulty_based"):
-            yield f"{key}.feature_keys: {chosen.selector_type} does not use the difficulty of tasks; leave it out"
+            yield (
+                f"{key}.task_selector.feature_keys: {chosen.selector_type} does not use the difficulty of tasks; leave "
+                "it out"
+            )

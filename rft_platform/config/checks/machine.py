@@ -83,9 +83,7 @@ def _folder_problems(key: str, path: str) -> Iterator[str]:
 
 def _data_problems(config: RftConfig) -> Iterator[str]:
     inputs = config.buffer.explorer_input
-    paths = [(f"buffer.explorer_input.eval_tasksets[{i}].path", t.path) for i, t in enumerate(inputs.eval_tasksets)]
-    if inputs.taskset is not None:
-        paths.insert(0, ("buffer.explorer_input.taskset.path", inputs.taskset.path))
+    paths = [(f"{key}.path", taskset.path) for key, taskset in inputs.every.items()]
     if config.warm_start is not None:
         paths.append(("warm_start.path", config.warm_start.path))
     for key, path in paths:

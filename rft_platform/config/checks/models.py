@@ -76,10 +76,11 @@ def policies_problems(run: RunSettings) -> Iterator[str]:
     for key, is_set, instead in _unsupported(run):
         if is_set:
             yield f"{key} cannot be combined with policies: {instead}"
-    taskset = config.buffer.explorer_input.taskset
-    if taskset is not None and ":" not in taskset.workflow:
+    for key, taskset in config.buffer.explorer_input.explored.items():
+        if ":" in taskset.workflow:
+            continue
         yield (
-            f"buffer.explorer_input.taskset.workflow {taskset.workflow} calls only the first policy, so the policies "
+            f"{key}.workflow {taskset.workflow} calls only the first policy, so the policies "
             f"{', '.join(policy.name for policy in config.policies)} would learn nothing: set your own workflow"
         )
 

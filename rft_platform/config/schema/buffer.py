@@ -1,6 +1,7 @@
 """Section ``buffer``: which tasks are explored, how they are judged, and how experiences become batches."""
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AliasChoices,
@@ -11,10 +12,12 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     Tag,
+    model_validator,
 )
 
 from rft_platform.config.schema.section import Section, aliases
 
+INPUT = "buffer.explorer_input"
 _SELECTORS = {"offline_easy2hard": "easy_to_hard"}
 
 
@@ -92,6 +95,12 @@ def _default_judge(written: dict[str, Any]) -> str | None:
     return "exact_match" if has_answers and ":" not in written.get("workflow", "") else None
 
 
+def default_name(path: str, split: str) -> str:
+    """The name of a taskset that has no name: that of its file, or of its folder or dataset with the split."""
+    local = Path(path)
+    return local.stem if local.suffix else f"{local.name}-{split}"
+
+
 class Taskset(Section):
     """A dataset, the workflow that solves its tasks and the judge that rewards the runs."""
 
@@ -135,12 +144,51 @@ class Taskset(Section):
     limit: PositiveInt | None = None
     """Use only the first ``limit`` tasks."""
 
+    @property
+    def known_as(self) -> str:
+        """The name of the taskset in rows, notes and metrics."""
+        return self.name or default_name(self.path, self.split)
+
+
+class ExploredTaskset(Taskset):
+    """A taskset whose tasks are explored."""
+
+    weight: PositiveFloat | None = None
+    """Share of this taskset in the explored tasks, relative to the weights of the other entries of ``tasksets``. Set it
+    for all entries or for none. Default: the number of the taskset's tasks, so that all epochs have the same length."""
+
 
 class ExplorerInput(Section):
     """Tasks for exploration and for evaluation."""
 
-    taskset: Taskset | None = None
+    taskset: ExploredTaskset | None = None
+    """The taskset to explore: ``tasksets`` with one entry."""
+    tasksets: list[ExploredTaskset] = Field(default_factory=list)
+    """Tasksets to explore, mixed by their weights. Each has its own workflow, judge, sampling parameters and order."""
     eval_tasksets: list[Taskset] = Field(default_factory=list)
+    """Held-out tasksets, which are evaluated and not explored."""
+
+    @model_validator(mode="after")
+    def _taskset_or_tasksets(self) -> Self:
+        if self.taskset is not None and self.tasksets:
+            raise ValueError(
+                "buffer.explorer_input.taskset and buffer.explorer_input.tasksets are both set: move the taskset into "
+                "the list"
+            )
+        return self
+
+    @property
+    def explored(self) -> dict[str, ExploredTaskset]:
+        """The tasksets to explore, by their keys."""
+        if self.taskset is not None:
+            return {f"{INPUT}.taskset": self.taskset}
+        return {f"{INPUT}.tasksets[{index}]": taskset for index, taskset in enumerate(self.tasksets)}
+
+    @property
+    def every(self) -> dict[str, Taskset]:
+        """All tasksets, explored and held out, by their keys."""
+        held_out = {f"{INPUT}.eval_tasksets[{index}]": taskset for index, taskset in enumerate(self.eval_tasksets)}
+        return {**self.explored, **held_out}
 
 
 class PriorityArgs(Section):

@@ -1,6 +1,7 @@
 """The whole configuration file as one typed, frozen model."""
 
 import math
+import re
 from copy import deepcopy
 from typing import Annotated, Any, Literal
 
@@ -232,7 +233,7 @@ class RftConfig(Section):
         """Whether the rows come from production traffic (``rft serve``) and not from tasks that the platform runs."""
         buffer = self.buffer
         sql = buffer.trainer_input.experience_buffer.storage_type == "sql"
-        without_tasks = sql and buffer.explorer_input.taskset is None
+        without_tasks = sql and not buffer.explorer_input.explored
         return self.mode == "serve" or (self.mode in ("both", "train") and without_tasks)
 
     @property
@@ -258,7 +259,10 @@ def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
         _section(data, "evaluation").setdefault("every", max(1, math.ceil(batches / interval)))
 
     _same_setting(data, "trainer.grad_clip", "algorithm.optimizer.clip_grad")
-    _same_setting(data, "buffer.explorer_input.taskset.rollout_args.n", "algorithm.repeat_times")
+    explored = _get(data, "buffer.explorer_input.tasksets")
+    count = len(explored) if isinstance(explored, list) else 0
+    for place in ("taskset", *(f"tasksets.{index}" for index in range(count))):
+        _same_setting(data, f"buffer.explorer_input.{place}.rollout_args.n", "algorithm.repeat_times")
     return data
 
 
@@ -273,6 +277,7 @@ def _same_setting(data: dict[str, Any], synonym: str, key: str) -> None:
     if section.get(last) is None:
         section[last] = value
     elif section[last] != value:
+        synonym = re.sub(r"\.(\d+)\b", r"[\1]", synonym)
         raise ValueError(f"{synonym} {value} and {key} {section[last]} are the same setting: give one of them")
 
 
@@ -284,5 +289,8 @@ def _section(data: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _get(data: Any, key: str, default: Any = None) -> Any:
     for name in key.split("."):
-        data = data.get(name) if isinstance(data, dict) else None
+        if isinstance(data, list) and name.isdecimal():
+            data = data[int(name)]
+        else:
+            data = data.get(name) if isinstance(data, dict) else None
     return default if data is None else data

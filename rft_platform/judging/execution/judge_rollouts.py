@@ -8,6 +8,7 @@ from typing import Any
 
 from rft_platform.algorithms.advantages.registry import compute_advantages
 from rft_platform.common.errors import NAMED, StorageError, UserCodeError, UserError
+from rft_platform.common.files import digest_json
 from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.config.home import Home
 from rft_platform.config.schema.buffer import MAX_ABS_REWARD
@@ -41,6 +42,64 @@ class JudgedRollouts:
     def errors(self) -> list[RunJudgement]:
         """The runs on which the judge failed."""
         return [run for run in self.runs if run.error is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class TasksetJudge:
+    """How the runs of a taskset are judged."""
+
+    spec: JudgeSpec | None  # None: the workflow gives the reward
+    max_abs_reward: float | None = MAX_ABS_REWARD
+
+
+def version_of(judges: Mapping[str, TasksetJudge], workflow_version: str) -> str:
+    """The version of the judges of all tasksets; ``workflow_version`` stands for a taskset without a judge."""
+    versions = {name: workflow_version if each.spec is None else each.spec.version for name, each in judges.items()}
+    return next(iter(versions.values())) if len(versions) == 1 else digest_json(versions)[:16]
+
+
+def name_of(judges: Mapping[str, TasksetJudge]) -> str:
+    """The judges' names, with the tasksets' names if there are several tasksets."""
+    names = {name: WORKFLOW_REWARD if each.spec is None else each.spec.name for name, each in judges.items()}
+    if len(names) == 1:
+        return next(iter(names.values()))
+    return ", ".join(f"{taskset}: {judge}" for taskset, judge in names.items())
+
+
+def usage_of(judges: Mapping[str, TasksetJudge]) -> dict[str, int]:
+    """The requests to models that the judges made, with the names that a round's note uses. They share their counts."""
+    states = (each.spec.state for each in judges.values() if each.spec is not None)
+    return next((state.usage.to_note() for state in states if state is not None), {})
+
+
+def judge_tasksets(
+    rows: Sequence[RolloutRow],
+    tasks: Mapping[str, Task],
+    judges: Mapping[str, TasksetJudge],
+    *,
+    needs_reward: bool = True,
+    concurrency: int = 16,
+    auxiliary_models: Mapping[str, Any] | None = None,
+) -> list[RunJudgement]:
+    """Like ``judge_runs``, with a judge for each taskset, by its name. A single judge judges the rows of any taskset.
+
+    Raises StorageError if a row's taskset has no judge.
+    """
+    settings: Any = {"needs_reward": needs_reward, "concurrency": concurrency, "auxiliary_models": auxiliary_models}
+    if len(judges) == 1:
+        (only,) = judges.values()
+        return judge_runs(rows, tasks, only.spec, max_abs_reward=only.max_abs_reward, **settings)
+    by_taskset: dict[str, list[RolloutRow]] = {}
+    for row in rows:
+        by_taskset.setdefault(row.taskset, []).append(row)
+    if unknown := sorted(by_taskset.keys() - judges.keys()):
+        raise StorageError(f"the rows are of taskset {unknown[0]!r}; the configuration has {', '.join(judges)}")
+    found = {
+        run.run_id: run
+        for name, own in by_taskset.items()
+        for run in judge_runs(own, tasks, judges[name].spec, max_abs_reward=judges[name].max_abs_reward, **settings)
+    }
+    return [found[name] for name in dict.fromkeys(row.run_id for row in rows)]
 
 
 def judge_runs(
@@ -106,7 +165,7 @@ def judge_runs(
 def judge_rollouts(
     rows: Sequence[RolloutRow],
     tasks: Mapping[str, Task],
-    judge: JudgeSpec | None,
+    judge: JudgeSpec | Mapping[str, TasksetJudge] | None,
     *,
     advantage_fn: str | None,
     advantage_args: Mapping[str, Any] | None = None,
@@ -120,8 +179,9 @@ def judge_rollouts(
 ) -> JudgedRollouts:
     """Judge every run, apply the operators, and give each row its reward and advantage.
 
-    If several policies took part in the runs, each row gets the reward of the row's policy. Operators and advantages
-    are applied to each policy's rows separately: rows of different policies are never compared.
+    ``judge`` is one judge, for which ``max_abs_reward`` holds, or the judges of several tasksets by name. If several
+    policies took part in the runs, each row gets the reward of the row's policy. Operators and advantages are applied
+    to each policy's rows separately: rows of different policies are never compared.
 
     Rows of runs on which the judge failed have reward NaN and ``dropped_by`` set. These runs, and runs that an operator
     of the ``pipeline`` drops, do not count in the advantages of their group. ``wanted_groups`` is the number of groups
@@ -129,16 +189,11 @@ def judge_rollouts(
     0. ``workflow_version`` is stored as the judge version if there is no judge and the workflow set the rewards. Raises
     the errors of ``judge_runs`` and ``Pipeline.apply``.
     """
-    runs = judge_runs(
-        rows,
-        tasks,
-        judge,
-        needs_reward=needs_reward,
-        max_abs_reward=max_abs_reward,
-        concurrency=concurrency,
-        auxiliary_models=auxiliary_models,
+    judges = judge if isinstance(judge, Mapping) else {"": TasksetJudge(judge, max_abs_reward)}
+    runs = judge_tasksets(
+        rows, tasks, judges, needs_reward=needs_reward, concurrency=concurrency, auxiliary_models=auxiliary_models
     )
-    version = workflow_version if judge is None else judge.version
+    version = version_of(judges, workflow_version)
     learn = _Learning(advantage_fn, advantage_args or {}, pipeline or Pipeline(), wanted_groups, version)
     by_policy: dict[str, list[RolloutRow]] = {} if rows else {FIRST_POLICY: []}
     for row in rows:

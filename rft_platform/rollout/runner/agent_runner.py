@@ -1,9 +1,9 @@
 """Execute agent runs concurrently, with retries, time-outs and straggler handling for each run."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Protocol
 
 from rft_platform.common.threads import DaemonThreads
 from rft_platform.config.rollout_limits import RolloutLimits
@@ -34,6 +34,28 @@ class Executor(Protocol):
         ...
 
 
+class ExecutorOfRun:
+    """The executors of the runs of a batch, by run id: runs with one workflow share an executor."""
+
+    def __init__(self, executors: Mapping[str, AbstractAsyncContextManager[Executor]]) -> None:
+        self._executors = executors
+        self._entered: dict[int, Executor] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "ExecutorOfRun":
+        await self._stack.__aenter__()
+        for executor in {id(executor): executor for executor in self._executors.values()}.values():
+            self._entered[id(executor)] = await self._stack.enter_async_context(executor)
+        return self
+
+    async def __aexit__(self, *failure: Any) -> None:
+        await self._stack.__aexit__(*failure)
+
+    def slot(self, run: Run) -> AbstractAsyncContextManager[Slot]:
+        """A slot of the executor of ``run``."""
+        return self._entered[id(self._executors[run.run_id])].slot()
+
+
 class AgentRunner:
     """Executes the agent runs of one explore batch. A failed run affects no other run; a dead engine ends the batch."""
 
@@ -44,8 +66,9 @@ class AgentRunner:
         seed: int,
         limits: RolloutLimits,
         further: FurtherPolicies = NONE,
+        tally: Tally | None = None,
     ) -> None:
-        self.tally = Tally()
+        self.tally = tally or Tally()
         self._engine = engine
         self._status = status
         self._further = further
@@ -57,7 +80,7 @@ class AgentRunner:
     def execute(
         self,
         runs: Sequence[Run],
-        executor: AbstractAsyncContextManager[Executor],
+        executor: ExecutorOfRun,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, list[RolloutRow]]:
         """Return the rows of every run that succeeded, by run id. Raises EngineError if the engine has died.
@@ -70,7 +93,7 @@ class AgentRunner:
     async def _execute(
         self,
         runs: Sequence[Run],
-        executor: AbstractAsyncContextManager[Executor],
+        executor: ExecutorOfRun,
         on_progress: Callable[[int, int], None] | None,
     ) -> dict[str, list[RolloutRow]]:
         asyncio.get_running_loop().set_default_executor(DaemonThreads("rollout"))
@@ -93,7 +116,7 @@ class AgentRunner:
     async def _passes(
         self,
         runs: Sequence[Run],
-        executor: Executor,
+        executor: ExecutorOfRun,
         grace: asyncio.Timeout,
         done: dict[str, list[RolloutRow]],
         on_progress: Callable[[int, int], None] | None,
@@ -124,11 +147,11 @@ class AgentRunner:
                     if run.run_id not in done:
                         group.create_task(run_once(run, number * (limits.max_retries + 1)))
 
-    async def _run(self, run: Run, executor: Executor, first_attempt: int) -> list[RolloutRow] | None:
+    async def _run(self, run: Run, executor: ExecutorOfRun, first_attempt: int) -> list[RolloutRow] | None:
         """Return the rows of a run, or ``None`` if all its attempts failed."""
         for attempt in range(first_attempt, first_attempt + self._limits.max_retries + 1):
             self.tally.retried += attempt > 0
-            async with executor.slot() as slot:
+            async with executor.slot(run) as slot:
                 rows = await self._attempt(run, slot, attempt)
             if rows is not None:
                 return rows

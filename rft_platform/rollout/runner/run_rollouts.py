@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from time import perf_counter, process_time
@@ -16,9 +17,18 @@ from rft_platform.rollout.recording.policy_routes import FurtherPolicies
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, Tally, error_text, row_counts
 from rft_platform.rollout.runner.single_turn import run_single_turn
 from rft_platform.rollout.runs.attempt import RemoteFailure
-from rft_platform.rollout.runs.run import ExploreBatch
+from rft_platform.rollout.runs.run import ExploreBatch, Run
 from rft_platform.rollout.workflow import SingleTurnWorkflow, WorkerWorkflow, Workflow
 from rft_platform.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class HowToRun:
+    """How the tasks of a taskset are run."""
+
+    workflow: Workflow
+    sampling: SamplingParams
+
 
 Progress = Callable[[int, int], None]  # called with the number of runs done and the number of all runs
 
@@ -28,12 +38,12 @@ _DEFAULT_LIMITS = RolloutLimits()
 def run_rollouts(
     engine: PolicyEngine,
     tasks: Sequence[Task],
-    workflow: Workflow,
+    workflow: Workflow | Mapping[str, HowToRun],
     *,
     round: int,
     batch: int,
     repeat_times: int,
-    sampling: SamplingParams,
+    sampling: SamplingParams | None = None,
     seed: int = 0,
     limits: RolloutLimits = _DEFAULT_LIMITS,
     auxiliary_models: Mapping[str, Any] | None = None,
@@ -45,8 +55,9 @@ def run_rollouts(
     Rows are in task order; ids and seeds depend on the arguments alone.
 
     Args:
+        workflow: one for all tasks, or, by the names of tasksets, a workflow and sampling parameters for each.
         sampling: how to sample; a call keeps the temperature, top_p, ... that it sets itself. The runner sets ``n`` and
-            ``seed``.
+            ``seed``. None if ``workflow`` has the sampling parameters of each taskset.
         policies: engines of further trainable policies, by the names that calls give as their model. A call with any
             other name goes to the policy of ``engine``.
 
@@ -56,9 +67,15 @@ def run_rollouts(
     """
     started, cpu = perf_counter(), process_time()
     status = engine.status()
-    explored = ExploreBatch(round, batch, tasks, repeat_times, sampling, seed)
-    further = FurtherPolicies.of(policies)
-    rows, tally = _run_all(engine, status, workflow, explored, limits, auxiliary_models, further, on_progress)
+    explored = ExploreBatch(round, batch, tasks, repeat_times, seed)
+    if isinstance(workflow, Mapping):
+        parts = [(workflow[name], part) for name, part in explored.parts().items()]
+    else:
+        assert sampling is not None, "a workflow for all tasks needs sampling parameters"
+        parts = [(HowToRun(workflow, sampling), explored)]
+    rows, tally = _Running(engine, status, explored, limits, auxiliary_models, FurtherPolicies.of(policies)).run(
+        parts, on_progress
+    )
     if tasks and not rows:
         raise _all_failed(explored, tally)
     kept = groups_to_train(rows, repeat_times, limits.group_policy)
@@ -98,39 +115,68 @@ def _run_counts(
     }
 
 
-def _run_all(
-    engine: PolicyEngine,
-    status: EngineStatus,
-    workflow: Workflow,
-    batch: ExploreBatch,
-    limits: RolloutLimits,
-    auxiliary_models: Mapping[str, Any] | None,
-    further: FurtherPolicies,
-    on_progress: Progress | None,
-) -> tuple[list[RolloutRow], Tally]:
-    """Return the rows of all runs that succeeded, in run order, and the failures of the others."""
-    if isinstance(workflow, SingleTurnWorkflow):
-        tally, requested = Tally(), len(batch.tasks) * batch.repeat_times
-        sampled, too_long = run_single_turn(engine, status, workflow, batch, limits.max_prompt_tokens)
-        for run in too_long:
-            reason = f"the prompt has more than {limits.max_prompt_tokens} tokens (model.max_prompt_tokens)"
-            tally.add_failure(run, 0, UserCodeError(reason))
-        rows = _storable(sampled, batch, tally)
-        if on_progress is not None:
-            on_progress(requested, requested)
-        return rows, tally
-    from rft_platform.rollout.runner.agent_runner import AgentRunner
-    from rft_platform.rollout.runner.inprocess_executor import InProcessExecutor  # imports openai
-    from rft_platform.rollout.workers.worker_executor import WorkerExecutor
+@dataclass(slots=True)
+class _Running:
+    """Runs the parts of an explore batch."""
 
-    runner, runs = AgentRunner(engine, status, batch.seed, limits, further), batch.runs()
-    executor: Any
-    if isinstance(workflow, WorkerWorkflow):
-        executor = WorkerExecutor(engine, status, workflow, batch.sampling, limits, auxiliary_models, further)
-    else:
-        executor = InProcessExecutor(engine, status, workflow, batch.sampling, limits, auxiliary_models, further)
-    done = runner.execute(runs, executor, on_progress)
-    return [row for run in runs for row in done.get(run.run_id, [])], runner.tally
+    engine: PolicyEngine
+    status: EngineStatus
+    batch: ExploreBatch
+    limits: RolloutLimits
+    auxiliary_models: Mapping[str, Any] | None
+    further: FurtherPolicies
+    tally: Tally = field(default_factory=Tally)
+
+    def run(
+        self, parts: Sequence[tuple[HowToRun, ExploreBatch]], on_progress: Progress | None
+    ) -> tuple[list[RolloutRow], Tally]:
+        """Return the rows of all runs that succeeded, in run order, and the failures of the others.
+
+        The single-turn parts run first, one engine call for each. The runs of all other parts run side by side.
+        """
+        runs, done = self.batch.runs(), dict[str, list[RolloutRow]]()
+        agents: dict[str, HowToRun] = {}
+        for how, part in parts:
+            if not isinstance(how.workflow, SingleTurnWorkflow):
+                agents |= {run.run_id: how for run in part.runs()}
+                continue
+            for row in self._single_turn(how, part, how.workflow):
+                done.setdefault(row.run_id, []).append(row)
+        if on_progress is not None and len(agents) < len(runs):
+            on_progress(len(runs) - len(agents), len(runs))
+        if agents:
+            done |= self._agents([run for run in runs if run.run_id in agents], agents, len(runs), on_progress)
+        return [row for run in runs for row in done.get(run.run_id, [])], self.tally
+
+    def _single_turn(self, how: HowToRun, part: ExploreBatch, workflow: SingleTurnWorkflow) -> list[RolloutRow]:
+        limit = self.limits.max_prompt_tokens
+        sampled, too_long = run_single_turn(self.engine, self.status, workflow, part, how.sampling, limit)
+        for run in too_long:
+            reason = f"the prompt has more than {limit} tokens (model.max_prompt_tokens)"
+            self.tally.add_failure(run, 0, UserCodeError(reason))
+        return _storable(sampled, part, self.tally)
+
+    def _agents(
+        self, runs: Sequence[Run], how_of: Mapping[str, HowToRun], total: int, on_progress: Progress | None
+    ) -> dict[str, list[RolloutRow]]:
+        """The rows of every agent run that succeeded, by run id. ``total`` is the number of all runs of the batch."""
+        from rft_platform.rollout.runner.agent_runner import AgentRunner, ExecutorOfRun
+
+        before = total - len(runs)
+        executors = {id(how): self._executor(how) for how in how_of.values()}
+        executor = ExecutorOfRun({run_id: executors[id(how)] for run_id, how in how_of.items()})
+        runner = AgentRunner(self.engine, self.status, self.batch.seed, self.limits, self.further, self.tally)
+        report = on_progress and (lambda done, _: on_progress(before + done, total))
+        return runner.execute(runs, executor, report)
+
+    def _executor(self, how: HowToRun) -> Any:
+        from rft_platform.rollout.runner.inprocess_executor import InProcessExecutor  # imports openai
+        from rft_platform.rollout.workers.worker_executor import WorkerExecutor
+
+        kind: Any = WorkerExecutor if isinstance(how.workflow, WorkerWorkflow) else InProcessExecutor
+        return kind(
+            self.engine, self.status, how.workflow, how.sampling, self.limits, self.auxiliary_models, self.further
+        )
 
 
 def _storable(rows: list[RolloutRow], batch: ExploreBatch, tally: Tally) -> list[RolloutRow]:

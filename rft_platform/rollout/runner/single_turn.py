@@ -5,7 +5,7 @@ from time import perf_counter, time
 from typing import Any
 
 from rft_platform.experience.record import ModelCall, RolloutRow
-from rft_platform.inference.interface import EngineStatus, PolicyEngine
+from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.rollout.recording.run_ids import derive_seed
 from rft_platform.rollout.runs.run import ExploreBatch, Run, row_of_call
 from rft_platform.rollout.workflow import SingleTurnWorkflow
@@ -29,6 +29,7 @@ def run_single_turn(
     status: EngineStatus,
     workflow: SingleTurnWorkflow,
     batch: ExploreBatch,
+    sampling: SamplingParams,
     max_prompt_tokens: int | None = None,
 ) -> tuple[list[RolloutRow], list[Run]]:
     """Return one row for each answer that the engine did not abort, and the runs whose prompt is too long.
@@ -39,12 +40,18 @@ def run_single_turn(
     conversations = [workflow.messages(task) for task in batch.tasks]
     rendered = engine.render(conversations)
     fits = [max_prompt_tokens is None or len(prompt) <= max_prompt_tokens for prompt in rendered]
-    too_long = [run for run in batch.runs() if not fits[run.index]]
+    fitting_runs = [fitting for fitting in fits for _ in range(batch.repeat_times)]
+    too_long = [run for run, fitting in zip(batch.runs(), fitting_runs, strict=True) if not fitting]
     if not any(fits):
         return [], too_long
     prompts = [prompt for prompt, fitting in zip(rendered, fits, strict=True) if fitting]
     conversations = [messages for messages, fitting in zip(conversations, fits, strict=True) if fitting]
-    sampling = replace(batch.sampling, n=batch.repeat_times, seed=derive_seed(batch.seed, batch.round, batch.number))
+    sampling = replace(
+        sampling,
+        n=batch.repeat_times,
+        seed=derive_seed(batch.seed, batch.round, batch.number),
+        first_prompt=batch.first_prompt,
+    )
     created_at, started = time(), perf_counter()
     generations = engine.generate(prompts, sampling)
     duration_s = perf_counter() - started
@@ -54,7 +61,7 @@ def run_single_turn(
         for completion in generation.completions
     ]
     texts = engine.decode([completion.token_ids for _, _, completion in sampled])
-    runs, rows = [run for run in batch.runs() if fits[run.index]], []
+    runs, rows = [run for run, fitting in zip(batch.runs(), fitting_runs, strict=True) if fitting], []
     for run, (messages, generation, completion), text in zip(runs, sampled, texts, strict=True):
         if completion.finish_reason == "abort":
             continue

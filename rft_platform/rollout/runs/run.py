@@ -18,7 +18,7 @@ from rft_platform.experience.record import (
     valid_text,
 )
 from rft_platform.experience.responses import encode_response
-from rft_platform.inference.interface import EngineStatus, SamplingParams
+from rft_platform.inference.interface import EngineStatus
 from rft_platform.rollout.recording.run_ids import derive_seed, group_id, record_key, run_id
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
@@ -56,22 +56,34 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ExploreBatch:
-    """What to roll out: ``repeat_times`` runs of every task."""
+    """What to roll out: ``repeat_times`` runs of every task. A part of a batch has the tasks at some ``places``."""
 
     round: int
     number: int  # number of the batch within its round, from 0
     tasks: Sequence[Task]
     repeat_times: int
-    sampling: SamplingParams
     seed: int
+    places: Sequence[int] = ()  # positions of the tasks in the whole batch; empty: this is the whole batch
+    first_prompt: int = 0  # tasks in the parts before this part
 
     def runs(self) -> list[Run]:
         """Return all runs; the runs of a task are adjacent."""
         return [
             Run(self.round, self.number, index, repeat, task)
-            for index, task in enumerate(self.tasks)
+            for index, task in zip(self.places or range(len(self.tasks)), self.tasks, strict=True)
             for repeat in range(self.repeat_times)
         ]
+
+    def parts(self) -> dict[str, "ExploreBatch"]:
+        """The part of each taskset, by name; together they have the runs of this batch, with the same ids and seeds."""
+        places: dict[str, list[int]] = {}
+        for place, task in enumerate(self.tasks):
+            places.setdefault(task.taskset, []).append(place)
+        found, first = {}, 0
+        for name, own in places.items():
+            found[name] = replace(self, tasks=[self.tasks[place] for place in own], places=own, first_prompt=first)
+            first += len(own)
+        return found
 
 
 def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, list[ModelCall]]:

@@ -1,16 +1,17 @@
 """An opened project: its folder, configuration, store and tasks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.files import digest_json
 from rft_platform.common.policy_names import stored_name
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
 from rft_platform.config.resolve import Batches, PolicySettings, RunLength, RunSettings, policies_of, resolve
-from rft_platform.config.schema.buffer import Taskset
+from rft_platform.config.schema.buffer import ExploredTaskset, Taskset
 from rft_platform.config.schema.rft_config import Mode, RftConfig
 from rft_platform.experience.store import ExperienceStore
 
@@ -64,22 +65,36 @@ class Project:
         """Name of the registered model."""
         return self.config.registry.model_name or f"{self.config.project}-{self.config.name}"
 
-    @property
-    def taskset(self) -> Taskset:
-        """The taskset to explore; an empty one for an online project without tasks. Raises UserError if none is set."""
-        taskset = self.config.buffer.explorer_input.taskset
-        if taskset is None and self.config.online:
-            return Taskset(path="", name="online", judge=None)  # production traffic; feedback gives the rewards
-        if taskset is None:
+    @cached_property
+    def tasksets(self) -> dict[str, ExploredTaskset]:
+        """The tasksets to explore, by name; an empty one for an online project without tasks.
+
+        Raises UserError if none is set.
+        """
+        explored = list(self.config.buffer.explorer_input.explored.values())
+        if not explored and self.config.online:  # production traffic; feedback gives the rewards
+            explored = [ExploredTaskset(path="", name="online", judge=None)]
+        if not explored:
             raise UserError("buffer.explorer_input.taskset is not set: name the dataset to explore")
-        return taskset
+        return {taskset.known_as: taskset for taskset in explored}
+
+    @cached_property
+    def datasets(self) -> dict[str, "TaskDataset"]:
+        """The tasks of each taskset to explore, by name; none in an online project."""
+        if self.config.online:
+            return dict.fromkeys(self.tasksets, _no_tasks())
+        loaded = {name: load_taskset(taskset) for name, taskset in self.tasksets.items()}
+        return loaded if len(loaded) == 1 else _with_unique_tasks(loaded)
 
     @cached_property
     def tasks(self) -> "TaskDataset":
-        """The tasks to explore; none in an online project."""
-        if self.config.online:
-            return _no_tasks()
-        return load_taskset(self.taskset)
+        """The tasks of all tasksets to explore."""
+        first, *others = self.datasets.values()
+        if not others:
+            return first
+        every = [first, *others]
+        tasks = tuple(task for dataset in every for task in dataset.tasks)
+        return replace(first, tasks=tasks, digest=digest_json([dataset.digest for dataset in every]))
 
     @cached_property
     def eval_tasks(self) -> list[tuple[Taskset, "TaskDataset"]]:
@@ -114,6 +129,20 @@ class Project:
         return 1 if self.settings.offline is not None else self.length.rounds
 
 
+def _with_unique_tasks(datasets: dict[str, "TaskDataset"]) -> dict[str, "TaskDataset"]:
+    """Give a task that is also in an earlier taskset another id: each taskset has its own workflow and judge."""
+    seen: set[str] = set()
+    found = {}
+    for name, dataset in datasets.items():
+        tasks = [
+            replace(task, task_id=digest_json([task.task_id, name])[:16]) if task.task_id in seen else task
+            for task in dataset.tasks
+        ]
+        seen |= {task.task_id for task in tasks}
+        found[name] = replace(dataset, tasks=tuple(tasks))
+    return found
+
+
 def _no_tasks() -> "TaskDataset":
     from rft_platform.tasks.dataset import DatasetReport, TaskDataset
 
@@ -127,7 +156,8 @@ def _load_config_once(home: Home, _changed_ns: int) -> RftConfig:
 
 def load_taskset(taskset: Taskset) -> "TaskDataset":
     """Read the dataset of a taskset; an unchanged dataset is read once per process."""
-    return _load_once(taskset.model_dump_json(), stamps(Path(taskset.path)))
+    wanted = taskset.model_dump_json(include={"path", "name", "split", "subset_name", "format", "limit"})
+    return _load_once(wanted, stamps(Path(taskset.path)))
 
 
 @lru_cache(maxsize=16)

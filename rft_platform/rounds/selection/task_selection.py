@@ -6,26 +6,32 @@ enough groups carry a signal (DAPO, arXiv 2503.14476).
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.execution.columns import experiences_of
 from rft_platform.judging.execution.experience_pipeline import Pipeline
-from rft_platform.judging.execution.judge_rollouts import judge_runs
+from rft_platform.judging.execution.judge_rollouts import judge_tasksets, usage_of
 from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
 from rft_platform.rounds.project.notes import SNAPSHOT
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.algorithm import pipeline_of
-from rft_platform.rounds.setup.side_engines import auxiliaries_for_judge
-from rft_platform.rounds.setup.taskset_binding import judge_of
+from rft_platform.rounds.setup.side_engines import auxiliaries_for_judges
+from rft_platform.rounds.setup.taskset_binding import judges_of
+from rft_platform.tasks.mixture import Mixture
 from rft_platform.tasks.selectors.pass_history import Outcomes
 from rft_platform.tasks.selectors.selector_registry import Moment, find_selector, select
 from rft_platform.tasks.task import Task
 
+if TYPE_CHECKING:
+    from rft_platform.tasks.dataset import TaskDataset
+
+_SEED_OF_NEXT = 1_000_003  # distance of the seeds of two tasksets: equally large ones have different orders
+
 
 class TaskSelection:
-    """The task batches of one round.
+    """The task batches of one round. With several tasksets, a batch has tasks of each, in proportion to the weights.
 
     The batches depend on the seed, the earlier rounds, and the round of the exploring policy. A repeated round takes
     the same tasks, even if more has been stored since.
@@ -34,37 +40,82 @@ class TaskSelection:
     def __init__(self, project: Project, round_number: int, policy_round: int) -> None:
         self._project, self._round = project, round_number
         self._first = batches_before(project, round_number)
-        self._history = _StoredHistory(project, round_number, self._first, policy_round)
+        self._mixture = mixture_of(project)
+        self._history = {
+            name: _StoredHistory(project, dataset, round_number, self._first, policy_round)
+            for name, dataset in project.datasets.items()
+        }
         self._taken: list[list[str]] = []
         self._statistics: list[dict[str, float]] = []
 
     def next(self) -> list[Task]:
         """The next batch of tasks."""
-        config, tasks, chooser = self._project.config, self._project.tasks.tasks, self._project.taskset.task_selector
+        size, step = self._project.batches.batch_size, self._first + len(self._taken)
+        entries = self._mixture.entries(step * size, size)
+        statistics: dict[str, float] = {}
+        chosen = {
+            entry: iter(self._choose(entry, name, entries.count(entry), statistics))
+            for entry, name in enumerate(self._project.tasksets)
+            if entry in entries
+        }
+        tasks = [next(chosen[entry]) for entry in entries]
+        self._taken.append([task.task_id for task in tasks])
+        self._statistics.append(statistics)
+        return tasks
+
+    def _choose(self, entry: int, name: str, count: int, statistics: dict[str, float]) -> list[Task]:
+        """The next ``count`` tasks of a taskset; adds the selector's statistics to ``statistics``."""
+        project, size = self._project, self._project.batches.batch_size
+        tasks, chooser = project.datasets[name].tasks, project.tasksets[name].task_selector
+        first = self._mixture.taken(entry, (self._first + len(self._taken)) * size)
+        seed = project.config.seed if chooser.seed is None else chooser.seed
         moment = Moment(
-            batch_size=self._project.batches.batch_size,
+            count=count,
+            first=first,
+            round_first=first - self._mixture.taken(entry, self._first * size),
             step=self._first + len(self._taken),
             round=self._round,
-            round_step=len(self._taken),
-            seed=config.seed if chooser.seed is None else chooser.seed,
+            seed=seed + entry * _SEED_OF_NEXT,
             feature_keys=tuple(chooser.feature_keys),
+            step_of=lambda position: self._mixture.position(entry, position) // size,
         )
-        chosen = select(chooser.selector_type, tasks, moment, self._history, chooser.args)
-        self._taken.append([tasks[index].task_id for index in chosen.indices])
-        self._statistics.append(dict(chosen.statistics))
+        chosen = select(chooser.selector_type, tasks, moment, self._history[name], chooser.args)
+        suffix = "" if len(project.tasksets) == 1 else f"/{name}"
+        statistics.update({f"{key}{suffix}": value for key, value in chosen.statistics.items()})
         return [tasks[index] for index in chosen.indices]
 
     def as_dict(self) -> dict[str, Any]:
-        """For the note: selector, number of batches in earlier rounds and in this one, tasks per batch, statistics."""
+        """For the note: selectors, numbers of batches in earlier rounds and in this one, tasks per batch, statistics.
+
+        ``tasksets`` has for each taskset the tasks that it gave in this round and its epochs up to the round's end.
+        """
         names = dict.fromkeys(name for found in self._statistics for name in found)
-        means = {name: sum(s[name] for s in self._statistics) / len(self._statistics) for name in names}
+        values = {name: [found[name] for found in self._statistics if name in found] for name in names}
+        selectors = [taskset.task_selector.selector_type for taskset in self._project.tasksets.values()]
         return {
-            "selector": self._project.taskset.task_selector.selector_type,
+            "selector": ", ".join(dict.fromkeys(selectors)),
             "first_batch": self._first,
             "batches": len(self._taken),
-            "statistics": means,
+            "statistics": {name: sum(found) / len(found) for name, found in values.items()},
             "tasks": self._taken,
+            "tasksets": {name: self._progress(entry, name) for entry, name in enumerate(self._project.tasksets)},
         }
+
+    def _progress(self, entry: int, name: str) -> dict[str, float]:
+        size = self._project.batches.batch_size
+        before, after = (
+            self._mixture.taken(entry, batches * size) for batches in (self._first, self._first + len(self._taken))
+        )
+        return {"tasks": after - before, "epochs": after / len(self._project.datasets[name].tasks)}
+
+
+def mixture_of(project: Project) -> Mixture:
+    """How the explored tasksets are mixed: by their weights, or by their numbers of tasks if no weights are set."""
+    weights = [
+        len(project.datasets[name].tasks) if taskset.weight is None else taskset.weight
+        for name, taskset in project.tasksets.items()
+    ]
+    return Mixture.of(weights)
 
 
 def batches_before(project: Project, round_number: int) -> int:
@@ -82,10 +133,11 @@ def batches_before(project: Project, round_number: int) -> int:
 
 def check_selector(project: Project) -> None:
     """Raise UserError if the selector does not exist, or if its options or columns do not fit the tasks."""
-    chooser, tasks = project.taskset.task_selector, project.tasks.tasks
-    find_selector(chooser.selector_type, chooser.args)
-    moment = Moment(1, 0, 1, 0, 0, tuple(chooser.feature_keys))
-    select(chooser.selector_type, tasks, moment, _NoHistory(), chooser.args)
+    for name, taskset in project.tasksets.items():
+        chooser = taskset.task_selector
+        find_selector(chooser.selector_type, chooser.args)
+        moment = Moment(1, 0, 0, 0, 1, 0, tuple(chooser.feature_keys))
+        select(chooser.selector_type, project.datasets[name].tasks, moment, _NoHistory(), chooser.args)
 
 
 class _NoHistory:
@@ -97,9 +149,12 @@ class _NoHistory:
 
 
 class _StoredHistory:
-    """The stored outcomes of the rounds up to the round of the policy that explored at a step."""
+    """The stored outcomes of a taskset in the rounds up to the round of the policy that explored at a step."""
 
-    def __init__(self, project: Project, round_number: int, first: int, policy_round: int) -> None:
+    def __init__(
+        self, project: Project, dataset: "TaskDataset", round_number: int, first: int, policy_round: int
+    ) -> None:
+        self._dataset = dataset
         self._project, self._round, self._first, self._policy_round = project, round_number, first, policy_round
         self._cached_outcomes = lru_cache(maxsize=None)(self._read_outcomes)
 
@@ -121,7 +176,7 @@ class _StoredHistory:
 
         rounds = [number for number in self._project.store.rounds() if 1 <= number <= newest]
         found = task_outcomes(self._project.store, rounds, pass_reward)
-        return Outcomes.of([task.task_id for task in self._project.tasks.tasks], found)
+        return Outcomes.of([task.task_id for task in self._dataset.tasks], found)
 
 
 def _explored_with(store: ExperienceStore, round_number: int) -> int:
@@ -141,7 +196,7 @@ class SignalCount:
         whole = pipeline_of(project.settings)
         self.max_batches = project.batches.max_batches
         self._project = project
-        self._judge = judge_of(project, project.taskset) if self.max_batches > 1 else None
+        self._judges = judges_of(project) if self.max_batches > 1 else {}
         self._pipeline = Pipeline.of([entry for entry in whole.operators if entry.name != SURPLUS_GROUPS])
         self._wanted = self._found = self._sampled = 0
 
@@ -157,16 +212,10 @@ class SignalCount:
         self._sampled += len({row.group_id for row in rows})
         if self.max_batches == 1:
             return True
-        judge, tasks = self._judge, {task.task_id: task for task in self._project.tasks.tasks}
         needs_reward = self._project.settings.algorithm.needs_reward
-        with auxiliaries_for_judge(self._project, judge if judge and judge.asks_models else None) as auxiliaries:
-            runs = judge_runs(
-                rows,
-                tasks,
-                judge,
-                needs_reward=needs_reward,
-                max_abs_reward=self._project.taskset.max_abs_reward,
-                auxiliary_models=auxiliaries,
+        with auxiliaries_for_judges(self._project, self._judges) as auxiliaries:
+            runs = judge_tasksets(
+                rows, self._project.tasks.by_id(), self._judges, needs_reward=needs_reward, auxiliary_models=auxiliaries
             )
         sound = {run.run_id: run for run in runs if run.error is None}
         judged = [row for row in rows if row.run_id in sound]
@@ -178,5 +227,4 @@ class SignalCount:
         if self.max_batches == 1:
             return {}
         found = {"groups_wanted": self._wanted, "groups_sampled": self._sampled, "groups_with_signal": self._found}
-        spent = self._judge.state.usage.to_note() if self._judge and self._judge.state else {}
-        return {**found, "groups_surplus": max(0, self._found - self._wanted), **spent}
+        return {**found, "groups_surplus": max(0, self._found - self._wanted), **usage_of(self._judges)}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.judging.execution.judge_rollouts import TasksetJudge
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
 from rft_platform.rollout.workflows.chat_models import framework_models
 from rft_platform.rounds.project.policy import Policy, deploy
@@ -51,9 +52,9 @@ def serving_auxiliaries(project: Project) -> Iterator[dict[str, AuxiliaryModel]]
 
 
 @contextmanager
-def auxiliaries_for_judge(project: Project, judge: object | None) -> Iterator[dict[str, Any]]:
-    """Yield the auxiliary models in the form that a judge function receives; none is started if ``judge`` is None."""
-    if judge is None:
+def auxiliaries_for_judges(project: Project, judges: Mapping[str, TasksetJudge]) -> Iterator[dict[str, Any]]:
+    """Yield the auxiliary models in the form that a judge function receives; none is started if no judge asks one."""
+    if not any(each.spec is not None and each.spec.asks_models for each in judges.values()):
         yield {}
         return
     with serving_auxiliaries(project) as models:

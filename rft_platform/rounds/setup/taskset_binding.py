@@ -11,9 +11,11 @@ from rft_platform.common.files import digest_json
 from rft_platform.config.schema.buffer import Taskset, WeightedJudge
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.judging.execution.compose import JudgeSpec, build_judge
+from rft_platform.judging.execution.judge_rollouts import TasksetJudge
 from rft_platform.judging.judge_context import JudgeState
 from rft_platform.judging.model_endpoint import EndpointSettings
 from rft_platform.rollout.class_style import FormatArgs
+from rft_platform.rollout.runner.run_rollouts import HowToRun
 from rft_platform.rollout.workers.import_check import check_importable
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.rounds.project.project import Project
@@ -38,6 +40,14 @@ def workflow_of(project: Project, taskset: Taskset) -> Workflow:
         workers.count,
         project.home.logs,
     )
+
+
+def how_to_run(project: Project) -> dict[str, HowToRun]:
+    """How the tasks of each explored taskset are run, by the tasksets' names."""
+    return {
+        name: HowToRun(workflow_of(project, taskset), sampling_of(project, taskset))
+        for name, taskset in project.tasksets.items()
+    }
 
 
 def check_workflow(project: Project, taskset: Taskset) -> None:
@@ -98,15 +108,32 @@ def judge_spec(
     )
 
 
-def judge_of(project: Project, taskset: Taskset, other: OtherJudge | None = None) -> JudgeSpec | None:
-    """``judge_spec`` for use in a project: with its auxiliary models, its stored judge answers and its time-out."""
+def judges_of(project: Project, other: OtherJudge | None = None) -> dict[str, TasksetJudge]:
+    """The judges of the explored tasksets, by the tasksets' names; ``other`` replaces all of them."""
+    state = _judge_state(project)
+    return {
+        name: TasksetJudge(judge_of(project, taskset, other, state), taskset.max_abs_reward)
+        for name, taskset in project.tasksets.items()
+    }
+
+
+def _judge_state(project: Project) -> JudgeState:
+    return JudgeState.of(project.home, f"{project.config.project}/{project.config.name}")
+
+
+def judge_of(
+    project: Project, taskset: Taskset, other: OtherJudge | None = None, state: JudgeState | None = None
+) -> JudgeSpec | None:
+    """``judge_spec`` for use in a project: with its auxiliary models, its stored judge answers and its time-out.
+
+    ``state`` is shared by several judges of one judging; None: this judge gets a new one.
+    """
     config = project.config
     models = {entry.known_as: entry.identity() for entry in config.explorer.auxiliary_models}
     spec = judge_spec(taskset, other, models)
     if spec is None:
         return None
-    state = JudgeState.of(project.home, f"{config.project}/{config.name}")
-    return replace(spec, timeout_s=taskset.judge_timeout_s, state=state)
+    return replace(spec, timeout_s=taskset.judge_timeout_s, state=state or _judge_state(project))
 
 
 def check_judge(project: Project, taskset: Taskset) -> None:

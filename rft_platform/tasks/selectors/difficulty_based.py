@@ -51,8 +51,8 @@ def difficulty_based(
     near_T = near(alpha_T, beta_T, target, width)
     cost_T = np.abs(generator.beta(alpha_T, beta_T) - target) if how == "thompson" else -near_T
     ranked = np.lexsort((tie_T, cost_T))
-    start = moment.round_step * moment.batch_size
-    chosen = ranked[np.arange(start, start + moment.batch_size) % len(tasks)]
+    start = moment.round_first
+    chosen = ranked[np.arange(start, start + moment.count) % len(tasks)]
     tried_T = passes_T + failures_T > 0
     return Chosen(
         chosen.tolist(),

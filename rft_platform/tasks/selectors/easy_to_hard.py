@@ -27,8 +27,8 @@ def easy_to_hard(
         raise UserError("task selector 'easy_to_hard': descending needs feature_keys, and none is set")
 
     def measured(epoch: int) -> Sequence[int]:
-        first = epoch * len(tasks) // moment.batch_size  # the batch in which the epoch begins
-        passes, failures = history.outcomes(first, pass_reward).totals(len(tasks))
+        begin = moment.step_of(epoch * len(tasks))
+        passes, failures = history.outcomes(begin, pass_reward).totals(len(tasks))
         order: list[int] = np.argsort(-(passes + 1) / (passes + failures + 2), kind="stable").tolist()
         return order
 

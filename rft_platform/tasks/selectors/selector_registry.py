@@ -11,14 +11,19 @@ from rft_platform.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Which batch of tasks is chosen, and everything else that the choice may depend on."""
+    """The tasks to choose from a taskset, and everything else that the choice may depend on.
 
-    batch_size: int
-    step: int  # batches of tasks that the project took before
+    ``step`` counts batches of tasks. With several tasksets, a batch has tasks of each.
+    """
+
+    count: int  # tasks to choose
+    first: int  # tasks of the taskset that the project took before
+    round_first: int  # tasks of the taskset that the round took before
+    step: int  # batches that the project took before
     round: int
-    round_step: int  # batches of tasks that the round took before
     seed: int
     feature_keys: Sequence[str] = ()  # columns of the tasks with their difficulty
+    step_of: Callable[[int], int] = field(default=lambda position: 0)  # the step that took a position of the taskset
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,8 @@ def select(
     name: str, tasks: Sequence[Task], moment: Moment, history: History, args: Mapping[str, Any] | None = None
 ) -> Chosen:
     """The tasks of one batch. Raises ValueError if nothing can be chosen, and UserError as ``find_selector``."""
-    if not tasks or moment.batch_size < 1 or moment.step < 0:
+    if not tasks or moment.count < 1 or moment.first < 0:
         raise ValueError(
-            f"select: {len(tasks)} tasks, batch_size {moment.batch_size}, step {moment.step}: nothing can be selected"
+            f"select: {len(tasks)} tasks, count {moment.count}, first {moment.first}: nothing can be selected"
         )
     return find_selector(name, args or {})(tasks, moment, history, **(args or {}))

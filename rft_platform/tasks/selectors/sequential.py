@@ -28,6 +28,6 @@ def shuffle(tasks: Sequence[Task], moment: Moment, history: History) -> Chosen:
 
 def in_epochs(count: int, moment: Moment, order_of: Callable[[int], Sequence[int]]) -> Chosen:
     """The batch of ``moment`` in a stream of epochs; ``order_of(epoch)`` is a permutation of ``count`` indices."""
-    positions = range(moment.step * moment.batch_size, (moment.step + 1) * moment.batch_size)
+    positions = range(moment.first, moment.first + moment.count)
     orders = {epoch: order_of(epoch) for epoch in sorted({position // count for position in positions})}
     return Chosen([orders[position // count][position % count] for position in positions])
