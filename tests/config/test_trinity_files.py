@@ -24,8 +24,8 @@ REASONS = {
     "agentscope_": "No module named 'agentscope'",  # a plan where AgentScope is installed
     "grpo_vlm": "models and tasks are text here",
     "bench_external_model": "policies of this project",
-    "grpo_toolcall": "its own dataset",
-    "mix_chord_mix_chord_toolace": "its own dataset",
+    "grpo_toolcall": "a special dataset",
+    "mix_chord_mix_chord_toolace": "a special dataset",
     "mix_chord": "unknown algorithm_type 'mix_chord'",
     "sppo": "unknown algorithm_type 'sppo'",
     "entropy_clip": "unknown advantage function 'clip",
