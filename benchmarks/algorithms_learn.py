@@ -71,7 +71,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "reinforce++": {"algorithm": {"repeat_times": 4}},
     "on_policy_distill": {"algorithm": {"repeat_times": 4}},
     "gkd": {"rounds": 20, "lr": 1e-3, "algorithm": {"repeat_times": 4}},
-    "dpo": {"rounds": 20, "lr": 1e-4},
+    **{name: {"rounds": 20, "lr": 1e-4} for name in ("dpo", "ipo", "hinge", "simpo")},
     "cispo": {"lr": 2e-4},  # its ratio has no lower bound: at 5e-4 it falls before it rises
     "mix": {"algorithm": {"experts": {"path": "experts.jsonl", "weight": 0.2}}},
 }

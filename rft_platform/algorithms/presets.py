@@ -82,6 +82,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # The clip range of gspo is below the difference of bfloat16 log-probs between engine and trainer.
         "gspo": _group("gspo", "grpo", loss_agg_mode="seq-mean-token-mean", correction="decoupled"),
         "gmpo": _group("gmpo", "grpo", loss_agg_mode="seq-mean-token-mean"),
+        "clip_cov": _group("clip_cov", "grpo"),
+        "kl_cov": _group("kl_cov", "grpo"),
         "cispo": _group("cispo", "grpo"),
         "sapo": _group("sapo", "grpo"),
         "topr": _group("topr", "grpo"),

@@ -26,6 +26,7 @@ class Case:
     expert: Array
     divergence: Array
     group: Array  # [rows]
+    selected: Array
 
     def tokens(self) -> TokenBatch:
         """The same as tensors, float64, ``logp``, ``entropy`` and ``divergence`` with gradients."""
@@ -45,6 +46,7 @@ class Case:
             row_group=torch.from_numpy(self.group),
             divergence=leaf(self.divergence),
             expert=torch.from_numpy(self.expert),
+            selected=torch.from_numpy(self.selected),
         )
 
     @property
@@ -82,6 +84,7 @@ def random_case(seed: int, *, spread: float = 0.8, pairs: bool = False) -> Case:
         (row % 3 == 0).astype(float),
         rng.random(n),
         group,
+        (rng.random(n) < 0.3).astype(float),
     )
 
 
@@ -146,6 +149,20 @@ def rec(
         }[clip_mode]
         slope[t] = -a * kept * (r if weight == "importance_sampling" else 1.0)
     return slope * c.logp, slope
+
+
+def clip_cov(c: Case, clip_low: float = 0.2, clip_high: float = 0.2, **selection: float) -> tuple[Array, Array]:
+    value, gradient = ppo(c, clip_low, clip_high, None)
+    return value, np.where(c.selected > 0, 0.0, gradient)
+
+
+def kl_cov(c: Case, kl_coef: float = 1.0, select_ratio: float = 0.0) -> tuple[Array, Array]:
+    far = c.logp - c.old
+    value, gradient = -c.advantage * np.exp(far), -c.advantage * np.exp(far)
+    for t in np.flatnonzero(c.selected):
+        value[t] += kl_coef * abs(far[t])
+        gradient[t] += kl_coef if far[t] > 0 else -kl_coef
+    return value, gradient
 
 
 def cispo(c: Case, clip_low: float = 1.0, clip_high: float = 0.28) -> tuple[Array, Array]:
@@ -256,6 +273,7 @@ def mix(c: Case, phi: bool = False, **options: Any) -> tuple[Array, Array]:
 
 REFERENCES: dict[str, Reference] = {
     "ppo": ppo, "gspo": gspo, "gmpo": gmpo, "rec": rec, "cispo": cispo, "sapo": sapo, "topr": topr,
+    "clip_cov": clip_cov, "kl_cov": kl_cov,
     "reinforce": reinforce, "opmd": opmd, "sft": sft, "dpo": dpo, "ipo": ipo, "hinge": hinge, "simpo": simpo,
     "orpo": orpo, "mix": mix,
 }  # fmt: skip

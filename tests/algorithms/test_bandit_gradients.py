@@ -22,6 +22,8 @@ POLICY = torch.tensor([0.3, -0.2, 0.8, -1.0, 0.1], dtype=torch.float64)
 SAMPLER = torch.tensor([0.35, -0.25, 0.75, -1.05, 0.15], dtype=torch.float64)  # near: nothing is clipped
 FAR = torch.tensor([-0.7, 0.9, 0.6, 0.4, -2.5], dtype=torch.float64)  # far: every branch of the clip is taken
 
+SELECTED = torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)  # for losses that select tokens
+
 
 def expected_gradient(
     name: str, policy: Tensor, sampler: Tensor, *, expert: Tensor | None = None, **args: object
@@ -38,6 +40,7 @@ def expected_gradient(
         rows=n,
         rollout_logprobs=None if name == "sft" else sampler.log_softmax(0),
         expert=expert,
+        selected=SELECTED,
     )
     loss = Objective.build(ObjectiveSpec(name, args))(tokens).loss
     (gradient,) = torch.autograd.grad((sampler.softmax(0) * loss).sum(), logits)
@@ -86,6 +89,8 @@ SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gspo": lambda r, a: -a * r * ~(((a > 0) & (r > 1.0004)) | ((a < 0) & (r < 0.9997))),
     "gmpo": lambda r, a: -a * r * ~(((a > 0) & (r.log() > 0.4)) | ((a < 0) & (r.log() < -0.4))),
     "rec": lambda r, a: -a * ~(((a > 0) & (r > 1.2)) | ((a < 0) & (r < 0.8))),
+    "clip_cov": lambda r, a: -a * r * ~(((a > 0) & (r > 1.2)) | ((a < 0) & (r < 0.8)) | (SELECTED > 0)),
+    "kl_cov": lambda r, a: -a * r + SELECTED * r.log().sign(),
     "cispo": lambda r, a: -a * r.clamp(max=1.28),
     "sapo": lambda r, a: -a * r / torch.where(a > 0, 0.5 * (r - 1), 0.525 * (r - 1)).cosh() ** 2,
     "topr": lambda r, a: -a * torch.where(a > 0, 1.0, r.clamp(max=1.0)),

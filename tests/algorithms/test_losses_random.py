@@ -26,6 +26,10 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("rec", {"clip_mode": "two-side"}),
     ("rec", {"clip_mode": "ring"}),
     ("rec", {"clip_mode": "ring", "weight": "importance_sampling", "ring_low": 0.4, "ring_high": 0.5}),
+    ("clip_cov", {}),
+    ("clip_cov", {"clip_low": 0.1, "clip_high": 0.5, "select_ratio": 0.1, "cov_low": -1.0}),
+    ("kl_cov", {}),
+    ("kl_cov", {"kl_coef": 0.3, "select_ratio": 0.5}),
     ("cispo", {}),
     ("cispo", {"clip_low": 0.4, "clip_high": 2.0}),
     ("sapo", {}),
@@ -138,7 +142,9 @@ def weight(numerator: Array, denominator: Array, cap: float) -> Array:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["ppo", "gspo", "gmpo", "rec", "cispo", "sapo", "topr", "reinforce", "opmd"])
+@pytest.mark.parametrize(
+    "name", ["ppo", "gspo", "gmpo", "rec", "clip_cov", "kl_cov", "cispo", "sapo", "topr", "reinforce", "opmd"]
+)
 @pytest.mark.parametrize("mode", ["bypass", "decoupled"])
 def test_exactly_one_ratio_is_counted(name: str, mode: Any, seed: int) -> None:
     case = random_case(seed)

@@ -22,6 +22,8 @@ TABLE = {
     "dapo": ("ppo", "grpo", None, "token-mean", "if_beta", 2),
     "gspo": ("gspo", "grpo", None, "seq-mean-token-mean", "if_beta", 2),
     "gmpo": ("gmpo", "grpo", None, "seq-mean-token-mean", "if_beta", 2),
+    "clip_cov": ("clip_cov", "grpo", None, "token-mean", "if_beta", 2),
+    "kl_cov": ("kl_cov", "grpo", None, "token-mean", "if_beta", 2),
     "cispo": ("cispo", "grpo", None, "token-mean", "if_beta", 2),
     "sapo": ("sapo", "grpo", None, "token-mean", "if_beta", 2),
     "topr": ("topr", "grpo", None, "token-mean", "if_beta", 2),

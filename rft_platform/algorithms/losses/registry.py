@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from rft_platform.algorithms.common.registry import Registry, check_arguments
@@ -31,6 +32,7 @@ class TokenBatch:
     divergence: Tensor | None = None  # to the teacher's full distribution, for ``teacher`` losses
     row_group: Tensor | None = None  # int64 [rows], for ``whole_groups`` losses: equal for the rows of a pair
     expert: Tensor | None = None  # 1.0 on tokens of demonstrations mixed into rollouts, else 0.0
+    selected: Tensor | None = None  # 1.0 on the tokens that the loss's ``selects`` chose, else 0.0
 
     def __post_init__(self) -> None:
         if self.old_logprobs is None:
@@ -63,6 +65,23 @@ class TokenLoss:
 LossFunction = Callable[..., TokenLoss]
 """``(TokenBatch, *, options) -> TokenLoss``."""
 
+Total = Callable[[np.ndarray], np.ndarray]
+"""Sum of a float64 vector over all ranks; every rank gets the result and must make the same calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """All trained tokens of an optimiser step on this rank; float64 [N] each."""
+
+    logp: np.ndarray  # in the denominator of the loss's ratio
+    advantage: np.ndarray
+    draw: np.ndarray  # random numbers from 0 to 1 that belong to the token's row, in whatever order rows are computed
+    total: Total
+
+
+Selection = Callable[..., np.ndarray]
+"""``(StepTokens, *, options) -> bool [N]``: the tokens to select. Its options are options of the loss, by name."""
+
 Correction = Literal["ratio", "weight", "none"]
 """How a loss corrects for tokens that another policy sampled: by the ratio in the loss; by a detached weight, which
 ``objective`` applies to a loss without a ratio; or only by the loss's own clip or gate."""
@@ -84,6 +103,9 @@ class PolicyLoss:
     whole_rows_if: str | None = None  # name of the option that, if true, sets ``whole_rows``
     beta: float | None = None  # selects the divergence of ``teacher`` losses: the option's default or bound value
     loss_agg_modes: tuple[str, ...] | None = None  # aggregations that keep the loss's objective; None: all
+    selects: Selection | None = (
+        None  # selects tokens from the whole step (``TokenBatch.selected``), before it is packed
+    )
 
 
 LOSSES: Registry[PolicyLoss] = Registry("policy_loss_fn", "rft_platform.algorithms.losses")
@@ -102,12 +124,13 @@ def loss(
     correction: Correction = "ratio",
     whole_rows_if: str | None = None,
     loss_agg_modes: tuple[str, ...] | None = None,
+    selects: Selection | None = None,
 ) -> Callable[[LossFunction], LossFunction]:
     """Register the decorated function under ``name`` (``algorithm.policy_loss_fn`` of the configuration).
 
     ``zero_advantage_is_inert`` declares that a token with advantage 0 has loss 0 and gradient 0 for any log-probs; the
     trainer then leaves out rows and steps without an advantage. ``loss_agg_modes`` are the values of
-    ``algorithm.loss_agg_mode`` that the loss allows; None allows all.
+    ``algorithm.loss_agg_mode`` that the loss allows; None allows all. ``selects`` is called once per optimiser step.
     Raises ValueError for a ``teacher`` loss without the option ``beta``, which selects its divergence.
     """
 
@@ -125,6 +148,7 @@ def loss(
             whole_rows_if=whole_rows_if,
             beta=_default_beta(name, function) if teacher else None,
             loss_agg_modes=loss_agg_modes,
+            selects=selects,
         )
         LOSSES.add(name, entry, function)
         return function
@@ -150,4 +174,13 @@ def bind(name: str, args: dict[str, Any]) -> PolicyLoss:
     check_arguments(f"policy loss {name!r}", entry.function, args)
     whole_rows = entry.whole_rows or bool(entry.whole_rows_if and args.get(entry.whole_rows_if))
     beta = args.get("beta", entry.beta) if entry.teacher else None
-    return replace(entry, function=functools.partial(entry.function, **args), whole_rows=whole_rows, beta=beta)
+    selects = None if entry.selects is None else _bound_selection(entry.selects, entry.function, args)
+    function = functools.partial(entry.function, **args)
+    return replace(entry, function=function, whole_rows=whole_rows, beta=beta, selects=selects)
+
+
+def _bound_selection(selects: Selection, function: LossFunction, args: dict[str, Any]) -> Selection:
+    """``selects`` with the options of the loss ``function`` that it has, given or by default."""
+    defaults = {name: option.default for name, option in inspect.signature(function).parameters.items()}
+    options = [p.name for p in inspect.signature(selects).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return functools.partial(selects, **{name: args.get(name, defaults[name]) for name in options})

@@ -130,8 +130,8 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
 #: The platform's own losses and advantages. All other functions are the user's own; their arguments keep their names.
 LOSSES = frozenset(
     {
-        "cispo", "dpo", "gkd", "gmpo", "gspo", "hinge", "ipo", "mix", "opmd", "orpo", "ppo", "rec", "reinforce", "sapo",
-        "sft", "simpo", "topr",
+        "cispo", "clip_cov", "dpo", "gkd", "gmpo", "gspo", "hinge", "ipo", "kl_cov", "mix", "opmd", "orpo", "ppo",
+        "rec", "reinforce", "sapo", "sft", "simpo", "topr",
     }
 )  # fmt: skip
 ADVANTAGES = frozenset(

@@ -29,6 +29,7 @@ class Sample:
     old_logprobs: np.ndarray | None = None  # under this policy at the start of the training
     old_values: np.ndarray | None = None  # by the critic at the start of the training
     returns: np.ndarray | None = None  # training targets of the critic
+    selected: np.ndarray | None = None  # 1.0 on tokens that the loss selects from a step; ``token_selection`` sets it
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)

@@ -7,6 +7,7 @@ optimiser steps, checkpoint, result. Read it first, then:
 2. ``training_run`` (``TrainingRun``: what the stages share; manifest and result);
 3. ``precompute`` (log-probs of reference and teacher, critic values, token advantages, before the first step);
 4. ``optimizer_step`` (``OptimizerStep``: gradients, clipping, AdamW, critic, metrics);
-5. ``gradients`` (log-probs, loss and backward pass, pack by pack), ``step_batch`` (the rows and counts of a step);
+5. ``gradients`` (log-probs, loss and backward pass, pack by pack), ``step_batch`` (the rows and counts of a step),
+   ``token_selection`` (tokens that a loss selects from a whole step);
 6. ``critic_step``, ``distillation``, ``step_metrics``.
 """

@@ -15,6 +15,7 @@ from rft_platform.training.distributed import Reduce, one_rank
 from rft_platform.training.loop.distillation import distillation_loss
 from rft_platform.training.loop.step_batch import Window
 from rft_platform.training.loop.step_metrics import DeviceClock
+from rft_platform.training.loop.token_selection import select_tokens
 from rft_platform.training.packed.flops import TrainingCost, Work, sharing_pays
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.packed_policy import PackedPolicy, idle_pack
@@ -52,6 +53,7 @@ def accumulate_gradients(
     """
     reduce, clock = reduce or one_rank, clock or DeviceClock(policy.device)
     with clock.time("pack", on_host=True):
+        select_tokens(samples, Objective.build(algorithm), reduce)
         cost = TrainingCost.of(policy)
         window = _window(policy, samples, algorithm, max_tokens_per_pack, skip_zero_advantage, share_prefixes, cost)
         idle = idle_pack(policy, max_tokens_per_pack)

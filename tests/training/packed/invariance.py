@@ -32,6 +32,8 @@ EVERYTHING: dict[str, Any] = {
     "correction": "decoupled",
     "weight_level": "sequence",
 }
+#: Options with which losses that select tokens select some of the few here.
+SELECTING = {"clip_cov": {"select_ratio": 0.2, "cov_low": 0.05}, "kl_cov": {"select_ratio": 0.2}}
 OF_ROLLOUTS = {
     "token_mask",
     "row_mask",
@@ -86,7 +88,9 @@ def specs() -> dict[str, AlgorithmSpec]:
     found = {}
     for loss in LOSSES.names():
         mixed, sampled = loss == "mix", LOSSES.get(loss).policy_gradient
-        plain = AlgorithmSpec(policy_loss=loss, expert_weight=0.3 if mixed else None)
+        plain = AlgorithmSpec(
+            policy_loss=loss, policy_loss_args=SELECTING.get(loss, {}), expert_weight=0.3 if mixed else None
+        )
         left_out = OF_ROLLOUTS if not sampled else {"correction"} if mixed else set()
         found[loss] = plain
         found[f"{loss}, everything"] = replace(plain, **{k: v for k, v in EVERYTHING.items() if k not in left_out})

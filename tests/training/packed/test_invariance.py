@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from invariance import over_gloo, rows_for, specs, step
@@ -170,6 +171,21 @@ def test_two_processes_over_gloo(trial: Trial, tmp_path: Path) -> None:
             said = tensors.metadata()
             gradients = {key: tensors.get_tensor(key) for key in tensors.keys()}  # noqa: SIM118
         assert_equal((float(said["loss"]), gradients), trial.plain(said["spec"]))
+
+
+def test_tokens_with_the_largest_covariances_are_selected(trial: Trial) -> None:
+    rows = rows_for("kl_cov")
+    metrics, _ = step(trial.policy, rows, SPECS["kl_cov"], trial.teacher)
+    logp = np.concatenate([row.rollout_logprobs[row.loss_mask] for row in rows])  # type: ignore[index]
+    advantage = np.concatenate([np.full(np.count_nonzero(row.loss_mask), row.advantage) for row in rows])
+    covariance = (logp - logp.mean(dtype=np.float64)) * (advantage - advantage.mean())
+    count = int(0.2 * len(logp))
+    want = covariance >= np.sort(covariance)[-count]
+    got = np.concatenate([row.selected[row.loss_mask] for row in rows])  # type: ignore[index]
+    assert (got > 0).tolist() == want.tolist()
+    assert metrics["selected"] == pytest.approx(count / len(logp))
+    clipped, _ = step(trial.policy, rows, SPECS["clip_cov"], trial.teacher)
+    assert clipped["selected"] > 0
 
 
 def test_no_loss_is_left_out() -> None:

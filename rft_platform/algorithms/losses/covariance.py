@@ -1,0 +1,108 @@
+"""Losses against the collapse of the entropy: Clip-Cov and KL-Cov (Cui et al., arXiv 2505.22617).
+
+The entropy falls with the covariance of log-prob and advantage. Few tokens have nearly all of the covariance, and these
+losses treat them otherwise. The covariance of a token is ``(logp - mean) (A - mean)`` with means over all tokens of the
+optimiser step, on all ranks. Its log-probs are those in the denominator of the ratio: in the first step after sampling
+they are the policy's own, as in the paper; in later steps the paper has those of the policy at that step.
+"""
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeFloat
+from torch import Tensor
+
+from rft_platform.algorithms.common.ratio import log_ratio
+from rft_platform.algorithms.losses.registry import StepTokens, TokenBatch, TokenLoss, Total, loss
+
+Ratio = Annotated[float, Field(gt=0, le=1)]
+
+
+def in_band(tokens: StepTokens, *, select_ratio: float, cov_low: float, cov_high: float) -> np.ndarray:
+    """A random ``select_ratio`` of all tokens, among those with a covariance between ``cov_low`` and ``cov_high``."""
+    covariance, count = _covariance(tokens)
+    inside = (covariance > cov_low) & (covariance < cov_high)
+    draw = np.where(inside, tokens.draw, -1.0)
+    return inside & (draw >= kth_largest(draw, _wanted(select_ratio, count), tokens.total))
+
+
+def largest(tokens: StepTokens, *, select_ratio: float) -> np.ndarray:
+    """The ``select_ratio`` of all tokens with the largest covariances."""
+    covariance, count = _covariance(tokens)
+    return covariance >= kth_largest(covariance, _wanted(select_ratio, count), tokens.total)
+
+
+@loss("clip_cov", zero_advantage_is_inert=True, selects=in_band)
+def clip_cov(
+    tokens: TokenBatch,
+    *,
+    clip_low: NonNegativeFloat = 0.2,
+    clip_high: NonNegativeFloat = 0.2,
+    select_ratio: Ratio = 2e-4,
+    cov_low: float = 1.0,
+    cov_high: float = 5.0,
+) -> TokenLoss:
+    """``max(-A rho, -A clip(rho, 1 - low, 1 + high))``; selected tokens have no gradient (Clip-Cov).
+
+    ``in_band`` selects them. Metrics: ``clip_fraction``, ``selected``.
+    """
+    ratio, selected = _inputs(tokens)
+    value = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
+    with torch.no_grad():
+        cut = (ratio < 1 - clip_low) & (tokens.advantage < 0) | (ratio > 1 + clip_high) & (tokens.advantage > 0)
+    return TokenLoss(value.detach().where(selected, value), {"clip_fraction": cut.sum(), "selected": selected.sum()})
+
+
+@loss("kl_cov", selects=largest)
+def kl_cov(tokens: TokenBatch, *, kl_coef: NonNegativeFloat = 1.0, select_ratio: Ratio = 2e-3) -> TokenLoss:
+    """``-A rho``, and for selected tokens ``+ kl_coef |log rho|`` (KL-Cov); there is no clip.
+
+    ``largest`` selects them. Metric ``selected``.
+    """
+    ratio, selected = _inputs(tokens)
+    assert tokens.old_logprobs is not None
+    penalty = kl_coef * (tokens.logp - tokens.old_logprobs).abs()
+    return TokenLoss(-tokens.advantage * ratio + selected * penalty, {"selected": selected.sum()})
+
+
+def _inputs(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
+    """The ratio, and whether each token is selected."""
+    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
+    assert tokens.selected is not None, "the step selects tokens for every loss with `selects`"
+    return log_ratio(tokens.logp, tokens.old_logprobs).exp(), tokens.selected > 0
+
+
+def _covariance(tokens: StepTokens) -> tuple[np.ndarray, float]:
+    """Covariance of each token, and the number of tokens on all ranks."""
+    sums = tokens.total(np.array([len(tokens.logp), tokens.logp.sum(), tokens.advantage.sum()]))
+    count, logp, advantage = sums.tolist()
+    count = max(count, 1.0)
+    return (tokens.logp - logp / count) * (tokens.advantage - advantage / count), count
+
+
+def _wanted(select_ratio: float, count: float) -> int:
+    return max(1, int(select_ratio * count))
+
+
+def kth_largest(values: np.ndarray, k: int, total: Total) -> float:
+    """The k-th largest (from 1) of the float64 ``values`` of all ranks; -inf if there are fewer than k.
+
+    It finds the value byte by byte, from histograms that are summed over the ranks. The bits of a float64, with the
+    sign bit inverted (all bits of a negative number), are in the order of the numbers.
+    """
+    sign = np.uint64(1 << 63)
+    bits = np.ascontiguousarray(values, np.float64).view(np.uint64)
+    bits = np.where(bits & sign, ~bits, bits | sign)
+    found = 0
+    for shift in range(56, -1, -8):
+        byte = ((bits >> np.uint64(shift)) & np.uint64(255)).astype(np.int64)
+        above = np.cumsum(total(np.bincount(byte, minlength=256).astype(np.float64))[::-1])
+        place = int(np.searchsorted(above, k))
+        if place > 255:
+            return -np.inf
+        k -= int(above[place - 1]) if place else 0
+        found = found << 8 | 255 - place
+        bits = bits[byte == 255 - place]
+    ordered = np.array([found], np.uint64)
+    return float(np.where(ordered & sign, ordered ^ sign, ~ordered).view(np.float64)[0])

@@ -1,0 +1,40 @@
+"""Select tokens from all rows of an optimiser step, on all ranks, before the step is packed.
+
+Losses with ``selects`` treat some tokens otherwise, and need all tokens of the step to know which ones.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rft_platform.algorithms.losses.registry import StepTokens
+from rft_platform.algorithms.objective import Objective
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.distributed import Reduce
+
+
+def select_tokens(samples: Sequence[Sample], objective: Objective, reduce: Reduce) -> None:
+    """Set ``selected`` of every sample, if the loss selects tokens. Every rank must make the same call."""
+    selects = objective.policy_loss.selects
+    if selects is None:
+        return
+    decoupled = objective.spec.correction == "decoupled"
+    logp, advantage, draw = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
+    for sample in samples:
+        mask = sample.loss_mask
+        values = sample.old_logprobs if decoupled else sample.rollout_logprobs
+        logp.append(np.zeros(mask.sum()) if values is None else values[mask])  # the step refuses a row without them
+        advantage.append(np.broadcast_to(sample.advantage, len(mask))[mask])
+        draw.append(np.random.default_rng(zlib.crc32(sample.row_id.encode())).random(mask.sum()))
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return reduce(torch.from_numpy(values), "sum").numpy()
+
+    joined = [np.concatenate(column).astype(np.float64) for column in (logp, advantage, draw)]
+    chosen = selects(StepTokens(joined[0], joined[1], joined[2], total))
+    ends = np.cumsum([np.count_nonzero(sample.loss_mask) for sample in samples])
+    for sample, part in zip(samples, np.split(chosen, ends[:-1]), strict=False):
+        sample.selected = np.zeros(len(sample.token_ids), np.float32)
+        sample.selected[sample.loss_mask] = part
