@@ -78,6 +78,8 @@ BUILT_IN = {
     "single_turn": "rft_platform.rollout.runner.single_turn:SingleTurn",
     "calculator": "rft_platform.rollout.workflows.calculator:CalculatorWorkflow",
     "agentscope_react": "rft_platform.rollout.workflows.agentscope:AgentScopeReActWorkflow",
+    "tool_call": "rft_platform.rollout.workflows.tool_call:ToolCallWorkflow",
+    "frozen_lake": "rft_platform.rollout.workflows.frozen_lake:FrozenLakeWorkflow",
     "dialogue": "rft_platform.rollout.workflows.dialogue:DialogueWorkflow",
 }
 

@@ -17,7 +17,9 @@ from rft_platform.config.schema.buffer import ExplorerInput
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
 from rft_platform.config.schema.rft_config import RftConfig
 
-_WITHOUT_REWARD = ("single_turn", "calculator", "agentscope_react")
+_WITHOUT_REWARD = ("single_turn", "calculator", "agentscope_react", "tool_call")
+#: Built-in workflows that read the whole row.
+_READ_ROWS = ("tool_call", "frozen_lake")
 _EXPLORING = ("both", "explore", "colocate")
 
 
@@ -70,7 +72,7 @@ def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
         yield f"buffer.explorer_input.eval_tasksets: two entries are called {name!r}; give each a unique name"
     yield from _mix_problems(inputs)
     for key, taskset in inputs.every.items():
-        if taskset.format.prompt_key is None and ":" not in taskset.workflow:
+        if taskset.format.prompt_key is None and ":" not in taskset.workflow and taskset.workflow not in _READ_ROWS:
             yield (
                 f"{key}.format.prompt_key is null: the workflow {taskset.workflow} reads its question from a "
                 "column; name the column, or use your own workflow, which reads the whole row"

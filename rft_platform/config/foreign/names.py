@@ -33,6 +33,7 @@ class KnownWorkflow:
     thinking_prompt: str | None = None  # replaces system_prompt if workflow_args has with_think: true
     arguments: Mapping[str, str | None] = field(default_factory=dict)  # new names of workflow_args; None: no effect
     note: str | None = None  # line for the user about a difference
+    reads_rows: bool = False  # the workflow has its own columns: prompt and answer columns are not needed
 
 
 _SIMPLE = KnownWorkflow("single_turn")
@@ -52,6 +53,33 @@ _RUBRIC = KnownWorkflow(
     note="the judge llm grades answers by the auxiliary model; judge_args.criteria are the rubrics",
 )
 
+#: 1 for exactly the expected calls.
+_EXPECTED_CALLS: Judge = [
+    {
+        "judge": "tool_use",
+        "weight": 1.0,
+        "args": {
+            "calls_key": "answer", "correct_tool": 0.0, "correct_args": 1.0, "tool_success": 0.0, "invalid_tool": 0.0,
+            "unneeded_tool": -1.0,
+        },
+    }
+]  # fmt: skip
+_TOOL_CALL = KnownWorkflow(
+    "tool_call",
+    _EXPECTED_CALLS,
+    note=(
+        "workflow tool_call offers the row's tools through the chat template, and the judge tool_use rewards the share "
+        "of the expected calls (column answer) that were made, less the share of other calls"
+    ),
+    reads_rows=True,
+)
+_FROZEN_LAKE = KnownWorkflow(
+    "frozen_lake",
+    arguments={"agent_max_steps": "max_steps", "env_max_steps": "max_moves", "use_multistep_prompt": None},
+    note="workflow frozen_lake makes other lakes of a row's size, p and seed, and has its own prompt",
+    reads_rows=True,
+)
+
 WORKFLOWS: Mapping[str, KnownWorkflow] = {
     **dict.fromkeys(("simple_workflow", "async_simple_workflow"), _SIMPLE),
     **dict.fromkeys(("on_policy_distill_workflow", "async_on_policy_distill_workflow"), _SIMPLE),
@@ -65,6 +93,8 @@ WORKFLOWS: Mapping[str, KnownWorkflow] = {
     **dict.fromkeys(("agentscope_react_workflow", "as_react_workflow", "react_agent"), _REACT),
     **dict.fromkeys(("agentscope_react_math_workflow", "agentscopev0_react_math_workflow"), _REACT),
     **dict.fromkeys(("bots_math_boxed_workflow", "bots_ref_eval_collect_math_boxed_workflow"), _MATH_BOXED),
+    **dict.fromkeys(("toolcall_workflow", "tool_call_workflow"), _TOOL_CALL),
+    "frozen_lake_workflow": _FROZEN_LAKE,
     "examples.bots.workflow.bots_math_boxed_workflow.BOTSMathBoxedWorkflow": _MATH_BOXED,
 }
 
@@ -76,14 +106,12 @@ def _environment(name: str) -> str:
 
 
 _IMAGES = "models and tasks are text here; images need another platform"
-_TOOL_DATA = f"it reads columns of a special dataset: {_OWN_WORKFLOW}, and the judge tool_use"
 _ADAPTER = f"AgentScope's functions are workflows without an adapter: {_OWN_WORKFLOW}"
 
 #: Workflows that this platform cannot replace, each with the reason and what to do.
 REFUSED_WORKFLOWS: Mapping[str, str] = {
     **dict.fromkeys(("alfworld_workflow", "step_wise_alfworld_workflow"), _environment("ALFWorld")),
     **dict.fromkeys(("RAFT_alfworld_workflow", "RAFT_reflect_alfworld_workflow"), _environment("ALFWorld")),
-    "frozen_lake_workflow": _environment("FrozenLake"),
     "sciworld_workflow": _environment("ScienceWorld"),
     "webshop_workflow": _environment("WebShop"),
     "intercode_sql_workflow": _environment("InterCode"),
@@ -91,7 +119,6 @@ REFUSED_WORKFLOWS: Mapping[str, str] = {
     "email_search_workflow": _environment("of e-mails"),
     "agentscope_v1_react_search_workflow": f"it needs a search service: {_OWN_WORKFLOW}",
     **dict.fromkeys(("simple_mm_workflow", "async_simple_mm_workflow"), _IMAGES),
-    **dict.fromkeys(("toolcall_workflow", "tool_call_workflow"), _TOOL_DATA),
     **dict.fromkeys(("agentscope_workflow_adapter", "agentscope_workflow_adapter_v1"), _ADAPTER),
     "math_trainable_ruler_workflow": f"section policies trains several models: {_OWN_WORKFLOW}",
     "thinking_budget_workflow": f"model.max_response_tokens limits an answer: {_OWN_WORKFLOW}",

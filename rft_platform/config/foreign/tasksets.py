@@ -125,6 +125,11 @@ def _workflow(data: Data, shown: str, taskset: Data, known: KnownWorkflow) -> It
         yield from _model_judge(data, shown, taskset, known.judge)
     if prompt is not None and value_at(taskset, "format.system_prompt") is None:
         put(taskset, "format.system_prompt", prompt, shown)
+    if known.reads_rows:
+        form = taskset.setdefault("format", {})
+        if isinstance(form, dict):
+            form.setdefault("prompt_key", None)
+            form.setdefault("response_key", None)
     if known.note is not None:
         yield f"{shown}.workflow {foreign}: {known.note}"
 
