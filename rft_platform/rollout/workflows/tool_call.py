@@ -18,8 +18,8 @@ class ToolCallWorkflow:
 
     ``tools_key``: a list of tools, each ``{name, description, parameters}`` or in the form of OpenAI's API.
     ``conversation_key``: a list of messages, each ``{role, content}`` or, as in ShareGPT, ``{from, value}``; a message
-    of ``function_call`` has the calls ``{name, arguments}`` as its value. Both columns may be JSON text. ``system_key``:
-    a column with the system message; a row may lack it.
+    of ``function_call`` has the calls ``{name, arguments}`` as its value. Both columns may be JSON text.
+    ``system_key``: a column with the system message; a row may lack it.
     """
 
     tools_key: str = "tools"
