@@ -92,7 +92,8 @@ class FrozenLakeWorkflow:
     """Let the model move until it reaches the goal (reward 1), falls into a hole or has no step left (reward 0).
 
     A row has ``size``, ``p`` (the share of ice) and ``seed`` of its lake. ``max_steps`` limits model calls and
-    ``max_moves`` the moves. ``is_slippery``: a move goes in its direction or to one of its sides, each with the same probability.
+    ``max_moves`` the moves. ``is_slippery``: a move goes in its direction or to one of its sides, each with the same
+    probability.
     """
 
     max_steps: int = 10
