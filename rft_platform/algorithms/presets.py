@@ -90,6 +90,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "opmd": _group("opmd", "opmd", min_group=1),
         "asymre": _group("rec", "asymre", policy_loss_args=_frozen(clip_mode="none")),
         "rec": _group("rec", "grpo", advantage_args=_frozen(normalize_std=False)),
+        "sppo": _group("sppo", "opmd", min_group=1),
         "rloo": _group("ppo", "rloo"),
         "reinforce++": Preset("ppo", None, token_advantage="reinforce_plus_plus", reference="if_beta"),
         "reinforce++_baseline": Preset(

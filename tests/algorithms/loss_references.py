@@ -151,6 +151,15 @@ def rec(
     return slope * c.logp, slope
 
 
+def sppo(c: Case, epsilon: float = 0.3) -> tuple[Array, Array]:
+    value, gradient = np.empty(len(c.logp)), np.empty(len(c.logp))
+    for t, r in enumerate(c.ratio):
+        bounded = min(max(r, 1 / (1 + epsilon)), 1 + epsilon)
+        value[t] = -c.advantage[t] * np.log(bounded)
+        gradient[t] = -c.advantage[t] if bounded == r else 0.0
+    return value, gradient
+
+
 def clip_cov(c: Case, clip_low: float = 0.2, clip_high: float = 0.2, **selection: float) -> tuple[Array, Array]:
     value, gradient = ppo(c, clip_low, clip_high, None)
     return value, np.where(c.selected > 0, 0.0, gradient)
@@ -273,7 +282,7 @@ def mix(c: Case, phi: bool = False, **options: Any) -> tuple[Array, Array]:
 
 REFERENCES: dict[str, Reference] = {
     "ppo": ppo, "gspo": gspo, "gmpo": gmpo, "rec": rec, "cispo": cispo, "sapo": sapo, "topr": topr,
-    "clip_cov": clip_cov, "kl_cov": kl_cov,
+    "clip_cov": clip_cov, "kl_cov": kl_cov, "sppo": sppo,
     "reinforce": reinforce, "opmd": opmd, "sft": sft, "dpo": dpo, "ipo": ipo, "hinge": hinge, "simpo": simpo,
     "orpo": orpo, "mix": mix,
 }  # fmt: skip

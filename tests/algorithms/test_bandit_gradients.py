@@ -89,6 +89,7 @@ SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gspo": lambda r, a: -a * r * ~(((a > 0) & (r > 1.0004)) | ((a < 0) & (r < 0.9997))),
     "gmpo": lambda r, a: -a * r * ~(((a > 0) & (r.log() > 0.4)) | ((a < 0) & (r.log() < -0.4))),
     "rec": lambda r, a: -a * ~(((a > 0) & (r > 1.2)) | ((a < 0) & (r < 0.8))),
+    "sppo": lambda r, a: -a * ((r <= 1.3) & (r >= 1 / 1.3)),
     "clip_cov": lambda r, a: -a * r * ~(((a > 0) & (r > 1.2)) | ((a < 0) & (r < 0.8)) | (SELECTED > 0)),
     "kl_cov": lambda r, a: -a * r + SELECTED * r.log().sign(),
     "cispo": lambda r, a: -a * r.clamp(max=1.28),
@@ -109,7 +110,7 @@ def test_gradient_is_the_analytic_one(name: str, sampler: Tensor) -> None:
     torch.testing.assert_close(got, along(mu * SLOPES[name](pi / mu, ADVANTAGE), pi))
 
 
-@pytest.mark.parametrize("name", ["ppo", "gspo", "gmpo", "rec", "cispo", "sapo", "topr", "reinforce", "mix"])
+@pytest.mark.parametrize("name", ["ppo", "gspo", "gmpo", "rec", "sppo", "cispo", "sapo", "topr", "reinforce", "mix"])
 def test_on_policy_every_loss_is_the_policy_gradient(name: str) -> None:
     got = expected_gradient(name, POLICY, POLICY)
     torch.testing.assert_close(got, policy_gradient(POLICY.softmax(0), ADVANTAGE))

@@ -139,6 +139,7 @@ def test_effective_sample_share() -> None:
         ("rec", {"clip_mode": "both"}),
         ("rec", {"weight": "advantage"}),
         ("rec", {"ring_high": -1.0}),
+        ("sppo", {"epsilon": 0.0}),
         ("mix", {"phi": 1}),
         ("ipo", {"beta": 0.0}),
         ("hinge", {"beta": -0.1}),

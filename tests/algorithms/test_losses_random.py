@@ -26,6 +26,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("rec", {"clip_mode": "two-side"}),
     ("rec", {"clip_mode": "ring"}),
     ("rec", {"clip_mode": "ring", "weight": "importance_sampling", "ring_low": 0.4, "ring_high": 0.5}),
+    ("sppo", {}),
+    ("sppo", {"epsilon": 1.0}),
     ("clip_cov", {}),
     ("clip_cov", {"clip_low": 0.1, "clip_high": 0.5, "select_ratio": 0.1, "cov_low": -1.0}),
     ("kl_cov", {}),
@@ -143,7 +145,7 @@ def weight(numerator: Array, denominator: Array, cap: float) -> Array:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    "name", ["ppo", "gspo", "gmpo", "rec", "clip_cov", "kl_cov", "cispo", "sapo", "topr", "reinforce", "opmd"]
+    "name", ["ppo", "gspo", "gmpo", "rec", "sppo", "clip_cov", "kl_cov", "cispo", "sapo", "topr", "reinforce", "opmd"]
 )
 @pytest.mark.parametrize("mode", ["bypass", "decoupled"])
 def test_exactly_one_ratio_is_counted(name: str, mode: Any, seed: int) -> None:

@@ -30,6 +30,7 @@ TABLE = {
     "opmd": ("opmd", "opmd", None, "token-mean", "if_beta", 1),
     "asymre": ("rec", "asymre", None, "token-mean", "if_beta", 2),
     "rec": ("rec", "grpo", None, "token-mean", "if_beta", 2),
+    "sppo": ("sppo", "opmd", None, "token-mean", "if_beta", 1),
     "rloo": ("ppo", "rloo", None, "token-mean", "if_beta", 2),
     "reinforce++": ("ppo", None, "reinforce_plus_plus", "token-mean", "if_beta", 1),
     "reinforce++_baseline": ("ppo", None, "reinforce_plus_plus", "token-mean", "if_beta", 2),

@@ -24,7 +24,6 @@ REASONS = {
     "grpo_vlm": "models and tasks are text here",
     "bench_external_model": "policies of this project",
     "mix_chord": "unknown algorithm_type 'mix_chord'",
-    "sppo": "unknown algorithm_type 'sppo'",
     "entropy_clip": "unknown advantage function 'clip",
 }
 

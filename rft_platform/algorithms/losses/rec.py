@@ -1,9 +1,13 @@
-"""Group-relative REINFORCE with a clip mask (REC, arXiv 2509.24203); without one: AsymRE's loss (arXiv 2506.20520)."""
+"""REINFORCE with a clip mask: group-relative (REC, arXiv 2509.24203), and by the log-ratio (sPPO, arXiv 2108.05828).
 
+Without a mask it is AsymRE's loss (arXiv 2506.20520).
+"""
+
+import math
 from typing import Literal
 
 import torch
-from pydantic import NonNegativeFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from rft_platform.algorithms.common.ratio import log_ratio
@@ -47,3 +51,15 @@ def rec(
         factor = keep * ratio if weight == "importance_sampling" else keep.to(ratio.dtype)
     cut = ((good | bad) & ~keep).sum()
     return TokenLoss(-factor * tokens.advantage * tokens.logp, {"clip_fraction": cut})
+
+
+@loss("sppo", zero_advantage_is_inert=True, correction="none")
+def sppo(tokens: TokenBatch, *, epsilon: PositiveFloat = 0.3) -> TokenLoss:
+    """``-A log(clip(rho, 1 / (1 + epsilon), 1 + epsilon))``: tokens outside the bounds have no gradient.
+
+    Metric ``clip_fraction``: tokens outside.
+    """
+    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
+    log_rho, bound = log_ratio(tokens.logp, tokens.old_logprobs), math.log1p(epsilon)
+    cut = (log_rho.detach().abs() > bound).sum()
+    return TokenLoss(-tokens.advantage * log_rho.clamp(-bound, bound), {"clip_fraction": cut})

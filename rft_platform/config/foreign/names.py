@@ -158,7 +158,7 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
 LOSSES = frozenset(
     {
         "cispo", "clip_cov", "dpo", "gkd", "gmpo", "gspo", "hinge", "ipo", "kl_cov", "mix", "opmd", "orpo", "ppo",
-        "rec", "reinforce", "sapo", "sft", "simpo", "topr",
+        "rec", "reinforce", "sapo", "sft", "simpo", "sppo", "topr",
     }
 )  # fmt: skip
 ADVANTAGES = frozenset(
