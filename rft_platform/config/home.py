@@ -49,7 +49,7 @@ class Home:
 
     @property
     def logs(self) -> Path:
-        """Standard output of the long-lived processes."""
+        """The folder with the log files of the project's processes."""
         return self.root / "logs"
 
     @property

@@ -131,7 +131,7 @@ class RunSettings:
         return RunLength(rounds, self.batches.steps(rounds))
 
     def offline_steps(self, rows: int) -> int:
-        """Optimiser steps of an offline training on ``rows`` rows."""
+        """Number of optimiser steps of an offline training on a dataset with this number of rows."""
         given, passes = self.config.offline_steps, self.config.buffer.total_epochs
         return given or math.ceil(passes * rows / self.batches.train_batch_size)
 

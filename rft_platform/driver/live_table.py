@@ -87,7 +87,7 @@ class _Remaining(TimeRemainingColumn):
 
 
 class _Bars(Progress):
-    """The rows below a spinner. The spinner also moves without progress reports, e.g. while processes start."""
+    """A spinner above the rows of progress. It also moves without progress reports, e.g. while processes start."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The spinner, then the rows."""

@@ -104,7 +104,7 @@ def _rewrite(ledger: Ledger, round: int, contents: Contents, names: Sequence[str
         write_table(table, temp)
         if not same_rows(read_table(temp, ROLLOUT_SCHEMA), table):
             raise StorageError(
-                f"{ledger.folder / target}: a read returned other data than was written; nothing was changed"
+                f"{ledger.folder / target}: the new file does not have the data that was written; nothing was changed"
             )
         entry = FileEntry.of(temp, sources)
     for name in names:

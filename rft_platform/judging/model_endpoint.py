@@ -72,7 +72,8 @@ class Endpoint:
 def open_endpoint(model: str | EndpointSettings, auxiliary_models: Mapping[str, Any]) -> Endpoint:
     """Return the endpoint that ``model`` names. Raises UserError for an unknown name or a missing key.
 
-    An auxiliary model is any object with ``model_name`` and an ``openai.AsyncOpenAI``: ours, or AgentScope's.
+    An auxiliary model is any object with ``model_name`` and an ``openai.AsyncOpenAI``, such as ``AuxiliaryModel`` or a
+    chat model of AgentScope.
     """
     if isinstance(model, EndpointSettings):
         return _own(model)

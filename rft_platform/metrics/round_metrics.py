@@ -58,7 +58,7 @@ def plan_state(plan: Plan, running: bool) -> str:
 
 
 class RowTotals:
-    """Rows of all rounds. A round is recounted only after its ledger or its current judgement was rewritten."""
+    """Counts the rows of all rounds; counts a round again only if its ledger or its judgement in force has changed."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[tuple[int, int], int, int]] = {}

@@ -24,9 +24,9 @@ _ARTIFACTS_OF_DEFAULT = Path("mlflow", "artifacts", "0")
 
 
 def follow_home(database: Path) -> None:
-    """Rewrite the locations in a home's own database ``<home>/mlflow/mlflow.db`` if it was written in another home.
+    """Rewrite the locations in the database ``<home>/mlflow/mlflow.db`` if it was written in another home.
 
-    Does nothing for other databases, or if the file cannot be read or written.
+    Does nothing for databases at other paths, or if the file cannot be read or written.
     """
     home = database.absolute().parents[1]
     if database.absolute() != home / "mlflow" / "mlflow.db" or not database.is_file():

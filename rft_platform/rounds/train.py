@@ -139,7 +139,7 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
 
 
 def _when_to_save(project: Project, round_number: int, selection: Mapping[str, Any] | None) -> Literal["now", "later"]:
-    """``later``: save the trainer state in the background; only if the next training continues from the same memory."""
+    """``later`` (in the background) if a next training continues from this state in memory, otherwise ``now``."""
     last = round_number >= project.rounds_budget or bool(selection and selection["last"])
     alternates = len(project.policies) > 1  # each policy's training replaces the state of another one
     return "now" if last or alternates or not project.config.trainer.save_in_background else "later"

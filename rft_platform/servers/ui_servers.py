@@ -117,7 +117,7 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
 
 
 def online_server(home: Home, project: "Project", port: int) -> Server:
-    """The online service of a project; ``port`` is that of the Dagster interface."""
+    """How to start the online service of a project; ``port`` is the port of the Dagster interface."""
     explorer = project.config.explorer
     listens_on, probed = explorer.listen_address, _WILDCARDS.get(explorer.listen_address, explorer.listen_address)
     return Server(

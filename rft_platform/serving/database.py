@@ -161,7 +161,7 @@ def answering() -> Iterator[None]:
         if isinstance(error, (DataError, IntegrityError)):
             raise
         LOG.warning("the database does not answer a request: %s", cause(error))
-        raise DatabaseUnavailableError("the database does not work: send the request again") from error
+        raise DatabaseUnavailableError("the database is unavailable: send the request again") from error
 
 
 def cause(error: Exception) -> object:

@@ -28,7 +28,7 @@ class ServableVersion:
 
 
 class ReleaseCommands:
-    """Decisions of people on the versions of one project."""
+    """The commands by which users decide which versions of a project serve."""
 
     def __init__(self, store: ReleaseStore, versions: Callable[[], Sequence[ServableVersion]]) -> None:
         """``versions`` returns the versions that can serve, oldest first."""
@@ -168,7 +168,7 @@ def newest_released(versions: Sequence[ServableVersion]) -> int:
 
 
 def compare_scores(versions: Sequence[ServableVersion], one: int, other: int) -> dict[str, Any]:
-    """Scores of two versions on held-out tasks, and the second's minus the first's."""
+    """Scores of two versions on held-out tasks, and the differences ``other`` minus ``one``."""
     first, second = _find(versions, one), _find(versions, other)
     both = [name for name in second.scores if name in first.scores]
     return {

@@ -76,7 +76,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0: only rank 0 communicates with callers and writes the shared files."""
+        """Whether this process is rank 0: only rank 0 communicates with callers and writes the shared files."""
         return self.rank == 0
 
     def mesh(self) -> DeviceMesh:

@@ -206,7 +206,7 @@ def _fixed(wanted: Layer, arguments: TuneArguments, functions: TunedFunctions, p
 
 
 def _evaluation_every(wanted: Layer, arguments: TuneArguments) -> int:
-    """Rounds between evaluations: from the file, unless the caller sets the number of steps."""
+    """Rounds between evaluations: the value of the file, unless the caller sets ``eval_interval_steps``."""
     known = value_at(wanted, "evaluation.every")
     if known is not None and not (
         arguments.algorithm and "eval_interval_steps" in arguments.algorithm.model_fields_set

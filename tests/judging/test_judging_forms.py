@@ -187,5 +187,5 @@ def test_tools_in_order_and_with_other_weights() -> None:
         judged(tool_run(RIGHT, RIGHT), "tool_use", {"wants": WANTED[:1]}, calls_key="wants", unneeded_tool=-1.0).reward
         == 2.0
     )
-    with pytest.raises(UserCodeError, match="no column 'tool_calls' with the tool calls it wants"):
+    with pytest.raises(UserCodeError, match="no column 'tool_calls' with the expected tool calls"):
         judged(made, "tool_use")

@@ -1,4 +1,4 @@
-"""Group-relative advantage (DeepSeekMath, arXiv 2402.03300; without the division: Dr.GRPO, arXiv 2503.20783)."""
+"""Group-relative advantage (DeepSeekMath, arXiv 2402.03300; without division by the deviation: arXiv 2503.20783)."""
 
 from typing import Literal
 

@@ -1,7 +1,7 @@
 """Generalised advantage estimation (arXiv 1506.02438) over whole runs, for PPO with a critic.
 
-Also with one lambda for the policy and another for the critic (VC-PPO, arXiv 2503.01491), and with a lambda of the
-policy that grows with the run's length (VAPO, arXiv 2504.05118, section 4.2).
+Policy and critic may have different lambdas (VC-PPO, arXiv 2503.01491), and the lambda of the policy may grow with the
+run's length (VAPO, arXiv 2504.05118, section 4.2).
 """
 
 import numpy as np

@@ -70,7 +70,7 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
 
 
 def _epoch_problems(run: RunSettings) -> Iterator[str]:
-    """Several passes where something else decides how often a row is trained on."""
+    """One line if ``algorithm.epochs`` is set, but other keys determine how often a row is trained on."""
     epochs = f"algorithm.epochs {run.config.algorithm.epochs}"
     if run.config.algorithm.epochs == 1:
         return

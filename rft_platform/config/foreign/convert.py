@@ -1,4 +1,4 @@
-"""Apply the table of foreign keys and the conversions of names to the content of a configuration file."""
+"""Convert the content of another system's configuration file: its keys by the table ``KEYS``, and its names."""
 
 from collections.abc import Iterator
 from copy import deepcopy

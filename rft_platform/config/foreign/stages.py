@@ -99,7 +99,7 @@ def _warm_start(stage: Data, data: Data) -> Generator[str, None, Data]:
 
 
 def _optimizer(stage: Data, section: Data, steps: Any) -> Iterator[str]:
-    """Convert the stage's ``algorithm.optimizer`` like that of a file, and put the result into ``section``."""
+    """Convert the stage's ``algorithm.optimizer`` as that of a whole file is converted; store it in ``section``."""
     alone: Data = {"algorithm": {"optimizer": value_at(stage, _OPTIMIZER)}, "trainer": {"total_steps": steps}}
     lines: list[str] = []
     try:

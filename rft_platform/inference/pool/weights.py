@@ -49,7 +49,7 @@ class PoolWeights:
         self._served = self._scored = None
 
     def settled(self, folder: Path) -> None:
-        """Record that all replicas serve ``folder``."""
+        """Record that all replicas serve the weights in ``folder``."""
         if not _is_adapter(folder):
             self._full = folder
 

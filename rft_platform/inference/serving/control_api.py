@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class ServedEngine(Protocol):
-    """The methods that the routes need of an engine in its server process."""
+    """The methods of an engine that the control routes call in the engine's server process."""
 
     def status(self) -> EngineStatus:
         """Identity and state."""

@@ -83,7 +83,7 @@ def check_folder(layout: Layout, folder: Path) -> None:
 
 def tie_broken(source: Path, name: str, owner: str) -> WeightMismatchError:
     """The error for a tensor that should be a copy of another but differs."""
-    return WeightMismatchError(f"{source}: {name} differs from {owner}, to which the served model ties it")
+    return WeightMismatchError(f"{source}: {name} differs from {owner}, but the served model ties the two")
 
 
 def check_names(given: set[str], expected: set[str], source: Path) -> None:

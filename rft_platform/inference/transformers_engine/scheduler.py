@@ -199,7 +199,7 @@ class Scheduler:
                 self._release_drained()
 
     def _release_drained(self) -> None:
-        """Resolve the futures of ``pause("wait")`` once running requests have finished or the pause is over."""
+        """Let the callers of ``pause("wait")`` continue: no request is running, or the pause has ended."""
         while self._drained:
             self._drained.pop().set_result(None)
 

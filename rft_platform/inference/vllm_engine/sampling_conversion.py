@@ -1,8 +1,8 @@
 """Convert sampling parameters and seeds to vLLM's, and vLLM's outputs to ids and log-probs.
 
-vLLM itself gives every prompt of a request the same seed, and choice ``i`` the seed ``seed + i``. Equal prompts would
-then get equal completions, and requests with the seeds s and s + 1 would share most completions. ``prompt_seed``
-therefore gives each (seed, number of the prompt) an independent random stream.
+vLLM gives every prompt of a request the same seed, and choice ``i`` the seed ``seed + i``. So equal prompts would get
+equal completions, and requests with the seeds s and s + 1 would share most completions. Therefore ``prompt_seed`` gives
+each pair (seed, number of the prompt) an independent random stream.
 """
 
 import hashlib

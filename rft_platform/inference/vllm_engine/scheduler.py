@@ -142,10 +142,10 @@ class InPieces:
 
 
 def comes_in_pieces(request: Any) -> bool:
-    """Whether nobody sees the request's tokens before it ends.
+    """Whether the tokens of a request are needed only at its end, so that they can be sent in few messages.
 
-    Requests with stop strings are excluded, because the API server must look for these strings after every token. So
-    are requests with more log-probs than that of the sampled token.
+    This is false for requests with stop strings, because the API server must search for these strings after every
+    token, and for requests with more log-probs than that of the sampled token.
     """
     from vllm.sampling_params import RequestOutputKind
 

@@ -83,7 +83,7 @@ class WeightedEntry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The tasks' columns, and the models behind the auxiliary names that judges use."""
+    """The columns of prompt and reference answer, and the models that the names of auxiliary models stand for."""
 
     answer: str | None = "answer"
     prompt: str | None = "question"

@@ -314,7 +314,10 @@ def _is_cut_off(row: RolloutRow) -> bool:
 
 
 def _last_rows(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
-    """Return each run's row with its output and reward: the last choice of its last call (rows are in stored order)."""
+    """Return the row of each run that has the run's output and reward: the last choice of the run's last call.
+
+    ``rows`` are in stored order.
+    """
     last: dict[str, RolloutRow] = {}
     for row in rows:
         if row.run_id not in last or row.step >= last[row.run_id].step:

@@ -99,7 +99,7 @@ def hash_number(text: str) -> Fraction | None:
 
 
 def _simplified(text: str) -> str:
-    """Normalise numbers: compute powers of numbers, remove exponents and indices of symbols."""
+    """Normalise numbers: replace powers of numbers by their values, and remove exponents and indices of symbols."""
     return _MARK.sub("", _POWER.sub(_power, plain_notation(text)))
 
 

@@ -68,7 +68,7 @@ def _expected_calls(task: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
     """Name and arguments (None: any) of each expected call."""
     if key not in task:
         raise KeyError(
-            f"the task has no column {key!r} with the tool calls it wants; its columns are {', '.join(task)}"
+            f"the task has no column {key!r} with the expected tool calls; its columns are {', '.join(task)}"
         )
     raw = json.loads(task[key]) if isinstance(task[key], str) else task[key]
     calls = []

@@ -77,10 +77,10 @@ class CallSlots:
 
 
 def _retried_slot(slots: list[CallSlot], sent_before: int) -> CallSlot | None:
-    """Find the call that is being retried: normally a call that has ended without an answer.
+    """Find the call that a client retries: the last of the equal calls that ended without an answer.
 
-    The answer may also have been lost after it was recorded; then only one call may match. A call in progress is never
-    the retried one, because its client still waits for the answer: an equal request is another call.
+    A client also retries if an answer was recorded but did not reach it. So an answered call is the retried one if
+    there is no other equal call. A call in progress is never the retried one: its client still waits for the answer.
     """
     ended = [slot for slot in slots if not slot.under_way and slot.times <= sent_before]
     unanswered = [slot for slot in ended if not slot.answered]

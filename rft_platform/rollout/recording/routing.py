@@ -142,7 +142,7 @@ class AsyncRouter(wire.AsyncBaseTransport):
         await self._inner.aclose()
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Send a request. A whole answer is read here: if it breaks off, the request is sent to another replica."""
+        """Send a request. An answer that is not streamed is read here; if it ends early, another replica is used."""
         if ELSEWHERE in request.extensions:
             return await self._inner.handle_async_request(request)
         await request.aread()
@@ -173,7 +173,7 @@ class SyncRouter(wire.BaseTransport):
         self._inner.close()
 
     def handle_request(self, request: Any) -> Any:
-        """Send a request. A whole answer is read here: if it breaks off, the request is sent to another replica."""
+        """Send a request. An answer that is not streamed is read here; if it ends early, another replica is used."""
         if ELSEWHERE in request.extensions:
             return self._inner.handle_request(request)
         request.read()

@@ -80,7 +80,7 @@ class TaskQuorum:
         self._needed = max(1, math.ceil(tasks * (1.0 - over) - 1e-9)) if over > 0 else math.inf
 
     def add(self, run: Run) -> bool:
-        """Count a successful run; return True if enough tasks are now complete and were not before."""
+        """Count a successful run; return True if this run makes the number of complete tasks sufficient."""
         self._missing[run.group_id] -= 1
         if self._missing[run.group_id]:
             return False

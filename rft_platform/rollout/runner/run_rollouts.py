@@ -56,8 +56,8 @@ def run_rollouts(
 
     Args:
         workflow: one for all tasks, or, by the names of tasksets, a workflow and sampling parameters for each.
-        sampling: how to sample; a call keeps the temperature, top_p, ... that it sets itself. The runner sets ``n`` and
-            ``seed``. None if ``workflow`` has the sampling parameters of each taskset.
+        sampling: sampling parameters for fields that a call does not set; the runner sets ``n`` and ``seed``. None if
+            ``workflow`` has the sampling parameters of each taskset.
         policies: engines of further trainable policies, by the names that calls give as their model. A call with any
             other name goes to the policy of ``engine``.
 

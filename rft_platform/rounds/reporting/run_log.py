@@ -44,7 +44,7 @@ def _tensorboard(project: Project, policy: str = FIRST_POLICY) -> TensorBoardRun
 
 
 def scores_of(result: EvaluationResult, differences: Sequence[Comparison]) -> dict[str, float]:
-    """The numbers of an evaluation that are plotted, by name."""
+    """The numbers of an evaluation for plots, by name."""
     return {**result.summary(), **{name: value for each in differences for name, value in each.named().items()}}
 
 

@@ -21,7 +21,10 @@ _UNITS: dict[Sticky, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a release splits the traffic: ``share`` of the units gets the candidate. ``seed`` differs per release."""
+    """How a release splits the traffic: the fraction ``share`` of the units gets the candidate.
+
+    ``seed`` is different for each release, so that each release selects other units.
+    """
 
     share: float
     sticky: Sticky

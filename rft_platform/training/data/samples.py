@@ -42,7 +42,7 @@ class Sample:
         for name in _PER_TOKEN:
             values = getattr(self, name)
             if values is not None and len(values) != n:
-                raise ValueError(f"row {self.row_id}: {len(values)} {name} for {n} tokens")
+                raise ValueError(f"row {self.row_id}: {len(values)} {name} for {n} tokens; expected one per token")
         if self.temperature <= 0:
             raise ValueError(f"row {self.row_id}: temperature {self.temperature}: expected a positive number")
 

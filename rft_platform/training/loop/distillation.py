@@ -2,7 +2,7 @@
 
 Student and teacher run over one pack. At every trained token their distributions are compared, and the gradient with
 respect to the student's logits is computed in the forward pass, chunk by chunk, as in ``lm_head``. No [tokens,
-vocabulary] tensor is larger than a chunk. Only the hidden states of the teacher at the heads are kept.
+vocabulary] tensor is larger than a chunk. Of the teacher's forward pass only the last hidden states are kept.
 """
 
 import json

@@ -142,7 +142,7 @@ def _window(
     share_prefixes: bool | None,
     cost: TrainingCost,
 ) -> Window:
-    """Build the window. If ``share_prefixes`` is None, share prefixes unless this saves too few operations."""
+    """Build the window. If ``share_prefixes`` is None, prefixes are shared if that saves enough operations."""
     static = policy.static_lengths
     window = Window.of(samples, algorithm, max_tokens, skip, share_prefixes is not False, static)
     if share_prefixes is None and not sharing_pays(cost, Work.of_packs(window.packs), Work.of_rows(window.packs)):
@@ -177,7 +177,7 @@ def _count_metrics(counts: dict[str, float], objective: Objective) -> dict[str, 
 
 
 def _policy_metrics(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
-    """Turn sums over all ranks into means; ``loss`` is the step's loss and stays as it is.
+    """Turn sums over all ranks into means; ``loss`` is already the step's loss and is not divided.
 
     Means are over the evaluated tokens, except ``pair_...`` (over pairs) and ``expert_...`` (over expert tokens).
     """

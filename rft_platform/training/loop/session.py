@@ -69,11 +69,11 @@ class TrainingSession:
         self._formats = (str(self.dtype).removeprefix("torch."), ranks.layout.reduce_dtype)
 
     def train(self, request: TrainRequest, on_step: OnStep, cancelled: Callable[[], bool]) -> TrainResult:
-        """Serve one training request, from its rows to the published checkpoint. Every stage is one call below.
+        """Serve one training request, from its rows to the published checkpoint; each stage is one call.
 
-        ``on_step`` is called after every optimiser step. ``cancelled`` is called before every step; rank 0's answer
-        counts. Raises TrainingCancelled, NonFiniteError, UserError or StorageError. After such an error in a training
-        that has started, the session holds the parent's state again. A policy's version is the number of
+        ``on_step`` is called after every optimiser step. ``cancelled`` is called before every step; only rank 0's
+        result counts. Raises TrainingCancelled, NonFiniteError, UserError or StorageError. After such an error in a
+        training that has started, the session holds the parent's state again. A policy's version is the number of
         optimiser steps since the start.
         """
         self._save_again_if_failed()

@@ -81,7 +81,7 @@ def _check_attention(model: str, config: Any, layers: Sequence[Any]) -> None:
 
 
 def _ropes(parameters: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the rotary settings of a configuration: one for all layers, or one per layer type."""
+    """Yield the settings of the rotary embedding in a configuration: one for all layers, or one per layer type."""
     if parameters and "rope_type" in parameters:
         yield parameters
     else:

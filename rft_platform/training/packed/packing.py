@@ -216,7 +216,10 @@ def _shared_with_next(shared: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _best_fit(units: _Units, max_tokens: int) -> list[list[int]]:
-    """Distribute the units over packs: best fit, decreasing, of runs of units that share long prefixes."""
+    """Distribute the units over packs by the heuristic "best fit decreasing".
+
+    Adjacent units that share long prefixes are placed together, as one item.
+    """
     if units.added.sum() <= max_tokens:
         return [list(range(len(units.size)))]
     starts: list[int] = []
