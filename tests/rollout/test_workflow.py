@@ -28,7 +28,7 @@ def test_user_workflows() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("singel_turn", {}, "expected one of .*calculator, dialogue, single_turn"),
+        ("singel_turn", {}, "expected one of .*calculator, dialogue, .*single_turn"),
         ("no.such.module:f", {}, "cannot import no.such.module"),
         (f"{HERE}:nothing", {}, "has no 'nothing'"),
         (f"{HERE}:NOT_CALLABLE", {}, "expected a function"),
