@@ -1,6 +1,12 @@
-"""Dagster's ``Definitions``: assets, jobs, sensors, schedules and the resources that they use."""
+"""Dagster's ``Definitions``: assets, jobs, sensors, schedules and the resources that they use.
+
+The code location has those that the project in RFT_HOME uses: an asset that nothing makes would stay "missing" for
+ever. ``rft run`` launches jobs itself and takes ``all_definitions``, and so does a code location without a project.
+"""
 
 import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import dagster as dg
 
@@ -16,49 +22,112 @@ from rft_platform.assets import (
     rollouts,
     tasks,
 )
+from rft_platform.common.errors import RftError
 from rft_platform.common.processes.gc_control import keep_imports
 from rft_platform.common.user_code import drop_safe_path
+from rft_platform.config.resolve import RunSettings
 from rft_platform.jobs.alerts import alert_on_run_failure
 from rft_platform.jobs.jobs import ALL_JOBS
 from rft_platform.jobs.maintenance import MAINTENANCE_JOBS
-from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor, nightly_evaluation
+from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
 from rft_platform.resources import EngineResource, ProjectResource, RegistryResource, TrainerResource
 
-project = ProjectResource()
+_Asset = dg.AssetsDefinition | dg.AssetSpec
 
-defs = dg.Definitions(
-    assets=[
-        tasks.task_dataset,
-        tasks.eval_task_dataset,
-        policy.base_model,
-        policy.warm_start_checkpoint,
-        policy.policy_snapshot,
-        rollouts.rollout_batches,
-        online.online_experiences,
-        online.online_demonstrations,
-        experiences.judged_experiences,
-        checkpoints.policy_checkpoint,
-        offline_data.sft_dataset,
-        offline_data.preference_pairs,
-        offline.teacher_model,
-        offline.sft_checkpoint,
-        offline.dpo_checkpoint,
-        offline.distilled_checkpoint,
-        evaluation.evaluation_report,
-        releases.release_report,
-    ],
-    jobs=[*ALL_JOBS, *MAINTENANCE_JOBS],
-    sensors=[next_round_sensor, experience_threshold_sensor, alert_on_run_failure],
-    schedules=[nightly_evaluation],
-    resources={
-        "project": project,
-        "engine": EngineResource(project=project),
-        "trainer": TrainerResource(project=project),
-        "registry": RegistryResource(project=project),
-    },
-    # The engine and trainer processes do the heavy work. One process per step would only add seconds to every round.
-    executor=dg.in_process_executor,
+project = ProjectResource()
+_RESOURCES = {
+    "project": project,
+    "engine": EngineResource(project=project),
+    "trainer": TrainerResource(project=project),
+    "registry": RegistryResource(project=project),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The assets and jobs of one kind of project, beside its evaluation."""
+
+    assets: Sequence[_Asset]
+    jobs: Sequence[str]
+    rounds: bool = True  # whether a sensor starts the second half of rounds
+
+
+_START: list[_Asset] = [tasks.task_dataset, tasks.eval_task_dataset, policy.base_model]
+_TRAINED: list[_Asset] = [experiences.judged_experiences, checkpoints.policy_checkpoint]
+_ROUNDS = _Part(
+    [*_START, policy.warm_start_checkpoint, policy.policy_snapshot, rollouts.rollout_batches, *_TRAINED],
+    ["warm_start_job", "explore_job", "sync_round_job", "judge_job"],
 )
+_ONLINE = _Part(
+    [
+        *(*_START, policy.warm_start_checkpoint, online.online_experiences, online.online_demonstrations),
+        *(*_TRAINED, releases.release_report),
+    ],
+    ["warm_start_job", "collect_job", "sync_round_job", "judge_job", "release_job"],
+)
+_HELD_OUT: list[_Asset] = [tasks.eval_task_dataset, policy.base_model]
+_OFFLINE = {
+    "sft": _Part([*_HELD_OUT, offline_data.sft_dataset, offline.sft_checkpoint], ["sft_job"], rounds=False),
+    "dpo": _Part([*_HELD_OUT, offline_data.preference_pairs, offline.dpo_checkpoint], ["dpo_job"], rounds=False),
+    "distill": _Part(
+        [*_HELD_OUT, offline.teacher_model, offline_data.sft_dataset, offline.distilled_checkpoint],
+        ["distill_job"],
+        rounds=False,
+    ),
+}
+
+
+def all_definitions() -> dg.Definitions:
+    """The definitions of projects of every kind."""
+    parts = [_ROUNDS, _ONLINE, *_OFFLINE.values()]
+    assets = {asset.key: asset for part in parts for asset in part.assets}
+    return _definitions(_Part(list(assets.values()), [job for part in parts for job in part.jobs]), None)
+
+
+def definitions_of(settings: RunSettings) -> dg.Definitions:
+    """The definitions that a project with ``settings`` uses."""
+    if settings.offline is not None:
+        return _definitions(_OFFLINE[settings.offline], settings)
+    return _definitions(_ONLINE if settings.config.online else _ROUNDS, settings)
+
+
+def _definitions(part: _Part, settings: RunSettings | None) -> dg.Definitions:
+    used = [*part.assets, evaluation.evaluation_report]
+    keys = {asset.key for asset in used}
+    launched = {*part.jobs, "evaluate_job"}
+    return dg.Definitions(
+        assets=[_without_unused(asset, keys) for asset in used],
+        jobs=[*(job for job in ALL_JOBS if job.name in launched), *MAINTENANCE_JOBS],
+        sensors=[
+            next_round_sensor(launched),
+            *([experience_threshold_sensor] if part.rounds else []),
+            alert_on_run_failure,
+        ],
+        schedules=[evaluation_schedule(None if settings is None else settings.config.evaluation.schedule)],
+        resources=_RESOURCES,
+        # The engine and trainer processes do the heavy work. A process for each step would only add seconds to a round.
+        executor=dg.in_process_executor,
+    )
+
+
+def _without_unused(asset: _Asset, used: set[dg.AssetKey]) -> _Asset:
+    """``asset`` without dependencies on assets that the project does not have."""
+    if isinstance(asset, dg.AssetSpec):
+        return asset
+    return asset.map_asset_specs(
+        lambda spec: spec.replace_attributes(deps=[dep for dep in spec.deps if dep.asset_key in used])
+    )
+
+
+def _of_home() -> dg.Definitions:
+    """The definitions of the project in RFT_HOME; all where there is none, or where its file cannot be read."""
+    try:
+        return definitions_of(project.open().settings)
+    except (RftError, OSError):
+        return all_definitions()
+
+
+defs = _of_home()
 
 if multiprocessing.parent_process() is not None:  # a process of a Dagster run, which has loaded no user code yet
     keep_imports()

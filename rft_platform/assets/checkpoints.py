@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from rft_platform.assets.checks import CHECKPOINT_CHECKS, checkpoint_results
-from rft_platform.assets.common import OWNERS, TRAINER_POOL, links, numbers, path, rft_rounds, round_of
+from rft_platform.assets.common import OWNERS, TRAINER_POOL, links, numbers, path, rft_rounds, round_of, value_table
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.experience.file_names import round_key
@@ -21,28 +21,37 @@ def selection_metadata(note: dict[str, Any] | None) -> dict[str, Any]:
         return {}
     versions = note["policy_versions"]
     return {
-        **{f"rows/{use}": count for use, count in note["rows"].items()},
-        "rows/from_rounds": ", ".join(map(round_key, note["fresh_rounds"])) or "none",
-        "rows/policy_versions": f"{versions[0]} to {versions[1]}" if versions else "none",
+        "rows": value_table(
+            {
+                **note["rows"],
+                "from_rounds": ", ".join(map(round_key, note["fresh_rounds"])) or "none",
+                "policy_versions": f"{versions[0]} to {versions[1]}" if versions else "none",
+                "left_for_later": sum(note["left"].values()),
+            }
+        ),
         "rows/staleness_mean": note["staleness_mean"],
-        "rows/left_for_later": sum(note["left"].values()),
     }
 
 
 _ORIGIN = ("judge_version", "data_digest", "taskset_digest", "config_digest", "code_version")  # `rft trace` shows more
+#: Metrics that are entries by themselves, so that Dagster plots them over the rounds. A table has the others.
+_HEADLINES = ("loss", "reward_mean", "grad_norm", "entropy", "mismatch_k3", "clip_fraction", "lr", "tokens")
 
 
 def training_metadata(training: "PolicyTraining") -> dict[str, Any]:
-    """Metadata of the training of one policy."""
+    """Metadata of the training of one policy: what it made, the headline figures, and tables of everything else."""
     policy, result = training.policy, training.result
-    figures = {} if result is None else {"optimizer_steps": result.steps, **numbers(result.metrics)}
-    found = {
+    figures = {} if result is None else numbers(result.metrics)
+    found: dict[str, Any] = {
         "checkpoint": path(policy.folder),
         "policy_version": policy.policy_version,
         "model_version": policy.model_version or "not registered",
-        **{name: training.origin[name] for name in _ORIGIN if training.origin.get(name)},
-        **figures,
     }
+    if result is not None:
+        found |= {"optimizer_steps": result.steps, **{name: figures[name] for name in _HEADLINES if name in figures}}
+        found["other_metrics"] = value_table({name: v for name, v in figures.items() if name not in _HEADLINES})
+        found["seconds"] = value_table(numbers(result.seconds))
+    found["origin"] = value_table({name: training.origin[name] for name in _ORIGIN if training.origin.get(name)})
     prefix = "" if policy.name == FIRST_POLICY else f"{policy.name}/"
     return {f"{prefix}{name}": value for name, value in found.items()}
 
@@ -76,7 +85,6 @@ def policy_checkpoint(
     assert first.result is not None, "the first policy is always trained"
     metadata: dict[str, Any] = {**links(mlflow_links(opened, versions, first.policy))}
     metadata |= training_metadata(first) | selection_metadata(selection_note(opened.store, number))
-    metadata |= {f"seconds/{name}": value for name, value in first.result.seconds.items()}
     for other in trained.values():
         metadata |= training_metadata(other)
     return dg.MaterializeResult(

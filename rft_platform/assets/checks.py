@@ -1,34 +1,49 @@
-"""Asset checks: conditions that block a round from training, and conditions to be reviewed by a person."""
+"""Asset checks: conditions that block a round from training, and conditions to be reviewed by a person.
 
+A check of a partitioned asset has a result for each round, so that a good round does not hide a bad one before it.
+"""
+
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import dagster as dg
 
+from rft_platform.assets.common import rft_rounds
 from rft_platform.experience.quality import JudgedQuality, RolloutQuality
 from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import StepEvent
 
+
+def _round_check(name: str, *, asset: str, description: str, blocking: bool = False) -> dg.AssetCheckSpec:
+    """A check with a result for each round. Dagster calls the parameter a preview and warns about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        return dg.AssetCheckSpec(
+            name, asset=asset, description=description, blocking=blocking, partitions_def=rft_rounds
+        )
+
+
 EXPERIENCE_CHECKS = [
-    dg.AssetCheckSpec(
+    _round_check(
         "rows_are_sound",
         asset="judged_experiences",
         blocking=True,
         description="Equal lengths, finite log-probs, rewards and advantages, unique rows, every rollout judged once.",
     ),
-    dg.AssetCheckSpec(
+    _round_check(
         "groups_are_complete",
         asset="judged_experiences",
         blocking=True,
         description="Every task has all its runs, or as many as explorer.group_policy permits.",
     ),
-    dg.AssetCheckSpec(
+    _round_check(
         "one_policy_version",
         asset="judged_experiences",
         description="One policy version sampled all rows of the round.",
     ),
-    dg.AssetCheckSpec(
+    _round_check(
         "rewards_differ",
         asset="judged_experiences",
         description="At least one group has differing rewards; otherwise the round trains nothing.",
@@ -36,12 +51,12 @@ EXPERIENCE_CHECKS = [
 ]
 
 CHECKPOINT_CHECKS = [
-    dg.AssetCheckSpec(
+    _round_check(
         "engine_agrees_with_trainer",
         asset="policy_checkpoint",
         description="The mean |delta log-prob| between engine and trainer is small.",
     ),
-    dg.AssetCheckSpec(
+    _round_check(
         "weights_changed",
         asset="policy_checkpoint",
         description="The round made at least one optimiser step.",
@@ -49,8 +64,10 @@ CHECKPOINT_CHECKS = [
 ]
 
 
-def leak_spec(asset: str, description: str) -> dg.AssetCheckSpec:
+def leak_spec(asset: str, description: str, *, each_round: bool = True) -> dg.AssetCheckSpec:
     """Check that a dataset contains no held-out tasks (such a task is a *leak*); ``leak_result`` builds the result."""
+    if each_round:
+        return _round_check("no_leaks", asset=asset, description=description)
     return dg.AssetCheckSpec("no_leaks", asset=asset, description=description)
 
 
@@ -67,15 +84,21 @@ def leak_result(leaks: Sequence[Task]) -> dg.AssetCheckResult:
 def checkpoint_specs(asset: str) -> list[dg.AssetCheckSpec]:
     """Checks of the weights of an offline training; ``offline_results`` builds their results."""
     return [
-        dg.AssetCheckSpec("weights_changed", asset=asset, description="The training made at least one optimiser step."),
-        dg.AssetCheckSpec(
-            "loss_fell", asset=asset, description="The loss of the last tenth of the steps is below the first tenth's."
+        _round_check(
+            "weights_changed",
+            asset=asset,
+            description="The training made at least one optimiser step.",
+        ),
+        _round_check(
+            "loss_fell",
+            asset=asset,
+            description="The loss of the last tenth of the steps is below the first tenth's.",
         ),
     ]
 
 
 EVALUATION_CHECKS = [
-    dg.AssetCheckSpec(
+    _round_check(
         "gate",
         asset="evaluation_report",
         description="The policy is better than the champion by the rule of evaluation.gate and becomes the champion. "

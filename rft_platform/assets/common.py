@@ -49,6 +49,13 @@ def report_table(reports: Sequence[Any]) -> dg.TableMetadataValue:
     return dg.MetadataValue.table(records, schema=None if records else dg.TableSchema(columns=[]))
 
 
+def value_table(values: Mapping[str, Any]) -> dg.TableMetadataValue:
+    """A table with one row for each entry of ``values``: its name and its value."""
+    records = [dg.TableRecord({"name": name, "value": _cell(value)}) for name, value in values.items()]
+    columns = [dg.TableColumn("name"), dg.TableColumn("value")]
+    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
+
+
 def path(folder_or_file: str | Path) -> dg.PathMetadataValue:
     """A path that can be copied in the UI."""
     return dg.MetadataValue.path(str(folder_or_file))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from rft_platform.assets.checks import checkpoint_specs, offline_results
-from rft_platform.assets.common import OWNERS, TRAINER_POOL, links, numbers, path, rft_rounds, round_of
+from rft_platform.assets.common import OWNERS, TRAINER_POOL, links, numbers, path, rft_rounds, round_of, value_table
 from rft_platform.assets.offline_data import preference_pairs, sft_dataset
 from rft_platform.assets.policy import base_model
 from rft_platform.assets.run_failure import reports_faults
@@ -79,7 +79,7 @@ def _train(
             "dataset_rows": origin["dataset_rows"],
             "data_digest": origin["data_digest"],
             **numbers(result.metrics),
-            **{f"seconds/{name}": value for name, value in result.seconds.items()},
+            "seconds": value_table(numbers(result.seconds)),
         },
         data_version=dg.DataVersion(policy.weights_digest),
         check_results=offline_results(steps),

@@ -262,7 +262,6 @@ def _dynamic_waits(config: RftConfig) -> list[str]:
 _STORAGE_TYPE = "buffer.trainer_input.experience_buffer.storage_type"
 _NO_EFFECT = {
     "trainer.trainer_config": "it configures another framework's trainer",
-    "evaluation.schedule": "the schedule nightly_evaluation has its own time, which the Automation tab changes",
     "synchronizer.sync_method": "the engine loads weights from checkpoint files",
     "explorer.service_status_check_interval": "the service looks for new versions twice a second",
     _STORAGE_TYPE: "experiences are stored as files",

@@ -41,7 +41,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
         with console.status("loading"), importing():
             from dagster import DagsterExecutionInterruptedError
 
-            from rft_platform.definitions import defs
+            from rft_platform.definitions import all_definitions
             from rft_platform.jobs.driver import drive
         keep_imports()  # no user code is loaded yet; excludes the imported objects from later collections
         try:
@@ -52,7 +52,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
                 configured("driver"),
                 logs_bounded(log.parent),
             ):
-                result = drive(project, defs)
+                result = drive(project, all_definitions())
                 if result.failed:  # the failure is raised below
                     screen.take_back_failure()
         except DagsterExecutionInterruptedError:

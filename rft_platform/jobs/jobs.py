@@ -97,10 +97,10 @@ release_job = dg.define_asset_job(
     tags={"rft/phase": "release"},
 )
 
-OFFLINE_JOBS = [sft_job, dpo_job, distill_job]
 ALL_JOBS = [
-    warm_start_job, explore_job, collect_job, sync_round_job, *OFFLINE_JOBS, evaluate_job, judge_job, release_job,
-]  # fmt: skip
+    *(warm_start_job, explore_job, collect_job, sync_round_job, sft_job, dpo_job, distill_job),
+    *(evaluate_job, judge_job, release_job),
+]
 
 
 def run_tags(round_number: int) -> dict[str, str]:

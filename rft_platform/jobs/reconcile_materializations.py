@@ -56,7 +56,8 @@ def reconcile_materializations(
             LOG.warning("%s of %s is not reported to Dagster yet: %s", asset, round_key(number), error)
             continue
         for result in results:
-            instance.report_runless_asset_event(result)
+            if not _is_reported(instance, result):
+                instance.report_runless_asset_event(result)
         instance.report_runless_asset_event(materialization)  # last: it marks the results as recorded
         reported.append(f"{asset} of {round_key(number)}")
     return reported
@@ -98,6 +99,12 @@ def _has_result(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_id: s
     return False
 
 
+def _is_reported(instance: dg.DagsterInstance, result: dg.AssetCheckEvaluation) -> bool:
+    """Whether an earlier call reported the result: Dagster stores one result without a run for a check of a round."""
+    history = instance.event_log_storage.get_asset_check_execution_history(result.asset_check_key, limit=_RESULTS)
+    return any(record.run_id == "" and record.partition == result.partition for record in history)
+
+
 def _check_results(
     project: Project, asset: str, number: int, note: dict[str, Any]
 ) -> Iterable[dg.AssetCheckEvaluation]:
@@ -119,6 +126,7 @@ def _check_results(
             passed=result.passed,
             severity=result.severity,
             metadata={**result.metadata, "round": number},
+            partition=round_key(number),
         )
 
 

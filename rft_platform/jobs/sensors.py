@@ -1,6 +1,6 @@
 """The sensors that advance a project (they launch what the plan returns), and the nightly evaluation."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import get_args
 
 import dagster as dg
@@ -12,16 +12,14 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.jobs.instance import end_orphaned_runs
 from rft_platform.jobs.jobs import (
+    ALL_JOBS,
     BENCH,
     JOB_OF_KIND,
-    OFFLINE_JOBS,
+    KIND_OF_JOB,
     add_next_round,
-    collect_job,
     evaluate_job,
-    explore_job,
     run_tags,
     sync_round_job,
-    warm_start_job,
 )
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
@@ -39,7 +37,9 @@ _TICK_S = sensor_interval_s()
 @dg.sensor(
     jobs=[sync_round_job],
     minimum_interval_seconds=_TICK_S,
-    description="Starts a round's training once enough of its experience rows have landed.",
+    default_status=dg.DefaultSensorStatus.STOPPED,
+    description="Starts a round's training once enough of its experience rows are stored. A skipped tick says what it "
+    "waits for. `rft ui --auto` and `rft serve` turn the sensor on.",
 )
 def experience_threshold_sensor(
     context: dg.SensorEvaluationContext, project: ProjectResource
@@ -48,25 +48,46 @@ def experience_threshold_sensor(
     return _launch(context, project, kinds=("sync",))
 
 
-@dg.sensor(
-    jobs=[warm_start_job, explore_job, collect_job, evaluate_job, *OFFLINE_JOBS],
-    minimum_interval_seconds=_TICK_S,
-    description="Starts the warm start, then the next round's exploration, until the budget of rounds is spent; for "
-    "an offline project, the training; in mode bench, one evaluation after another.",
-)
-def next_round_sensor(context: dg.SensorEvaluationContext, project: ProjectResource) -> dg.SensorResult | dg.SkipReason:
-    """Launch the next warm start, exploration, evaluation or offline stage if the plan has one."""
-    return _launch(context, project, kinds=("warm_start", "explore", "collect", "evaluate", *get_args(OfflineKind)))
+def next_round_sensor(jobs: Collection[str]) -> dg.SensorDefinition:
+    """The sensor that launches the plan's next work except the training of a round, by those of ``jobs`` that do it."""
+    planned = set(KIND_OF_JOB) - {sync_round_job.name}
+
+    @dg.sensor(
+        name="next_round_sensor",
+        jobs=[job for job in ALL_JOBS if job.name in planned and job.name in jobs],
+        minimum_interval_seconds=_TICK_S,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        description="Starts the warm start, then the next round's exploration, until the budget of rounds is spent; "
+        "for an offline project, the training; in mode bench, one evaluation after another. A skipped tick says what "
+        "it waits for. `rft ui --auto` and `rft serve` turn the sensor on.",
+    )
+    def sensor(context: dg.SensorEvaluationContext, project: ProjectResource) -> dg.SensorResult | dg.SkipReason:
+        return _launch(context, project, kinds=("warm_start", "explore", "collect", "evaluate", *get_args(OfflineKind)))
+
+    return sensor
 
 
-@dg.schedule(
-    job=evaluate_job,
-    cron_schedule="0 3 * * *",
-    description="Every night, evaluates the policy of the newest synced round on the held-out tasks.",
-)
-def nightly_evaluation(
-    context: dg.ScheduleEvaluationContext, project: ProjectResource
-) -> dg.RunRequest | dg.SkipReason:
+def evaluation_schedule(cron: str | None) -> dg.ScheduleDefinition:
+    """The schedule that evaluates the newest policy: at the times of ``evaluation.schedule``; None: off, at 3 o'clock.
+
+    A project that sets the key wants the evaluation, so its schedule is on.
+    """
+
+    @dg.schedule(
+        name="nightly_evaluation",
+        job=evaluate_job,
+        cron_schedule=cron or "0 3 * * *",
+        default_status=dg.DefaultScheduleStatus.RUNNING if cron else dg.DefaultScheduleStatus.STOPPED,
+        description="Evaluates the policy of the newest synced round on the held-out tasks, at the times of "
+        "evaluation.schedule; without that key the schedule is off.",
+    )
+    def schedule(context: dg.ScheduleEvaluationContext, project: ProjectResource) -> dg.RunRequest | dg.SkipReason:
+        return _evaluation_request(project)
+
+    return schedule
+
+
+def _evaluation_request(project: ProjectResource) -> dg.RunRequest | dg.SkipReason:
     """Request an evaluation of the newest round that has a policy."""
     try:
         opened = project.open()

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -38,6 +38,10 @@ _PACKAGE = Path(rft_platform.__file__).parent
 SENSORS = ("next_round_sensor", "experience_threshold_sensor")
 _RESULTS = "/assets/evaluation_report"
 _REPOSITORY = {"repositoryLocationName": "rft_platform", "repositoryName": "__repository__"}
+_DEFINED = """
+query($repository: RepositorySelector!) {
+  repositoryOrError(repositorySelector: $repository) { ... on Repository { sensors { name } } }
+}"""
 _START = """
 mutation($sensor: SensorSelector!) {
   startSensor(sensorSelector: $sensor) { __typename ... on PythonError { message } }
@@ -255,23 +259,37 @@ def _beats(instance: "dg.DagsterInstance") -> Callable[[], bool]:
 
 
 def start_sensors(url: str, token: str) -> None:
-    """Turn on the round sensors through the webserver at ``url``, as their switches in the interface do.
+    """Turn on the round sensors that the project has, through the webserver at ``url``, as its switches do.
 
     Raises RftError if a sensor cannot be turned on within 60 s.
     """
     import httpx
 
     deadline, headers = time.monotonic() + _START_TIMEOUT_S, {"Authorization": f"Bearer {token}"}
-    for name in SENSORS:
-        body = {"query": _START, "variables": {"sensor": {**_REPOSITORY, "sensorName": name}}}
+
+    def ask(query: str, variables: dict[str, Any], wanted: Callable[[dict[str, Any]], Any], problem: str) -> Any:
         while True:  # the interface answers before it has loaded the code location
             try:
+                body = {"query": query, "variables": variables}
                 reply = httpx.post(f"{url}/graphql", json=body, headers=headers, timeout=30.0, trust_env=False).json()
-                answer = (reply.get("data") or {}).get("startSensor") or {}
             except (httpx.HTTPError, ValueError) as error:
-                reply, answer = {"error": str(error)}, {}
-            if answer.get("__typename") == "Sensor":
-                break
+                reply = {"error": str(error)}
+            if found := wanted(reply.get("data") or {}):
+                return found
             if time.monotonic() > deadline:
-                raise RftError(f"{name} could not be turned on at {url}: {reply}; turn it on under Automation there")
+                raise RftError(f"{problem} at {url}: {reply}; turn the sensors on under Automation there")
             time.sleep(_START_POLL_S)
+
+    defined = ask(
+        _DEFINED,
+        {"repository": _REPOSITORY},
+        lambda data: [sensor["name"] for sensor in (data.get("repositoryOrError") or {}).get("sensors", ())],
+        "no sensors are defined",
+    )
+    for name in set(SENSORS) & set(defined):
+        ask(
+            _START,
+            {"sensor": {**_REPOSITORY, "sensorName": name}},
+            lambda data: (data.get("startSensor") or {}).get("__typename") == "Sensor",
+            f"{name} could not be turned on",
+        )

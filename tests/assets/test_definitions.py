@@ -7,8 +7,17 @@ import sys
 import dagster as dg
 import pytest
 
-from rft_platform.assets.checks import evaluation_results
-from rft_platform.definitions import defs
+from rft_platform.assets.checks import (
+    CHECKPOINT_CHECKS,
+    EVALUATION_CHECKS,
+    EXPERIENCE_CHECKS,
+    checkpoint_specs,
+    evaluation_results,
+)
+from rft_platform.assets.common import rft_rounds
+from rft_platform.config.resolve import resolve
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.definitions import definitions_of, defs
 from rft_platform.rounds.evaluate import gate_passed
 
 HEAVY = ["torch", "vllm", "transformers", "mlflow", "pandas", "datasets", "duckdb", "matplotlib", "fastapi"]
@@ -97,3 +106,87 @@ def test_the_gate_check_fails_only_where_the_gate_refused():
     assert gate_passed(evaluated | {"gate_passed": True}) is True, "it passed, but has no model version"
     assert gate_passed(evaluated) is False, "a note of an earlier version"
     assert gate_passed(old) is None
+
+
+def test_a_failed_check_of_one_round_stays_after_the_next_round_passes():
+    (gate,) = EVALUATION_CHECKS
+
+    @dg.asset(name="evaluation_report", partitions_def=rft_rounds, check_specs=[gate])
+    def report(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        passed = context.partition_key == "r0002"
+        return dg.MaterializeResult(check_results=evaluation_results(passed, "why"))
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001", "r0002"])
+        for partition in ("r0001", "r0002"):
+            dg.materialize([report], instance=instance, partition_key=partition)
+        history = instance.event_log_storage.get_asset_check_execution_history(gate.key, limit=10)
+    found = {record.partition: record.event.dagster_event.asset_check_evaluation_data.passed for record in history}
+    assert found == {"r0001": False, "r0002": True}
+
+
+def test_every_check_of_a_round_has_a_result_for_each_round():
+    specs = [*EXPERIENCE_CHECKS, *CHECKPOINT_CHECKS, *EVALUATION_CHECKS, *checkpoint_specs("sft_checkpoint")]
+    assert [spec.name for spec in specs if spec.partitions_def is not rft_rounds] == []
+
+
+TASKSET = {"taskset": {"path": "t.jsonl"}}
+DATASET = {"trainer_input": {"experience_buffer": {"path": "d.jsonl"}}}
+TRAFFIC = {"trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
+UPKEEP = {"compact_job", "retention_job", "evaluate_job"}
+
+
+@pytest.mark.parametrize(
+    ("config", "evaluated", "jobs", "unused"),
+    [
+        (
+            {"buffer": {"explorer_input": TASKSET}},
+            "policy_checkpoint",
+            {"warm_start_job", "explore_job", "sync_round_job", "judge_job"},
+            {"sft_dataset", "teacher_model", "online_experiences", "release_report"},
+        ),
+        (
+            {"mode": "train", "algorithm": {"algorithm_type": "sft"}, "buffer": DATASET},
+            "sft_checkpoint",
+            {"sft_job"},
+            {"task_dataset", "policy_checkpoint", "rollout_batches", "dpo_checkpoint"},
+        ),
+        (
+            {"mode": "train", "algorithm": {"algorithm_type": "dpo"}, "buffer": DATASET},
+            "dpo_checkpoint",
+            {"dpo_job"},
+            {"task_dataset", "policy_checkpoint", "sft_checkpoint"},
+        ),
+        (
+            {"algorithm": {"algorithm_type": "reinforce++"}, "buffer": TRAFFIC},
+            "policy_checkpoint",
+            {"warm_start_job", "collect_job", "sync_round_job", "judge_job", "release_job"},
+            {"rollout_batches", "policy_snapshot", "sft_dataset"},
+        ),
+    ],
+    ids=["rounds", "sft", "dpo", "online"],
+)
+def test_a_project_has_only_the_assets_and_jobs_that_it_uses(config, evaluated, jobs, unused):
+    shown = definitions_of(resolve(RftConfig.model_validate({"model": {"model_path": "m"}, **config})))
+    graph, repository = shown.resolve_asset_graph(), shown.get_repository_def()
+    names = {key.to_user_string() for key in graph.get_all_asset_keys()}
+    assert not names & unused
+    parents = {key.to_user_string() for key in graph.get(dg.AssetKey("evaluation_report")).parent_keys}
+    assert parents == {evaluated, "eval_task_dataset"}
+    undefined = {key for node in graph.asset_nodes for key in node.parent_keys} - set(graph.get_all_asset_keys())
+    assert undefined == set()
+    assert {job.name for job in repository.get_all_jobs() if not job.name.startswith("__")} == jobs | UPKEEP
+    sensors = {sensor.name for sensor in repository.sensor_defs}
+    assert ("experience_threshold_sensor" in sensors) == ("sync_round_job" in jobs)
+    (schedule,) = repository.schedule_defs
+    assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
+
+
+def test_the_schedule_of_the_configuration_is_on():
+    config = {
+        "model": {"model_path": "m"},
+        "buffer": {"explorer_input": TASKSET},
+        "evaluation": {"schedule": "0 4 * * 1-5"},
+    }
+    (schedule,) = definitions_of(resolve(RftConfig.model_validate(config))).get_repository_def().schedule_defs
+    assert (schedule.cron_schedule, schedule.default_status) == ("0 4 * * 1-5", dg.DefaultScheduleStatus.RUNNING)

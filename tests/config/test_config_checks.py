@@ -72,6 +72,8 @@ def test_the_examples_pass_on_a_gpu_machine() -> None:
         ({"model__max_model_len": 100, "model__max_response_tokens": 200}, "exceeds model.max_model_len 100"),
         ({"trainer__ulysses_sequence_parallel_size": 2}, "set it to 1"),
         ({"evaluation__schedule": "daily"}, "five fields of cron"),
+        ({"evaluation__schedule": "0 24 * * *"}, "five fields of cron"),
+        ({"evaluation__schedule": "0 3 * * mon-fri"}, "five fields of cron"),
         ({"warm_start": {"path": "owner/data", "stop_at": 0.4}}, "there is none: add one"),
         ({"buffer__explorer_input__eval_tasksets": [{"path": "o/d"}, {"path": "o/d"}]}, "two entries are called"),
         ({"model__lora_configs": [{"name": "a"}, {"name": "b"}]}, "one adapter"),

@@ -52,7 +52,7 @@ def test_the_plan_ignores_runs_of_mistyped_partitions(project: Project, partitio
         context = dg.build_sensor_context(
             instance=instance, resources={"project": ProjectResource(home=str(project.home.root))}
         )
-        assert next_round_sensor(context).run_requests
+        assert next_round_sensor(["explore_job"])(context).run_requests
 
 
 def test_the_next_round_has_its_partition(project: Project) -> None:

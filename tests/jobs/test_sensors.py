@@ -7,10 +7,13 @@ import yaml
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow
-from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor, nightly_evaluation
+from rft_platform.jobs.jobs import ALL_JOBS
+from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
 from rft_platform.resources import ProjectResource
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
+
+NEXT_ROUND = next_round_sensor([job.name for job in ALL_JOBS])
 
 
 @pytest.fixture
@@ -31,18 +34,18 @@ def tick(sensor: dg.SensorDefinition, resource: ProjectResource, instance: dg.Da
 
 def test_a_folder_without_a_project_is_a_telling_skip(tmp_path):
     with dg.DagsterInstance.ephemeral() as instance:
-        skipped = tick(next_round_sensor, ProjectResource(home=str(tmp_path)), instance)
+        skipped = tick(NEXT_ROUND, ProjectResource(home=str(tmp_path)), instance)
     assert isinstance(skipped, dg.SkipReason)
     assert "rft run" in skipped.skip_message
 
 
 def test_the_warm_start_comes_first_then_round_one_with_its_partition(project, resource):
     with dg.DagsterInstance.ephemeral() as instance:
-        (first,) = tick(next_round_sensor, resource, instance).run_requests
+        (first,) = tick(NEXT_ROUND, resource, instance).run_requests
         assert (first.job_name, first.run_key, first.partition_key) == ("warm_start_job", "warm_start:r0000:0", None)
 
         publish_round(project, 0)
-        result = tick(next_round_sensor, resource, instance)
+        result = tick(NEXT_ROUND, resource, instance)
         (request,) = result.run_requests
         assert (request.job_name, request.run_key, request.partition_key) == ("explore_job", "explore:r0001:0", "r0001")
         assert request.tags["rft/round"] == "r0001"
@@ -84,7 +87,7 @@ def test_a_dynamic_style_explores_on_and_trains_what_has_landed(dynamic):
     store = dynamic.open().store
     with dg.DagsterInstance.ephemeral() as instance:
         for number in (1, 2):
-            (request,) = tick(next_round_sensor, dynamic, instance).run_requests
+            (request,) = tick(NEXT_ROUND, dynamic, instance).run_requests
             assert request.run_key == f"explore:r000{number}:0", "without waiting for training"
             skipped = tick(experience_threshold_sensor, dynamic, instance)
             assert f"r0001 waits: {4 * (number - 1)} of 6 experiences have landed" in skipped.skip_message
@@ -93,7 +96,7 @@ def test_a_dynamic_style_explores_on_and_trains_what_has_landed(dynamic):
             store.write_note(number, "judge", {"sound": True})
         (request,) = tick(experience_threshold_sensor, dynamic, instance).run_requests
         assert (request.job_name, request.run_key) == ("sync_round_job", "sync:r0001:0")
-        waiting = tick(next_round_sensor, dynamic, instance)
+        waiting = tick(NEXT_ROUND, dynamic, instance)
         assert isinstance(waiting, dg.SkipReason), "all batches of the run are explored"
 
 
@@ -102,12 +105,13 @@ def test_a_finished_budget_is_said(project, resource):
         publish_round(project, number)
         project.store.write_note(number, "judge", {"sound": True})
     with dg.DagsterInstance.ephemeral() as instance:
-        skipped = tick(next_round_sensor, resource, instance)
+        skipped = tick(NEXT_ROUND, resource, instance)
     assert skipped.skip_message == "all rounds of the budget are done"
 
 
 def test_the_schedule_evaluates_the_newest_policy(project, resource):
-    context = dg.build_schedule_context(resources={"project": resource})
+    context, nightly_evaluation = dg.build_schedule_context(resources={"project": resource}), evaluation_schedule(None)
+    assert nightly_evaluation.default_status is dg.DefaultScheduleStatus.STOPPED
     assert isinstance(nightly_evaluation(context), dg.SkipReason)
     publish_round(project, 0)
     publish_round(project, 1)
@@ -126,9 +130,9 @@ def test_an_offline_training_is_launched_by_the_same_sensor(tmp_path):
     write_text(home.config_file, yaml.safe_dump(config))
     resource = ProjectResource(home=str(home.root))
     with dg.DagsterInstance.ephemeral() as instance:
-        (request,) = tick(next_round_sensor, resource, instance).run_requests
+        (request,) = tick(NEXT_ROUND, resource, instance).run_requests
         assert (request.job_name, request.run_key, request.partition_key) == ("sft_job", "sft:r0001:0", "r0001")
         publish_round(Project.open(home), 1)
-        skipped = tick(next_round_sensor, resource, instance)
+        skipped = tick(NEXT_ROUND, resource, instance)
     assert isinstance(skipped, dg.SkipReason)
     assert "all rounds" in skipped.skip_message

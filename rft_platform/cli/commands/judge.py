@@ -53,7 +53,7 @@ def judge(
             judges_of(project, other_judge(judge, judge_args, []))  # fails before a run starts
         refuse_second_driver(project.home)
         from rft_platform.common.processes.signals import terminable
-        from rft_platform.definitions import defs
+        from rft_platform.definitions import all_definitions
         from rft_platform.driver.live import showing_progress
         from rft_platform.driver.run import used_processes_end
         from rft_platform.jobs.rejudge import rejudge
@@ -61,7 +61,9 @@ def judge(
 
         before = [figures(project.store, number) for number in numbers]
         with terminable(), used_processes_end(project.home, notes()), showing_progress(notes()):
-            records = rejudge(project, defs, numbers, {"judge": judge, "judge_args": judge_args, "restore": restore})
+            records = rejudge(
+                project, all_definitions(), numbers, {"judge": judge, "judge_args": judge_args, "restore": restore}
+            )
         records = [{**note, "before": asdict(old) if old else None} for note, old in zip(records, before, strict=True)]
         if not as_json:
             _print_judgements(project, before, records)

@@ -1,5 +1,6 @@
 """Semantic checks of a configuration, made before anything starts; every problem is reported with its fix."""
 
+import re
 from collections.abc import Callable, Iterator
 
 from rft_platform.algorithms.presets import Preset
@@ -198,10 +199,32 @@ _WHOLE_DISTRIBUTION: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
+_CRON_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+
+
+def _is_cron(text: str) -> bool:
+    """Whether ``text`` has the five fields of cron: ``*``, numbers, ranges and steps, which Dagster accepts."""
+    fields = text.split()
+    if len(fields) != len(_CRON_RANGES):
+        return False
+    for field, (least, most) in zip(fields, _CRON_RANGES, strict=True):
+        for part in field.split(","):
+            found = re.fullmatch(r"(?:\*|(\d+)(?:-(\d+))?)(?:/([1-9]\d*))?", part)
+            if found is None:
+                return False
+            first, last = int(found[1] or least), int(found[2] or found[1] or most)
+            if not least <= first <= last <= most:
+                return False
+    return True
+
+
 def _schedule_problems(run: RunSettings) -> Iterator[str]:
     config, preset = run.config, run.algorithm
-    if len(config.evaluation.schedule.split()) != 5:
-        yield f"evaluation.schedule {config.evaluation.schedule!r}: expected the five fields of cron, as in '0 3 * * *'"
+    if config.evaluation.schedule is not None and not _is_cron(config.evaluation.schedule):
+        yield (
+            f"evaluation.schedule {config.evaluation.schedule!r}: expected the five fields of cron (minute, hour, day, "
+            "month, weekday), as in '0 3 * * *'"
+        )
     if run.offline is not None:
         return  # the dataset determines the length of an offline training
     algorithm, ends = config.algorithm, run.length() is not None or config.trainer.total_steps is not None

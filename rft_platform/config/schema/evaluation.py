@@ -40,9 +40,9 @@ class Evaluation(Section):
     every: PositiveInt = 1
     """Rounds between two evaluations; the last round is always evaluated."""
     gate: Gate = Gate()
-    schedule: str = "0 3 * * *"
-    """Accepted for compatibility, without effect: change the time of the schedule nightly_evaluation in the Automation
-    tab."""
+    schedule: str | None = None
+    """Times at which the daemon also evaluates the newest policy, as the five fields of cron: ``0 3 * * *`` is every
+    night at 3 o'clock. The Automation tab shows the schedule as nightly_evaluation. null: off."""
     bootstrap_seed: NonNegativeInt = 42
     """Seed of the best@k and worst@k estimates."""
 
