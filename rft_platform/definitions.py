@@ -5,8 +5,10 @@ ever. ``rft run`` launches jobs itself and takes ``all_definitions``, and so doe
 """
 
 import multiprocessing
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import dagster as dg
 
@@ -25,12 +27,14 @@ from rft_platform.assets import (
 from rft_platform.common.errors import RftError
 from rft_platform.common.processes.gc_control import keep_imports
 from rft_platform.common.user_code import drop_safe_path
+from rft_platform.config.home import Home
 from rft_platform.config.resolve import RunSettings
 from rft_platform.jobs.alerts import alert_on_run_failure
 from rft_platform.jobs.jobs import ALL_JOBS
 from rft_platform.jobs.maintenance import MAINTENANCE_JOBS
 from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
 from rft_platform.resources import EngineResource, ProjectResource, RegistryResource, TrainerResource
+from rft_platform.rounds.project.project import Project
 
 _Asset = dg.AssetsDefinition | dg.AssetSpec
 
@@ -122,7 +126,7 @@ def _without_unused(asset: _Asset, used: set[dg.AssetKey]) -> _Asset:
 def _of_home() -> dg.Definitions:
     """The definitions of the project in RFT_HOME; all where there is none, or where its file cannot be read."""
     try:
-        return definitions_of(project.open().settings)
+        return definitions_of(Project.open(Home(Path(os.environ.get("RFT_HOME", ".rft")).absolute())).settings)
     except (RftError, OSError):
         return all_definitions()
 

@@ -1,11 +1,13 @@
 """The code location: loads light and fast, and is a graph that Dagster can sort, run and draw."""
 
 import json
+import os
 import subprocess
 import sys
 
 import dagster as dg
 import pytest
+import yaml
 
 from rft_platform.assets.checks import (
     CHECKPOINT_CHECKS,
@@ -15,6 +17,8 @@ from rft_platform.assets.checks import (
     evaluation_results,
 )
 from rft_platform.assets.common import rft_rounds
+from rft_platform.common.files import write_text
+from rft_platform.config.home import Home
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.definitions import definitions_of, defs
@@ -190,3 +194,15 @@ def test_the_schedule_of_the_configuration_is_on():
     }
     (schedule,) = definitions_of(resolve(RftConfig.model_validate(config))).get_repository_def().schedule_defs
     assert (schedule.cron_schedule, schedule.default_status) == ("0 4 * * 1-5", dg.DefaultScheduleStatus.RUNNING)
+
+
+def test_the_code_location_reads_the_project_of_its_home(tmp_path):
+    write_text(
+        Home(tmp_path).config_file,
+        yaml.safe_dump({"model": {"model_path": "m"}, "buffer": {"explorer_input": TASKSET}}),
+    )
+    code = "from rft_platform.definitions import defs; print(defs.resolve_all_asset_keys())"
+    environment = {**os.environ, "RFT_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "policy_checkpoint" in done.stdout
+    assert "sft_checkpoint" not in done.stdout
