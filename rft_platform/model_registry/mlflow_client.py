@@ -102,7 +102,7 @@ def make_database(tracking_uri: str) -> None:
         follow_home(file)
         return
     with _OPENING, _locked_folder(file.parent, tracking_uri):
-        if file.exists():  # another process created it meanwhile
+        if file.exists():  # another process created it while this one waited
             return
         with _quiet(), importing():
             from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore

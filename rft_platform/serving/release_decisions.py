@@ -52,5 +52,5 @@ def _finish(store: ReleaseStore, release: Release, status: Status, reason: str, 
     serve = release.candidate_version if status == "promoted" else release.base_version
     if store.finish(release.number, status, serve, reason, report):
         return status
-    ended = store.find(release.number)  # a person has decided meanwhile
+    ended = store.find(release.number)  # a user may have ended the release in the meantime
     return status if ended is None else ended.status

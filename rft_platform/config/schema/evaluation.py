@@ -51,11 +51,11 @@ class Registry(Section):
     """The model registry."""
 
     tracking_uri: str | None = None
-    """URI of the MLflow server. Default: a SQLite store below ``RFT_HOME``."""
+    """URI of the MLflow server. Default: an SQLite store below ``RFT_HOME``."""
     model_name: str | None = None
     """Name of the registered model. Default: ``<project>-<name>``."""
     upload_max_gb: NonNegativeFloat = 20.0
-    """With an MLflow server, a checkpoint whose weights have at most so many GB is uploaded as a model, which other
+    """With an MLflow server, a checkpoint whose weights have at most this many GB is uploaded as a model, which other
     machines load with ``mlflow.transformers.load_model`` and ``mlflow models serve``. 0: none is uploaded."""
 
 

@@ -128,7 +128,7 @@ class DataProcessor(Section):
 
 
 class Synchronizer(Section):
-    """When the explorer takes new weights, and how they are transferred. A version is an optimiser step."""
+    """When the explorer takes new weights, and how they are transferred. Each optimiser step makes a policy version."""
 
     sync_method: Annotated[Literal["nccl", "memory", "checkpoint"], aliases(_SYNC_METHODS)] = "checkpoint"
     """``online`` is an alias of nccl, ``offline`` an alias of checkpoint."""

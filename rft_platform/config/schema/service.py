@@ -85,8 +85,8 @@ class Service(Section):
     """Group algorithms: seconds after a task's first label until it is committed with fewer than
     ``algorithm.repeat_times`` runs."""
     subject_share: float = Field(default=1.0, gt=0, le=1)
-    """Largest share of a round's rows that one subject may have; its further rows wait for a later round. Rows without
-    a subject are not limited. 1: no limit."""
+    """Largest share of a round's rows that one subject may have; the subject's further rows wait for a later round.
+    Rows without a subject are not limited. 1: no limit."""
     commit_interval_s: PositiveFloat | None = None
     """Seconds between commits that the service makes itself. null: only clients commit."""
     retention_days: PositiveFloat = 7.0
@@ -103,10 +103,10 @@ class Service(Section):
     """null: only people and programs reward answers."""
     alerts: Alerts = Alerts()
     weight_update: Literal["together", "rolling"] = "together"
-    """How several replicas (``explorer.rollout_model.engine_num``) take new weights. ``together``: all at once;
-    requests wait meanwhile. ``rolling``: one after another. The log-probs of each replica are compared with the
-    trainer's before the next replica follows, and all replicas return to the previous weights if a comparison fails.
-    For an imported version only the digest of the weights is compared."""
+    """How several replicas (``explorer.rollout_model.engine_num``) take new weights. ``together``: all at the same
+    time; requests wait until the weights are loaded. ``rolling``: one after another. The log-probs of each replica are
+    compared with the trainer's before the next replica follows, and all replicas return to the previous weights if a
+    comparison fails. For an imported version only the digest of the weights is compared."""
     least_in_service: PositiveInt = 1
     """Replicas that take requests at any time of a rolling update."""
     canary_share: float = Field(default=0.0, ge=0, lt=1)

@@ -2,7 +2,7 @@
 
 ``Publication`` makes the folder of a checkpoint: rank 0 creates a temporary folder, and every rank writes its shards
 into it. Rank 0 writes the other files. When all shards are written, rank 0 writes the manifest and renames the folder.
-``StateSaving`` adds the trainer state to a folder that was published without this state, while later rounds go on.
+``StateSaving`` adds the trainer state to a folder that was published without this state, while later rounds run.
 
 The ranks do not communicate while they write, so a thread can write: each rank creates a marker file beside its shards
 when they are complete. The ranks synchronise in ``end``.
