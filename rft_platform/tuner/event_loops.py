@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def outside_event_loop(work: Callable[[], Result]) -> Result:
-    """Call ``work`` and return its result. If the caller runs in an event loop, the loop is suspended until ``work`` returns.
+    """Call ``work`` and return its result. An event loop in which the caller runs is suspended until ``work`` returns.
 
     ``work`` runs in the calling thread, may run its own event loops, and is interrupted by Ctrl-C like any other
     code of the main thread. User code that must be stoppable at any point belongs in worker processes

@@ -118,8 +118,8 @@ def deploy(engine: PolicyEngine, policy: Policy, least_serving: int | None = Non
     WeightMismatchError if the engine's log-probs differ from the trainer's for these weights, and DamagedError if the
     files it read are not the published ones. The engine then keeps serving its previous weights.
 
-    With ``least_serving`` the replicas of a pool are updated and compared one after another, while at least so many of
-    them take requests.
+    With ``least_serving`` the replicas of a pool are updated and compared one after another, while at least this number
+    of replicas take requests.
     """
     before = engine.status()
     same = (before.policy_version, before.weights_digest) == (policy.policy_version, policy.weights_digest)
