@@ -4,7 +4,8 @@
 module does not import torch.
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 
@@ -74,6 +75,24 @@ class KlPenaltySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertSchedule:
+    """A schedule of the demonstrations' share in the loss (mu of CHORD, arXiv 2508.11408)."""
+
+    warmup_steps: int = 0  # the share rises linearly from 0 to its peak
+    decay_steps: int = 0  # then it falls to ``final``, along half a cosine
+    final: float = 0.0
+
+    def share(self, peak: float, step: int) -> float:
+        """The share in optimiser step ``step``, from 0."""
+        if step < self.warmup_steps:
+            return peak * step / self.warmup_steps
+        done = step - self.warmup_steps
+        if done >= self.decay_steps:
+            return self.final
+        return self.final + (peak - self.final) * (1 + math.cos(math.pi * done / self.decay_steps)) / 2
+
+
+@dataclass(frozen=True, slots=True)
 class AlgorithmSpec(ObjectiveSpec):
     """Objective, token advantage and critic by name, with their arguments."""
 
@@ -82,4 +101,11 @@ class AlgorithmSpec(ObjectiveSpec):
     kl_penalty: KlPenaltySpec | None = None
     critic: CriticSpec | None = None
     expert_weight: float | None = None  # share (0 to 1) of the demonstrations in the loss ``mix``
+    expert_schedule: ExpertSchedule | None = None  # of this share, whose peak is ``expert_weight``; None: constant
     plugins: tuple[str, ...] = ()  # modules to import first; they register user functions
+
+    def at_step(self, step: int) -> "AlgorithmSpec":
+        """This algorithm with the demonstrations' share of optimiser step ``step``."""
+        if self.expert_weight is None or self.expert_schedule is None:
+            return self
+        return replace(self, expert_weight=self.expert_schedule.share(self.expert_weight, step))

@@ -1,8 +1,15 @@
 """Derive the specifications that the trainer receives: algorithm, adapter and optimizer."""
 
 from rft_platform.algorithms.presets import Preset
-from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, KlPenaltySpec, LoraSpec, OptimizerSpec
-from rft_platform.config.schema.algorithm import Optimizer
+from rft_platform.algorithms.spec import (
+    AlgorithmSpec,
+    CriticSpec,
+    ExpertSchedule,
+    KlPenaltySpec,
+    LoraSpec,
+    OptimizerSpec,
+)
+from rft_platform.config.schema.algorithm import Experts, Optimizer
 from rft_platform.config.schema.rft_config import RftConfig
 
 
@@ -34,8 +41,16 @@ def algorithm_spec(config: RftConfig, chosen: Preset) -> AlgorithmSpec:
         else None,
         critic=CriticSpec(value_clip=critic.value_clip, warmup_steps=critic.warmup_steps) if chosen.critic else None,
         expert_weight=settings.experts.weight if chosen.experts and settings.experts else None,
+        expert_schedule=_expert_schedule(settings.experts) if chosen.experts and settings.experts else None,
         plugins=tuple(settings.plugins),
     )
+
+
+def _expert_schedule(experts: Experts) -> ExpertSchedule | None:
+    if not (experts.warmup_steps or experts.decay_steps):
+        return None
+    final = experts.weight if experts.final_weight is None else experts.final_weight
+    return ExpertSchedule(experts.warmup_steps, experts.decay_steps, final)
 
 
 def lora_spec(config: RftConfig) -> LoraSpec | None:

@@ -240,6 +240,40 @@ def test_the_teacher_is_the_first_auxiliary_model() -> None:
     assert "is the teacher" in notice
 
 
+@pytest.mark.parametrize(
+    ("steps", "experts"),
+    [
+        ((200, 400), {"warmup_steps": 200, "decay_steps": 400, "weight": 0.5, "final_weight": 0.02}),
+        ((0, 0), {"weight": 0.02}),
+    ],
+)
+def test_mix_chord_is_mix_with_a_schedule(steps: tuple[int, int], experts: dict[str, Any]) -> None:
+    data, notices = converted(
+        **with_taskset(),
+        algorithm__algorithm_type="mix_chord",
+        algorithm__policy_loss_fn_args={
+            "mu_warmup_steps": steps[0], "mu_decay_steps": steps[1], "mu_peak": 0.5, "mu_valley": 0.02,
+            "enable_phi_function": True,
+        },
+        buffer__trainer_input__auxiliary_buffers={"sft": {"path": "shown.jsonl"}},
+    )  # fmt: skip
+    assert data["algorithm"]["algorithm_type"] == "mix"
+    assert data["algorithm"]["experts"] == {"path": "shown.jsonl", **experts}
+    assert data["algorithm"]["policy_loss_fn_args"] == {"phi": True}
+    assert any("mix_chord is mix here" in notice for notice in notices)
+    build_config(data)
+
+
+def test_mix_chord_has_its_defaults() -> None:
+    data, _ = converted(
+        **with_taskset(),
+        algorithm__algorithm_type="mix_chord",
+        buffer__trainer_input__auxiliary_buffers={"sft": {"path": "shown.jsonl"}},
+    )
+    assert data["algorithm"]["experts"] == {"path": "shown.jsonl", "weight": 0.1}
+    assert data["algorithm"]["policy_loss_fn_args"] == {"phi": True}
+
+
 def test_the_auxiliary_buffer_holds_the_demonstrations_of_mix() -> None:
     buffers = {"sft": {"path": "shown.jsonl", "storage_type": "file", "format": {"prompt_key": "problem"}}}
     data, notices = converted(

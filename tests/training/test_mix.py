@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rft_platform.algorithms.objective import Objective
-from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
+from rft_platform.algorithms.spec import AlgorithmSpec, ExpertSchedule, OptimizerSpec
 from rft_platform.common.errors import TrainingCancelled, UserError
 from rft_platform.training.checkpoint.reading import read_position
 from rft_platform.training.data.samples import Sample
@@ -76,6 +76,28 @@ def test_each_part_is_normalised_by_its_own_count(ranks: Any, tiny_model: Path, 
         want = (1 - weight) * on_rollouts["loss"] + weight * on_experts["loss"]
         assert metrics["loss"] == pytest.approx(want, abs=1e-5)
         torch.testing.assert_close(both, (1 - weight) * by_rollouts + weight * by_experts, atol=1e-5, rtol=1e-4)
+
+
+def test_the_share_follows_its_schedule() -> None:
+    """CHORD-mu: linear from 0 to the peak, then half a cosine to the final share."""
+    schedule = ExpertSchedule(warmup_steps=4, decay_steps=10, final=0.02)
+    spec = mix(0.5, expert_schedule=schedule)
+    assert [spec.at_step(step).expert_weight for step in range(5)] == [0, 0.125, 0.25, 0.375, 0.5]
+    assert spec.at_step(9).expert_weight == pytest.approx((0.5 + 0.02) / 2)
+    for step, cosine in ((6, np.cos(0.2 * np.pi)), (13, np.cos(0.9 * np.pi))):
+        assert spec.at_step(step).expert_weight == pytest.approx(0.02 + 0.48 * (1 + cosine) / 2)
+    assert spec.at_step(14).expert_weight == spec.at_step(1000).expert_weight == 0.02
+    assert mix(0.5).at_step(3) == mix(0.5)
+
+
+def test_a_step_has_the_share_of_its_place_in_the_run(session: TrainingSession, mixed_request: Any) -> None:
+    """The first step of a run that begins at version 2 has the share of step 2."""
+    schedule = ExpertSchedule(warmup_steps=4, decay_steps=0, final=0.5)
+    losses = []
+    for algorithm in (mix(0.5, expert_schedule=schedule), mix(0.25)):
+        request = mixed_request(algorithm=algorithm, parent_version=2, max_steps=1, expert_batch_size=2)
+        losses.append(train(session, request)[1][0].metrics["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def test_experts_are_not_measured_against_the_engine(ranks: Any, tiny_model: Path) -> None:

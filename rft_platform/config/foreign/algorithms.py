@@ -17,6 +17,7 @@ from rft_platform.config.foreign.names import (
 from rft_platform.config.foreign.treatments import Data, mapping_at, put, value_at
 
 _REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"
+_MU = 0.1  # default of mu_peak and mu_valley
 _AUXILIARY_BUFFERS = "buffer.trainer_input.auxiliary_buffers"
 
 
@@ -184,6 +185,10 @@ def _demonstrations(data: Data, section: Data) -> Iterator[str]:
     loss = (_arguments(section, "policy_loss_fn", LOSSES) or {}) if mixes else {}
     size = loss.pop("train_batch_size_expert", None)
     share, weight = strategy.pop("expert_data_ratio", None), loss.pop("mu", None)
+    chord = section.get("algorithm_type") == "mix_chord"
+    schedule = _share_schedule(loss, chord)
+    if chord and loss.get("enable_phi_function") is None:
+        put(section, "policy_loss_fn_args.enable_phi_function", True, "the default of mix_chord")
     if strategy:
         names = ", ".join(map(str, strategy))
         yield f"algorithm.sample_strategy_args {names}: no effect here: synchronizer and replay_buffer decide"
@@ -205,6 +210,7 @@ def _demonstrations(data: Data, section: Data) -> Iterator[str]:
         experts["format"] = columns
     if weight is not None:
         experts["weight"] = weight
+    experts |= schedule
     total = value_at(data, "buffer.train_batch_size")
     rows = size or (_is_share(share) and isinstance(total, int) and round(share * total))
     if rows:
@@ -215,6 +221,16 @@ def _demonstrations(data: Data, section: Data) -> Iterator[str]:
             data["buffer"]["train_batch_size"] = total - rows
             yield f"buffer.train_batch_size {total}: {total - rows} experiences and {rows} demonstrations a step"
     put(section, "experts", experts, f"{_AUXILIARY_BUFFERS} and algorithm.experts")
+
+
+def _share_schedule(loss: Data, chord: bool) -> Data:
+    """Keys of ``algorithm.experts`` for the arguments ``mu_*`` of the loss of ``mix_chord``, which are removed."""
+    given = {name: loss.pop(f"mu_{name}", None) for name in ("warmup_steps", "decay_steps", "peak", "valley")}
+    if not chord and all(value is None for value in given.values()):
+        return {}
+    peak, valley = (_MU if given[name] is None else given[name] for name in ("peak", "valley"))
+    steps: Data = {name: given[name] for name in ("warmup_steps", "decay_steps") if given[name]}
+    return {**steps, "weight": peak, "final_weight": valley} if steps else {"weight": valley}
 
 
 def _popped(section: Data, key: str) -> Data | None:

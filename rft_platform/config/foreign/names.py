@@ -151,6 +151,7 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
     "raft": ("rft", "runs with a reward of at least algorithm.filters.reward_threshold (1) are trained on"),
     "grpo_verl": ("grpo", None),
     "reinforceplusplus": ("reinforce++", None),
+    "mix_chord": ("mix", "the schedule of mu is algorithm.experts.warmup_steps, decay_steps and final_weight"),
     "jsd": ("gkd", "the divergence to the teacher is computed over the whole vocabulary, in the trainer"),
 }
 
@@ -172,6 +173,7 @@ LOSS_ARGUMENTS: Mapping[str, str | None] = {
     "clip_range_low": "clip_low",
     "clip_range_high": "clip_high",
     "clip_ratio_c": "dual_clip",
+    "enable_phi_function": "phi",
     "epsilon_low": "clip_low",
     "epsilon_high": "clip_high",
     "epsilon_low_prime": "ring_low",

@@ -114,7 +114,13 @@ class Experts(Section):
     """Subset (configuration) of a Hugging Face dataset."""
     format: TaskFormat = TaskFormat()
     weight: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the demonstrations in the loss."""
+    """Share of the demonstrations in the loss; with ``warmup_steps`` or ``decay_steps`` the largest share."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimiser steps at the start of the run in which the share rises linearly from 0 to ``weight``."""
+    decay_steps: NonNegativeInt = 0
+    """Optimiser steps after these in which the share falls from ``weight`` to ``final_weight``, along half a cosine."""
+    final_weight: float | None = Field(default=None, ge=0, lt=1)
+    """Share after ``warmup_steps`` and ``decay_steps``. Default: ``weight``."""
     batch_size: PositiveInt | None = None
     """Demonstrations per optimiser step. Default: ``weight`` times the experiences of a step."""
 

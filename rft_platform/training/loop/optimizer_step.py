@@ -115,7 +115,7 @@ class OptimizerStep:
         return accumulate_gradients(
             self._run.state.policy,
             [self._run.plan.rows.samples[row] for row in rows],
-            self._run.request.algorithm,
+            self._run.request.algorithm.at_step(self._version),
             max_tokens_per_pack=self._run.request.max_tokens_per_pack,
             reduce=self._run.ranks.reduce,
             world_size=self._run.ranks.world_size,
