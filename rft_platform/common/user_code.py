@@ -103,7 +103,7 @@ def module_elsewhere(name: str) -> str:
 def keep_alive(value: Any, what: str) -> str:
     """A reference that loads ``value`` in this process only, for objects that ``reference_of`` refuses.
 
-    An object replaces an earlier one of the same name and use.
+    ``what`` is the object's role, such as ``judge``. An object replaces an earlier one with the same name and role.
     """
     name = f"{what}/{getattr(value, '__qualname__', type(value).__qualname__)}"
     _live_objects[name] = value
@@ -111,7 +111,7 @@ def keep_alive(value: Any, what: str) -> str:
 
 
 def short_name(reference: str) -> str:
-    """A short form of a reference for people: without the folders of a file or the use of a live object."""
+    """A short form of a reference for messages, without the folders of a file or the role of a live object."""
     module_name, _, attribute = reference.rpartition(":")
     if module_name == _LIVE:
         return attribute.rpartition("/")[2]

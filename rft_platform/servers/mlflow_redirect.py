@@ -16,7 +16,10 @@ _NOWHERE = (
 
 @dataclass(frozen=True, slots=True)
 class MlflowRedirect:
-    """Wraps the Dagster interface. A redirect keeps the part of the address after ``#``, which names the page."""
+    """ASGI app that redirects ``MLFLOW_PATH`` to MLflow's address; other requests go to the Dagster interface.
+
+    Browsers keep the part of the address after ``#``, which names the page in MLflow.
+    """
 
     app: App
 

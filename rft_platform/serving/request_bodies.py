@@ -36,7 +36,7 @@ class StorableBody(BaseModel):
             elif isinstance(each, str) and not _is_storable_text(each):
                 raise ValueError(f"the text {each[:50]!r} contains NUL or half of a surrogate pair")
             elif isinstance(each, float) and not math.isfinite(each):
-                raise ValueError(f"{each} is no finite number")
+                raise ValueError(f"{each}: expected a finite number")
         return values
 
 

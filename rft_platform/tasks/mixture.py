@@ -12,13 +12,13 @@ from math import lcm
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Which entry takes which position. All answers depend only on the weights."""
+    """Assigns each position of the stream to an entry. The assignment depends only on the weights."""
 
     weights: tuple[int, ...]
 
     @classmethod
     def of(cls, weights: Sequence[float]) -> "Mixture":
-        """The mixture of entries with these positive weights; exact for decimal fractions."""
+        """The mixture of entries with these positive weights. Decimal fractions are represented exactly."""
         exact = [Fraction(str(weight)) for weight in weights]
         scale = lcm(*(weight.denominator for weight in exact))
         return cls(tuple(int(weight * scale) for weight in exact))
@@ -38,7 +38,7 @@ class Mixture:
         return before
 
     def taken(self, entry: int, positions: int) -> int:
-        """How many of the first ``positions`` positions ``entry`` takes."""
+        """Number of the first ``positions`` positions that ``entry`` takes."""
         number = positions * self.weights[entry] // sum(self.weights)
         while self.position(entry, number) < positions:
             number += 1
@@ -47,7 +47,7 @@ class Mixture:
         return number
 
     def entries(self, first: int, count: int) -> list[int]:
-        """The entries that take the positions from ``first`` on."""
+        """The entries that take ``count`` positions, starting with position ``first``."""
         found: dict[int, int] = {}
         for entry in range(len(self.weights)):
             number = self.taken(entry, first)

@@ -21,9 +21,9 @@ def asymre(
 ) -> np.ndarray:
     """``A = R - (mean + baseline_shift)`` over the group's runs; each run counts once.
 
-    A baseline below the mean puts more weight on good runs than on bad ones; the paper shows that, on data of another
-    policy, the training is stable only then. So runs of a group with equal outcomes have ``A = -baseline_shift``: they
-    are imitated. A group of one has baseline 0.
+    A baseline below the mean gives good runs more weight than bad ones. The paper shows that training on data of
+    another policy is stable only with such a baseline. If all runs of a group have equal outcomes, their advantage is
+    ``-baseline_shift``, so they are imitated. A group of one has baseline 0.
     """
     outcome_R, group_R = run_outcomes(reward_N, group_N, run_N, step_N)
     alone_R = (np.bincount(group_R) == 1)[group_R]

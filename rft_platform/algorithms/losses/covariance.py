@@ -1,9 +1,10 @@
 """Losses against the collapse of the entropy: Clip-Cov and KL-Cov (Cui et al., arXiv 2505.22617).
 
-The entropy falls with the covariance of log-prob and advantage. Few tokens have nearly all of the covariance, and these
-losses treat them otherwise. The covariance of a token is ``(logp - mean) (A - mean)`` with means over all tokens of the
-optimiser step, on all ranks. Its log-probs are those in the denominator of the ratio: in the first step after sampling
-they are the policy's own, as in the paper; in later steps the paper has those of the policy at that step.
+The larger the covariance of log-prob and advantage, the faster the entropy falls. Few tokens have nearly all of the
+covariance; these losses remove the gradient of such tokens or penalise them. The covariance of a token is
+``(logp - mean) (A - mean)`` with means over all tokens of the optimiser step, on all ranks. ``logp`` is the log-prob in
+the denominator of the ratio. In the first step after sampling this is the log-prob of the policy, as in the paper; in
+later steps the paper uses the log-probs of the policy at that step.
 """
 
 from typing import Annotated
@@ -20,7 +21,10 @@ Ratio = Annotated[float, Field(gt=0, le=1)]
 
 
 def in_band(tokens: StepTokens, *, select_ratio: float, cov_low: float, cov_high: float) -> np.ndarray:
-    """A random ``select_ratio`` of all tokens, among those with a covariance between ``cov_low`` and ``cov_high``."""
+    """Select tokens at random among those with a covariance between ``cov_low`` and ``cov_high``.
+
+    The number of selected tokens is the fraction ``select_ratio`` of all tokens.
+    """
     covariance, count = _covariance(tokens)
     inside = (covariance > cov_low) & (covariance < cov_high)
     draw = np.where(inside, tokens.draw, -1.0)
@@ -28,7 +32,7 @@ def in_band(tokens: StepTokens, *, select_ratio: float, cov_low: float, cov_high
 
 
 def largest(tokens: StepTokens, *, select_ratio: float) -> np.ndarray:
-    """The ``select_ratio`` of all tokens with the largest covariances."""
+    """Select the tokens with the largest covariances: the fraction ``select_ratio`` of all tokens."""
     covariance, count = _covariance(tokens)
     return covariance >= kth_largest(covariance, _wanted(select_ratio, count), tokens.total)
 
@@ -88,8 +92,8 @@ def _wanted(select_ratio: float, count: float) -> int:
 def kth_largest(values: np.ndarray, k: int, total: Total) -> float:
     """The k-th largest (from 1) of the float64 ``values`` of all ranks; -inf if there are fewer than k.
 
-    It finds the value byte by byte, from histograms that are summed over the ranks. The bits of a float64, with the
-    sign bit inverted (all bits of a negative number), are in the order of the numbers.
+    The value is found byte by byte, from histograms that are summed over the ranks. If the sign bit of a float64 (for a
+    negative number: every bit) is inverted, the bits have the order of the numbers.
     """
     sign = np.uint64(1 << 63)
     bits = np.ascontiguousarray(values, np.float64).view(np.uint64)

@@ -12,8 +12,9 @@ from rft_platform.algorithms.losses.rows import row_mean
 def gmpo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 0.4, clip_high: NonNegativeFloat = 0.4) -> TokenLoss:
     """``-A s``, ``s = exp(mean_t c_t)``; ``c = min(log rho, high)`` where A > 0, else ``max(log rho, -low)``.
 
-    The bounds are those of the log-ratio: 0.4 is a ratio from e^-0.4 to e^0.4. A row's loss has the gradient
-    ``-A s / T`` by the log-prob of each of its T tokens that is not clipped. Metrics: number of clipped tokens.
+    The bounds are bounds of the log-ratio: 0.4 allows ratios from e^-0.4 to e^0.4. The gradient of a row's loss with
+    respect to the log-prob of each of its T tokens that is not clipped is ``-A s / T``. Metrics: number of clipped
+    tokens.
     """
     assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
     log_rho = log_ratio(tokens.logp, tokens.old_logprobs)
@@ -23,8 +24,8 @@ def gmpo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 0.4, clip_high: Non
         bounded = log_rho.clamp(max=clip_high).where(tokens.advantage > 0, log_rho.clamp(min=-clip_low))
         ratio = row_mean(bounded, tokens).exp()[tokens.row]
         metrics = {"clip_low": cut_low.sum(), "clip_high": cut_high.sum()}
-    # The value of every token is that of its row; its gradient is that of its own log-prob, so a weight of a token
-    # multiplies only the gradient of this token.
+    # The value of every token is the value of its row, but its gradient is only that with respect to its own log-prob.
+    # So a weight of a token multiplies only the gradient of this token.
     own = (log_rho - log_rho.detach()).masked_fill(cut_low | cut_high, 0.0).exp()
     metrics["clip_fraction"] = metrics["clip_low"] + metrics["clip_high"]
     return TokenLoss(-tokens.advantage * ratio * own, metrics)

@@ -57,7 +57,7 @@ def rec(
 def sppo(tokens: TokenBatch, *, epsilon: PositiveFloat = 0.3) -> TokenLoss:
     """``-A log(clip(rho, 1 / (1 + epsilon), 1 + epsilon))``: tokens outside the bounds have no gradient.
 
-    Metric ``clip_fraction``: tokens outside.
+    Metric ``clip_fraction``: tokens outside the bounds.
     """
     assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
     log_rho, bound = log_ratio(tokens.logp, tokens.old_logprobs), math.log1p(epsilon)

@@ -86,7 +86,7 @@ class _StepLogprobs:
         self._index: dict[str, int] = runner_output.req_id_to_index
 
     def rows(self, request_id: str, count: int) -> slice:
-        """The table rows of a request's ``count`` tokens."""
+        """The positions of a request's ``count`` tokens in ``logprobs`` and ``ranks``."""
         index = self._index[request_id]
         start = index if self._starts is None else self._starts[index]
         return slice(start, start + count)

@@ -1,6 +1,6 @@
 """Select tokens from all rows of an optimiser step, on all ranks, before the step is packed.
 
-Losses with ``selects`` treat some tokens otherwise, and need all tokens of the step to know which ones.
+Losses with ``selects`` give some tokens another loss. Which tokens these are depends on all tokens of the step.
 """
 
 import zlib

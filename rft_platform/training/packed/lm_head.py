@@ -73,7 +73,7 @@ ChunkLoss = Callable[[Tensor, Tensor, slice], Tensor]
 
 @dataclass(slots=True)
 class Chunk:
-    """A range of heads with its pairs and tokens. The index tensors count within the chunk."""
+    """A range of heads with their (state, target) pairs and tokens. Indices in the tensors start at 0 in each chunk."""
 
     heads: slice
     pairs: slice

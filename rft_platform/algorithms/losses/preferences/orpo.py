@@ -27,6 +27,6 @@ def orpo(tokens: TokenBatch, *, beta: NonNegativeFloat = 0.1) -> TokenLoss:
 
 
 def _log_odds(logp: Tensor) -> Tensor:
-    """``log(p / (1 - p))`` of log-probs. Above ``_NEAR_1`` it is constant, without a gradient."""
+    """``log(p / (1 - p))`` for log-probs; constant and without a gradient for log-probs above ``_NEAR_1``."""
     logp = logp.clamp(max=_NEAR_1)
     return logp - torch.log(-torch.expm1(logp))

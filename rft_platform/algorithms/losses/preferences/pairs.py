@@ -43,10 +43,10 @@ class Pairs:
         return self.sum((self.sign > 0) * per_row)
 
     def loss(self, per_pair: Tensor, reward: Tensor) -> TokenLoss:
-        """The loss of each pair, shared equally by the tokens of each of its rows, so their sum is each row's loss.
+        """Distribute the loss of each pair equally over the tokens of each of its rows; the sum over a row is the loss.
 
         ``reward`` [rows] is the implicit reward of each row. Metrics, as sums over pairs: whether the chosen row has
-        the larger reward, by how much (margin), and both rewards.
+        the larger reward, the difference of the rewards (margin), and both rewards.
         """
         with torch.no_grad():
             margin = self.difference(reward)
