@@ -22,7 +22,7 @@ class ObjectiveSpec:
     loss_norm_length: int | None = None  # constant length by which seq-mean-token-sum-norm divides
     token_mask: tuple[float, float] | None = None  # mask tokens whose trainer / engine ratio is outside (low, high)
     row_mask: tuple[float, float] | None = None  # mask rows whose ratio is outside (low, high)
-    row_mask_ratio: Literal["geometric", "product"] = "geometric"  # of a row's token ratios, for ``row_mask``
+    row_mask_ratio: Literal["geometric", "product"] = "geometric"  # combines a row's ratios
     token_veto: float | None = None  # mask rows that have a token with a smaller trainer / engine ratio
     correction: Literal["bypass", "decoupled"] = "bypass"  # see ``objective``; decoupled: the trainer computes pi_old
     weight_cap: float = 2.0  # largest importance weight of a correction
@@ -101,7 +101,7 @@ class AlgorithmSpec(ObjectiveSpec):
     kl_penalty: KlPenaltySpec | None = None
     critic: CriticSpec | None = None
     expert_weight: float | None = None  # share (0 to 1) of the demonstrations in the loss ``mix``
-    expert_schedule: ExpertSchedule | None = None  # of this share, whose peak is ``expert_weight``; None: constant
+    expert_schedule: ExpertSchedule | None = None  # how the demonstrations' share changes; None: constant
     plugins: tuple[str, ...] = ()  # modules to import first; they register user functions
 
     def at_step(self, step: int) -> "AlgorithmSpec":

@@ -159,9 +159,7 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it is executed, because dataclasses look up their module
     if str(path.parent) not in sys.path:
-        sys.path.append(
-            str(path.parent)
-        )  # for imports of files in the same folder; last, so that they shadow no library
+        sys.path.append(str(path.parent))  # for imports of files in this folder; last, so that they shadow no library
     _being_loaded.append(str(path))
     try:
         spec.loader.exec_module(module)

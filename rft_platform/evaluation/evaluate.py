@@ -155,9 +155,8 @@ def _judged(
 ) -> _Pass:
     last = {row.run_id: row for row in rollouts.rows}  # rows of a run are in step order
     judged = [run for run in runs if run.error is None]
-    alone = (
-        judge.parts[0].name if judge is not None and len(judge.parts) == 1 else None
-    )  # name of the only part, which equals the reward
+    # The name of a judge's only part, whose value equals the reward.
+    alone = judge.parts[0].name if judge is not None and len(judge.parts) == 1 else None
     scores, read = [], []
     for run in judged:
         row = last[run.run_id]

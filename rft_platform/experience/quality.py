@@ -90,9 +90,8 @@ def check_judged(judged: pa.Table, rollouts: pa.Table) -> JudgedQuality:
     """Check a judgement (at least ``JUDGED_COLUMNS``) against the ``row_id`` column of its rollouts."""
     numbers = (pc.fill_null(pc.is_finite(judged[name]), False) for name in ("reward", "advantage"))
     finite = pc.and_(*numbers)
-    unusable = pc.invert(
-        pc.or_(finite, pc.is_valid(judged["dropped_by"]))
-    )  # a failed judgement is a dropped row with null
+    # A failed judgement is a dropped row whose reward is null.
+    unusable = pc.invert(pc.or_(finite, pc.is_valid(judged["dropped_by"])))
     ids, wanted = judged["row_id"], rollouts["row_id"]
     return JudgedQuality(
         rows=judged.num_rows,

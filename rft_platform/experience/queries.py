@@ -278,9 +278,7 @@ def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:")
     connection.execute(f"SET memory_limit = '{memory_limit}'")
     connection.execute("SET preserve_insertion_order = false")
-    with suppress(
-        duckdb.InvalidInputException
-    ):  # raised in a notebook without ipywidgets, which cannot show a progress bar
+    with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets cannot show a progress bar
         connection.execute("SET enable_progress_bar = false")
     spill = (Path(tempfile.gettempdir()) / f"rft-duckdb-{os.getpid()}").as_posix().replace("'", "''")
     connection.execute(f"SET temp_directory = '{spill}'")  # the default is below the current folder

@@ -67,9 +67,7 @@ class ResponseDecoder:
             return content
         try:
             return _rebuild(kind, content)
-        except (
-            Exception
-        ) as error:  # the class refuses the content, for example content that another version of the class wrote
+        except Exception as error:  # the class refuses the content, e.g. that of another version of the class
             self.left_plain.setdefault(name, f"{type(error).__name__}: {error}")
             return content
 

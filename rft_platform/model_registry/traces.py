@@ -42,9 +42,7 @@ class TrainingTrace:
     judged: RowFile | None = None
     rows_trained: int = 0  # judged rows that no filter dropped, or rows of the dataset
     dataset: RowFile | None = None  # dataset of an offline training
-    selection: RowFile | None = (
-        None  # file that lists the rows, if the training did not take exactly the rows of its round
-    )
+    selection: RowFile | None = None  # lists the rows, if they are not exactly those of the training's round
     judge_name: str | None = None  # None: the training read several rounds, or an earlier release wrote the notes
     retired: str = ""  # text about rollouts that were removed on purpose
     more: dict[str, Any] = field(default_factory=dict)  # other entries of the lineage

@@ -103,9 +103,7 @@ class PolicyLoss:
     whole_rows_if: str | None = None  # name of the option that, if true, sets ``whole_rows``
     beta: float | None = None  # selects the divergence of ``teacher`` losses: the option's default or bound value
     loss_agg_modes: tuple[str, ...] | None = None  # aggregations that keep the loss's objective; None: all
-    selects: Selection | None = (
-        None  # selects tokens from the whole step (``TokenBatch.selected``), before it is packed
-    )
+    selects: Selection | None = None  # selects tokens of the whole step before packing: ``TokenBatch.selected``
 
 
 LOSSES: Registry[PolicyLoss] = Registry("policy_loss_fn", "rft_platform.algorithms.losses")

@@ -39,9 +39,7 @@ class Lease:
     model_digest: str
     started_at: float  # seconds since the epoch
     details: dict[str, Any]
-    start_ticks: int | None = field(
-        default=None, compare=False
-    )  # start of the process, counted from the boot and so independent of the clock
+    start_ticks: int | None = field(default=None, compare=False)  # start of the process, counted from the boot
     started_by: str | None = field(default=None, compare=False)  # None: no command ends it, only its idle time-out
     file: Path | None = field(default=None, compare=False)  # path where it was written; None: not read from a file
 

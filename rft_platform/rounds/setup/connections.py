@@ -222,9 +222,7 @@ def _registry(
 
 def base_model_folder(project: Project) -> Path:
     """The folder of the base model: a local folder, a download from the hub, or a model of the registry."""
-    unread = (
-        published(project.store, 0) is None
-    )  # verify only before version 0 is published: training starts from version 0
+    unread = published(project.store, 0) is None  # training starts from version 0 once that is published
     return start_folder(project, FIRST_POLICY, verify=unread)
 
 

@@ -54,7 +54,7 @@ class Verdict:
 
     decision: Decision
     reason: str
-    looked: bool = False  # whether this verdict used up a look
+    looked: bool = False  # whether this verdict counts as one of the ``looks``
     difference: float | None = None
     low: float | None = None
     high: float | None = None
