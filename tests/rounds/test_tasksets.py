@@ -17,6 +17,7 @@ from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.task_selection import TaskSelection, mixture_of
+from rft_platform.rounds.setup.taskset_binding import OtherJudge, judges_of
 from tests.rounds.test_dynamic_sampling import serving
 
 WORKFLOW = """
@@ -153,6 +154,12 @@ def test_settings_that_do_not_fit_are_refused(start: Any, change: dict[str, Any]
 
     with pytest.raises(UserError, match=message):
         check_config(resolve(start(**change).config), cpu_count=4, gpu_count=0)
+
+
+def test_a_judge_that_does_not_fit_a_taskset_names_it(start: Any) -> None:
+    with pytest.raises(UserError, match=r"^taskset texts: judge 'contains' compares with a reference answer"):
+        judges_of(start(), OtherJudge("contains"))
+    assert {name: each.spec is None for name, each in judges_of(start()).items()} == {"sums": False, "texts": True}
 
 
 def test_a_taskset_beside_the_list_is_refused(start: Any) -> None:

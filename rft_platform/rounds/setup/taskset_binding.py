@@ -109,12 +109,18 @@ def judge_spec(
 
 
 def judges_of(project: Project, other: OtherJudge | None = None) -> dict[str, TasksetJudge]:
-    """The judges of the explored tasksets, by the tasksets' names; ``other`` replaces all of them."""
-    state = _judge_state(project)
-    return {
-        name: TasksetJudge(judge_of(project, taskset, other, state), taskset.max_abs_reward)
-        for name, taskset in project.tasksets.items()
-    }
+    """The judges of the explored tasksets, by the tasksets' names; ``other`` replaces all of them.
+
+    Raises UserError, with the taskset's name if there are several, if a judge cannot be built.
+    """
+    state, found = _judge_state(project), dict[str, TasksetJudge]()
+    for name, taskset in project.tasksets.items():
+        try:
+            spec = judge_of(project, taskset, other, state)
+        except UserError as error:
+            raise UserError(f"taskset {name}: {error}" if len(project.tasksets) > 1 else str(error)) from error
+        found[name] = TasksetJudge(spec, taskset.max_abs_reward)
+    return found
 
 
 def _judge_state(project: Project) -> JudgeState:
