@@ -17,7 +17,7 @@ from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.buffer import Taskset
 from rft_platform.evaluation.comparison import comparisons
 from rft_platform.evaluation.results import EvaluationResult, RunScore, result_of, tasks_digest
-from rft_platform.model_registry.models import RegisteredModel
+from rft_platform.model_registry.models import DIGEST_TAG, PREVIOUS_TAG, RegisteredModel
 from rft_platform.rollout.class_style import ClassWorkflow, Workflow
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
@@ -31,8 +31,12 @@ from rft_platform.rounds.setup.taskset_binding import measured_by, workflow_of
 class Registry:
     """What the gate asks of a registry."""
 
-    def __init__(self, champion: RegisteredModel | None = None) -> None:
-        self._champion = champion
+    def __init__(self, champion: RegisteredModel | None = None, *earlier: RegisteredModel) -> None:
+        self._champion, self._earlier = champion, earlier
+
+    def versions(self) -> list[RegisteredModel]:
+        """All that were given."""
+        return [*self._earlier, *([self._champion] if self._champion else [])]
 
     def champion(self) -> RegisteredModel | None:
         """The one given."""
@@ -214,6 +218,23 @@ def test_the_start_is_to_be_reached_while_there_is_no_champion(project: Project)
     found, decision = against_champion(project, Registry(), start, measured(project, 0, 4))  # type: ignore[arg-type]
     assert found is None
     assert decision.passed
+
+
+def test_an_evaluation_that_was_killed_after_its_promotion_is_decided_again(project: Project) -> None:
+    """The policy is the champion already, but has no note: it is compared with its predecessor, not with itself."""
+    note(project, measured(project, 1, 1), promoted=True)
+    before = RegisteredModel("p-n", 1, Path("m"), {DIGEST_TAG: "w1"})
+    champion = RegisteredModel("p-n", 2, Path("m"), {DIGEST_TAG: "w3", PREVIOUS_TAG: "1"})
+    registry: Any = Registry(champion, before)
+    policy, result = replace(required(project.store, 3), model_version="2"), measured(project, 3, 8)
+    beaten, decision = against_champion(project, registry, policy, result)
+    assert beaten is not None
+    assert beaten.round == 1
+    assert decision.passed
+    assert decision.reason.startswith("sampled_pass 1.0000 against the champion's 0.1250")
+    note(project, result, promoted=True)
+    _, later = against_champion(project, registry, policy, result)
+    assert later.reason == "these weights are the champion already (version 2)"
 
 
 def test_a_policy_is_compared_with_the_one_before_the_champion_and_the_start(project: Project) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rft_platform.evaluation.comparison import Comparison, comparisons
 from rft_platform.evaluation.gate import GateDecision, gate
 from rft_platform.evaluation.results import EvaluationResult
-from rft_platform.model_registry.models import DIGEST_TAG
+from rft_platform.model_registry.models import DIGEST_TAG, PREVIOUS_TAG
 from rft_platform.rounds.project.notes import EVALUATION
 from rft_platform.rounds.project.policy import Policy, published
 from rft_platform.rounds.project.project import Project
@@ -63,6 +63,21 @@ def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
     return registry.rollback()
 
 
+def _champion_before(project: Project, registry: "ModelRegistry", policy: Policy) -> "RegisteredModel | None":
+    """The champion that the policy has to beat.
+
+    If a process promoted the policy and was killed before it wrote the evaluation's note, the policy is the champion
+    already. The repeated evaluation then compares it with its predecessor, as the killed one did.
+    """
+    champion = registry.champion()
+    if champion is None or str(champion.version) != policy.model_version:
+        return champion
+    if project.store.has_note(policy.round, EVALUATION):
+        return champion
+    before = champion.tags.get(PREVIOUS_TAG)
+    return next((version for version in registry.versions() if str(version.version) == str(before)), None)
+
+
 def against_champion(
     project: Project, registry: "ModelRegistry", policy: Policy, result: EvaluationResult
 ) -> tuple[EvaluationResult | None, GateDecision]:
@@ -73,7 +88,7 @@ def against_champion(
     may share policy versions and even a model name.
     """
     settings = project.config.evaluation
-    champion = registry.champion()
+    champion = _champion_before(project, registry, policy)
     digest = None if champion is None else champion.tags.get(DIGEST_TAG, "")
     to_beat, measured = "champion", None
     if champion is None:
