@@ -77,6 +77,24 @@ def learn(work: Path, config: Path) -> dict[str, Any]:
     }
 
 
+def draw(seeds: dict[str, Any], picture: Path) -> None:
+    """The curves of all seeds, round 0 is the warm start."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.4), dpi=120)
+    for seed, found in seeds.items():
+        rounds = [int(number) for number in found["curve"]]
+        axes.plot(rounds, [100 * rate for rate in found["curve"].values()], marker="o", label=f"seed {seed}")
+    axes.set(xlabel="GRPO round", ylabel="held-out additions solved, %", ylim=(0, 100))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(picture)
+
+
 def main() -> None:
     """Run each seed, and write the file."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -85,6 +103,7 @@ def main() -> None:
     options.add_argument("--seeds", type=int, nargs="+", default=[1])
     options.add_argument("--size", default="10m")
     options.add_argument("--engine", choices=["vllm", "transformers"], default="vllm")
+    options.add_argument("--picture", type=Path, help="draw the curves into this file")
     given = options.parse_args()
     result: dict[str, Any] = {
         "machine": describe("cuda" if given.engine == "vllm" else "cpu"),
@@ -99,6 +118,8 @@ def main() -> None:
             result["seeds"][seed] = learn(work, config)
             print(seed, result["seeds"][seed], flush=True)
             write_json(given.out, result)
+            if given.picture is not None:
+                draw(result["seeds"], given.picture)
 
 
 if __name__ == "__main__":
