@@ -8,7 +8,7 @@ Read in this order:
 - ``resolve``: ``RunSettings``, the preset merged with the configuration, batch sizes, number of rounds;
   ``training_specs`` (what the trainer receives), ``offline`` (trainings on a dataset) and ``rollout_limits`` (bounds on
   workflow runs) belong to it.
-- ``gpu_placement``: which GPUs the engines and the trainer use.
+- ``gpu_placement``: which GPUs the engines and the trainer use; ``memory_plan``: how much of their memory.
 - ``checks``: ``check_config`` refuses what cannot work, before anything starts.
 - ``dry_run``: what ``rft run --dry-run`` prints; ``home``: the folders below ``RFT_HOME``.
 """

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rft_platform.config.gpu_placement import GpuPlacement, place
+from rft_platform.config.memory_plan import memory_lines
 from rft_platform.config.resolve import Batches, RunLength, RunSettings
 from rft_platform.config.schema.buffer import Taskset
 from rft_platform.config.schema.explorer import Explorer, RolloutModel
@@ -37,10 +38,13 @@ class RunPlan:
     notices: tuple[str, ...]
     tasksets: tuple[str, ...] = ()  # one line for each task dataset: how it is used
     home: str | None = None  # the project's folder
+    memory: tuple[str, ...] = ()  # one line for each process that uses a GPU
 
 
-def run_plan(run: RunSettings, *, gpu_count: int, task_count: int | None = None) -> RunPlan:
-    """The plan of a run on a machine with ``gpu_count`` GPUs."""
+def run_plan(
+    run: RunSettings, *, gpu_count: int, task_count: int | None = None, gpu_bytes: int | None = None
+) -> RunPlan:
+    """The plan of a run on a machine with ``gpu_count`` GPUs, the smallest of which has ``gpu_bytes``."""
     config, offline, exploring = run.config, run.offline, run.config.mode in ("both", "explore", "colocate")
     serves = config.mode != "train" or (offline is not None and bool(config.buffer.explorer_input.eval_tasksets))
     algorithm, model = config.algorithm.algorithm_type, config.model.model_path
@@ -53,6 +57,7 @@ def run_plan(run: RunSettings, *, gpu_count: int, task_count: int | None = None)
         waits=tuple(_waits(run) if offline is None else _offline_waits(config)),
         notices=(*config.notices, *config_notices(config, gpu_count), *_length_notices(run, length, task_count)),
         tasksets=tuple(_tasksets(config)) if offline is None else (),
+        memory=tuple(memory_lines(run, gpu_count, gpu_bytes)),
     )
 
 
@@ -63,6 +68,8 @@ def render_plan(plan: RunPlan) -> str:
         lines += ["", "tasks", *(f"  {line}" for line in plan.tasksets)]
     lines += ["", "processes"]
     lines += [f"  {each.name:<10} {each.what}, {each.count} x {each.device}{each.where}" for each in plan.processes]
+    if plan.memory:
+        lines += ["", "memory", *(f"  {line}" for line in plan.memory)]
     if plan.batches is not None:
         lines += ["", "batches", *(f"  {line}" for line in _batch_lines(plan.batches, plan.length))]
     lines += ["", "order", *(f"  {wait}" for wait in plan.waits)]

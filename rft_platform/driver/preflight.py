@@ -15,6 +15,7 @@ from rft_platform.config.dry_run import RunPlan, run_plan
 from rft_platform.config.gpu_placement import gpu_count
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
+from rft_platform.config.memory_plan import gpu_bytes
 from rft_platform.config.resolve import policies_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.console import notes
@@ -46,7 +47,8 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
         raise UserError(refusal)
     config = as_started(home, config)
     project = Project(home, config)
-    check_config(project.settings, cpu_count=cpu_count(), gpu_count=gpu_count())
+    gpus, gpu_memory = gpu_count(), gpu_bytes()
+    check_config(project.settings, cpu_count=cpu_count(), gpu_count=gpus, gpu_bytes=gpu_memory)
     with notes().status("checking settings, data and code") as status, model_check(config) as models:
         problems = list(_problems(project))
         problems += [] if dry else _missing_models(config)
@@ -59,7 +61,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
         check_registry(project)
         check_judgements(project.store)
     task_count = len(project.tasks.tasks) if config.buffer.explorer_input.explored else None
-    plan = run_plan(project.settings, gpu_count=gpu_count(), task_count=task_count)
+    plan = run_plan(project.settings, gpu_count=gpus, task_count=task_count, gpu_bytes=gpu_memory)
     refusals = () if refusal is None else (refusal,)
     unfetched = _unfetched_models(config) if dry else ()
     notices = (*refusals, *unfetched, *plan.notices, *_data_notices(project))

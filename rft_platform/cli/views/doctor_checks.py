@@ -13,6 +13,7 @@ from rft_platform.common.fault_classification import as_fault
 from rft_platform.common.sqlite_files import damaged_databases, databases, full_disk
 from rft_platform.config.gpu_placement import gpu_count
 from rft_platform.config.home import Home
+from rft_platform.config.memory_plan import gpu_bytes
 from rft_platform.driver.machine import cpu_count, installed_version
 from rft_platform.driver.preflight import check_room, check_writable, nearest_folder
 from rft_platform.servers.leases import HeldLease, leases_of
@@ -106,7 +107,7 @@ def config_findings(home: Home) -> Iterator[Finding]:
         return
     try:
         config = load_config_of(home)
-        check_config(resolve(config), cpu_count=cpu_count(), gpu_count=gpu_count())
+        check_config(resolve(config), cpu_count=cpu_count(), gpu_count=gpu_count(), gpu_bytes=gpu_bytes())
     except UserError as error:
         for line in str(error).splitlines():
             yield Finding("project", "fail", line, f"correct {home.config_file} or the file it refers to")

@@ -12,6 +12,7 @@ from rft_platform.config.checks.models import auxiliary_problems, policies_probl
 from rft_platform.config.checks.sizes import gate_problems, size_problems
 from rft_platform.config.checks.synchronizer import sync_problems
 from rft_platform.config.checks.texts import name_problems, secret_problems
+from rft_platform.config.memory_plan import memory_problems
 from rft_platform.config.offline import offline_kind, offline_problems
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.buffer import ExplorerInput
@@ -24,13 +25,14 @@ _READ_ROWS = ("tool_call", "frozen_lake")
 _EXPLORING = ("both", "explore", "colocate")
 
 
-def check_config(run: RunSettings, *, cpu_count: int, gpu_count: int) -> None:
+def check_config(run: RunSettings, *, cpu_count: int, gpu_count: int, gpu_bytes: int | None = None) -> None:
     """Raise ``UserError`` with one line for each problem.
 
     Args:
         run: the settings to check; their ``config`` is the configuration as loaded from the user's file.
         cpu_count: processors of this machine.
         gpu_count: CUDA devices of this machine.
+        gpu_bytes: memory of its smallest GPU; None: unknown, and the memory is not checked.
     """
     config = run.config
     problems = [
@@ -51,6 +53,7 @@ def check_config(run: RunSettings, *, cpu_count: int, gpu_count: int) -> None:
         *policies_problems(run),
         *_online_problems(config),
         *_unbuilt_problems(config),
+        *memory_problems(run, gpu_count, gpu_bytes),
     ]
     if problems:
         raise UserError("\n".join(problems))
