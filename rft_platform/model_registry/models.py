@@ -29,6 +29,8 @@ CHECKPOINT_TAG = "checkpoint"  # tag with the checkpoint folder; on a server, ML
 DIGEST_TAG = "weights_digest"
 UPLOADED_TAG = "weights_uploaded"  # whether other machines can load the version from the server
 PREVIOUS_TAG = "previous_champion"
+#: MLflow's page of an experiment shows training runs; without the tag it asks which kind of experiment it is.
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _SKIPPED = "skipped"  # source of a version that is created only to be deleted
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
 
@@ -296,7 +298,7 @@ class ModelRegistry:
         if self.artifact_root is not None:
             location = (self.artifact_root / self.project).absolute().as_uri()
         try:
-            return str(client.create_experiment(self.project, artifact_location=location))
+            return str(client.create_experiment(self.project, artifact_location=location, tags=_EXPERIMENT_TAGS))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise

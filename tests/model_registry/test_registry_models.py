@@ -36,6 +36,8 @@ def test_a_checkpoint_is_one_version_however_often_it_is_registered(connect, tmp
     assert register(registry, tmp_path, 8, digest="other") == version + 1
     assert register(registry, tmp_path, 16, digest="d8") == version + 2
 
+    experiment = open_client(registry.tracking_uri).get_experiment_by_name(registry.project)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     first = registry.versions()[0]
     assert (first.version, first.folder, first.run_id) == (version, folder, run_id)
     assert first.tags == {"weights_digest": "d8", "round": "1", "policy_version": "8", "checkpoint": str(folder)}
