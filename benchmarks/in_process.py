@@ -140,7 +140,7 @@ class Trainer:
         events: list[StepEvent] = []
         warm_up(self._run.state.policy, self.request.max_tokens_per_pack)
         for chosen in self._run.plan.steps:
-            step = OptimizerStep(self._run, chosen, version=self.request.parent_version + len(events))
+            step = OptimizerStep(self._run, chosen, done=len(events))
             if step.trains_policy:
                 step.accumulate_gradients()
                 step.update_policy()

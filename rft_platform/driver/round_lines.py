@@ -11,6 +11,7 @@ from rft_platform.rounds.project.notes import POLICY
 from rft_platform.rounds.reporting.round_history import time_split
 from rft_platform.rounds.selection.pending_rows import selection_note
 from rft_platform.rounds.selection.row_selection import rounds_of
+from rft_platform.rounds.training_start import describe_start
 
 if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
@@ -40,6 +41,7 @@ class RoundLine:
     checkpoint: str | None = None
     trained_in: int | None = None  # dynamic styles: the round whose training took this round's rows, if different
     nothing_trained: str | None = None  # the reason, for a round without an optimiser step
+    started_again: str | None = None  # from which version, for a training after a refused version
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, judge, train, evaluation, overhead
 
     def to_json(self) -> dict[str, Any]:
@@ -98,6 +100,7 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
         champion=evaluated.get("promoted", False),
         checkpoint=None if folder is None else str(from_record(folder, store.home)),
         nothing_trained=nothing_trained(trained),
+        started_again=describe_start(store, number) if trained else None,
         seconds=time_split(explored, judged, trained, evaluated, wall_s),
     )
 
@@ -152,7 +155,7 @@ def describe_round(line: RoundLine) -> str:
     }
     said = "  ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
     name = round_key(line.round) if line.round else "start"
-    ends = ("champion" if line.champion else None, line.nothing_trained)
+    ends = ("champion" if line.champion else None, line.nothing_trained, line.started_again)
     return "  ".join([name, said, *filter(None, ends)])
 
 

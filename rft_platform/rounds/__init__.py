@@ -5,7 +5,8 @@ after a crash continues or repeats it with the same result. Sub-folders do not i
 
 Read in this order:
 1. ``round`` (``Round``: the stages of a round in order), then the stages: ``explore`` (online ``collect``), ``judge``,
-   ``train``, ``register_checkpoint``, ``evaluate`` with ``heldout_evaluation``; before round 1 ``warm_start``;
+   ``train`` with ``training_start``, ``register_checkpoint``, ``evaluate`` with ``heldout_evaluation``; before round 1
+   ``warm_start``;
 2. ``project`` (what a stage works with) and ``setup`` (its configuration turned into running parts);
 3. ``selection`` (tasks and rows), ``planning`` (what runs next), ``reporting``, ``maintenance``;
 4. ``offline`` and ``offline_dataset``: a training on a dataset, the only round of its project.

@@ -11,11 +11,11 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.experience.notes import ASIDE
 from rft_platform.rounds.project.code_version import WORKFLOW_CODE, keep_user_code
 from rft_platform.rounds.project.notes import EXPLORE
-from rft_platform.rounds.project.policy import parent_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import round_rule
 from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
 from rft_platform.rounds.selection.production_rows import rows_of_traffic, traffic_store
+from rft_platform.rounds.training_start import settle_start
 from rft_platform.serving.traffic import TrafficStore
 
 
@@ -36,7 +36,7 @@ def collect(project: Project, round_number: int) -> dict[str, Any]:
     rows = rows_of_traffic(calls, round_number)
     project.store.write_rollouts(round_number, 0, rows)
     versions = [row.call.policy_version for row in rows if row.call.policy_version is not None]
-    parent = parent_of(project.store, round_number)
+    parent = settle_start(project, round_number)
     summary = {
         "rows": len(rows),
         "runs": len({row.run_id for row in rows}),

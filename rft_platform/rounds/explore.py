@@ -31,6 +31,7 @@ from rft_platform.rounds.selection.stored_rollouts import StoredRollouts
 from rft_platform.rounds.selection.task_selection import SignalCount, TaskSelection
 from rft_platform.rounds.setup.side_engines import serving_auxiliaries, serving_policies
 from rft_platform.rounds.setup.taskset_binding import how_to_run
+from rft_platform.rounds.training_start import settle_start
 from rft_platform.tasks.task import Task
 
 
@@ -147,7 +148,8 @@ def snapshot_for(project: Project, number: int) -> Policy:
     for name in others:
         take_snapshot(store, number, sync.offset_rounds, name=name)
     if not sync.dynamic:
-        return take_snapshot(store, number, sync.offset_rounds)
+        restarted = settle_start(project, number) if project.config.restarts_after_refusal else None
+        return take_snapshot(store, number, sync.offset_rounds, restarted)
     going_on = None
     if sync.sync_style == "dynamic_by_explorer" and (number - 1) % sync.sync_interval:
         going_on = _going_on(project, number)

@@ -28,7 +28,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
 from rft_platform.rounds.project.code_version import code_version, user_code_of
 from rft_platform.rounds.project.notes import JUDGE, TRAIN
-from rft_platform.rounds.project.policy import Policy, parent_of, publish, published, required
+from rft_platform.rounds.project.policy import Policy, publish, published, required, started_again, steps_before
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.repair import refuse_damaged_rows, repair_on_failure
 from rft_platform.rounds.selection.pending_rows import selection_note
@@ -46,6 +46,7 @@ from rft_platform.rounds.setup.algorithm import (
     teacher_folder,
 )
 from rft_platform.rounds.setup.demonstrations import write_demonstrations
+from rft_platform.rounds.training_start import settle_start
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def train(
     ``dagster_run_id`` is kept in the lineage. ``policy`` is the name of the policy to train.
     """
     store = project.store
-    parent = parent_of(store, round_number, policy)
+    parent = settle_start(project, round_number, policy)
     selection = select_rows(project, round_number, parent) if project.config.selects_rows else None
     for number in rounds_read(round_number, selection):
         refuse_damaged_rows(project, number, needed_note="judge")
@@ -107,6 +108,7 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
     selection = selection_note(store, round_number, policy) if config.selects_rows else None
     rounds = rounds_read(round_number, selection)
     algorithm = spec_with_critic(project)
+    start, before = started_again(store, round_number, policy), steps_before(store, round_number, policy)
     demonstrations = experts_file(project, algorithm, round_number)
     if demonstrations is None:  # an online project whose users have corrected nothing yet
         algorithm = replace(algorithm, expert_weight=None)
@@ -124,7 +126,7 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
         max_tokens_per_row=config.model.max_model_len,
         seed=config.seed + round_number,
         epochs=project.batches.epochs,
-        fresh_optimizer=parent.policy_version == 0,
+        fresh_optimizer=parent.policy_version == 0 or bool(start.get("fresh_optimizer")),
         lora=project.settings.lora,
         reference=reference_folder(project, algorithm, policy),
         teacher=teacher_folder(project),
@@ -135,6 +137,7 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
         save_hf_checkpoint=config.trainer.save_hf_checkpoint,
         max_checkpoints_to_keep=config.trainer.max_checkpoints_to_keep,
         lineage=lineage(project, round_number, dagster_run_id, policy),
+        steps_before=before if before > parent.policy_version else None,
     )
 
 
@@ -187,6 +190,7 @@ def lineage(project: Project, round_number: int, dagster_run_id: str, policy: st
         "name": config.name,
         "base_model": project.policies[policy].model_path,
         **({} if policy == FIRST_POLICY else {"policy": policy}),
+        **_start_lineage(store, round_number, policy),
         "algorithm": config.algorithm.algorithm_type,
         "taskset_digest": project.tasks.digest,
         **({CORRECTIONS_UNTIL: round_number} if trains_on_corrections(project) else {}),
@@ -198,6 +202,12 @@ def lineage(project: Project, round_number: int, dagster_run_id: str, policy: st
         **_operators(store, round_number),
         **user_code_of(store, _judge_versions(store, round_number, selection)),
     }
+
+
+def _start_lineage(store: ExperienceStore, round_number: int, policy: str) -> dict[str, Any]:
+    """The refused versions that the weights do not descend from; empty if the round before is their parent."""
+    start = started_again(store, round_number, policy)
+    return {"refused_versions": ", ".join(map(str, start["refused"]))} if start else {}
 
 
 def _data_lineage(store: ExperienceStore, number: int, selection: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -259,7 +269,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         if steps and steps[-1].told_again and not event.told_again:
             announce(f"{key} training: continues after step {steps[-1].step}")
         steps.append(event)
-        done = event.step - parent.policy_version
+        done = event.step - training.request.counts_from
         watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}
         report(f"{key} training", done, max(training.total_steps, done), **watched)
 
@@ -300,10 +310,10 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
 
 
 def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -> None:
-    """Raise UserError if the next round was trained from this round's weights."""
+    """Raise UserError if the next round is trained."""
     if published(store, round_number + 1) is not None:
         raise UserError(
-            f"{round_key(round_number)} cannot be trained again, because the next round was trained from its weights: "
+            f"{round_key(round_number)} cannot be trained again, because the next round was trained after it: "
             "judge it again to compare judges, or start a project with another name"
         )
 

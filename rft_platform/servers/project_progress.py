@@ -8,6 +8,7 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.project.notes import JUDGE
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.training_start import describe_start
 from rft_platform.servers.next_launches import what_is_next
 from rft_platform.serving.pages.routes import Progress
 
@@ -50,5 +51,7 @@ def last_round(project: Project) -> str:
         judged = project.store.read_note(number, JUDGE) or {}
         reward = judged.get("mean_reward")
         said = f", mean reward {reward:.3f}" if isinstance(reward, float) else ""
+        started = describe_start(project.store, number)
+        said += f", {started}" if started else ""
         return f"Last round: {round_key(number)} published version {policy.policy_version}{said}."
     return "No round has ended yet."

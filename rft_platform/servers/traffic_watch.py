@@ -15,6 +15,7 @@ from sqlalchemy import Engine
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import round_rule
+from rft_platform.rounds.training_start import newest_refused
 from rft_platform.serving.pages.routes import Watch
 from rft_platform.serving.reports.traffic_figures import traffic_figures
 from rft_platform.serving.rules.alerts import Limits, TrafficFigures, alerts_of
@@ -59,7 +60,7 @@ class TrafficWatch:
         watch = Watch(
             rows_above_share=self._store.rows_above_share(round_rule(self._project)),
             figures=figures,
-            alerts=alerts_of(figures, self._limits),
+            alerts=alerts_of(figures, self._limits, len(newest_refused(self._project.store))),
         )
         before, self._newest = self._newest.alerts, watch
         for name in watch.alerts.keys() - before.keys():

@@ -88,6 +88,15 @@ class TrainRequest:
     save_hf_checkpoint: Literal["last", "always", "never"] = "last"  # which checkpoints hold HF weights
     max_checkpoints_to_keep: int | None = None  # number of intermediate checkpoints with HF weights; None: keep all
     lineage: dict[str, Any] = field(default_factory=dict)  # copied into the checkpoint's manifest
+    #: The project's optimiser steps before this training, if they are not those up to ``parent``: the project trained
+    #: further from ``parent`` before and starts again from it. New versions count from here, so that none has the
+    #: number of an earlier one.
+    steps_before: int | None = None
+
+    @property
+    def counts_from(self) -> int:
+        """The policy version that the first step of this training adds 1 to."""
+        return self.parent_version if self.steps_before is None else self.steps_before
 
 
 _REQUEST: TypeAdapter[TrainRequest] = TypeAdapter(TrainRequest)

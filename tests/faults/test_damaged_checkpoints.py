@@ -105,7 +105,7 @@ def test_a_checkpoint_that_others_descend_from_is_named_and_left(project: Projec
     policy = trained(1, 2)
     trained(2, 4)
     flip_a_byte(Path(policy.folder))
-    with pytest.raises(StorageError, match=r"the weights of r0002 descend.*restore the folder") as told:
+    with pytest.raises(StorageError, match=r"the weights of r0002 were trained after it.*restore the folder") as told:
         repair_checkpoint(project, policy)
     assert not told.value.retryable
     assert Path(policy.folder).exists()

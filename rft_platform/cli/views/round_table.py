@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rft_platform.driver.round_lines import RoundLine, round_lines
+from rft_platform.rounds.training_start import refusal_hint
 from rft_platform.servers.next_launches import what_is_next
 
 if TYPE_CHECKING:
@@ -31,11 +32,16 @@ def print_rounds(project: "Project", console: "Console", last: int = LAST) -> No
         if line.judged_anew:
             note = "judged again after its training; * marks a reward that the training did not use"
             console.print(f"{_name(line)}: {note}", markup=False, soft_wrap=True)
+    for line in lines:
+        if line.started_again:
+            console.print(f"{_name(line)}: {line.started_again}", markup=False, soft_wrap=True)
     for reason, same in groupby(lines, lambda line: line.nothing_trained):
         if reason:
             first, *others = map(_name, same)
             named = f"{first} to {others[-1]}" if others else first
             console.print(f"{named}: {reason}", markup=False, soft_wrap=True)
+    if hint := refusal_hint(project):
+        console.print(hint, markup=False, soft_wrap=True)
     console.print(what_is_next(project), markup=False, soft_wrap=True)
 
 

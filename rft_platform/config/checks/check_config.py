@@ -119,6 +119,12 @@ def _evaluation_problems(config: RftConfig) -> Iterator[str]:
             "evaluation.gate.metric greedy_pass: evaluation.greedy is false, so it is not measured; "
             "set evaluation.greedy to true"
         )
+    sync = config.synchronizer
+    if config.restarts_after_refusal and not config.online and (sync.dynamic or sync.sync_offset or config.policies):
+        yield (
+            "evaluation.after_refusal restart: each round has to explore with the version that it trains; leave out "
+            "policies, and set synchronizer.sync_style fixed and sync_offset 0, or evaluation.after_refusal continue"
+        )
 
 
 def _whole_round_problems(config: RftConfig, preset: Preset) -> Iterator[str]:

@@ -237,6 +237,12 @@ class RftConfig(Section):
         return self.mode == "serve" or (self.mode in ("both", "train") and without_tasks)
 
     @property
+    def restarts_after_refusal(self) -> bool:
+        """Whether a training starts again from the version that serves if the gate refused the version before."""
+        chosen = self.evaluation.after_refusal
+        return self.online if chosen is None else chosen == "restart"
+
+    @property
     def selects_rows(self) -> bool:
         """Whether each training selects its rows one by one. Otherwise it takes all rows of the training's round."""
         if self.online:  # the database selects the rows when a round collects them

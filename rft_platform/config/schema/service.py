@@ -29,8 +29,8 @@ class DeclaredMetric(Section):
 
 
 class Alerts(Section):
-    """Limits for statistics of the traffic. If a limit is exceeded, the status page, the log and the events show a
-    warning. null: no alert."""
+    """Limits for statistics of the traffic and of the training. If a limit is exceeded, the status page, the log and
+    the events show a warning. null: no alert."""
 
     window_s: PositiveFloat = 86_400.0
     """The statistics cover the calls of the last ``window_s`` seconds."""
@@ -48,6 +48,8 @@ class Alerts(Section):
     """Largest 95th percentile of the time from an answer to its reward."""
     served_delay_s: PositiveFloat | None = None
     """Largest 95th percentile of the time from a reward until weights that were trained on it answer."""
+    refused_in_a_row: PositiveInt | None = 3
+    """Largest number of versions in a row that the gate refuses. It does not depend on ``least_calls``."""
 
 
 class ImplicitFeedback(Section):

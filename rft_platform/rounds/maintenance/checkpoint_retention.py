@@ -23,7 +23,7 @@ from rft_platform.common.files import write_json
 from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.model_registry.models import PREVIOUS_TAG
 from rft_platform.rounds.project.notes import SNAPSHOT
-from rft_platform.rounds.project.policy import Policy, published, snapshot_of
+from rft_platform.rounds.project.policy import Policy, parent_of, parent_round, published, snapshot_of, started_again
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.pending_rows import trained_through
 
@@ -69,7 +69,7 @@ def _champions(registry: "ModelRegistry") -> set[Path]:
 
 
 def in_use(project: Project, name: str = FIRST_POLICY) -> set[Path]:
-    """The folders of the starting policy and of the policies that untrained rounds explore with."""
+    """The folders of the starting policy and of the policies that untrained rounds explore with or start again from."""
     store, start = project.store, published(project.store, 0, name)
     exploring = [n for n in store.rounds() if store.has_note(n, stored_name(SNAPSHOT, name))]
     if project.config.synchronizer.dynamic:  # the next batch may continue with the newest
@@ -78,22 +78,26 @@ def in_use(project: Project, name: str = FIRST_POLICY) -> set[Path]:
     else:
         exploring = [n for n in exploring if published(store, n) is None]
     used = {Path(snapshot_of(store, number, name).folder) for number in exploring}
+    open_rounds = [n for n in store.rounds() if published(store, n, name) is None]
+    used |= {Path(parent_of(store, n, name).folder) for n in open_rounds if started_again(store, n, name)}
     return used if start is None else used | {Path(start.folder)}
 
 
 def needed_to_repeat(project: Project, name: str = FIRST_POLICY) -> list[Policy]:
     """Policies that a killed trainer needs to make the trainer state of the newest policy again, newest first.
 
-    The list starts with the newest policy and ends with the first policy whose trainer state is saved.
+    The list starts with the newest policy, goes on with the policy that each one was trained from, and ends with the
+    first policy whose trainer state is saved.
     """
     store, needed = project.store, []
-    for number in sorted(store.rounds(), reverse=True):
+    number = max((n for n in store.rounds() if published(store, n, name) is not None), default=-1)
+    while number >= 0:
         policy = published(store, number, name)
-        if policy is None:
-            continue
-        needed.append(policy)
-        if not lacks_state(Path(policy.folder)):
-            break
+        if policy is not None:
+            needed.append(policy)
+            if not lacks_state(Path(policy.folder)):
+                break
+        number = parent_round(store, number, name)
     return needed
 
 

@@ -3,6 +3,9 @@
 A note about one policy is called ``stored_name(note, policy)``.
 """
 
+#: Settled before the round trains: the earlier policy that its training starts from, because the gate refused newer
+#: ones. Without this note a round trains the policy of the round before.
+START = "start"
 SNAPSHOT = "snapshot"  # the policy that explores
 EXPLORE = "explore"
 JUDGE = "judge"

@@ -12,7 +12,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary, update_checked
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.inference.pool.engine_pool import EnginePool
-from rft_platform.rounds.project.notes import POLICY, SNAPSHOT
+from rft_platform.rounds.project.notes import POLICY, SNAPSHOT, START, TRAIN
 from rft_platform.rounds.project.project import Project
 
 
@@ -21,7 +21,7 @@ class Policy:
     """One set of weights and its origin."""
 
     folder: str
-    policy_version: int  # the project's optimiser steps up to these weights; 0 is the starting policy
+    policy_version: int  # the project's optimiser steps when they were made; 0 is the starting policy
     weights_digest: str
     round: int  # the round that published it; 0 is the starting policy
     canary: Canary | None = None  # the trainer's log-probs for these weights on a few sequences
@@ -60,8 +60,31 @@ def required(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY
 
 
 def parent_of(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> Policy:
-    """The policy that a round's training starts from, i.e. the policy of the round before."""
-    return _need(published(store, round_number - 1, name), round_number, round_number - 1)
+    """The policy that a round's training starts from: that of the round before, or an earlier one (``START``)."""
+    number = parent_round(store, round_number, name)
+    return _need(published(store, number, name), round_number, number)
+
+
+def parent_round(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> int:
+    """The round whose policy a round's training starts from."""
+    return int(started_again(store, round_number, name).get("round", round_number - 1))
+
+
+def started_again(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> dict[str, Any]:
+    """The note ``START`` of a round; empty if its training starts from the policy of the round before."""
+    return (store.read_note(round_number, START) if name == FIRST_POLICY else None) or {}
+
+
+def steps_before(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> int:
+    """The project's optimiser steps before a round: the largest policy version of earlier rounds.
+
+    It is larger than the parent's version if the training starts again from an earlier policy.
+    """
+    for number in range(round_number - 1, 0, -1):
+        trained = store.read_note(number, stored_name(TRAIN, name)) or {}
+        if trained.get("steps"):
+            return int(trained["policy_version"])
+    return 0
 
 
 def explorer_of(store: ExperienceStore, round_number: int, offset_rounds: int, name: str = FIRST_POLICY) -> Policy:

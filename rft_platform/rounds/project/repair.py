@@ -30,7 +30,10 @@ _NOTES = (POLICY, "train")
 
 @dataclass(frozen=True, slots=True)
 class _Rounds:
-    """The rounds that share a checkpoint (its maker and the no-op rounds after it), and the rounds trained from it."""
+    """The rounds that share a checkpoint (its maker and no-op rounds), and the other rounds trained since.
+
+    The latter descend from the checkpoint, unless the gate refused it and they started again from an earlier one.
+    """
 
     sharing: tuple[int, ...]
     dependents: tuple[int, ...]
@@ -67,7 +70,7 @@ def repair_checkpoint(project: Project, policy: Policy) -> None:
     if rounds.dependents:
         raise StorageError(
             f"checkpoint {folder} is damaged: {why}. It is not trained again, because {_named(rounds.dependents)} "
-            "descend from it: restore the folder from a copy, or start a new project from a later checkpoint"
+            "were trained after it: restore the folder from a copy, or start a new project from a later checkpoint"
         )
     target = _set_aside(project, policy, rounds.sharing, why)
     maker = rounds.sharing[0] if rounds.sharing else policy.round
@@ -177,8 +180,9 @@ def _is_checkpoint(folder: Path) -> bool:
 def _rounds_of(store: ExperienceStore, policy: Policy) -> _Rounds:
     found = {number: published(store, number, policy.name) for number in store.rounds()}
     sharing = sorted(number for number, one in found.items() if one is not None and one.folder == policy.folder)
-    last = max(sharing, default=policy.round)
-    return _Rounds(tuple(sharing), tuple(sorted(n for n, one in found.items() if one is not None and n > last)))
+    first = min(sharing, default=policy.round)
+    later = sorted(number for number, one in found.items() if one is not None and number > first)
+    return _Rounds(tuple(sharing), tuple(number for number in later if number not in sharing))
 
 
 def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: str) -> Path:

@@ -72,10 +72,18 @@ def oldest_trainable(project: Project) -> int | None:
     limit = project.config.synchronizer.max_staleness
     if limit is None:
         return None
-    served, released = ReleaseStore(traffic_database(project)).served(), released_policy(project)
+    serving = serving_policy(project)
+    return None if serving is None else serving.policy_version - limit
+
+
+def serving_policy(project: Project) -> Policy | None:
+    """The project's own policy that serves, by a decision or as the newest released one; offline: the champion.
+
+    None before the first one. While an imported version serves, it is the newest released policy.
+    """
+    served = ReleaseStore(traffic_database(project)).served() if project.config.online else None
     own = served is not None and served <= FIRST_IMPORTED
-    newest = served if own else None if released is None else released.policy_version
-    return None if newest is None else newest - limit
+    return (policy_of_version(project, served or 0) if own else None) or released_policy(project)
 
 
 def policy_of_version(project: Project, version: int) -> Policy | None:

@@ -5,6 +5,12 @@ from dataclasses import dataclass, field
 
 from rft_platform.serving.rules.action_types import QUESTION, TOOL_INVALID
 
+#: What to do if the gate refuses one version after another.
+AFTER_REFUSALS = (
+    "lower algorithm.optimizer.lr, train on more rows a round (synchronizer.sync_interval), or let smaller gains pass "
+    "(evaluation.gate)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ActionFigures:
@@ -50,13 +56,19 @@ class Limits:
     label_rate: float | None = None  # the only lower limit
     label_delay_s: float | None = None
     served_delay_s: float | None = None
+    refused_in_a_row: int | None = None  # does not depend on the number of calls
 
 
-def alerts_of(figures: TrafficFigures, limits: Limits) -> dict[str, str]:
-    """The exceeded limits by name, each with a message; empty while there are too few calls."""
-    if figures.calls < limits.least_calls:
-        return {}
-    return {name: text for name, text in _exceeded(figures, limits) if text}
+def alerts_of(figures: TrafficFigures, limits: Limits, refused_in_a_row: int = 0) -> dict[str, str]:
+    """The exceeded limits by name, each with a message; while there are too few calls, only that of refused versions.
+
+    ``refused_in_a_row``: newest versions that the gate of the evaluation refused.
+    """
+    refusals = _above("versions refused in a row", refused_in_a_row, limits.refused_in_a_row)
+    found = {"refused_in_a_row": f"{refusals}; {AFTER_REFUSALS}" if refusals else ""}
+    if figures.calls >= limits.least_calls:
+        found |= dict(_exceeded(figures, limits))
+    return {name: text for name, text in found.items() if text}
 
 
 def _exceeded(figures: TrafficFigures, limits: Limits) -> Iterator[tuple[str, str]]:

@@ -105,8 +105,8 @@ class PeriodicCheckpoints:
         """Whether ``folder`` belongs to an abandoned training that this one replaces.
 
         Without ``save_hf_checkpoint: always``, every checkpoint of another training is abandoned. With this setting,
-        only checkpoints after the parent's policy version are: earlier checkpoints belong to finished trainings. A
-        checkpoint that cannot be read does not count as abandoned.
+        only checkpoints after the version that this training counts from are: earlier ones belong to finished
+        trainings. A checkpoint that cannot be read does not count as abandoned.
         """
         request = self._request
         try:
@@ -115,7 +115,7 @@ class PeriodicCheckpoints:
             return False
         if manifest is None or manifest.request_digest == self._identity:
             return False
-        return request.save_hf_checkpoint != "always" or manifest.policy_version > request.parent_version
+        return request.save_hf_checkpoint != "always" or manifest.policy_version > request.counts_from
 
 
 def latest(output: Path, identity: str) -> dict[str, Any] | None:

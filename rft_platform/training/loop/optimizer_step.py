@@ -30,15 +30,16 @@ _PROBES = 64
 
 
 class OptimizerStep:
-    """The update of ``run`` from policy version ``version`` to ``version + 1`` on some rows.
+    """The update of ``run`` on some rows, after ``done`` steps of the same training.
 
-    Every rank makes the same calls. A policy's version is the number of optimiser steps since the start.
+    Every rank makes the same calls. A policy's version is the number of the project's optimiser steps when it was made.
     """
 
-    def __init__(self, run: TrainingRun, rows: np.ndarray, version: int) -> None:
+    def __init__(self, run: TrainingRun, rows: np.ndarray, done: int) -> None:
         self._run = run
         self._rows = rows
-        self._version = version
+        self._version = run.request.counts_from + done
+        self._steps_to_policy = run.request.parent_version + done  # rows are as old as they are behind the parent
         self._metrics: dict[str, float] = {}
         self._lap, self._cpu = Stopwatch(), time.process_time()
         self._clock = DeviceClock(run.ranks.device)
@@ -91,7 +92,7 @@ class OptimizerStep:
         metrics = {
             **self._metrics,
             **run.precomputed,
-            **row_metrics(run.plan.rows, self._rows, self._version),
+            **row_metrics(run.plan.rows, self._rows, self._steps_to_policy),
             **self._speed(),
             "cpu_seconds": run.ranks.total(time.process_time() - self._cpu),
             "compilations": float(compiled_graphs() - self._graphs),

@@ -210,6 +210,8 @@ def _identity(
 ) -> str:
     """Digest of the training. It excludes the number of ranks, which only affects rounding."""
     settings = {name: value for name, value in asdict(_effective(request)).items() if name not in _NOT_IDENTITY}
+    if request.steps_before is None:  # checkpoints of earlier versions of the platform have no such field
+        del settings["steps_before"]
     critic = request.algorithm.critic
     folders = (request.reference, request.teacher, None if critic is None else critic.folder)
     models = [None if folder is None else identify(Path(folder)) for folder in folders]

@@ -86,7 +86,7 @@ class TrainingSession:
             parent = Path(request.parent).absolute()
             parent_digest: str = self.ranks.from_first(lambda: identify(parent))
             plan = self._planner.plan(request, parent, parent_digest, objective, self._formats)
-        target = Path(request.output).absolute() / f"global_step_{request.parent_version + len(plan.steps)}"
+        target = Path(request.output).absolute() / f"global_step_{request.counts_from + len(plan.steps)}"
         reused = self._reuse(target, plan, request, on_step)
         if reused is not None:
             return reused
@@ -125,7 +125,7 @@ class TrainingSession:
         with PeriodicCheckpoints(run.request, run.plan.identity, self.ranks) as checkpoints:
             for rows in run.plan.steps[len(done_steps) :]:
                 run.check_cancelled(cancelled, done=len(done_steps))
-                step = OptimizerStep(run, rows, version=run.request.parent_version + len(done_steps))
+                step = OptimizerStep(run, rows, done=len(done_steps))
                 if step.trains_policy:  # False while the critic warms up
                     step.accumulate_gradients()  # for each pack of rows: log-probs, loss, backward pass
                     step.update_policy()  # clip the gradient, then AdamW

@@ -140,7 +140,7 @@ class TrainingRun:
     def _is_due(self, last_step: int) -> bool:
         """Whether the steps of this training contain a multiple of the saving interval."""
         interval = self.request.save_interval or 1
-        return last_step // interval > self.request.parent_version // interval
+        return last_step // interval > self.request.counts_from // interval
 
     def without_steps(self) -> TrainResult:
         """Return the result for a plan without steps (no row has a gradient): the parent. Every rank must call it."""

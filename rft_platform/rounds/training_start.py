@@ -1,0 +1,97 @@
+"""Where a round's training starts: from the policy of the round before or, if the gate refused that, from the champion.
+
+A project that continued from a refused version would train it on rows that the served version sampled, and a version
+that collapsed would spoil all later ones.
+"""
+
+import logging
+from pathlib import Path
+
+from rft_platform.common.digests import lacks_state
+from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.experience.file_names import round_key
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.rounds.evaluate import gate_passed
+from rft_platform.rounds.project.notes import EVALUATION, START
+from rft_platform.rounds.project.policy import Policy, parent_of, published, started_again
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.servable_versions import serving_policy
+from rft_platform.serving.rules.alerts import AFTER_REFUSALS
+
+LOG = logging.getLogger(__name__)
+
+
+def settle_start(project: Project, round_number: int, name: str = FIRST_POLICY) -> Policy:
+    """The policy that a round's training starts from. An earlier one than that of the round before is noted.
+
+    The note is written once, before the round trains: a training that is repeated after a crash starts from the same
+    weights with the same optimiser state, even if another version was promoted meanwhile.
+    """
+    store = project.store
+    open_round = published(store, round_number) is None and not store.has_note(round_number, START)
+    if name == FIRST_POLICY and open_round and project.config.restarts_after_refusal:
+        _start_again(project, round_number)
+    return parent_of(store, round_number, name)
+
+
+def refused_in_a_row(store: ExperienceStore, last_round: int) -> list[Policy]:
+    """The policies that the gate refused since the last one that passed, up to ``last_round``: newest first.
+
+    Empty if the gate did not refuse the policy of ``last_round``. Rounds without an evaluation are left out.
+    """
+    found: list[Policy] = []
+    for number in range(last_round, 0, -1):
+        passed, policy = gate_passed(store.read_note(number, EVALUATION) or _NOT_EVALUATED), published(store, number)
+        if passed or (passed is None and number == last_round):
+            break
+        if passed is False and policy is not None:
+            found.append(policy)
+    return found
+
+
+def newest_refused(store: ExperienceStore) -> list[Policy]:
+    """``refused_in_a_row`` up to the newest round that has ended."""
+    return refused_in_a_row(store, max((n for n in store.rounds() if store.has_note(n, EVALUATION)), default=0))
+
+
+def refusal_hint(project: Project) -> str | None:
+    """What to change if the gate refuses one version after another and each training starts again; else None."""
+    limit = project.config.service.alerts.refused_in_a_row
+    count = len(newest_refused(project.store)) if limit is not None and project.config.restarts_after_refusal else 0
+    return None if count <= (limit or 0) else f"the gate refused the {count} newest versions: {AFTER_REFUSALS}"
+
+
+def describe_start(store: ExperienceStore, round_number: int) -> str | None:
+    """Why a round's training did not start from the version before; None if it did."""
+    start = started_again(store, round_number)
+    if not start:
+        return None
+    fresh = " with a fresh optimiser (its state was not saved)" if start["fresh_optimizer"] else ""
+    count = f" ({len(start['refused'])} in a row)" if len(start["refused"]) > 1 else ""
+    refused = f"the gate refused version {start['refused'][-1]}{count}"
+    return f"started again from version {start['policy_version']}{fresh}, because {refused}"
+
+
+_NOT_EVALUATED = {"results": [], "promoted": False}
+
+
+def _start_again(project: Project, round_number: int) -> None:
+    """If the gate refused the policy of the round before and an earlier one serves, note that one as the start."""
+    store, refused = project.store, refused_in_a_row(project.store, round_number - 1)
+    serving = serving_policy(project) if refused else None
+    if serving is None or serving.weights_digest == refused[0].weights_digest:
+        return
+    fresh = serving.policy_version > 0 and lacks_state(Path(serving.folder))
+    store.write_note(
+        round_number,
+        START,
+        {
+            "round": serving.round,
+            "policy_version": serving.policy_version,
+            "refused": sorted(policy.policy_version for policy in refused if policy.round > serving.round),
+            "fresh_optimizer": fresh,
+        },
+    )
+    LOG.warning("%s: the training %s", round_key(round_number), describe_start(store, round_number))
+    if hint := refusal_hint(project):
+        LOG.warning("%s", hint)

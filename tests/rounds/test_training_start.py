@@ -1,0 +1,335 @@
+"""Where a training starts after the gate refused the version before: from the version that serves, or from that one."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from rft_platform.common.digests import MANIFEST, digest_weights
+from rft_platform.common.errors import TrainerError, UserError
+from rft_platform.common.files import write_sealed_json
+from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.home import Home
+from rft_platform.driver.round_lines import describe_round, round_line
+from rft_platform.model_registry.lineage import trace_checkpoint
+from rft_platform.rounds.explore import snapshot_for
+from rft_platform.rounds.maintenance.checkpoint_retention import in_use, needed_to_repeat
+from rft_platform.rounds.project.notes import EVALUATION, START, TRAIN
+from rft_platform.rounds.project.policy import Policy, parent_of, publish, required, steps_before
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.servable_versions import release_commands
+from rft_platform.rounds.round import Round
+from rft_platform.rounds.selection.production_rows import traffic_store
+from rft_platform.rounds.setup.connections import connect_registry
+from rft_platform.rounds.train import train_request
+from rft_platform.rounds.training_start import newest_refused, refusal_hint, settle_start
+from rft_platform.servers.project_progress import last_round
+from rft_platform.serving.database import FIRST_IMPORTED
+from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
+from rft_platform.serving.rules.alerts import Limits, TrafficFigures, alerts_of
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
+from tests.training.conftest import make_round
+
+if TYPE_CHECKING:
+    from rft_platform.training.distributed import Ranks
+
+TRAFFIC = {"trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
+
+
+def open_project(folder: Path, *, online: bool = True, model: Path | None = None, **sections: Any) -> Project:
+    """A project with held-out tasks, so that the gate decides which versions are released."""
+    tasks = folder / "tasks.jsonl"
+    tasks.write_text("".join(f'{{"question": "{n}+1", "answer": "{n + 1}"}}\n' for n in range(4)))
+    inputs: dict[str, Any] = {"eval_tasksets": [{"name": "held-out", "path": str(tasks)}]}
+    if not online:
+        inputs["taskset"] = {"path": str(tasks)}
+    config = {
+        "project": "shop", "name": "helper", "checkpoint_root_dir": str(folder / "checkpoints"),
+        "model": {"model_path": str(model or folder), "max_model_len": 64, "max_response_tokens": 4},
+        "algorithm": {"algorithm_type": "reinforce++", "optimizer": {"lr": 1.0e-3}},
+        "buffer": {"train_batch_size": 4, "explorer_input": inputs, **(TRAFFIC if online else {"batch_size": 4})},
+        "synchronizer": {"sync_interval": 2 if online else 1},
+        **sections,
+    }  # fmt: skip
+    home = folder / "home"
+    home.mkdir(mode=0o700, exist_ok=True)
+    (home / "rft.yaml").write_text(yaml.safe_dump(config))
+    return Project.open(Home(home))
+
+
+def end_round(project: Project, number: int, version: int, *, passed: bool | None, steps: int = 8) -> None:
+    """A round that ended with ``version``, which the gate let pass or refused; None: it was not evaluated."""
+    store = project.store
+    publish(store, Policy(f"global_step_{version}", version, f"digest {version}", round=number))
+    if number:
+        store.write_note(number, TRAIN, {"steps": steps, "policy_version": version})
+    results = [] if passed is None else [{}]
+    note = {"promoted": bool(passed), "gate_passed": passed, "results": results, "gate": "decided", "metrics": {}}
+    store.write_note(number, EVALUATION, note)
+
+
+def after_a_refusal(folder: Path, **settings: Any) -> Project:
+    """Version 8 passed, version 16 was refused; round 3 comes next."""
+    project = open_project(folder, **settings)
+    end_round(project, 0, 0, passed=None)
+    end_round(project, 1, 8, passed=True)
+    end_round(project, 2, 16, passed=False)
+    return project
+
+
+def request_of(project: Project, number: int) -> TrainRequest:
+    """The request of a round's training, on random rows."""
+    rows, judged = make_round(number, groups=2, runs=2, number=number)
+    project.store.write_rollouts(number, 0, rows)
+    project.store.write_judged(number, "judge", judged)
+    return train_request(project, parent_of(project.store, number), number, "")
+
+
+def test_a_training_starts_again_from_the_version_that_serves(tmp_path, caplog: pytest.LogCaptureFixture) -> None:
+    project = after_a_refusal(tmp_path)
+    assert settle_start(project, 3).policy_version == parent_of(project.store, 3).policy_version == 8
+    said = "started again from version 8, because the gate refused version 16"
+    assert f"r0003: the training {said}" in caplog.text
+    request = request_of(project, 3)
+    assert (request.parent_version, request.steps_before, request.counts_from) == (8, 16, 16)
+    assert request.lineage["refused_versions"] == "16" and not request.fresh_optimizer
+    end_round(project, 3, 24, passed=True)
+    assert said in describe_round(round_line(project, 3)) and said in last_round(project)
+    assert settle_start(project, 4).policy_version == 24 and not project.store.has_note(4, START)
+    assert request_of(project, 4).steps_before is None
+
+
+def test_the_start_is_settled_once(tmp_path) -> None:
+    project = after_a_refusal(tmp_path)
+    settle_start(project, 3)
+    end_round(project, 2, 16, passed=True)  # evaluated again while round 3 trains
+    assert settle_start(project, 3).policy_version == 8
+    end_round(project, 3, 24, passed=False)
+    project.store.withdraw_note(3, START)
+    assert settle_start(project, 3).policy_version == 16, "a trained round of an older home keeps its parent"
+
+
+@pytest.mark.parametrize(("choice", "parent"), [("continue", 16), ("restart", 8)])
+def test_the_key_decides(tmp_path, choice: str, parent: int) -> None:
+    project = after_a_refusal(tmp_path, evaluation={"after_refusal": choice})
+    assert settle_start(project, 3).policy_version == parent
+
+
+def test_an_offline_project_continues_unless_it_is_told_to_restart(tmp_path) -> None:
+    project = after_a_refusal(tmp_path, online=False)
+    assert snapshot_for(project, 3).policy_version == settle_start(project, 3).policy_version == 16
+    other = tmp_path / "other"
+    other.mkdir()
+    project = after_a_refusal(other, online=False, evaluation={"after_refusal": "restart"})
+    assert snapshot_for(project, 3).policy_version == settle_start(project, 3).policy_version == 8
+
+
+def test_a_restart_needs_rounds_that_explore_with_the_version_that_they_train(tmp_path) -> None:
+    chosen = {"evaluation": {"after_refusal": "restart"}, "synchronizer": {"sync_offset": 1}}
+    settings = open_project(tmp_path, online=False, **chosen).settings
+    with pytest.raises(UserError, match=r"evaluation\.after_refusal restart: each round has to explore"):
+        check_config(settings, cpu_count=2, gpu_count=0)
+
+
+def test_versions_that_were_not_evaluated_are_trained_further(tmp_path) -> None:
+    project = after_a_refusal(tmp_path)
+    end_round(project, 2, 16, passed=None)
+    assert settle_start(project, 3).policy_version == 16
+
+
+def test_the_first_version_was_refused(tmp_path) -> None:
+    project = open_project(tmp_path)
+    end_round(project, 0, 0, passed=None)
+    end_round(project, 1, 8, passed=False)
+    start = settle_start(project, 2)
+    request = request_of(project, 2)
+    assert (start.policy_version, request.counts_from, request.fresh_optimizer) == (0, 8, True)
+
+
+def test_a_decision_of_a_person_counts_unless_it_chose_an_imported_version(tmp_path) -> None:
+    project = after_a_refusal(tmp_path)
+    store = release_commands(project).store
+    store.serve(0, "rolled_back", "by hand")
+    assert settle_start(project, 3).policy_version == 0
+    for served, parent in ((16, 16), (FIRST_IMPORTED + 1, 8)):
+        project.store.withdraw_note(3, START)
+        store.serve(served, "promoted", "by hand")
+        assert settle_start(project, 3).policy_version == parent
+
+
+def test_without_a_saved_optimiser_state_the_optimiser_starts_fresh(tmp_path) -> None:
+    project = after_a_refusal(tmp_path)
+    folder = tmp_path / "unsaved"
+    folder.mkdir()
+    write_sealed_json(folder / MANIFEST, {"deferred_state": True})
+    publish(project.store, replace(required(project.store, 1), folder=str(folder)))
+    settle_start(project, 3)
+    assert (project.store.read_note(3, START) or {})["fresh_optimizer"]
+    assert request_of(project, 3).fresh_optimizer
+    project.store.write_note(3, TRAIN, {"steps": 8})
+    assert "from version 8 with a fresh optimiser (its state was not saved), because the gate" in (
+        round_line(project, 3).started_again or ""
+    )
+
+
+def test_a_round_that_trained_nothing_after_a_restart_gives_no_number_twice(tmp_path) -> None:
+    project = after_a_refusal(tmp_path)
+    settle_start(project, 3)
+    end_round(project, 3, 8, passed=True, steps=0)  # the weights of version 8 again
+    assert (steps_before(project.store, 4), settle_start(project, 4).policy_version) == (16, 8)
+    assert request_of(project, 4).counts_from == 16
+
+
+def test_refusals_in_a_row_raise_an_alert_and_a_hint(tmp_path) -> None:
+    project = after_a_refusal(tmp_path)
+    for number in (3, 4, 5):
+        assert refusal_hint(project) is None
+        settle_start(project, number)
+        end_round(project, number, 8 * (number + 4), passed=False)
+    refused = newest_refused(project.store)
+    assert [policy.round for policy in refused] == [5, 4, 3, 2]
+    assert "the gate refused the 4 newest versions: lower algorithm.optimizer.lr" in (refusal_hint(project) or "")
+    limits = Limits(refused_in_a_row=project.config.service.alerts.refused_in_a_row)
+    alerts = alerts_of(TrafficFigures(), limits, len(refused))
+    assert alerts["refused_in_a_row"].startswith("versions refused in a row: 4, the limit is 3; lower")
+    assert alerts_of(TrafficFigures(), limits, 3) == {}
+    assert "(4 in a row)" in str(settle_start(project, 6) and last_described(project, 6))
+
+
+def last_described(project: Project, number: int) -> str:
+    project.store.write_note(number, TRAIN, {"steps": 8})
+    return round_line(project, number).started_again or ""
+
+
+def test_the_weights_that_a_restart_needs_are_kept(tmp_path) -> None:
+    project = after_a_refusal(tmp_path)
+    settle_start(project, 3)
+    assert Path(required(project.store, 1).folder) in in_use(project)
+    folder = tmp_path / "unsaved"
+    folder.mkdir()
+    write_sealed_json(folder / MANIFEST, {"deferred_state": True})
+    publish(project.store, Policy(str(folder), 24, "digest 24", round=3))
+    assert [policy.policy_version for policy in needed_to_repeat(project)] == [24, 8], "not the refused one"
+
+
+class KilledAt:
+    """A trainer whose process is killed after a step."""
+
+    def __init__(self, trainer: TrainerClient, step: int) -> None:
+        self._trainer, self._step = trainer, step
+
+    def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None]) -> TrainResult:
+        pid = self._trainer.status()["pid"]
+
+        def kill(event: StepEvent) -> None:
+            on_step(event)
+            if event.step == self._step:
+                os.kill(pid, signal.SIGKILL)
+
+        return self._trainer.train(request, kill)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[TrainerClient]:
+    client = find_or_start_trainer(
+        tmp_path / "leases", tmp_path / "logs", dtype="float32", device="cpu", idle_timeout_s=240
+    )
+    yield client
+    client.shutdown()
+
+
+def send_traffic(project: Project, number: int, version: int) -> None:
+    """Eight rated answers, sampled by ``version``."""
+    traffic = traffic_store(project)
+    for each in range(8):
+        name = f"m{number}-{each}"
+        recorded = {
+            "msg_id": name, "prompt_ids": [10 + each, 11, 12], "response_ids": [20 + number, 30 + each],
+            "rollout_logprobs": [-6.0, -6.0], "finish_reason": "stop", "temperature": 1.0, "top_p": 1.0, "top_k": -1,
+            "tools": [], "policy_version": version, "messages": [{"role": "user", "content": "?"}],
+            "response": {"role": "assistant", "content": "x"}, ENGINE: "transformers", TEMPLATE_HASH: "t",
+        }  # fmt: skip
+        traffic.record([NewCall(name, 0, recorded, version, 3, time.time())])
+        traffic.give_feedback(NewFeedback(f"f{name}", [name], float(each % 2)))
+    traffic.commit()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_trained_from_the_champion_with_equal_weights_after_a_kill(
+    tmp_path: Path, tiny_model: Path, with_mlflow: Callable[[Path], None], trainer: TrainerClient, ranks: "Ranks"
+) -> None:
+    from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
+    from rft_platform.training.loop.session import TrainingSession
+
+    project = open_project(tmp_path, model=tiny_model, evaluation={"gate": {"min_delta": -2.0, "confident": False}})
+    with_mlflow(project.home.root)
+    registry = connect_registry(project)
+    publish(project.store, Policy(str(tiny_model), 0, digest_weights(tiny_model), round=0))
+    spec = EngineSpec(dtype="float32", device="cpu", idle_timeout_s=240)
+    with find_or_start_engine(tiny_model, tmp_path / "leases", tmp_path / "logs", spec) as engine:
+        Round(project, 0).evaluate(engine, registry, force=True)
+        run_round(project, 1, 0, trainer, registry)
+        assert Round(project, 1).evaluate(engine, registry).promoted
+        gate = project.config.evaluation.gate.model_copy(update={"min_value": 2.0})
+        evaluation = project.config.evaluation.model_copy(update={"gate": gate})
+        strict = Project(project.home, project.config.model_copy(update={"evaluation": evaluation}))
+        run_round(strict, 2, 2, trainer, registry)
+        assert Round(strict, 2).evaluate(engine, registry).gate_passed is False
+        engine.shutdown()
+
+    collected = send_and_collect(project, 3, 2)
+    assert (collected["policy_version"], collected["policy_round"]) == (2, 1)
+    with pytest.raises(TrainerError, match="ended during 'train'"):
+        Round(project, 3).train(KilledAt(trainer, step=5), registry)  # type: ignore[arg-type]
+    trained = Round(project, 3).train(trainer, registry)[FIRST_POLICY]
+    assert trained.policy.policy_version == 6 and Path(trained.policy.folder).name == "global_step_6"
+    assert [step.step for step in trained.steps] == [5, 6], "numbers go on after those of the refused version"
+    assert [step.metrics["staleness_max"] for step in trained.steps] == [0.0, 1.0], "behind the parent"
+
+    session = TrainingSession(ranks, "float32")
+    session.train(train_request(project, required(project.store, 1), 2, ""), nothing, never)
+    assert session.state is not None and session.state.policy_version == 4, "it holds the refused version"
+    request = replace(train_request(project, parent_of(project.store, 3), 3, ""), output=str(tmp_path / "straight"))
+    straight = session.train(request, nothing, never)
+    assert straight.weights_digest == trained.policy.weights_digest
+    continued = replace(request, **refused_parent(project), steps_before=None, output=str(tmp_path / "continued"))
+    assert session.train(continued, nothing, never).weights_digest != straight.weights_digest
+
+    trace = trace_checkpoint(trained.policy.folder, project.store, registry)
+    assert [each.result.policy_version for each in trace.trainings] == [6, 2] and trace.complete
+    assert trace.trainings[0].more["refused_versions"] == "4"
+    (version,) = [found for found in registry.versions() if str(found.version) == trained.policy.model_version]
+    assert (version.tags["refused_versions"], version.tags["round"]) == ("4", "3")
+
+
+def nothing(event: StepEvent) -> None: ...
+
+
+def never() -> bool:
+    return False
+
+
+def run_round(project: Project, number: int, version: int, trainer: TrainerClient, registry: Any) -> None:
+    send_and_collect(project, number, version)
+    Round(project, number).train(trainer, registry)
+
+
+def send_and_collect(project: Project, number: int, version: int) -> dict[str, Any]:
+    send_traffic(project, number, version)
+    collected = Round(project, number).collect()
+    Round(project, number).judge()
+    return collected
+
+
+def refused_parent(project: Project) -> dict[str, Any]:
+    refused = required(project.store, 2)
+    return {"parent": refused.folder, "parent_version": refused.policy_version}
