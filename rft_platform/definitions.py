@@ -4,6 +4,7 @@ The code location has those that the project in RFT_HOME uses: an asset that not
 ever. ``rft run`` launches jobs itself and takes ``all_definitions``, and so does a code location without a project.
 """
 
+import logging
 import multiprocessing
 import os
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from rft_platform.algorithms.presets import preset
 from rft_platform.assets import (
     checkpoints,
     evaluation,
@@ -28,14 +30,16 @@ from rft_platform.common.errors import RftError
 from rft_platform.common.processes.gc_control import keep_imports
 from rft_platform.common.user_code import drop_safe_path
 from rft_platform.config.home import Home
-from rft_platform.config.resolve import RunSettings
+from rft_platform.config.load import load_config_of
+from rft_platform.config.offline import offline_kind
+from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.jobs.alerts import alert_on_run_failure
 from rft_platform.jobs.jobs import ALL_JOBS
 from rft_platform.jobs.maintenance import MAINTENANCE_JOBS
 from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
 from rft_platform.resources import EngineResource, ProjectResource, RegistryResource, TrainerResource
-from rft_platform.rounds.project.project import Project
 
+LOG = logging.getLogger(__name__)
 _Asset = dg.AssetsDefinition | dg.AssetSpec
 
 project = ProjectResource()
@@ -85,17 +89,17 @@ def all_definitions() -> dg.Definitions:
     """The definitions of projects of every kind."""
     parts = [_ROUNDS, _ONLINE, *_OFFLINE.values()]
     assets = {asset.key: asset for part in parts for asset in part.assets}
-    return _definitions(_Part(list(assets.values()), [job for part in parts for job in part.jobs]), None)
+    return _definitions(_Part(list(assets.values()), [job for part in parts for job in part.jobs]), schedule=None)
 
 
-def definitions_of(settings: RunSettings) -> dg.Definitions:
-    """The definitions that a project with ``settings`` uses."""
-    if settings.offline is not None:
-        return _definitions(_OFFLINE[settings.offline], settings)
-    return _definitions(_ONLINE if settings.config.online else _ROUNDS, settings)
+def definitions_of(config: RftConfig) -> dg.Definitions:
+    """The definitions that a project with ``config`` uses. The project's plugins are not imported."""
+    offline = offline_kind(config, preset(config.algorithm.algorithm_type))
+    part = _OFFLINE[offline] if offline is not None else _ONLINE if config.online else _ROUNDS
+    return _definitions(part, config.evaluation.schedule)
 
 
-def _definitions(part: _Part, settings: RunSettings | None) -> dg.Definitions:
+def _definitions(part: _Part, schedule: str | None) -> dg.Definitions:
     used = [*part.assets, evaluation.evaluation_report]
     keys = {asset.key for asset in used}
     launched = {*part.jobs, "evaluate_job"}
@@ -107,7 +111,7 @@ def _definitions(part: _Part, settings: RunSettings | None) -> dg.Definitions:
             *([experience_threshold_sensor] if part.rounds else []),
             alert_on_run_failure,
         ],
-        schedules=[evaluation_schedule(None if settings is None else settings.config.evaluation.schedule)],
+        schedules=[evaluation_schedule(schedule)],
         resources=_RESOURCES,
         # The engine and trainer processes do the heavy work. A process for each step would only add seconds to a round.
         executor=dg.in_process_executor,
@@ -125,9 +129,13 @@ def _without_unused(asset: _Asset, used: set[dg.AssetKey]) -> _Asset:
 
 def _of_home() -> dg.Definitions:
     """The definitions of the project in RFT_HOME; all where there is none, or where its file cannot be read."""
+    home = Home(Path(os.environ.get("RFT_HOME", ".rft")).absolute())
+    if not home.config_file.exists():
+        return all_definitions()
     try:
-        return definitions_of(Project.open(Home(Path(os.environ.get("RFT_HOME", ".rft")).absolute())).settings)
-    except (RftError, OSError):
+        return definitions_of(load_config_of(home))
+    except (RftError, OSError) as error:
+        LOG.warning("all assets and jobs are shown, because the project's file cannot be used: %s", error)
         return all_definitions()
 
 

@@ -102,7 +102,11 @@ def _has_result(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_id: s
 def _is_reported(instance: dg.DagsterInstance, result: dg.AssetCheckEvaluation) -> bool:
     """Whether an earlier call reported the result: Dagster stores one result without a run for a check of a round."""
     history = instance.event_log_storage.get_asset_check_execution_history(result.asset_check_key, limit=_RESULTS)
-    return any(record.run_id == "" and record.partition == result.partition for record in history)
+    known = [record for record in history if record.run_id == "" and record.partition == result.partition]
+    if known and (known[0].status.value == "SUCCEEDED") != result.passed:
+        key, said = result.asset_check_key.to_user_string(), "passes" if result.passed else "fails"
+        LOG.warning("%s of %s %s now; Dagster keeps the result reported before", key, result.partition, said)
+    return bool(known)
 
 
 def _check_results(

@@ -1,5 +1,6 @@
 """The sensors that advance a project (they launch what the plan returns), and the nightly evaluation."""
 
+import logging
 from collections.abc import Collection, Iterator
 from typing import get_args
 
@@ -31,6 +32,7 @@ from rft_platform.rounds.planning.state import Plan
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.selection.pending_rows import rounds_ahead
 
+LOG = logging.getLogger(__name__)
 _TICK_S = sensor_interval_s()
 
 
@@ -70,9 +72,17 @@ def next_round_sensor(jobs: Collection[str]) -> dg.SensorDefinition:
 def evaluation_schedule(cron: str | None) -> dg.ScheduleDefinition:
     """The schedule that evaluates the newest policy: at the times of ``evaluation.schedule``; None: off, at 3 o'clock.
 
-    A project that sets the key wants the evaluation, so its schedule is on.
+    A project that sets the key wants the evaluation, so its schedule is on. If Dagster does not accept the times of a
+    stored configuration, the schedule is off: the other definitions have to load.
     """
+    try:
+        return _evaluation_schedule(cron)
+    except dg.DagsterInvalidDefinitionError as error:
+        LOG.warning("evaluation.schedule %r is not used: %s", cron, error)
+        return _evaluation_schedule(None)
 
+
+def _evaluation_schedule(cron: str | None) -> dg.ScheduleDefinition:
     @dg.schedule(
         name="nightly_evaluation",
         job=evaluate_job,

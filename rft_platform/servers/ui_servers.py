@@ -40,7 +40,9 @@ _RESULTS = "/assets/evaluation_report"
 _REPOSITORY = {"repositoryLocationName": "rft_platform", "repositoryName": "__repository__"}
 _DEFINED = """
 query($repository: RepositorySelector!) {
-  repositoryOrError(repositorySelector: $repository) { ... on Repository { sensors { name } } }
+  repositoryOrError(repositorySelector: $repository) {
+    ... on Repository { sensors { name } } ... on PythonError { message }
+  }
 }"""
 _START = """
 mutation($sensor: SensorSelector!) {

@@ -19,7 +19,7 @@ from rft_platform.assets.checks import (
 from rft_platform.assets.common import rft_rounds
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
-from rft_platform.config.resolve import resolve
+from rft_platform.config.load import dump_config, load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.definitions import definitions_of, defs
 from rft_platform.rounds.evaluate import gate_passed
@@ -171,7 +171,7 @@ UPKEEP = {"compact_job", "retention_job", "evaluate_job"}
     ids=["rounds", "sft", "dpo", "online"],
 )
 def test_a_project_has_only_the_assets_and_jobs_that_it_uses(config, evaluated, jobs, unused):
-    shown = definitions_of(resolve(RftConfig.model_validate({"model": {"model_path": "m"}, **config})))
+    shown = definitions_of(RftConfig.model_validate({"model": {"model_path": "m"}, **config}))
     graph, repository = shown.resolve_asset_graph(), shown.get_repository_def()
     names = {key.to_user_string() for key in graph.get_all_asset_keys()}
     assert not names & unused
@@ -192,7 +192,7 @@ def test_the_schedule_of_the_configuration_is_on():
         "buffer": {"explorer_input": TASKSET},
         "evaluation": {"schedule": "0 4 * * 1-5"},
     }
-    (schedule,) = definitions_of(resolve(RftConfig.model_validate(config))).get_repository_def().schedule_defs
+    (schedule,) = definitions_of(RftConfig.model_validate(config)).get_repository_def().schedule_defs
     assert (schedule.cron_schedule, schedule.default_status) == ("0 4 * * 1-5", dg.DefaultScheduleStatus.RUNNING)
 
 
@@ -206,3 +206,34 @@ def test_the_code_location_reads_the_project_of_its_home(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "policy_checkpoint" in done.stdout
     assert "sft_checkpoint" not in done.stdout
+
+
+def test_a_stored_schedule_that_dagster_refuses_is_off(caplog):
+    config = {
+        "model": {"model_path": "m"},
+        "buffer": {"explorer_input": TASKSET},
+        "evaluation": {"schedule": "0 3 * * 9"},
+    }
+    (schedule,) = definitions_of(RftConfig.model_validate(config)).get_repository_def().schedule_defs
+    assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
+    assert "evaluation.schedule '0 3 * * 9' is not used" in caplog.text
+
+
+def test_the_schedule_that_an_earlier_version_wrote_out_is_off(tmp_path):
+    """It was the default, had no effect, and stood in every stored file; such a file has no key ``tasksets``."""
+    stored = yaml.safe_load(dump_config(RftConfig.model_validate({"model": {"model_path": "m"}})))
+    stored["evaluation"]["schedule"] = "0 3 * * *"
+    home = Home(tmp_path)
+    write_text(home.config_file, yaml.safe_dump(stored))
+    assert load_config_of(home).evaluation.schedule == "0 3 * * *", "this version wrote it"
+    del stored["buffer"]["explorer_input"]["tasksets"]
+    write_text(home.config_file, yaml.safe_dump(stored))
+    assert load_config_of(home).evaluation.schedule is None
+
+
+def test_the_definitions_import_no_plugin_of_the_project(tmp_path):
+    (tmp_path / "plugin.py").write_text("raise ImportError('imported')")
+    config = {"model": {"model_path": "m"}, "buffer": {"explorer_input": TASKSET}}
+    config["algorithm"] = {"plugins": [str(tmp_path / "plugin.py")]}
+    shown = definitions_of(RftConfig.model_validate(config))
+    assert "sft_job" not in [job.name for job in shown.get_repository_def().get_all_jobs()]

@@ -232,6 +232,10 @@ def test_an_evaluation_that_was_killed_after_its_promotion_is_decided_again(proj
     assert beaten.round == 1
     assert decision.passed
     assert decision.reason.startswith("sampled_pass 1.0000 against the champion's 0.1250")
+    no_op = replace(policy, round=4, model_version="2")
+    publish(project.store, no_op)  # a round that trained nothing publishes the weights of the champion again
+    _, unchanged = against_champion(project, registry, no_op, replace(result, round=4))
+    assert unchanged.reason == "these weights are the champion already (version 2)"
     note(project, result, promoted=True)
     _, later = against_champion(project, registry, policy, result)
     assert later.reason == "these weights are the champion already (version 2)"

@@ -1,7 +1,7 @@
 """Semantic checks of a configuration, made before anything starts; every problem is reported with its fix."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rft_platform.algorithms.presets import Preset
 from rft_platform.common.errors import UserError
@@ -209,22 +209,31 @@ _WHOLE_DISTRIBUTION: dict[str, tuple[Callable[[float], bool], str]] = {
 
 
 _CRON_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_CRON_NAMES: tuple[list[str], ...] = ([], [], [], _MONTHS, ["sun", "mon", "tue", "wed", "thu", "fri", "sat"])
+_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def _is_cron(text: str) -> bool:
     """Whether ``text`` has the five fields of cron: ``*``, numbers, ranges and steps, which Dagster accepts."""
-    fields = text.split()
-    if len(fields) != len(_CRON_RANGES):
+    fields = [_without_names(field, names) for field, names in zip(text.split(), _CRON_NAMES, strict=False)]
+    if len(text.split()) != len(_CRON_RANGES):
         return False
+    starts = []
     for field, (least, most) in zip(fields, _CRON_RANGES, strict=True):
-        for part in field.split(","):
-            found = re.fullmatch(r"(?:\*|(\d+)(?:-(\d+))?)(?:/([1-9]\d*))?", part)
-            if found is None:
-                return False
-            first, last = int(found[1] or least), int(found[2] or found[1] or most)
-            if not least <= first <= last <= most:
-                return False
-    return True
+        parts = [re.fullmatch(r"(?:\*|(\d+)(?:-(\d+))?)(?:/([1-9]\d*))?", part) for part in field.split(",")]
+        spans = [(int(found[1] or least), int(found[2] or found[1] or most)) for found in parts if found is not None]
+        if len(spans) < len(parts) or not all(least <= first <= last <= most for first, last in spans):
+            return False
+        starts.append((min(first for first, _ in spans), {n for first, last in spans for n in range(first, last + 1)}))
+    day, months = starts[2][0], starts[3][1]
+    return fields[4] != "*" or any(day <= _DAYS[month - 1] for month in months)  # not the 30th of February
+
+
+def _without_names(field: str, names: Sequence[str]) -> str:
+    """``field`` with numbers instead of names of months or weekdays."""
+    numbers = {name: str(number) for number, name in enumerate(names, start=int(names[:1] == ["jan"]))}
+    return re.sub(r"[a-zA-Z]+", lambda found: numbers.get(found[0].lower(), found[0]), field)
 
 
 def _schedule_problems(run: RunSettings) -> Iterator[str]:

@@ -72,7 +72,10 @@ def _champion_before(project: Project, registry: "ModelRegistry", policy: Policy
     champion = registry.champion()
     if champion is None or str(champion.version) != policy.model_version:
         return champion
-    if project.store.has_note(policy.round, EVALUATION):
+    store = project.store
+    earlier = (published(store, number, policy.name) for number in store.rounds() if number < policy.round)
+    trained_nothing = any(other is not None and other.weights_digest == policy.weights_digest for other in earlier)
+    if trained_nothing or store.has_note(policy.round, EVALUATION):
         return champion
     before = champion.tags.get(PREVIOUS_TAG)
     return next((version for version in registry.versions() if str(version.version) == str(before)), None)
