@@ -9,7 +9,7 @@ from chaos.invariants.context import Context, Finding
 from rft_platform.common.digests import THINNED
 from rft_platform.common.errors import StorageError
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.project.policy import Policy, parent_of, published
+from rft_platform.rounds.project.policy import Policy, parent_of, published, steps_before
 from rft_platform.training.checkpoint.manifest import read_manifest, verify
 
 _SHOWN = 3
@@ -114,11 +114,12 @@ def versions_follow_each_other(context: Context) -> Iterator[Finding]:
         policy, trained = published(store, number), store.read_note(number, "train")
         if policy is None or trained is None:
             continue  # other invariants report it
-        parent = parent_of(store, number)
-        if policy.policy_version != parent.policy_version + trained["steps"]:
+        # A training that starts again from an earlier version counts from the newest one.
+        before = max(parent_of(store, number).policy_version, steps_before(store, number) if trained["steps"] else 0)
+        if policy.policy_version != before + trained["steps"]:
             yield Finding(
-                f"{round_key(number)} published version {policy.policy_version}, but its parent has "
-                f"{parent.policy_version} and it trained {trained['steps']} steps",
+                f"{round_key(number)} published version {policy.policy_version}, but the version before has "
+                f"{before} and it trained {trained['steps']} steps",
                 number,
             )
 
