@@ -7,14 +7,22 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, LoraSpec
+from rft_platform.algorithms.spec import (
+    AlgorithmSpec,
+    CriticSpec,
+    ExpertSchedule,
+    KlPenaltySpec,
+    LoraSpec,
+    OptimizerSpec,
+)
 from rft_platform.common import digests
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import DamagedError
 from rft_platform.common.files import read_json, write_sealed_json
 from rft_platform.training.checkpoint.manifest import identify
+from rft_platform.training.loop.identity import training_identity
 from rft_platform.training.loop.session import TrainingSession
-from rft_platform.training.protocol import Layout
+from rft_platform.training.protocol import Layout, TrainRequest
 
 LORA = LoraSpec(rank=2, alpha=4)
 
@@ -143,3 +151,47 @@ def test_an_adapter_whose_manifest_is_older_than_the_field_still_loads(session, 
     settings = {"parent": first.checkpoint, "parent_version": 1, "lora": LORA, "max_steps": 1}
     second = train(TrainingSession(ranks, "float32"), round_request(seed=2, **settings))
     assert read_json(Path(second.checkpoint, "manifest.json"))["base_digest"] == digest_weights(model)
+
+
+def identity_with(algorithm: AlgorithmSpec, **settings) -> str:
+    request = TrainRequest("parent", 4, "output", algorithm, OptimizerSpec(), **settings)
+    return training_identity(request, "parent digest", "data digest", None, ("float32", "float32"))
+
+
+PPO = AlgorithmSpec(token_advantage="gae", kl_penalty=KlPenaltySpec(coef=0.1), critic=CriticSpec())
+CORRECTED = AlgorithmSpec(token_mask=(0.5, 5.0), row_mask=(0.9, 1.1), correction="decoupled", weight_cap=3.0)
+MIX = AlgorithmSpec(policy_loss="mix", expert_weight=0.1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "digest"),
+    [
+        (AlgorithmSpec(), "3492ab023a2f0bfdbc7d2a8321467f944138d4332fe2b6ce4d6c1fd44c468066"),
+        (PPO, "703ed663849bb13b89993f72961d398fce5435fc4c8e22547805e5debac01fcc"),
+        (CORRECTED, "ff40154f0e884adcff0d02e9fc6b6bab16d1cc922b9a5bdf6b515a9ab3ab5f85"),
+        (MIX, "d0b492be71f5800b8c3d3f022a5fc94f17e344383f90aec82312c98b0441dbc3"),
+    ],
+    ids=["grpo", "ppo", "corrected", "mix"],
+)
+def test_a_training_that_an_earlier_version_started_is_still_the_same(algorithm: AlgorithmSpec, digest: str) -> None:
+    """The digests are those of the version before the fields in ``identity._ADDED``: never change them."""
+    assert identity_with(algorithm) == digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"row_mask_ratio": "product"},
+        {"token_veto": 1e-4},
+        {"weight_level": "sequence"},
+        {"weight_bound": "mask"},
+        {"expert_schedule": ExpertSchedule(decay_steps=4)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_new_setting_makes_another_training(change: dict) -> None:
+    assert identity_with(replace(CORRECTED, **change)) != identity_with(CORRECTED)
+
+
+def test_a_training_that_starts_again_from_an_earlier_policy_is_another_one() -> None:
+    assert identity_with(AlgorithmSpec(), steps_before=8) != identity_with(AlgorithmSpec())

@@ -3,7 +3,7 @@
 ``TrainingSession.train`` in ``session`` names the stages in order: rows and steps, parent state, precomputed values,
 optimiser steps, checkpoint, result. Read it first, then:
 
-1. ``plan`` (``TrainingPlan``: the rows of every optimiser step, and the identity of the training);
+1. ``plan`` (``TrainingPlan``: the rows of every optimiser step) and ``identity`` (the digest of the training);
 2. ``training_run`` (``TrainingRun``: what the stages share; manifest and result);
 3. ``precompute`` (log-probs of reference and teacher, critic values, token advantages, before the first step);
 4. ``optimizer_step`` (``OptimizerStep``: gradients, clipping, AdamW, critic, metrics);

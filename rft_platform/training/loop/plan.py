@@ -5,28 +5,20 @@ The steps depend only on data and seed, not on the number of ranks.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from rft_platform.algorithms.objective import Objective
-from rft_platform.algorithms.plugins import plugins_digest
-from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
+from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
-from rft_platform.training.checkpoint.manifest import identify
 from rft_platform.training.checkpoint.reading import Position, read_position
 from rft_platform.training.data.offline_data import among_rollouts, read_demonstrations, read_preferences
 from rft_platform.training.data.rollout_rows import TrainingRows, digest_files, read_rollouts
+from rft_platform.training.loop.identity import training_identity
 from rft_platform.training.protocol import TrainRequest
-
-#: Fields that the identity excludes: paths (digests of the contents count instead), lineage, and options of saving.
-_NOT_IDENTITY = (
-    "parent", "output", "rollouts", "judged", "selection", "demonstrations", "preferences", "data_position",
-    "reference", "teacher", "max_tokens_per_row", "save_interval", "save_state", "save_hf_checkpoint",
-    "max_checkpoints_to_keep", "lineage",
-)  # fmt: skip
 
 Reader = Callable[[str, Path], TrainingRows]
 
@@ -78,7 +70,7 @@ class Planner:
         else:
             assert request.demonstrations is not None, "it was checked that there is something to train on"
             rows, steps, position, taken = self._stream(request, parent, read_demonstrations, request.demonstrations)
-        identity = _identity(request, parent_digest, rows.digest, position, formats)
+        identity = training_identity(request, parent_digest, rows.digest, position, formats)
         return TrainingPlan(rows, steps, position, objective, identity, taken)
 
     def _stream(self, request: TrainRequest, parent: Path, reader: Reader, file: str) -> _Parts:
@@ -191,33 +183,6 @@ def _signal(rows: TrainingRows, objective: Objective, algorithm: AlgorithmSpec) 
     """bool [R]: whether the row can have a gradient."""
     inert = objective.zero_advantage_is_inert and algorithm.token_advantage is None
     return np.array([s.loss_mask.any() and not (inert and not np.any(s.advantage)) for s in rows.samples], bool)
-
-
-def _effective(request: TrainRequest) -> TrainRequest:
-    """Drop settings that have no effect, such as the end of a constant learning-rate schedule."""
-    algorithm, critic = request.algorithm, request.algorithm.critic
-    if critic is not None:
-        algorithm = replace(algorithm, critic=replace(critic, optimizer=_without_end(critic.optimizer)))
-    return replace(request, algorithm=algorithm, optimizer=_without_end(request.optimizer))
-
-
-def _without_end(optimizer: OptimizerSpec) -> OptimizerSpec:
-    return replace(optimizer, total_steps=None) if optimizer.lr_scheduler_type == "constant" else optimizer
-
-
-def _identity(
-    request: TrainRequest, parent_digest: str, data_digest: str, position: Position | None, formats: Sequence[str]
-) -> str:
-    """Digest of the training. It excludes the number of ranks, which only affects rounding."""
-    settings = {name: value for name, value in asdict(_effective(request)).items() if name not in _NOT_IDENTITY}
-    if request.steps_before is None:  # checkpoints of earlier versions of the platform have no such field
-        del settings["steps_before"]
-    critic = request.algorithm.critic
-    folders = (request.reference, request.teacher, None if critic is None else critic.folder)
-    models = [None if folder is None else identify(Path(folder)) for folder in folders]
-    end = None if position is None else asdict(position)
-    plugins = plugins_digest(request.algorithm.plugins)
-    return digest_json([settings, parent_digest, data_digest, models, end, plugins, list(formats)])
 
 
 def group_steps(group: np.ndarray, batch_size: int, seed: int, epochs: int) -> Iterator[np.ndarray]:
