@@ -76,6 +76,40 @@ def test_tokens_are_selected_over_all_ranks(parts: list[int], select_ratio: floa
     assert 0 < len(by_draw) <= wanted
 
 
+@pytest.mark.parametrize("parts", [[300], [100, 0, 200], [1, 299]])
+@pytest.mark.parametrize("advantage", [0.0, -0.0, 1.0, 0.1])
+def test_equal_advantages_select_the_same_number_of_tokens(parts: list[int], advantage: float) -> None:
+    """All covariances are 0 or the rounding error of the mean."""
+    columns = some_tokens(3, 300)
+    columns[1] = advantage
+    split = np.split(columns, np.cumsum(parts)[:-1], axis=1)
+    got = on_ranks(split, lambda part, total: largest(StepTokens(*part, total), select_ratio=0.05))
+    assert np.concatenate(got).sum() == 15
+    if not advantage:  # the draws decide, which do not depend on the ranks
+        assert set(np.flatnonzero(np.concatenate(got))) == set(np.argsort(columns[2])[-15:])
+    band = {"select_ratio": 0.05, "cov_low": 0.3, "cov_high": 2.0}
+    got = on_ranks(split, lambda part, total: in_band(StepTokens(*part, total), **band))
+    assert not np.concatenate(got).any()
+
+
+@pytest.mark.parametrize("parts", [[40], [13, 0, 27]])
+def test_of_tokens_with_equal_covariances_draws_choose(parts: list[int]) -> None:
+    logp = np.repeat([-3.0, -1.0, -2.0, -2.0], 10)
+    advantage = np.repeat([-1.0, 1.0, -2.0, 2.0], 10)  # covariances: 1 of the first 20 tokens, 0 of the others
+    draw = np.random.default_rng(4).random(40)
+    split = np.split(np.stack([logp, advantage, draw]), np.cumsum(parts)[:-1], axis=1)
+    for ratio, first, second in ((0.25, 10, 0), (0.5, 20, 0), (0.75, 20, 10), (1.0, 20, 20)):
+        got = np.concatenate(
+            on_ranks(split, lambda part, total, ratio=ratio: largest(StepTokens(*part, total), select_ratio=ratio))
+        )
+        want = [*np.argsort(draw[:20])[20 - first :], *(20 + np.argsort(draw[20:])[20 - second :])]
+        assert np.flatnonzero(got).tolist() == sorted(want)
+    got = on_ranks(
+        split, lambda part, total: in_band(StepTokens(*part, total), select_ratio=0.25, cov_low=0.5, cov_high=2.0)
+    )
+    assert np.flatnonzero(np.concatenate(got)).tolist() == sorted(np.argsort(draw[:20])[10:])
+
+
 def test_options_of_the_loss_reach_its_selection() -> None:
     tokens = StepTokens(*some_tokens(2, 100), alone)
     selects = bind("kl_cov", {"select_ratio": 0.2}).selects

@@ -23,7 +23,7 @@ Ratio = Annotated[float, Field(gt=0, le=1)]
 def in_band(tokens: StepTokens, *, select_ratio: float, cov_low: float, cov_high: float) -> np.ndarray:
     """Select tokens at random among those with a covariance between ``cov_low`` and ``cov_high``.
 
-    The number of selected tokens is the fraction ``select_ratio`` of all tokens.
+    The number of selected tokens is at most the fraction ``select_ratio`` of all tokens.
     """
     covariance, count = _covariance(tokens)
     inside = (covariance > cov_low) & (covariance < cov_high)
@@ -32,9 +32,17 @@ def in_band(tokens: StepTokens, *, select_ratio: float, cov_low: float, cov_high
 
 
 def largest(tokens: StepTokens, *, select_ratio: float) -> np.ndarray:
-    """Select the tokens with the largest covariances: the fraction ``select_ratio`` of all tokens."""
+    """Select the tokens with the largest covariances: the fraction ``select_ratio`` of all tokens.
+
+    Among tokens with equal covariances, which are all tokens of a step without advantages, it selects at random.
+    """
     covariance, count = _covariance(tokens)
-    return covariance >= kth_largest(covariance, _wanted(select_ratio, count), tokens.total)
+    wanted = _wanted(select_ratio, count)
+    bound = kth_largest(covariance, wanted, tokens.total)
+    above, equal = covariance > bound, covariance == bound
+    rest = wanted - int(tokens.total(np.array([np.count_nonzero(above)], np.float64))[0])
+    draw = np.where(equal, tokens.draw, -1.0)
+    return above | equal & (draw >= kth_largest(draw, rest, tokens.total))
 
 
 @loss("clip_cov", zero_advantage_is_inert=True, selects=in_band)
