@@ -314,6 +314,12 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
         if taskset.task_selector != type(taskset.task_selector)():
             key = f"buffer.explorer_input.eval_tasksets[{index}].task_selector"
             lines.append(f"{key} has no effect here: an evaluation runs every task")
+    explored = config.buffer.explorer_input.explored
+    lines += [
+        f"{key}.weight has no effect here: it is the share among several tasksets, and this is the only one"
+        for key, taskset in explored.items()
+        if len(explored) == 1 and taskset.weight is not None
+    ]
     lines += _always_on_notices(config.explorer)
     if not config.online:
         lines += [

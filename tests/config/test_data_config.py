@@ -31,6 +31,16 @@ def test_selectors_by_their_names_and_aliases(make_config: Make) -> None:
         check_config(resolve(unread), cpu_count=2, gpu_count=0)
 
 
+@pytest.mark.parametrize(("tasksets", "without_effect"), [(1, ["tasksets[0].weight"]), (2, [])])
+def test_the_weight_of_a_single_taskset_has_no_effect(
+    make_config: Make, tasksets: int, without_effect: list[str]
+) -> None:
+    given = [{"path": f"data-{number}", "weight": 2} for number in range(tasksets)]
+    config = make_config(buffer__explorer_input={"tasksets": given})
+    keys = [line.partition(" has no effect")[0] for line in config_notices(config) if ".weight" in line]
+    assert keys == [f"buffer.explorer_input.{key}" for key in without_effect]
+
+
 def test_an_evaluation_needs_no_selector(make_config: Make) -> None:
     config = make_config(
         buffer__explorer_input__eval_tasksets=[{"path": "x", "task_selector": {"selector_type": "random"}}]

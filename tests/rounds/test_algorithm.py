@@ -231,6 +231,10 @@ def test_what_fits_is_let_pass(configure: Configure) -> None:
         ("ppo", {"kl_penalty_fn_args": {"kl_coef": 0.1, "target": 0.1, "horizon": 5}}),
         ("reinforce++_baseline", {"data": [{"name": "truncated_mask"}]}),
         ("mix", {**EXPERTS, "policy_loss_fn": "mix", "advantage_fn": "rloo"}),
+        ("mix", {"experts": {"path": "x.jsonl", "final_weight": 0.01, "decay_steps": 4}}),
+        ("grpo", {"advantage_fn_args": {"normalize_std": False, "std_level": "group"}}),
+        ("dr_grpo", {"advantage_fn_args": {"normalize_std": True, "std_level": "batch"}}),
+        ("ppo", {"advantage_fn_args": {"lam_critic": 1.0, "lam_alpha": 0.05}}),
     ):
         assert problems(configure(name, **keys)) == "", name
 
@@ -278,6 +282,18 @@ def test_the_entropy_bonus_can_be_switched_off(configure: Configure) -> None:
         ("ppo", {"filters": {"zero_variance": True}}, "with 1 run per task no group has variance"),
         ("rft", {"filters": {"zero_variance": True}, "repeat_times": 1}, "set algorithm.repeat_times to 2 or more"),
         ("on_policy_distill", {"filters": {"zero_variance": True}}, "with 1 run per task no group has variance"),
+        (
+            "mix",
+            {"experts": {"path": "x.jsonl", "final_weight": 0.01}},
+            "without warmup_steps or decay_steps",
+        ),
+        (
+            "grpo",
+            {"advantage_fn_args": {"normalize_std": False, "std_level": "batch"}},
+            "normalize_std is false",
+        ),
+        ("dr_grpo", {"advantage_fn_args": {"std_level": "batch"}}, "normalize_std is false"),
+        ("ppo", {"advantage_fn_args": {"lam": 0.9, "lam_alpha": 0.05}}, "lam: lam_alpha replaces it"),
     ],
 )
 def test_a_key_without_effect_is_refused(

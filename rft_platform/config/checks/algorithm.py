@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rft_platform.algorithms.presets import Preset
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.algorithm import Algorithm, Critic, ExperienceFilters, KlPenaltyArgs
 
@@ -33,6 +34,7 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
             f"demonstrations have no rewards: with {name}, set one that is computed when a "
             "round is judged, such as grpo"
         )
+    yield from _replaced_options(settings, preset)
     yield from _adaptation_problems(settings.kl_penalty_fn_args)
     if settings.kl_penalty_fn_args.kl_coef and preset.token_advantage is None:
         yield (
@@ -67,6 +69,25 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
     longest = overlong.max_length or config.model.response_limit
     if (overlong.cache_length or 0) > longest:
         yield f"algorithm.filters.overlong.cache_length {overlong.cache_length} is more than a response's {longest}"
+
+
+def _replaced_options(settings: Algorithm, preset: Preset) -> Iterator[str]:
+    """One line for each option that another option replaces or switches off."""
+    experts = settings.experts
+    if experts is not None and experts.final_weight is not None and not (experts.warmup_steps or experts.decay_steps):
+        yield (
+            f"algorithm.experts.final_weight {experts.final_weight}: without warmup_steps or decay_steps the share is "
+            "weight in all steps; set one of them, or leave out final_weight"
+        )
+    key, given = "algorithm.advantage_fn_args", preset.advantage_args
+    if given.get("std_level") == "batch" and given.get("normalize_std") is False:
+        yield (
+            f"{key}.std_level batch: normalize_std is false, so no standard deviation is used; set {key}.normalize_std "
+            "to true, or leave out std_level"
+        )
+    options = settings.advantage_fn_args
+    if preset.token_advantage == "gae" and options.get("lam_alpha") is not None and "lam" in options:
+        yield f"{key}.lam: lam_alpha replaces it; leave out one of them (lam_critic is the lam of the returns)"
 
 
 def _epoch_problems(run: RunSettings) -> Iterator[str]:
