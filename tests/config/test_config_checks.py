@@ -13,6 +13,7 @@ from rft_platform.config.dry_run import config_notices, render_plan, run_plan
 from rft_platform.config.gpu_placement import engine_gpus, gpu_count, place, visible_devices
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.resolve import resolve
+from rft_platform.config.schema.buffer import Taskset
 from rft_platform.config.schema.rft_config import RftConfig
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -392,3 +393,22 @@ def test_a_key_anywhere_in_the_configuration_is_refused(make_config: MakeConfig)
     ]
     assert "environment variable MLFLOW_TRACKING_URI" in found[1]
     assert key not in found[0]
+
+
+@pytest.mark.parametrize(
+    ("workflow", "judge"), [("single_turn", "exact_match"), ("frozen_lake", None), ("tool_call", None)]
+)
+def test_a_workflow_that_reads_the_row_gets_no_default_judge(workflow: str, judge: str | None) -> None:
+    """A column of answers is not what it is judged by: its own reward would be replaced."""
+    assert Taskset(path="t.jsonl", workflow=workflow).judge == judge
+
+
+def test_limits_by_the_mean_duration_are_refused_with_several_tasksets(make_config: MakeConfig) -> None:
+    two = [{"path": "a.jsonl", "name": "a"}, {"path": "b.jsonl", "name": "b"}]
+    settings = {"buffer__explorer_input__taskset": None, "buffer__explorer_input__tasksets": two}
+    limits = {"explorer__dynamic_timeout__enable": True, "explorer__over_rollout__ratio": 0.2}
+    found = [line for line in problems(make_config(**settings, **limits)) if "several tasksets" in line]
+    assert [line.partition(":")[0] for line in found] == [
+        "explorer.dynamic_timeout.enable",
+        "explorer.over_rollout.ratio",
+    ]

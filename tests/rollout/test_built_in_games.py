@@ -126,3 +126,16 @@ def test_a_row_without_tools_is_named(engine: FakeEngine) -> None:
 
     with pytest.raises(UserCodeError, match="column 'conversations' is None"):
         rolled_out(engine, ToolCallWorkflow(), {"tools": []})
+
+
+def test_each_observation_answers_the_call_at_its_position():
+    entries = [
+        {"from": "human", "value": "Weather in Rome and Oslo?"},
+        {"from": "function_call", "value": [{"name": "weather", "arguments": {"city": c}} for c in ("Rome", "Oslo")]},
+        {"from": "observation", "value": "sun"},
+        {"from": "observation", "value": "snow"},
+        {"from": "observation", "value": "an answer to no call"},
+    ]
+    messages = conversation(entries)
+    assert [call["id"] for call in messages[1]["tool_calls"]] == ["call-1-0", "call-1-1"]
+    assert [message["tool_call_id"] for message in messages[2:]] == ["call-1-0", "call-1-1", "call-4-0"]

@@ -15,13 +15,11 @@ from rft_platform.config.checks.texts import name_problems, secret_problems
 from rft_platform.config.memory_plan import memory_problems
 from rft_platform.config.offline import offline_kind, offline_problems
 from rft_platform.config.resolve import RunSettings
-from rft_platform.config.schema.buffer import ExplorerInput
+from rft_platform.config.schema.buffer import ROW_WORKFLOWS, ExplorerInput
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
 from rft_platform.config.schema.rft_config import RftConfig
 
 _WITHOUT_REWARD = ("single_turn", "calculator", "agentscope_react", "tool_call")
-#: Built-in workflows that read the whole row.
-_READ_ROWS = ("tool_call", "frozen_lake")
 _EXPLORING = ("both", "explore", "colocate")
 
 
@@ -74,9 +72,9 @@ def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     names = [taskset.name or f"{taskset.path}:{taskset.split}" for taskset in inputs.eval_tasksets]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"buffer.explorer_input.eval_tasksets: two entries are called {name!r}; give each a unique name"
-    yield from _mix_problems(inputs)
+    yield from _mix_problems(config, inputs)
     for key, taskset in inputs.every.items():
-        if taskset.format.prompt_key is None and ":" not in taskset.workflow and taskset.workflow not in _READ_ROWS:
+        if taskset.format.prompt_key is None and ":" not in taskset.workflow and taskset.workflow not in ROW_WORKFLOWS:
             yield (
                 f"{key}.format.prompt_key is null: the workflow {taskset.workflow} reads its question from a "
                 "column; name the column, or use your own workflow, which reads the whole row"
@@ -95,7 +93,7 @@ def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
         yield "warm_start.stop_at is a pass rate on the first of eval_tasksets, and there is none: add one"
 
 
-def _mix_problems(inputs: ExplorerInput) -> Iterator[str]:
+def _mix_problems(config: RftConfig, inputs: ExplorerInput) -> Iterator[str]:
     names = [taskset.known_as for taskset in inputs.explored.values()]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"buffer.explorer_input.tasksets: two entries are called {name!r}; give each a unique name"
@@ -105,6 +103,17 @@ def _mix_problems(inputs: ExplorerInput) -> Iterator[str]:
             f"{unweighted[0]}.weight is not set, but other tasksets have a weight: set it for all of them or for none "
             "(default: the number of tasks)"
         )
+    explorer = config.explorer
+    derived = {
+        "explorer.dynamic_timeout.enable": explorer.dynamic_timeout.enable,
+        "explorer.over_rollout.ratio": explorer.over_rollout.ratio > 0,
+    }
+    for key, is_on in derived.items():
+        if is_on and len(names) > 1:
+            yield (
+                f"{key}: with several tasksets it would stop the runs of the slowest one, because it compares the "
+                "durations of all runs of a batch; leave it out"
+            )
 
 
 def _evaluation_problems(config: RftConfig) -> Iterator[str]:

@@ -86,13 +86,19 @@ JudgeChoice = Annotated[
 ]
 
 
+#: Built-in workflows that read the whole row.
+ROW_WORKFLOWS = ("tool_call", "frozen_lake")
+
+
 def _default_judge(written: dict[str, Any]) -> str | None:
     """The default judge of a taskset that names none.
 
-    A user's own workflow gets no default judge: it may return its own reward, which a judge would replace.
+    A user's own workflow gets no default judge: it may return its own reward, which a judge would replace. Neither do
+    the built-in workflows that read the whole row: a column of answers is not what their answers are compared with.
     """
     has_answers = getattr(written.get("format"), "response_key", None) is not None
-    return "exact_match" if has_answers and ":" not in written.get("workflow", "") else None
+    workflow = written.get("workflow", "")
+    return "exact_match" if has_answers and ":" not in workflow and workflow not in ROW_WORKFLOWS else None
 
 
 def default_name(path: str, split: str) -> str:

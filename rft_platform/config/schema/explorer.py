@@ -130,7 +130,7 @@ class Workers(Section):
     """Python interpreter (3.11 or later) of the agent's environment, which must have ``openai``. null: this
     interpreter."""
     count: PositiveInt | None = None
-    """Maximum number of processes. null: one for each concurrent run."""
+    """Maximum number of processes; with several tasksets, of each of them. null: one for each concurrent run."""
 
 
 class Explorer(Section):

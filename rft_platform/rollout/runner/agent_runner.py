@@ -43,9 +43,10 @@ class ExecutorOfRun:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "ExecutorOfRun":
-        await self._stack.__aenter__()
-        for executor in {id(executor): executor for executor in self._executors.values()}.values():
-            self._entered[id(executor)] = await self._stack.enter_async_context(executor)
+        async with AsyncExitStack() as stack:  # leaves what was entered if a later executor fails
+            for executor in {id(executor): executor for executor in self._executors.values()}.values():
+                self._entered[id(executor)] = await stack.enter_async_context(executor)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *failure: Any) -> None:

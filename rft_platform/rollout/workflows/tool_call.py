@@ -1,6 +1,7 @@
 """A built-in workflow of one model call with the tools of the task's row, for datasets of function calls."""
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,14 +65,17 @@ def _schema(node: Any) -> Any:
 def conversation(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages of a conversation, in the form of OpenAI's API."""
     messages: list[dict[str, Any]] = []
+    open_calls: deque[str] = deque()  # ids of the calls that no observation has answered yet
     for number, entry in enumerate(entries):
         role, content = entry.get("role", entry.get("from")), entry.get("content", entry.get("value"))
         role = _ROLES.get(str(role), str(role))
         if role == "function_call":
-            messages.append({"role": "assistant", "content": "", "tool_calls": _calls(content, number)})
+            calls = _calls(content, number)
+            open_calls = deque(call["id"] for call in calls)
+            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
         elif role == "tool":
-            called = [call["id"] for message in messages[-1:] for call in message.get("tool_calls") or []]
-            messages.append({"role": "tool", "content": _text(content), "tool_call_id": (called or ["call-0-0"])[0]})
+            called = open_calls.popleft() if open_calls else f"call-{number}-0"
+            messages.append({"role": "tool", "content": _text(content), "tool_call_id": called})
         else:
             messages.append({"role": role, "content": _text(content)})
     return messages

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.common.errors import UserError
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.execution.columns import experiences_of
@@ -115,6 +116,9 @@ def mixture_of(project: Project) -> Mixture:
         len(project.datasets[name].tasks) if taskset.weight is None else taskset.weight
         for name, taskset in project.tasksets.items()
     ]
+    empty = [name for name, weight in zip(project.tasksets, weights, strict=True) if not weight]
+    if empty:
+        raise UserError(f"taskset {empty[0]!r} has no tasks: remove it from buffer.explorer_input, or add tasks")
     return Mixture.of(weights)
 
 
