@@ -13,7 +13,6 @@ from pathlib import Path
 
 import dagster as dg
 
-from rft_platform.algorithms.presets import preset
 from rft_platform.assets import (
     checkpoints,
     evaluation,
@@ -31,7 +30,7 @@ from rft_platform.common.processes.gc_control import keep_imports
 from rft_platform.common.user_code import drop_safe_path
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
-from rft_platform.config.offline import offline_kind
+from rft_platform.config.resolve import offline_without_plugins
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.jobs.alerts import alert_on_run_failure
 from rft_platform.jobs.jobs import ALL_JOBS
@@ -94,7 +93,7 @@ def all_definitions() -> dg.Definitions:
 
 def definitions_of(config: RftConfig) -> dg.Definitions:
     """The definitions that a project with ``config`` uses. The project's plugins are not imported."""
-    offline = offline_kind(config, preset(config.algorithm.algorithm_type))
+    offline = offline_without_plugins(config)
     part = _OFFLINE[offline] if offline is not None else _ONLINE if config.online else _ROUNDS
     return _definitions(part, config.evaluation.schedule)
 

@@ -136,6 +136,14 @@ class RunSettings:
         return given or math.ceil(passes * rows / self.batches.train_batch_size)
 
 
+def offline_without_plugins(config: RftConfig) -> OfflineKind | None:
+    """``RunSettings.offline`` of ``config``, for a process that must not import the project's plugins.
+
+    Raises UserError for an unknown ``algorithm_type``.
+    """
+    return offline_kind(config, preset(config.algorithm.algorithm_type))
+
+
 def resolve(config: RftConfig) -> RunSettings:
     """Resolve ``config`` and import its plugins. Raises UserError for unknown algorithm parts or options."""
     algorithm = _algorithm(config)
