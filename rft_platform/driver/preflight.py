@@ -16,6 +16,7 @@ from rft_platform.config.gpu_placement import gpu_count
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
 from rft_platform.config.memory_plan import gpu_bytes
+from rft_platform.config.online_halves import before_joining
 from rft_platform.config.resolve import policies_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.console import notes
@@ -256,7 +257,7 @@ def check_may_start(home: Home, config: RftConfig) -> None:
             f"{home.root} holds the project {old.project}/{old.name}, not {config.project}/{config.name}: point "
             "RFT_HOME at another folder, or move this project away"
         )
-    check_unchanged(old, config)
+    check_unchanged(before_joining(old, config), config)
     if not config.continue_from_checkpoint and home.rounds.is_dir():
         raise UserError(
             f"continue_from_checkpoint is false, and {home.root} holds rounds of {old.project}/{old.name}: set it "

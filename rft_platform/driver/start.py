@@ -2,10 +2,12 @@
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
+from rft_platform.common.locks import locked
 from rft_platform.config.allowed_changes import changed_keys, check_unchanged
 from rft_platform.config.dry_run import RunPlan
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config_of
+from rft_platform.config.online_halves import joined, without_effect
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.console import notes
 from rft_platform.driver.preflight import as_started, check_run
@@ -28,10 +30,21 @@ def write_config(home: Home, config: RftConfig) -> None:
     If the other half of the project (mode explore or train) is running, its configuration stays in force, and a
     configuration with other values is refused.
     """
-    from rft_platform.jobs.driver_lock import other_half_runs, refuse_second_driver
+    from rft_platform.jobs.driver_lock import refuse_second_driver
 
     refuse_second_driver(home, config.mode)
-    config = as_started(home, config)
+    with locked(home.leases / "config"):  # the other half of an online project may start now too
+        _write(home, as_started(home, joined(stored_config(home), config)))
+
+
+def stored_config(home: Home) -> RftConfig | None:
+    """The project's configuration in force; None before the first start."""
+    return load_config_of(home) if home.config_file.exists() else None
+
+
+def _write(home: Home, config: RftConfig) -> None:
+    from rft_platform.jobs.driver_lock import other_half_runs
+
     if other_half_runs(home, config.mode) and home.config_file.exists():
         running = load_config_of(home)
         check_unchanged(running, config)
@@ -50,8 +63,9 @@ def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
 
     Raises UserError, and writes nothing, if the configuration cannot be run.
     """
-    plan = check_run(home, config, service=service)
-    for notice in plan.notices:
+    whole = joined(stored_config(home), config)
+    plan = check_run(home, whole, service=service)
+    for notice in (*plan.notices, *without_effect(whole, config)):
         notes().print(f"note: {notice}", markup=False, soft_wrap=True)
     write_config(home, config)
     return plan

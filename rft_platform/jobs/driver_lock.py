@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from rft_platform.common.errors import TransientError, UserError
 from rft_platform.common.locks import is_locked, locked
 from rft_platform.config.home import Home
-from rft_platform.jobs.singleton_lock import refuse_if_held
+from rft_platform.jobs.singleton_lock import refuse_if_held, singleton_lock
 
 #: The lock of each half; every other mode holds both.
 _HALVES = {"train": "driver.lock", "explore": "explorer.lock"}
@@ -55,7 +55,31 @@ def refuse_second_driver(home: Home, mode: str = "both") -> None:
 def refuse_if_used(home: Home) -> None:
     """Raise UserError if a driver, `rft ui` or `rft serve` is running on a home that is about to be renamed."""
     refuse_second_driver(home)
-    refuse_if_held(home.leases / "ui.lock", f"`rft ui` or `rft serve` of {home.root}")
+    refuse_if_served(home, "both")
+
+
+@contextmanager
+def servers_lock(home: Home, mode: str, **details: object) -> Iterator[None]:
+    """Hold the locks of the servers that a command of ``mode`` starts, so that no other command starts them too.
+
+    Mode serve starts the online service, mode train the interface and the training, every other mode both. Raises
+    UserError if another command holds one of them.
+    """
+    with ExitStack() as stack:
+        for lock, name in _server_locks(mode).items():
+            stack.enter_context(singleton_lock(home.leases / lock, f"{name} of {home.root}", **details))
+        yield
+
+
+def refuse_if_served(home: Home, mode: str) -> None:
+    """Raise UserError if another command has started servers that a command of ``mode`` would start."""
+    for lock, name in _server_locks(mode).items():
+        refuse_if_held(home.leases / lock, f"{name} of {home.root}")
+
+
+def _server_locks(mode: str) -> dict[str, str]:
+    interface, service = {"ui.lock": "`rft ui` or `rft serve`"}, {"service.lock": "the service (`rft serve`)"}
+    return service if mode == "serve" else interface if mode == "train" else interface | service
 
 
 def _locks(mode: str) -> list[str]:

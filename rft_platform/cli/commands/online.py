@@ -20,7 +20,8 @@ def serve(
 ) -> None:
     """Serve the policy's OpenAI API with feedback and commit, and train on what was committed, until Ctrl-C.
 
-    Mode serve starts the service alone; mode train starts the training alone, on rows that a service elsewhere commits.
+    Mode serve starts the service alone, mode train the training alone: two commands with one RFT_HOME, each with its
+    own file, make an online project together.
     """
     from rft_platform.cli.commands.ui import serve_until_interrupted
     from rft_platform.config.home import Home
@@ -28,7 +29,7 @@ def serve(
     from rft_platform.driver.preflight import check_run, check_writable
     from rft_platform.driver.run import use_home
     from rft_platform.driver.start import begin
-    from rft_platform.jobs.singleton_lock import refuse_if_held, singleton_lock
+    from rft_platform.jobs.driver_lock import refuse_if_served, servers_lock
     from rft_platform.rounds.project.project import Project
     from rft_platform.servers.ports import check_ports
     from rft_platform.servers.ui_servers import online_port, online_server, ui_ports, ui_servers
@@ -39,8 +40,7 @@ def serve(
     loaded = load_config(config) if config is not None else Project.open(home).config
     mode = loaded.mode
     trains = train and mode != "serve"
-    lock, name = home.leases / "ui.lock", f"`rft ui` of {home.root}"
-    refuse_if_held(lock, name)
+    refuse_if_served(home, mode)
     ports = ui_ports(home, loaded, port, mlflow_port) if mode != "serve" else []
     check_ports([*ports, online_port(loaded)] if mode != "train" else ports)
     if config is not None:
@@ -48,7 +48,7 @@ def serve(
     else:
         check_run(home, loaded, service=True)
     project = Project.open(home)
-    with singleton_lock(lock, name, Dagster=f"port {port}"):
+    with servers_lock(home, mode, **({} if mode == "serve" else {"Dagster": f"port {port}"})):
         servers = ui_servers(home, port, mlflow_port, daemon=trains) if mode != "serve" else []
         servers += [online_server(home, project, port)] if mode != "train" else []
         serve_until_interrupted(home, servers, sensors_of=f"http://127.0.0.1:{port}" if trains else None)

@@ -39,8 +39,8 @@ def ui(
     from rft_platform.driver.preflight import check_writable
     from rft_platform.driver.run import use_home
     from rft_platform.driver.start import begin
+    from rft_platform.jobs.driver_lock import refuse_if_served, servers_lock
     from rft_platform.jobs.sensor_interval import sensor_interval_s
-    from rft_platform.jobs.singleton_lock import refuse_if_held, singleton_lock
     from rft_platform.servers.ports import check_ports
     from rft_platform.servers.ui_servers import ui_ports, ui_servers
 
@@ -52,14 +52,13 @@ def ui(
     use_home(home)
     in_force = load_config_of(home) if home.config_file.exists() else None
     loaded = in_force if config is None else load_config(config)
-    lock, name = home.leases / "ui.lock", f"`rft ui` of {home.root}"
-    refuse_if_held(lock, name)
+    refuse_if_served(home, "train")
     check_ports(ui_ports(home, loaded, port, mlflow_port, metrics_port))
     if loaded is None:
         notes().print(f"no project in {home.root} yet: `rft ui --config rft.yaml` starts one", markup=False)
     elif config is not None:
         begin(home, loaded)
-    with singleton_lock(lock, name, Dagster=f"port {port}"):
+    with servers_lock(home, "train", Dagster=f"port {port}"):
         servers = ui_servers(home, port, mlflow_port, daemon, metrics_port)
         serve_until_interrupted(home, servers, sensors_of=f"http://127.0.0.1:{port}" if auto else None)
 
