@@ -141,7 +141,7 @@ def offline_without_plugins(config: RftConfig) -> OfflineKind | None:
 
     Raises UserError for an unknown ``algorithm_type``.
     """
-    return offline_kind(config, preset(config.algorithm.algorithm_type))
+    return offline_kind(config, choose(config.algorithm.algorithm_type))
 
 
 def resolve(config: RftConfig) -> RunSettings:

@@ -135,7 +135,12 @@ def test_each_observation_answers_the_call_at_its_position():
         {"from": "observation", "value": "sun"},
         {"from": "observation", "value": "snow"},
         {"from": "observation", "value": "an answer to no call"},
+        {"from": "function_call", "value": {"name": "weather", "arguments": {"city": "Bonn"}}},
+        {"from": "function_call", "value": {"name": "weather", "arguments": {"city": "Kyiv"}}},
+        {"from": "observation", "value": "rain"},
+        {"from": "observation", "value": "fog"},
     ]
     messages = conversation(entries)
     assert [call["id"] for call in messages[1]["tool_calls"]] == ["call-1-0", "call-1-1"]
-    assert [message["tool_call_id"] for message in messages[2:]] == ["call-1-0", "call-1-1", "call-4-0"]
+    answered = [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+    assert answered == ["call-1-0", "call-1-1", "call-4-0", "call-5-0", "call-6-0"]

@@ -71,7 +71,7 @@ def conversation(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         role = _ROLES.get(str(role), str(role))
         if role == "function_call":
             calls = _calls(content, number)
-            open_calls = deque(call["id"] for call in calls)
+            open_calls.extend(call["id"] for call in calls)
             messages.append({"role": "assistant", "content": "", "tool_calls": calls})
         elif role == "tool":
             called = open_calls.popleft() if open_calls else f"call-{number}-0"
