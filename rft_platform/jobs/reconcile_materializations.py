@@ -87,6 +87,9 @@ def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) 
     run_id = records[0].event_log_entry.run_id if records else ""
     if not run_id:
         return True
+    run = instance.get_run_by_id(run_id)
+    if run is not None and not run.is_finished:  # it may still report them; a run that was killed ends soon
+        return True
     return all(_has_result(instance, spec.key, run_id) for spec in _CHECKS.get(key.to_user_string(), ()))
 
 

@@ -109,6 +109,26 @@ def test_an_asset_whose_run_was_killed_before_its_checks_is_recorded_with_them(p
         assert reconcile_materializations(project, instance, [("explore", 1)]) == []
 
 
+def test_a_run_that_has_not_ended_reports_its_checks_itself(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example a backfill that judges the round again: its results follow its materialization."""
+    project.store.write_note(1, "judge", JUDGED)
+
+    @dg.asset(partitions_def=rft_rounds)
+    def judged_experiences() -> None:
+        """The materialisation is recorded; the checks are not yet."""
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001"])
+        run_id = dg.materialize([judged_experiences], instance=instance, partition_key="r0001").run_id
+        ended = instance.get_run_by_id(run_id)
+        assert ended is not None
+        with monkeypatch.context() as running:
+            started = ended.with_status(dg.DagsterRunStatus.STARTED)
+            running.setattr(instance, "get_run_by_id", lambda _: started)
+            assert reconcile_materializations(project, instance, [("explore", 1)]) == []
+        assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
+
+
 def test_one_recorded_check_of_four_is_not_all(project: Project) -> None:
     project.store.write_note(1, "judge", JUDGED)
     known, *missing = EXPERIENCE_CHECKS
@@ -138,6 +158,7 @@ def test_a_result_that_only_the_killed_run_knows_is_recorded_for_its_check(proje
         (run,) = instance.get_runs()
         known = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
         assert (len(known), partitions(instance, "evaluation_report")) == (1, {"r0001"})
+        instance.report_run_failed(run)  # as the health check of a run does, or the end of a driver's orphaned runs
         assert reconcile_materializations(project, instance, [("sync", 1)]) == ["evaluation_report of r0001"]
         records = instance.event_log_storage.get_asset_check_execution_history(EVALUATION_CHECKS[0].key, limit=1)
         assert records[0].event is not None and records[0].event.dagster_event is not None
