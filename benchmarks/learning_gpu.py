@@ -40,7 +40,7 @@ def write_project(work: Path, seed: int, rounds: int, size: str, engine: str) ->
     content["engine"] = {"kind": engine}
     content["explorer"] = {"runner_per_model": 512}
     if engine == "vllm":
-        content["explorer"]["rollout_model"] = {"gpu_memory_utilization": 0.2, "dtype": "bfloat16"}
+        content["explorer"]["rollout_model"] = {"gpu_memory_utilization": 0.1, "dtype": "bfloat16"}
         content["trainer"] = {"max_token_len_per_gpu": 65536}
     written = work / "learning.yaml"
     written.write_text(yaml.safe_dump(content))

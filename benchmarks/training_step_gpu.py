@@ -29,21 +29,22 @@ from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.loop.step_metrics import DeviceClock
 from rft_platform.training.models.loading import compiled_graphs, load_policy
 from rft_platform.training.models.optimizer import apply_step, build_optimizer, clip_gradients
-from rft_platform.training.packed.packed_policy import warm_up
+from rft_platform.training.packed.packed_policy import expect_rows, warm_up
 from rft_platform.training.protocol import Layout
 
 GROUPS, RUNS, LONGEST = 64, 8, 1024
+LONG = 16_512  # tokens of a row of the mix ``long``, prompt included
 PEAK = 790e12  # bf16 products on an H200, measured
 
 
-def rows_of(mix: str, seed: int, length: int) -> list[Sample]:
+def rows_of(mix: str, seed: int) -> list[Sample]:
     """Rows of a round: 64 groups of 8 over one prompt each."""
     rng = np.random.default_rng(seed)
     rows = []
     for group in range(GROUPS if mix != "long" else 4):
         prompt = rng.integers(0, SHAPE["vocab_size"], {"even": 60, "long": 512}.get(mix) or int(rng.integers(60, 1000)))
         for run in range(RUNS):
-            count = {"even": 512, "long": length}.get(mix) or min(LONGEST, 1 + int(rng.geometric(1 / 600)))
+            count = {"even": 512, "long": LONG - 512}.get(mix) or min(LONGEST, 1 + int(rng.geometric(1 / 600)))
             answer = rng.integers(0, SHAPE["vocab_size"], count)
             rows.append(
                 rollout_sample(
@@ -59,7 +60,7 @@ def steps(
 ) -> Iterator[dict[str, Any]]:
     """Optimiser steps over fresh rows, measured."""
     for step in range(count):
-        rows = rows_of(mix, 1000 + step, 16_000)
+        rows = rows_of(mix, 1000 + step)
         torch.cuda.reset_peak_memory_stats()
         before, clock = compiled_graphs(), DeviceClock(policy.device)
         torch.cuda.synchronize()
@@ -110,6 +111,7 @@ def main() -> None:
     for max_tokens in given.packs:
         policy = load_policy(folder, ranks, torch.bfloat16)
         optimizer = build_optimizer(policy.model, OptimizerSpec(lr=1e-6))
+        expect_rows(policy, LONG if "long" in given.mixes else None)
         start = time.perf_counter()
         warm_up(policy, max_tokens)
         torch.cuda.synchronize()

@@ -1,13 +1,15 @@
 """What is refused before an engine starts, and how a start that fails is reported."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+import rft_platform
 from rft_platform.common.errors import UserError
-from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
+from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine, path_of_package
 
 
 @pytest.fixture
@@ -66,3 +68,12 @@ def test_what_only_the_server_can_see_is_told_in_one_line(model: Path) -> None:
         start(model)
     assert "\n" not in str(caught.value)
     assert not (model.parent / "leases" / "engine.json").exists()
+
+
+def test_a_home_copied_with_its_links_followed_starts_an_engine(tmp_path: Path) -> None:
+    (first,) = path_of_package(tmp_path / "logs").split(os.pathsep)[:1]
+    copied = tmp_path / "copy"
+    shutil.copytree(tmp_path / "logs", copied)  # the link to the package becomes a folder
+    (second,) = path_of_package(copied).split(os.pathsep)[:1]
+    assert first != second and (Path(second) / "rft_platform").is_symlink()
+    assert (Path(second) / "rft_platform").resolve() == Path(rft_platform.__file__).parent

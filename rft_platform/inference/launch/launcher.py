@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -237,7 +238,7 @@ def _start(launch: _Launch, timeout_s: float) -> EngineClient:
         **lease_environment(launch.lease),
     }
     if launch.package == VLLM_PACKAGE:
-        environment["PYTHONPATH"] = _path_of_package(launch.log.parent)
+        environment["PYTHONPATH"] = path_of_package(launch.log.parent)
     if launch.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = launch.gpus
     end_strays(launch.lease, STOP_TIMEOUT_S)  # processes of a starter that was killed before it wrote the lease
@@ -253,12 +254,14 @@ def _start(launch: _Launch, timeout_s: float) -> EngineClient:
         raise EngineError(f"the policy engine does not start: {error}") from error
 
 
-def _path_of_package(folder: Path) -> str:
+def path_of_package(folder: Path) -> str:
     """PYTHONPATH for another environment's interpreter: it can import only this package from this environment."""
     link = folder / "path" / "rft_platform"
     package = Path(rft_platform.__file__).parent
     if not (link.is_symlink() and link.resolve() == package):
         link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_dir() and not link.is_symlink():  # the home was copied by a tool that follows links
+            shutil.rmtree(link)
         fresh = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
         fresh.symlink_to(package)
         fresh.replace(link)

@@ -47,7 +47,7 @@ def accumulate_value_gradients(
     are empty.
     """
     reduce = reduce or one_rank
-    packs = pack(samples, max_tokens_per_pack, static=critic.static_lengths)
+    packs = pack(samples, max_tokens_per_pack, static=critic.static)
     count = torch.tensor([sum(np.count_nonzero(s.loss_mask) for s in samples)], dtype=torch.float64)
     tokens = float(reduce(count, "sum"))
     if not tokens:

@@ -143,7 +143,7 @@ def _window(
     cost: TrainingCost,
 ) -> Window:
     """Build the window. If ``share_prefixes`` is None, prefixes are shared if that saves enough operations."""
-    static = policy.static_lengths
+    static = policy.static
     window = Window.of(samples, algorithm, max_tokens, skip, share_prefixes is not False, static)
     if share_prefixes is None and not sharing_pays(cost, Work.of_packs(window.packs), Work.of_rows(window.packs)):
         return Window.of(samples, algorithm, max_tokens, skip, False, static)

@@ -46,7 +46,7 @@ from rft_platform.training.loop.training_run import (
 from rft_platform.training.models.loading import compute_dtype
 from rft_platform.training.models.optimizer import check_schedule
 from rft_platform.training.models.trainer_state import TrainerState
-from rft_platform.training.packed.packed_policy import score, warm_up
+from rft_platform.training.packed.packed_policy import expect_rows, score, warm_up
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
 OnStep = Callable[[StepEvent], None]
@@ -111,6 +111,10 @@ class TrainingSession:
 
     def _optimise(self, run: TrainingRun, on_step: OnStep, cancelled: Callable[[], bool]) -> list[StepEvent]:
         """Train ``run.state`` on all steps of the plan, or only on the steps after the last intermediate checkpoint."""
+        expect_rows(run.state.policy, run.request.max_tokens_per_row)
+        if run.state.critic is not None:
+            expect_rows(run.state.critic.model, run.request.max_tokens_per_row)
+
         # 1. Compute the values that the rows need: log-probs of reference, teacher and old policy, critic values, token
         # advantages. They need the parent's weights, so they are computed before a resumed state replaces these
         # weights.
@@ -150,7 +154,7 @@ class TrainingSession:
         samples = [
             demonstration_sample(str(index), list(ids), np.arange(len(ids)) > 0) for index, ids in enumerate(sequences)
         ]
-        tokens = self.state.policy.compiled_for or _SCORE_PACK
+        tokens = max(self.state.policy.compiled_for, default=_SCORE_PACK)
         values = score(self.state.policy, samples, max_tokens_per_pack=tokens, reduce=self.ranks.reduce)
         return [[0.0, *row.tolist()] for row in values]
 

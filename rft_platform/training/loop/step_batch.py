@@ -12,7 +12,7 @@ from rft_platform.algorithms.objective import Objective
 from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import Sample
-from rft_platform.training.packed.packing import Pack, pack
+from rft_platform.training.packed.packing import Pack, StaticLengths, pack
 
 #: Fields of ``Sample`` that become fields of ``TokenBatch`` if the objective reads them -> which objectives need them.
 _LOGPROBS = {
@@ -44,7 +44,7 @@ class Window:
         max_tokens: int,
         skip: bool,
         share_prefixes: bool = True,
-        static: bool = False,
+        static: StaticLengths | None = None,
     ) -> "Window":
         """Pack ``samples``. With ``skip``, samples that cannot have a gradient are counted but not computed."""
         objective = Objective.build(algorithm)

@@ -21,6 +21,7 @@ from rft_platform.training.packed.attention import ATTENTION, register_attention
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.model_support import check_packable
 from rft_platform.training.packed.packed_policy import packed_hidden
+from rft_platform.training.packed.packing import StaticLengths
 
 
 class PackedCritic(nn.Module):
@@ -30,7 +31,7 @@ class PackedCritic(nn.Module):
         super().__init__()
         self.model = model
         self.runs_on: torch.device | None = None
-        self.static_lengths = False  # as in ``PackedPolicy``
+        self.static: StaticLengths | None = None  # as in ``PackedPolicy``
         self.compute_dtype = compute_dtype or next(model.parameters()).dtype
         check_packable(model)
         register_attention()

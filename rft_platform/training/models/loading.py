@@ -1,6 +1,6 @@
 """Load a policy from a Hugging Face folder; prepare its layers (checkpointing, compilation) and shard them.
 
-``torch.compile`` pays off if shapes repeat: packs then have one of few static lengths (``packing.static_length``), and
+``torch.compile`` pays off if shapes repeat: packs then have one of few static lengths (``packing.StaticLengths``), and
 a layer is compiled once per length. Attention is a graph break (``attention``).
 
 FSDP2 costs about 17 ms a step for a model of any size (measured on a 1M-parameter model, one gloo rank: 10 % of a step
@@ -20,6 +20,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.models.shards import MASTER, TRAINER_STATE, ShardReader
 from rft_platform.training.packed.packed_policy import PackedModel, PackedPolicy
+from rft_platform.training.packed.packing import StaticLengths
 
 #: Limit of compiled variants of a layer: number of lengths x 2 (training, scoring) x models of one class, with margin.
 COMPILED_VARIANTS = 32
@@ -142,7 +143,7 @@ def prepare_policy(policy: PackedModel, model: Any, ranks: Ranks, dtype: torch.d
     """
     on_cuda, layout = ranks.device.type == "cuda", ranks.layout
     compiled = layout.compiles(ranks.device.type, float32=dtype == torch.float32)
-    policy.static_lengths = compiled or (on_cuda and dtype != torch.float32)
+    policy.static = StaticLengths() if compiled or (on_cuda and dtype != torch.float32) else None
     prepare_layers(model, policy.layers, checkpointing=layout.gradient_checkpointing, compiled=compiled)
 
 

@@ -19,13 +19,13 @@ from rft_platform.training.distributed import Reduce, most, one_rank
 from rft_platform.training.packed.attention import ATTENTION, register_attention
 from rft_platform.training.packed.lm_head import ChunkLoss, HeadLoss, LMHead, PackTensors
 from rft_platform.training.packed.model_support import check_packable
-from rft_platform.training.packed.packing import Pack, pack, static_length
+from rft_platform.training.packed.packing import Pack, StaticLengths, pack
 
 
 class PackedModel(Protocol):
     """A model that maps packs to a number per trained token: ``PackedPolicy`` or ``PackedCritic``."""
 
-    static_lengths: bool
+    static: StaticLengths | None
     compute_dtype: torch.dtype
 
     @property
@@ -52,8 +52,8 @@ class PackedPolicy(nn.Module):
         super().__init__()
         self.model = model
         self.runs_on: torch.device | None = None
-        self.static_lengths = False  # pad packs to few lengths (``packing.static_length``)
-        self.compiled_for: int | None = None  # tokens per pack that ``warm_up`` has compiled for
+        self.static: StaticLengths | None = None  # pad packs to these lengths
+        self.compiled_for: tuple[int, ...] = ()  # lengths of packs that ``warm_up`` has compiled for
         self.compute_dtype = compute_dtype or next(model.parameters()).dtype
         causal = self.causal
         check_packable(causal)
@@ -126,7 +126,7 @@ def evaluate(
     Tokens that are not trained get 0. Under FSDP every rank must call it, each with its own samples. Afterwards the
     model's parameters are the shards again, not gathered copies.
     """
-    packs = pack(samples, max_tokens_per_pack, static=model.static_lengths)
+    packs = pack(samples, max_tokens_per_pack, static=model.static)
     values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
     with torch.no_grad():
         for index in range(most(len(packs), reduce or one_rank)):
@@ -161,10 +161,16 @@ def score(
     return [row[sample.loss_mask] for row, sample in zip(rows, samples, strict=True)]
 
 
+def expect_rows(model: PackedModel, longest: int | None) -> None:
+    """Pad packs to lengths that suit rows of at most ``longest`` tokens (None: unknown)."""
+    if model.static is not None:
+        model.static = StaticLengths(longest)
+
+
 def idle_pack(model: PackedModel, max_tokens: int) -> Pack:
     """Return the smallest pack for ``model``: one node that predicts one token."""
     row = Sample("idle", np.zeros(2, np.int32), np.array([False, True]))
-    return pack([row], max_tokens, static=model.static_lengths)[0]
+    return pack([row], max_tokens, static=model.static)[0]
 
 
 def warm_up(policy: PackedPolicy, max_tokens_per_pack: int) -> None:
@@ -172,13 +178,13 @@ def warm_up(policy: PackedPolicy, max_tokens_per_pack: int) -> None:
 
     Runs forward and backward over two rows that share a prompt, padded to each length, and drops the gradients.
     """
-    if not policy.static_lengths or policy.compiled_for == max_tokens_per_pack:
+    if policy.static is None or policy.compiled_for == policy.static.up_to(max_tokens_per_pack):
         return
     ids = np.arange(4, dtype=np.int32) % 2
     rows = [Sample(str(last), np.append(ids, last).astype(np.int32), np.arange(5) >= 3) for last in (0, 1)]
-    (part,) = pack(rows, max_tokens_per_pack, static=True)
-    for length in {static_length(1, max_tokens_per_pack), static_length(max_tokens_per_pack, max_tokens_per_pack)}:
+    (part,) = pack(rows, max_tokens_per_pack)
+    policy.compiled_for = policy.static.up_to(max_tokens_per_pack)
+    for length in policy.compiled_for:
         batch = PackTensors.of(replace(part, length=length), policy.device, policy.compute_dtype)
         policy(batch, lambda logp, entropy, tokens: 0.0 * (logp.sum() + entropy.sum())).backward()
     policy.zero_grad()
-    policy.compiled_for = max_tokens_per_pack

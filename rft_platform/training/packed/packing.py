@@ -7,8 +7,9 @@ token of a row and all tokens after it predict no trainable token, so they are n
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +17,38 @@ from rft_platform.training.data.samples import Sample
 
 WORTH_SHARING = 8  # sorted rows that share less than 1/8 of their tokens may be in different packs
 TILE = 128  # tile size of CUDA's attention kernels; static lengths are multiples of it
+
+
+@dataclass(frozen=True, slots=True)
+class StaticLengths:
+    """The few lengths to which packs are padded, so that code is compiled only for those.
+
+    They are a quarter and the whole of the limit for a pack, and the length of the longest possible row if no two such
+    rows fit into a pack: without it, a row of little more than half the limit would cost as much as a full pack.
+    """
+
+    longest_row: int | None = None  # tokens of the longest row that can occur; None: unknown
+
+    def up_to(self, max_tokens: int) -> tuple[int, ...]:
+        """The lengths for packs of at most ``max_tokens`` tokens, ascending: whole tiles of 128 tokens."""
+        whole, row = _tiles(max_tokens), _tiles(self.longest_row or 0)
+        return tuple(sorted({_tiles(-(-whole // 4)), *([row] if whole < 2 * row < 2 * whole else []), whole}))
+
+    def of(self, tokens: int, max_tokens: int) -> int:
+        """Length to which a pack of ``tokens`` nodes is padded.
+
+        A row longer than ``max_tokens`` gets the length of the longest row or a multiple of the whole length, whichever
+        is shorter.
+        """
+        fitting = [length for length in self.up_to(max_tokens) if tokens <= length]
+        if fitting:
+            return fitting[0]
+        multiple, row = -(-tokens // _tiles(max_tokens)) * _tiles(max_tokens), _tiles(self.longest_row or 0)
+        return min(multiple, row) if tokens <= row else multiple
+
+
+def _tiles(tokens: int) -> int:
+    return -(-tokens // TILE) * TILE
 
 
 @dataclass(slots=True)
@@ -55,14 +88,13 @@ def pack(
     *,
     share_prefixes: bool = True,
     whole_groups: bool = False,
-    static: bool = False,
+    static: StaticLengths | None = None,
 ) -> list[Pack]:
     """Pack ``samples`` into tries of at most ``max_tokens`` nodes each; a longer row gets its own pack.
 
     Rows without a trainable token are left out. The order of the samples does not change the tries. Without
     ``share_prefixes`` every row is a separate tree. With ``whole_groups`` the rows of a group are in one pack, however
-    long it gets. With ``static``, packs have one of a few lengths (``static_length``), so that code is compiled only
-    for those; rows are then distributed to keep padding small.
+    long it gets. With ``static``, packs have one of its lengths; rows are then distributed to keep padding small.
     """
     rows = _sort_rows(samples)
     if not share_prefixes:
@@ -70,20 +102,11 @@ def pack(
     if not len(rows.sample):
         return []
     units = _units_of_groups(rows, samples) if whole_groups else _units(rows)
-    if not static:
+    if static is None:
         return [_build(rows, np.sort(units.ranks_of(part))) for part in _best_fit(units, max_tokens)]
-    parts = _assign_static(units, max_tokens)
-    return [_build(rows, np.sort(units.ranks_of(part)), max_tokens) for part in parts]
-
-
-def static_length(tokens: int, max_tokens: int) -> int:
-    """Length to which a pack of ``tokens`` nodes is padded: a quarter or a multiple of ``max_tokens``.
-
-    Both lengths are rounded up to whole tiles of 128 tokens.
-    """
-    whole = -(-max_tokens // TILE) * TILE
-    quarter = -(-whole // (4 * TILE)) * TILE
-    return quarter if tokens <= quarter else -(-tokens // whole) * whole
+    padded = partial(static.of, max_tokens=max_tokens)
+    parts = _assign_static(units, max_tokens, padded)
+    return [_build(rows, np.sort(units.ranks_of(part)), padded) for part in parts]
 
 
 def prefix_lengths(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -258,12 +281,15 @@ def _in_order(units: _Units, max_tokens: int) -> list[list[int]]:
     return packs
 
 
-def _assign_static(units: _Units, max_tokens: int) -> list[list[int]]:
-    """Return the distribution with less padding, best fit or in order; split the emptiest pack if that saves more."""
-    short = static_length(1, max_tokens)
+def _assign_static(units: _Units, max_tokens: int, length_of: Callable[[int], int]) -> list[list[int]]:
+    """Return the distribution with less padding, best fit or in order; split the emptiest pack if that saves more.
+
+    ``length_of`` maps the nodes of a pack to its static length.
+    """
+    short = length_of(1)
 
     def padded(packs: list[list[int]]) -> int:
-        return sum(static_length(units.nodes_of(part), max_tokens) for part in packs)
+        return sum(length_of(units.nodes_of(part)) for part in packs)
 
     packs = min((split(units, max_tokens) for split in (_in_order, _best_fit)), key=padded)
     emptiest = min(packs, key=units.nodes_of)
@@ -275,8 +301,8 @@ def _assign_static(units: _Units, max_tokens: int) -> list[list[int]]:
     return apart if padded(apart) < padded(packs) else packs
 
 
-def _build(rows: _Rows, ranks: np.ndarray, max_tokens: int | None = None) -> Pack:
-    """Build the trie of some sorted rows (``ranks`` ascending). With ``max_tokens`` it is padded to a static length."""
+def _build(rows: _Rows, ranks: np.ndarray, length_of: Callable[[int], int] | None = None) -> Pack:
+    """Build the trie of some sorted rows (``ranks`` ascending). ``length_of`` maps its nodes to its padded length."""
     length = rows.length[ranks]
     # Rows that are now neighbours share the minimum over the rows between them.
     shared = np.zeros(len(ranks), np.int64)
@@ -290,7 +316,7 @@ def _build(rows: _Rows, ranks: np.ndarray, max_tokens: int | None = None) -> Pac
     last_row[path] = row  # numpy keeps the last assignment to an index, and rows ascend
     nodes = int(row_start[-1])
     return Pack(
-        length=nodes if max_tokens is None else static_length(nodes, max_tokens),
+        length=nodes if length_of is None else length_of(nodes),
         input_ids=rows.ids[rows.start[ranks][row[new]] + depth[new]],
         position_ids=depth[new],
         subtree_end=row_start[last_row + 1],

@@ -14,6 +14,7 @@ from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.models.loading import prepare_layers
 from rft_platform.training.packed.packed_policy import PackedPolicy, score, warm_up
+from rft_platform.training.packed.packing import StaticLengths
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,7 +42,7 @@ def uneven_rows(seed: int, count: int) -> list[Sample]:
 
 def on_cuda(head_dim: int, *, compiled: bool) -> PackedPolicy:
     policy = PackedPolicy(build_model(dtype=torch.bfloat16, head_dim=head_dim).to("cuda"))
-    policy.static_lengths = True
+    policy.static = StaticLengths()
     prepare_layers(policy.causal, policy.layers, checkpointing=False, compiled=compiled)
     return policy
 

@@ -22,6 +22,7 @@ from rft_platform.training.data.samples import Sample
 from rft_platform.training.models.loading import prepare_layers
 from rft_platform.training.packed import attention
 from rft_platform.training.packed.packed_policy import PackedPolicy
+from rft_platform.training.packed.packing import StaticLengths
 
 SPECS = specs()
 TOLERANCE = 1e-5
@@ -40,7 +41,7 @@ class Trial:
         with pytest.MonkeyPatch.context() as patch:  # the padding without the compiler, which takes minutes
             patch.setattr(torch, "compile", lambda function, **options: function)
             prepare_layers(self.prepared.causal, self.prepared.layers, checkpointing=True, compiled=True)
-            self.prepared.static_lengths = True
+            self.prepared.static = StaticLengths()
         self._plain: dict[str, Result] = {}
 
     def run(self, name: str, rows: list[Sample] | None = None, **how: Any) -> Result:

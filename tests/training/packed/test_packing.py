@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.training.data.samples import Sample, rollout_sample
-from rft_platform.training.packed.packing import Pack, pack, static_length
+from rft_platform.training.packed.packing import Pack, StaticLengths, pack
 
 
 @st.composite
@@ -82,19 +82,34 @@ def test_order_of_rows_does_not_matter(samples: list[Sample], max_tokens: int, r
         np.testing.assert_array_equal(one.pair_target, other.pair_target)
 
 
-@given(random_rows(), st.integers(1, 40), st.booleans())
-def test_static_packs_hold_the_same_rows(samples: list[Sample], max_tokens: int, share: bool) -> None:
-    exact, static = (pack(samples, max_tokens, share_prefixes=share, static=static) for static in (False, True))
+@given(random_rows(), st.integers(1, 40), st.booleans(), st.none() | st.integers(1, 80))
+def test_static_packs_hold_the_same_rows(
+    samples: list[Sample], max_tokens: int, share: bool, longest_row: int | None
+) -> None:
+    lengths = StaticLengths(longest_row)
+    exact, static = (pack(samples, max_tokens, share_prefixes=share, static=given) for given in (None, lengths))
     assert sorted(row for p in static for row in p.rows) == sorted(row for p in exact for row in p.rows)
     for packed in static:
-        assert packed.length == static_length(len(packed.input_ids), max_tokens) >= len(packed.input_ids)
+        assert packed.length == lengths.of(len(packed.input_ids), max_tokens) >= len(packed.input_ids)
     assert all(packed.length == len(packed.input_ids) for packed in exact)
 
 
 def test_static_lengths_are_few_and_whole_tiles() -> None:
-    assert {static_length(n, 16_384) for n in range(1, 16_385)} == {4096, 16_384}
-    assert {static_length(n, 1000) for n in range(1, 1025)} == {256, 1024}
-    assert static_length(20_000, 16_384) == 32_768
+    lengths = StaticLengths()
+    assert {lengths.of(n, 16_384) for n in range(1, 16_385)} == set(lengths.up_to(16_384)) == {4096, 16_384}
+    assert {lengths.of(n, 1000) for n in range(1, 1025)} == {256, 1024}
+    assert lengths.of(20_000, 16_384) == 32_768
+
+
+def test_rows_that_do_not_fit_twice_have_their_own_length() -> None:
+    assert StaticLengths(16_900).up_to(32_768) == (8192, 17_024, 32_768)
+    assert StaticLengths(16_384).up_to(32_768) == (8192, 32_768)  # two such rows fill a pack
+    assert StaticLengths(40_000).up_to(32_768) == (8192, 32_768)  # compiled in advance: nothing above the limit
+    assert StaticLengths(40_000).of(35_000, 32_768) == 40_064
+    assert StaticLengths(70_000).of(35_000, 32_768) == 65_536
+    rows = [Sample(str(i), np.full(16_900, i, np.int32), np.arange(16_900) > 512) for i in range(4)]
+    packs = pack(rows, 32_768, static=StaticLengths(16_900))
+    assert [p.length for p in packs] == [17_024] * 4
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -111,7 +126,7 @@ def test_little_of_static_packs_is_padding(longest: int, seed: int, share: bool)
             rows.append(
                 rollout_sample(f"{group}-{run}", prompt, answer, np.zeros(len(answer)), answer >= 0, advantage=1.0)
             )
-    packs = pack(rows, 16_384, share_prefixes=share, static=True)
+    packs = pack(rows, 16_384, share_prefixes=share, static=StaticLengths())
     nodes, padded = sum(len(p.input_ids) for p in packs), sum(p.length for p in packs)
     assert padded <= 1.06 * nodes + 4096  # and the last pack
 
