@@ -86,8 +86,8 @@ def draw(seeds: dict[str, Any], picture: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(6.4, 3.4), dpi=120)
     for seed, found in seeds.items():
-        rounds = [int(number) for number in found["curve"]]
-        axes.plot(rounds, [100 * rate for rate in found["curve"].values()], marker="o", label=f"seed {seed}")
+        curve = sorted((int(number), 100 * rate) for number, rate in found["curve"].items())
+        axes.plot(*zip(*curve, strict=True), marker="o", label=f"seed {seed}")
     axes.set(xlabel="GRPO round", ylabel="held-out additions solved, %", ylim=(0, 100))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
