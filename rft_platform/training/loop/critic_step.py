@@ -17,6 +17,7 @@ from rft_platform.training.models.optimizer import apply_step, clip_gradients
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.packed_policy import evaluate, idle_pack
 from rft_platform.training.packed.packing import Pack, pack
+from rft_platform.training.packed.transfer import to_device
 
 
 def compute_values(
@@ -124,7 +125,7 @@ def _column(samples: Sequence[Sample], name: str) -> np.ndarray:
 
 def _take(column: np.ndarray, part: Pack, counted: bool, device: torch.device) -> Tensor:
     values = column[part.token_source] if counted else np.zeros(len(part.token_source), np.float32)
-    return torch.from_numpy(values).to(device, non_blocking=True)
+    return to_device(values, device)
 
 
 def _metrics(sums: dict[str, float], tokens: float) -> dict[str, float]:

@@ -20,6 +20,7 @@ from rft_platform.training.packed.flops import TrainingCost, Work, sharing_pays
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.packed_policy import PackedPolicy, idle_pack
 from rft_platform.training.packed.packing import Pack
+from rft_platform.training.packed.transfer import to_device
 
 
 def accumulate_gradients(
@@ -100,14 +101,14 @@ class _PartLoss:
 
         def take(column: np.ndarray, index: np.ndarray) -> Tensor:
             values = np.zeros(len(index)) if idle else column[index]
-            return torch.from_numpy(values.astype(np.float32)).to(device, non_blocking=True)
+            return to_device(values.astype(np.float32), device)
 
-        self._row = torch.from_numpy(self.pack.token_row).to(device, non_blocking=True)
+        self._row = to_device(self.pack.token_row, device)
         self._weight = take(weight, self.pack.rows[self.pack.token_row])
         self._row_group = None
         if window.objective.policy_loss.whole_groups:
             group = np.zeros(1, np.int64) if idle else window.group[self.pack.rows]
-            self._row_group = torch.from_numpy(np.unique(group, return_inverse=True)[1]).to(device)
+            self._row_group = to_device(np.unique(group, return_inverse=True)[1], device)
         self._columns = {name: take(column, self.pack.token_source) for name, column in window.columns.items()}
 
     def __call__(self, logp: Tensor, entropy: Tensor, tokens: slice, divergence: Tensor | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 ``packing`` turns rows into tries (``Pack``); ``attention`` keeps the rows of a pack apart (``AttentionPlan``), with
 kernels for CUDA in ``cuda_attention``; ``lm_head`` computes log-probs, entropies and the gradient of a loss chunk by
-chunk; ``packed_policy`` is the causal LM over packs (``PackedPolicy``).
+chunk; ``packed_policy`` is the causal LM over packs (``PackedPolicy``). ``transfer`` copies arrays to the device.
 
 Read in this order: ``packing``, ``attention``, ``cuda_attention``, ``lm_head``, ``packed_policy``. In addition:
 ``model_support`` (which models can be packed), ``model_check`` (a program that checks this from a model's

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rft_platform.training.packed.cuda_attention import RowRanges, row_attention, row_ranges, tree_attention, tree_mask
 from rft_platform.training.packed.packing import Pack, ragged
+from rft_platform.training.packed.transfer import to_device
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -70,7 +71,7 @@ def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> Atte
         block, column = ragged(size[members])
         slot[start[members][block] + column] = offset + block * width + column
         offset += len(members) * width
-    plan.slot = torch.from_numpy(slot).to(device)
+    plan.slot = to_device(slot, device)
     return plan
 
 
@@ -119,7 +120,7 @@ def _pad(
     column = np.arange(int((size + outside).max()))
     ancestor = pack.path[np.minimum(pack.path_start[row][:, None] + column, len(pack.path) - 1)]
     key = np.where(column < outside, ancestor, np.where(column < outside + size, start + column - outside, start))
-    nodes = (torch.from_numpy(query.ravel()).to(device), torch.from_numpy(key.ravel()).to(device))
+    nodes = (to_device(query.ravel(), device), to_device(key.ravel(), device))
     ends = np.where(column[: query.shape[1]] < size, pack.subtree_end[query], start + size)
     if not outside.any() and (ends >= start + size).all():  # no shared prefix: causal attention saves half the work
         return PaddedBlocks(*nodes, None, len(row))

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rft_platform.training.packed.packing import TILE, Pack, ragged
+from rft_platform.training.packed.transfer import to_device
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -41,7 +42,7 @@ def tree_mask(pack: Pack, device: torch.device) -> "BlockMask":
 
     touched, full = _tiles(pack)
     ends = np.append(pack.subtree_end, np.arange(len(pack.input_ids), pack.length) + 1)
-    subtree_end = torch.from_numpy(ends).to(device, torch.int32)
+    subtree_end = to_device(ends.astype(np.int32), device)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < subtree_end[key])
@@ -90,7 +91,7 @@ def _ordered(tiles: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
     """For each query tile: the number of its key tiles [1, 1, Q]; all tile indices [1, 1, Q, K], key tiles first."""
     indices = np.argsort(~tiles, axis=1, kind="stable").astype(np.int32)
     counts = tiles.sum(1, dtype=np.int32)
-    return torch.from_numpy(counts)[None, None].to(device), torch.from_numpy(indices)[None, None].to(device)
+    return to_device(counts, device)[None, None], to_device(indices, device)[None, None]
 
 
 @functools.cache
@@ -115,7 +116,7 @@ def row_ranges(pack: Pack, device: torch.device) -> RowRanges:
     padding = np.arange(pack.row_start[-1], pack.length, longest)[1:]
     ends = [pack.length] if pack.length > pack.row_start[-1] else []
     offsets = np.concatenate([pack.row_start, padding, ends]).astype(np.int32)
-    return RowRanges(torch.from_numpy(offsets).to(device, non_blocking=True), longest)
+    return RowRanges(to_device(offsets, device), longest)
 
 
 def row_attention(query: Tensor, key: Tensor, value: Tensor, rows: RowRanges, scale: float) -> Tensor:

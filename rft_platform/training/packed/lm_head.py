@@ -10,6 +10,7 @@ one size and the last chunk is padded.
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.nn.functional import pad
 
 from rft_platform.training.packed.attention import AttentionPlan, plan_attention
 from rft_platform.training.packed.packing import Pack
+from rft_platform.training.packed.transfer import to_device
 
 CHUNK_ELEMENTS = 1 << 27  # logits per chunk: 512 MiB in float32, about three times that at the peak
 FUSED_ELEMENTS = 1 << 29  # on CUDA: 1 GiB in bfloat16, twice that at the peak
@@ -45,11 +47,7 @@ class PackTensors:
     @classmethod
     def of(cls, pack: Pack, device: torch.device, dtype: torch.dtype) -> "PackTensors":
         """The pack's rows as tensors on ``device``; ``dtype`` is that of the activations."""
-
-        def move(values: np.ndarray) -> Tensor:
-            tensor = torch.from_numpy(values)  # pinned memory is copied asynchronously
-            return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
+        move = partial(to_device, device=device)
         padding = np.zeros(pack.length - len(pack.input_ids), np.int64)
         heads, pairs = len(pack.head_node), len(pack.pair_head)
         return cls(

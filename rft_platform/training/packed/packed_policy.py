@@ -128,12 +128,13 @@ def evaluate(
     """
     packs = pack(samples, max_tokens_per_pack, static=model.static)
     values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
+    found: list[Tensor] = []
     with torch.no_grad():
         for index in range(most(len(packs), reduce or one_rank)):
             part = packs[index] if index < len(packs) else idle_pack(model, max_tokens_per_pack)
-            value: Tensor = model(PackTensors.of(part, model.device, model.compute_dtype))
-            if index < len(packs):
-                values[part.token_source] = value.cpu().numpy()
+            found.append(model(PackTensors.of(part, model.device, model.compute_dtype)))
+    for part, value in zip(packs, found, strict=False):  # after the loop: a copy to the host waits for the device
+        values[part.token_source] = value.cpu().numpy()
     release_gathered(model)
     ends = np.cumsum([len(s.token_ids) for s in samples])
     return np.split(values, ends[:-1]) if len(ends) else []

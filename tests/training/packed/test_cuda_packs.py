@@ -1,5 +1,6 @@
 """Packs of static lengths on CUDA, compiled and not, against separate rows in float32 on the CPU."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,3 +94,24 @@ def test_other_rows_of_other_lengths_compile_nothing_anew(share: bool) -> None:
     for seed in range(2, 6):
         gradients(policy, uneven_rows(seed, 20 + seed), share)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["tries", "rows"])
+def test_the_host_does_not_wait_for_the_device_between_packs(share: bool) -> None:
+    """A step synchronises as often with many packs as with one: the host prepares a pack while another one runs."""
+    torch._dynamo.reset()
+    policy, rows = on_cuda(32, compiled=True), uneven_rows(1, 24)
+    waits = []
+    for tokens in (8192, 1024):
+        warm_up(policy, tokens)
+        gradients(policy, rows, share, tokens)
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                metrics = accumulate_gradients(policy, rows, SPEC, max_tokens_per_pack=tokens, share_prefixes=share)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits.append((metrics["packs"], sum("synchronizing" in str(warning.message) for warning in found)))
+    assert waits[1][0] > waits[0][0]
+    assert waits[1][1] == waits[0][1], waits
