@@ -1,7 +1,8 @@
-"""Where a round's training starts: from the policy of the round before or, if the gate refused that, from the champion.
+"""Where a round's training starts: from the policy of the round before or, if that was refused, from the champion.
 
-A project that continued from a refused version would train it on rows that the served version sampled, and a version
-that collapsed would spoil all later ones.
+The gate of the evaluation refuses a version before it serves; a canary, an A/B test or a roll-back withdraws a version
+that served. A project that continued from such a version would train it on rows that the served version sampled, and
+a version that collapsed would spoil all later ones.
 """
 
 import logging
@@ -15,7 +16,8 @@ from rft_platform.rounds.evaluate import gate_passed
 from rft_platform.rounds.project.notes import EVALUATION, START
 from rft_platform.rounds.project.policy import Policy, parent_of, published, started_again
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import serving_policy
+from rft_platform.rounds.reporting.servable_versions import is_released, serving_policy
+from rft_platform.rounds.reporting.withdrawn_versions import withdrawn_versions
 from rft_platform.serving.rules.alerts import AFTER_REFUSALS
 
 LOG = logging.getLogger(__name__)
@@ -34,31 +36,38 @@ def settle_start(project: Project, round_number: int, name: str = FIRST_POLICY) 
     return parent_of(store, round_number, name)
 
 
-def refused_in_a_row(store: ExperienceStore, last_round: int) -> list[Policy]:
-    """The policies that the gate refused since the last one that passed, up to ``last_round``: newest first.
+def refused_in_a_row(project: Project, last_round: int) -> dict[int, tuple[Policy, str]]:
+    """The policies that were refused or withdrawn since the last accepted one, up to ``last_round``: newest first.
 
-    Empty if the gate did not refuse the policy of ``last_round``. Rounds without an evaluation are left out.
+    The keys are rounds; the text says who refused which version. Empty if the policy of ``last_round`` is accepted.
+    Rounds without an evaluation are left out.
     """
-    found: list[Policy] = []
+    store, withdrawn = project.store, withdrawn_versions(project)
+    found: dict[int, tuple[Policy, str]] = {}
     for number in range(last_round, 0, -1):
-        passed, policy = gate_passed(store.read_note(number, EVALUATION) or _NOT_EVALUATED), published(store, number)
-        if passed or (passed is None and number == last_round):
+        policy = published(store, number)
+        passed = gate_passed(store.read_note(number, EVALUATION) or _NOT_EVALUATED)
+        if policy is not None and policy.policy_version in withdrawn:
+            found[number] = (policy, withdrawn[policy.policy_version])
+        elif passed is False and policy is not None:
+            found[number] = (policy, f"the gate refused version {policy.policy_version}")
+        elif passed or number == last_round or (policy is not None and is_released(project, policy)):
             break
-        if passed is False and policy is not None:
-            found.append(policy)
     return found
 
 
-def newest_refused(store: ExperienceStore) -> list[Policy]:
-    """``refused_in_a_row`` up to the newest round that has ended."""
-    return refused_in_a_row(store, max((n for n in store.rounds() if store.has_note(n, EVALUATION)), default=0))
+def newest_refused(project: Project) -> list[Policy]:
+    """The policies of ``refused_in_a_row`` up to the newest round that has ended."""
+    store = project.store
+    last = max((number for number in store.rounds() if store.has_note(number, EVALUATION)), default=0)
+    return [policy for policy, _ in refused_in_a_row(project, last).values()]
 
 
 def refusal_hint(project: Project) -> str | None:
-    """What to change if the gate refuses one version after another and each training starts again; else None."""
+    """What to change if one version after another is refused and each training starts again; else None."""
     limit = project.config.service.alerts.refused_in_a_row
-    count = len(newest_refused(project.store)) if limit is not None and project.config.restarts_after_refusal else 0
-    return None if count <= (limit or 0) else f"the gate refused the {count} newest versions: {AFTER_REFUSALS}"
+    count = len(newest_refused(project)) if limit is not None and project.config.restarts_after_refusal else 0
+    return None if count <= (limit or 0) else f"the {count} newest versions were refused: {AFTER_REFUSALS}"
 
 
 def describe_start(store: ExperienceStore, round_number: int) -> str | None:
@@ -68,18 +77,19 @@ def describe_start(store: ExperienceStore, round_number: int) -> str | None:
         return None
     fresh = " with a fresh optimiser (its state was not saved)" if start["fresh_optimizer"] else ""
     count = f" ({len(start['refused'])} in a row)" if len(start["refused"]) > 1 else ""
-    refused = f"the gate refused version {start['refused'][-1]}{count}"
-    return f"started again from version {start['policy_version']}{fresh}, because {refused}"
+    reason = start.get("reason", f"the gate refused version {start['refused'][-1]}")
+    return f"started again from version {start['policy_version']}{fresh}, because {reason}{count}"
 
 
 _NOT_EVALUATED = {"results": [], "promoted": False}
 
 
 def _start_again(project: Project, round_number: int) -> None:
-    """If the gate refused the policy of the round before and an earlier one serves, note that one as the start."""
-    store, refused = project.store, refused_in_a_row(project.store, round_number - 1)
+    """If the policy of the round before was refused and an earlier one serves, note that one as the start."""
+    store, refused = project.store, refused_in_a_row(project, round_number - 1)
     serving = serving_policy(project) if refused else None
-    if serving is None or serving.weights_digest == refused[0].weights_digest:
+    newest, reason = next(iter(refused.values()), (None, ""))
+    if serving is None or newest is None or serving.weights_digest == newest.weights_digest:
         return
     fresh = serving.policy_version > 0 and lacks_state(Path(serving.folder))
     store.write_note(
@@ -88,7 +98,8 @@ def _start_again(project: Project, round_number: int) -> None:
         {
             "round": serving.round,
             "policy_version": serving.policy_version,
-            "refused": sorted(policy.policy_version for policy in refused if policy.round > serving.round),
+            "refused": sorted(policy.policy_version for policy, _ in refused.values() if policy.round > serving.round),
+            "reason": reason,
             "fresh_optimizer": fresh,
         },
     )

@@ -60,7 +60,7 @@ class TrafficWatch:
         watch = Watch(
             rows_above_share=self._store.rows_above_share(round_rule(self._project)),
             figures=figures,
-            alerts=alerts_of(figures, self._limits, len(newest_refused(self._project.store))),
+            alerts=alerts_of(figures, self._limits, len(newest_refused(self._project))),
         )
         before, self._newest = self._newest.alerts, watch
         for name in watch.alerts.keys() - before.keys():

@@ -70,12 +70,13 @@ class ReleaseCommands:
         if version is not None:
             self._known(version)
         target = running.base_version if running is not None and version is None else version
+        replaced = self.serving()
         if target is None:
-            target = self._predecessor(self.serving())
+            target = self._predecessor(replaced)
         if running is not None:
             self._finish(running, "rolled_back", target, reason)
         else:
-            self.store.serve(target, "rolled_back", reason)
+            self.store.serve(target, "rolled_back", reason, replaced=replaced)
         return target
 
     def canary(

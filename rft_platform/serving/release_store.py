@@ -32,6 +32,9 @@ Kind = Literal["canary", "ab"]
 Status = Literal["running", "promoted", "rolled_back"]
 Rule = CanaryRule | ABRule
 
+_DECIDED = tuple(f"{kind}_{status}" for kind in ("canary", "ab") for status in ("promoted", "rolled_back"))
+_NAMES = {"canary": "canary", "ab": "A/B test"}
+
 SATISFACTION = "satisfaction"  #: a metric of feedback; a user's rating counts for it as well
 SUCCESS = 0.5  #: a run with at least this reward is successful
 
@@ -124,8 +127,31 @@ class ReleaseStore:
             newest = session.scalar(select(ServedVersion).order_by(ServedVersion.number.desc()).limit(1))
             return None if newest is None else newest.version
 
-    def serve(self, version: int | None, kind: str, reason: str) -> None:
-        """Choose the version that serves; None: always the newest released one. UserError while a release runs."""
+    def verdicts(self) -> dict[int, str | None]:
+        """The newest decision on each version: what withdrew it, or None if it was chosen to serve.
+
+        A canary or an A/B test withdraws its candidate if the base version serves in the end; a roll-back withdraws the
+        version that it replaces.
+        """
+        found: dict[int, str | None] = {}
+        with self._reading() as session:
+            releases = {row.number: row for row in session.scalars(select(ReleaseRow))}
+            kinds = ("promoted", "rolled_back", *_DECIDED)
+            for event in session.scalars(select(Event).where(Event.kind.in_(kinds)).order_by(Event.number)):
+                release = releases.get(event.details.get("release", 0))
+                if release is not None:
+                    found[release.candidate_version] = f"{_NAMES[release.kind]} {release.number}"
+                if (replaced := event.details.get("replaced")) is not None:
+                    found[replaced] = "a roll-back"
+                if (version := event.details.get("version")) is not None:
+                    found[version] = None
+        return found
+
+    def serve(self, version: int | None, kind: str, reason: str, **details: Any) -> None:
+        """Choose the version that serves; None: always the newest released one. UserError while a release runs.
+
+        ``details`` are stored with the event.
+        """
         with self._transaction() as session:
             running = self._running(session)
             if running is not None:
@@ -133,7 +159,7 @@ class ReleaseStore:
                     f"{running.kind} {running.number} of version {running.candidate_version} runs: "
                     "promote it or roll it back first"
                 )
-            self._serve(session, version, kind, reason)
+            self._serve(session, version, kind, reason, **details)
 
     def start(
         self, kind: Kind, base: int, candidate: int, share: float, sticky: Sticky, rule: Rule, reason: str

@@ -18,12 +18,16 @@ from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.home import Home
 from rft_platform.driver.round_lines import describe_round, round_line
+from rft_platform.evaluation.metrics import pass_rate
+from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.lineage import trace_checkpoint
+from rft_platform.model_registry.models import DIGEST_TAG, RegisteredModel
 from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.maintenance.checkpoint_retention import in_use, needed_to_repeat
 from rft_platform.rounds.project.notes import EVALUATION, START, TRAIN
 from rft_platform.rounds.project.policy import Policy, parent_of, publish, required, steps_before
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.promotion import against_champion
 from rft_platform.rounds.reporting.servable_versions import release_commands
 from rft_platform.rounds.round import Round
 from rft_platform.rounds.selection.production_rows import traffic_store
@@ -33,6 +37,8 @@ from rft_platform.rounds.training_start import newest_refused, refusal_hint, set
 from rft_platform.servers.project_progress import last_round
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
+from rft_platform.serving.release_commands import ReleaseCommands
+from rft_platform.serving.release_decisions import MOST_FAILURES, decide
 from rft_platform.serving.rules.alerts import Limits, TrafficFigures, alerts_of
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
@@ -44,11 +50,13 @@ if TYPE_CHECKING:
 TRAFFIC = {"trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
 
 
-def open_project(folder: Path, *, online: bool = True, model: Path | None = None, **sections: Any) -> Project:
-    """A project with held-out tasks, so that the gate decides which versions are released."""
+def open_project(
+    folder: Path, *, online: bool = True, model: Path | None = None, gated: bool = True, **sections: Any
+) -> Project:
+    """A project with held-out tasks, so that the gate decides which versions are released; not ``gated``: without."""
     tasks = folder / "tasks.jsonl"
     tasks.write_text("".join(f'{{"question": "{n}+1", "answer": "{n + 1}"}}\n' for n in range(4)))
-    inputs: dict[str, Any] = {"eval_tasksets": [{"name": "held-out", "path": str(tasks)}]}
+    inputs: dict[str, Any] = {"eval_tasksets": [{"name": "held-out", "path": str(tasks)}]} if gated else {}
     if not online:
         inputs["taskset"] = {"path": str(tasks)}
     config = {
@@ -65,13 +73,26 @@ def open_project(folder: Path, *, online: bool = True, model: Path | None = None
     return Project.open(Home(home))
 
 
-def end_round(project: Project, number: int, version: int, *, passed: bool | None, steps: int = 8) -> None:
+def scored(number: int, share: float) -> EvaluationResult:
+    """An evaluation of 40 tasks, of which this share passed."""
+    count = 40
+    rewards = {f"task-{task}": [float(task < round(share * count))] for task in range(count)}
+    return EvaluationResult(
+        round=number, policy_version=8 * number, tasks=count, tasks_digest="t", sampled_n=1, temperature=1.0, seed=1,
+        pass_threshold=0.5, sampled=pass_rate(rewards), greedy=None, mean_reward=share,
+        failed_runs=0, completion_tokens=1, truncated_share=0.0, seconds=1.0, scores={"sampled": rewards},
+    )  # fmt: skip
+
+
+def end_round(
+    project: Project, number: int, version: int, *, passed: bool | None, steps: int = 8, score: float = 0.5
+) -> None:
     """A round that ended with ``version``, which the gate let pass or refused; None: it was not evaluated."""
     store = project.store
     publish(store, Policy(f"global_step_{version}", version, f"digest {version}", round=number))
     if number:
         store.write_note(number, TRAIN, {"steps": steps, "policy_version": version})
-    results = [] if passed is None else [{}]
+    results = [] if passed is None else [scored(number, score).to_json()]
     note = {"promoted": bool(passed), "gate_passed": passed, "results": results, "gate": "decided", "metrics": {}}
     store.write_note(number, EVALUATION, note)
 
@@ -165,6 +186,89 @@ def test_a_decision_of_a_person_counts_unless_it_chose_an_imported_version(tmp_p
         assert settle_start(project, 3).policy_version == parent
 
 
+def with_a_canary(folder: Path, *, gated: bool = True) -> tuple[Project, ReleaseCommands]:
+    """Version 8 serves; a canary of version 16 runs."""
+    project = open_project(folder, gated=gated)
+    for number, version in enumerate((0, 8, 16)):
+        end_round(project, number, version, passed=True if gated and number else None)
+    commands = release_commands(project)
+    commands.promote(8)
+    commands.canary(16)
+    return project, commands
+
+
+def withdraw(commands: ReleaseCommands, kind: str = "canary") -> None:
+    """End the canary of version 16, or a test or a promotion after it, so that version 8 serves."""
+    running = commands.store.running()
+    assert running is not None
+    if kind == "canary":
+        assert decide(commands.store, running, MOST_FAILURES) == "rolled_back"
+        return
+    commands.promote(16)
+    if kind == "ab":
+        commands.promote(8)
+        commands.ab_test(16)
+    commands.roll_back(8)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(("kind", "by"), [("canary", "canary 1"), ("ab", "A/B test 2"), ("by hand", "a roll-back")])
+def test_a_training_starts_again_after_a_version_was_withdrawn(tmp_path, kind: str, by: str, gated: bool) -> None:
+    project, commands = with_a_canary(tmp_path, gated=gated)
+    assert settle_start(project, 3).policy_version == 16, "nothing is decided while the canary runs"
+    withdraw(commands, kind)
+    assert settle_start(project, 3).policy_version == 8
+    assert (project.store.read_note(3, START) or {})["refused"] == [16]
+    assert f"started again from version 8, because {by} withdrew version 16" in str(last_described(project, 3))
+    end_round(project, 3, 24, passed=True if gated else None)
+    assert settle_start(project, 4).policy_version == 24, "it descends from version 8"
+    commands.promote(16)
+    assert newest_refused(project) == []
+
+
+def test_a_version_that_descends_from_a_withdrawn_one_is_not_trained_further(tmp_path) -> None:
+    project, commands = with_a_canary(tmp_path)
+    settle_start(project, 3)
+    end_round(project, 3, 24, passed=True)  # while the canary of its parent runs
+    withdraw(commands)
+    assert settle_start(project, 4).policy_version == 8
+    assert "version 24 descends from version 16, which canary 1 withdrew (2 in a row)" in last_described(project, 4)
+    project.store.withdraw_note(4, START)
+    commands.promote(24)
+    project.store.withdraw_note(4, TRAIN)
+    assert settle_start(project, 4).policy_version == 24, "a decision chose it"
+
+
+def test_a_withdrawn_champion_is_not_the_one_to_beat(tmp_path) -> None:
+    project, commands = with_a_canary(tmp_path)
+    for number, share in ((1, 0.5), (2, 0.9), (3, 0.7)):
+        end_round(project, number, 8 * number, passed=True, score=share)
+    champion = RegisteredModel("shop-helper", 2, Path("m"), {DIGEST_TAG: "digest 16"})
+    policy = replace(required(project.store, 3), model_version="3")
+
+    def passes() -> tuple[bool, str]:
+        decision = against_champion(project, Champion(champion), policy, scored(3, 0.7))[1]  # type: ignore[arg-type]
+        return decision.passed, decision.reason
+
+    assert not passes()[0]
+    withdraw(commands)
+    passed, reason = passes()
+    assert passed and reason.startswith("sampled_pass 0.7000 against the served version's 0.5000 (policy version 8)")
+
+
+class Champion:
+    """A registry with one version, the champion."""
+
+    def __init__(self, champion: RegisteredModel) -> None:
+        self._champion = champion
+
+    def champion(self) -> RegisteredModel:
+        return self._champion
+
+    def versions(self) -> list[RegisteredModel]:
+        return [self._champion]
+
+
 def test_without_a_saved_optimiser_state_the_optimiser_starts_fresh(tmp_path) -> None:
     project = after_a_refusal(tmp_path)
     folder = tmp_path / "unsaved"
@@ -194,9 +298,9 @@ def test_refusals_in_a_row_raise_an_alert_and_a_hint(tmp_path) -> None:
         assert refusal_hint(project) is None
         settle_start(project, number)
         end_round(project, number, 8 * (number + 4), passed=False)
-    refused = newest_refused(project.store)
+    refused = newest_refused(project)
     assert [policy.round for policy in refused] == [5, 4, 3, 2]
-    assert "the gate refused the 4 newest versions: lower algorithm.optimizer.lr" in (refusal_hint(project) or "")
+    assert "the 4 newest versions were refused: lower algorithm.optimizer.lr" in (refusal_hint(project) or "")
     limits = Limits(refused_in_a_row=project.config.service.alerts.refused_in_a_row)
     alerts = alerts_of(TrafficFigures(), limits, len(refused))
     assert alerts["refused_in_a_row"].startswith("versions refused in a row: 4, the limit is 3; lower")

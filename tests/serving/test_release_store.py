@@ -57,9 +57,22 @@ def test_the_newest_released_version_serves_until_one_is_chosen(made) -> None:
     made.commands.promote(None)
     assert made.commands.serving() == 2
     (event,) = [event for event in made.traffic.events() if event.reason == "of old"]
-    assert (event.kind, event.details) == ("rolled_back", {"version": 0})
+    assert (event.kind, event.details) == ("rolled_back", {"version": 0, "replaced": 1})
     with pytest.raises(UserError, match="no policy version 9: there are 0, 1, 2, 3"):
         made.commands.promote(9)
+
+
+def test_the_newest_decision_says_whether_a_version_is_withdrawn(made) -> None:
+    for version, ended in ((3, "rolled_back"), (1, "promoted")):
+        release = made.commands.canary(version)
+        made.store.finish(release.number, ended, 2 if ended == "rolled_back" else 1, "decided", {})
+    assert made.store.verdicts() == {3: "canary 1", 2: None, 1: None}
+    made.commands.ab_test(2)
+    made.commands.roll_back()
+    assert made.store.verdicts() == {3: "canary 1", 2: "A/B test 3", 1: None}
+    made.commands.roll_back()
+    made.commands.promote(3)
+    assert made.store.verdicts() == {3: None, 2: "A/B test 3", 1: "a roll-back", 0: None}
 
 
 def test_a_rollback_skips_versions_that_were_not_released(made) -> None:

@@ -44,7 +44,8 @@ class Evaluation(Section):
     """Times at which the daemon also evaluates the newest policy, as the five fields of cron: ``0 3 * * *`` is every
     night at 3 o'clock. The Automation tab shows the schedule as nightly_evaluation. null: off."""
     after_refusal: Literal["continue", "restart"] | None = None
-    """Where the next training starts if the gate refused a round's version. ``continue``: from that version.
+    """Where the next training starts if the gate refused a round's version, or a canary, an A/B test or a roll-back
+    withdrew it. ``continue``: from that version.
     ``restart``: from the champion, or in an online project from the version that serves. Default: restart in an online
     project, else continue."""
     bootstrap_seed: NonNegativeInt = 42

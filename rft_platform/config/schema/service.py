@@ -49,7 +49,7 @@ class Alerts(Section):
     served_delay_s: PositiveFloat | None = None
     """Largest 95th percentile of the time from a reward until weights that were trained on it answer."""
     refused_in_a_row: PositiveInt | None = 3
-    """Largest number of versions in a row that the gate refuses. It does not depend on ``least_calls``."""
+    """Largest number of versions in a row that are refused or withdrawn. It does not depend on ``least_calls``."""
 
 
 class ImplicitFeedback(Section):

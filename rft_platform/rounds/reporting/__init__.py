@@ -4,5 +4,6 @@
 2. ``promotion``: compare a policy with the champion, decide by the gate, roll back;
 3. ``run_log``: log steps, rounds and evaluations;
 4. ``bench``: the table of all policies on the held-out tasks;
-5. ``servable_versions``: the versions that an online project can serve; ``imported_versions``: those of others.
+5. ``servable_versions``: the versions that an online project can serve; ``imported_versions``: those of others;
+   ``withdrawn_versions``: those that a release or a person withdrew.
 """

@@ -11,6 +11,8 @@ from rft_platform.rounds.project.notes import EVALUATION
 from rft_platform.rounds.project.policy import Policy, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.round_history import evaluation_of, evaluation_of_weights, previous_evaluation
+from rft_platform.rounds.reporting.servable_versions import serving_policy
+from rft_platform.rounds.reporting.withdrawn_versions import withdrawn_versions
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry, RegisteredModel
@@ -87,8 +89,9 @@ def against_champion(
     """Return the champion's evaluation, if this project has it, and the decision of the gate.
 
     Without a champion, the policy is compared with the start, and an equal score is enough unless
-    ``evaluation.gate.confident`` is true. Weights are identified by their digest, because projects that share a server
-    may share policy versions and even a model name.
+    ``evaluation.gate.confident`` is true. If production has withdrawn the champion, the policy is compared with the
+    version that serves. Weights are identified by their digest, because projects that share a server may share policy
+    versions and even a model name.
     """
     settings = project.config.evaluation
     champion = _champion_before(project, registry, policy)
@@ -98,6 +101,8 @@ def against_champion(
         to_beat, measured = "start", evaluation_of(project.store, 0) if policy.round else None
     elif digest == policy.weights_digest:
         return None, GateDecision(True, f"these weights are the champion already (version {champion.version})")
+    elif (serving := _serving_instead(project, digest or "")) is not None:
+        to_beat, measured = "served version", evaluation_of_weights(project.store, serving.weights_digest)
     else:
         measured = evaluation_of_weights(project.store, digest or "")
         if measured is None:
@@ -113,6 +118,14 @@ def against_champion(
         seed=settings.bootstrap_seed,
     )
     return None if champion is None else measured, decision
+
+
+def _serving_instead(project: Project, digest: str) -> Policy | None:
+    """The policy that serves, if a canary, an A/B test or a roll-back has withdrawn the champion with this digest."""
+    withdrawn = withdrawn_versions(project)
+    policies = (published(project.store, number) for number in project.store.rounds()) if withdrawn else ()
+    champion = next((policy for policy in policies if policy is not None and policy.weights_digest == digest), None)
+    return serving_policy(project) if champion is not None and champion.policy_version in withdrawn else None
 
 
 def _unknown_champion(project: Project, champion: "RegisteredModel") -> str:

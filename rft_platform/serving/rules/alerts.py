@@ -62,7 +62,7 @@ class Limits:
 def alerts_of(figures: TrafficFigures, limits: Limits, refused_in_a_row: int = 0) -> dict[str, str]:
     """The exceeded limits by name, each with a message; while there are too few calls, only that of refused versions.
 
-    ``refused_in_a_row``: newest versions that the gate of the evaluation refused.
+    ``refused_in_a_row``: newest versions that the gate of the evaluation refused, or that were withdrawn later.
     """
     refusals = _above("versions refused in a row", refused_in_a_row, limits.refused_in_a_row)
     found = {"refused_in_a_row": f"{refusals}; {AFTER_REFUSALS}" if refusals else ""}
