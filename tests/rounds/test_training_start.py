@@ -256,6 +256,25 @@ def test_a_withdrawn_champion_is_not_the_one_to_beat(tmp_path) -> None:
     assert passed and reason.startswith("sampled_pass 0.7000 against the served version's 0.5000 (policy version 8)")
 
 
+def test_permitted_losses_do_not_add_up(tmp_path) -> None:
+    """Each version is worse than the one before by less than the permitted loss."""
+    project = open_project(tmp_path, evaluation={"gate": {"min_delta": -0.1, "confident": False}})
+    decided = []
+    for number, share in enumerate((0.6, 0.7, 0.625, 0.55, 0.6, 0.475)):
+        end_round(project, number, 8 * number, passed=False, score=share)
+        store = project.store
+        promoted = [n for n in range(number) if (store.read_note(n, EVALUATION) or {})["promoted"]] or [0]
+        champion = RegisteredModel("shop-helper", 2, Path("m"), {DIGEST_TAG: f"digest {8 * promoted[-1]}"})
+        policy = required(store, number)
+        decision = against_champion(project, Champion(champion), policy, scored(number, share))[1]  # type: ignore[arg-type]
+        end_round(project, number, 8 * number, passed=decision.passed, score=share)
+        decided.append((number, decision.passed))
+    assert decided[1:] == [(1, True), (2, True), (3, False), (4, True), (5, False)]
+    assert decision.reason == (
+        "sampled_pass 0.4750 against the best version's 0.7000 (policy version 8): needs 0.6000"
+    )  # fmt: skip
+
+
 class Champion:
     """A registry with one version, the champion."""
 

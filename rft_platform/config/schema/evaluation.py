@@ -16,7 +16,8 @@ class Gate(Section):
     metric: str = "sampled_pass"
     """Metric of the evaluation that decides, for example sampled_pass, greedy_pass or mean_reward."""
     min_delta: float = 0.0
-    """Minimum gain over the champion on the same tasks. At 0 the gain must be positive: a tie promotes nothing."""
+    """Minimum gain over the champion on the same tasks. At 0 the gain must be positive: a tie promotes nothing. Below
+    0, a loss of this size is permitted; it counts from the best version so far, so several losses do not add up."""
     min_value: float | None = None
     """Minimum value of the metric itself."""
     confident: bool | None = None

@@ -1,11 +1,12 @@
 """The champion, and the comparisons of a policy with its predecessor, the champion and the starting policy."""
 
+import math
 import time
 from typing import TYPE_CHECKING
 
 from rft_platform.evaluation.comparison import Comparison, comparisons
 from rft_platform.evaluation.gate import GateDecision, gate
-from rft_platform.evaluation.results import EvaluationResult
+from rft_platform.evaluation.results import EvaluationResult, measured_alike
 from rft_platform.model_registry.models import DIGEST_TAG, PREVIOUS_TAG
 from rft_platform.rounds.project.notes import EVALUATION
 from rft_platform.rounds.project.policy import Policy, published
@@ -90,8 +91,9 @@ def against_champion(
 
     Without a champion, the policy is compared with the start, and an equal score is enough unless
     ``evaluation.gate.confident`` is true. If production has withdrawn the champion, the policy is compared with the
-    version that serves. Weights are identified by their digest, because projects that share a server may share policy
-    versions and even a model name.
+    version that serves. A permitted loss (``min_delta`` below 0) counts from the best version so far: if it counted
+    from the last one, the losses of several rounds would add up. Weights are identified by their digest, because
+    projects that share a server may share policy versions and even a model name.
     """
     settings = project.config.evaluation
     champion = _champion_before(project, registry, policy)
@@ -107,9 +109,12 @@ def against_champion(
         measured = evaluation_of_weights(project.store, digest or "")
         if measured is None:
             return None, GateDecision(False, _unknown_champion(project, champion))
+    best = _best_before(project, policy, result, measured) if settings.gate.min_delta < 0 else measured
+    if best is not measured:
+        to_beat = "best version"
     decision = gate(
         result,
-        measured,
+        best,
         metric=settings.gate.metric,
         min_delta=settings.gate.min_delta,
         min_value=settings.gate.min_value,
@@ -118,6 +123,32 @@ def against_champion(
         seed=settings.bootstrap_seed,
     )
     return None if champion is None else measured, decision
+
+
+def _best_before(
+    project: Project, policy: Policy, result: EvaluationResult, measured: EvaluationResult | None
+) -> EvaluationResult | None:
+    """The best evaluation among ``measured``, the start, and the promoted versions that were not withdrawn.
+
+    Only evaluations count that can be compared with ``result``, the evaluation of ``policy``.
+    """
+    if measured is None or not measured_alike(result, measured):
+        return measured
+    metric, best, store = project.config.evaluation.gate.metric, measured, project.store
+    withdrawn = withdrawn_versions(project)
+    for number in store.rounds():
+        note, other = store.read_note(number, EVALUATION) or {}, published(store, number)
+        if number >= policy.round or other is None or other.policy_version in withdrawn:
+            continue
+        found = evaluation_of(store, number) if number == 0 or note.get("promoted") else None
+        if found is not None and measured_alike(result, found) and _value(found, metric) > _value(best, metric):
+            best = found
+    return best
+
+
+def _value(result: EvaluationResult, metric: str) -> float:
+    value = result.value(metric)
+    return -math.inf if value is None or math.isnan(value) else value
 
 
 def _serving_instead(project: Project, digest: str) -> Policy | None:
