@@ -5,20 +5,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from rft_platform.cli.commands.debug import debug
 from rft_platform.cli.commands.demo import demo
 from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
 from rft_platform.cli.commands.judge import judge
-from rft_platform.cli.commands.metrics import metrics
 from rft_platform.cli.commands.online import forget, serve
 from rft_platform.cli.commands.releases import models
 from rft_platform.cli.commands.rounds import rounds
 from rft_platform.cli.commands.run import run
-from rft_platform.cli.commands.stop import stop
+from rft_platform.cli.commands.servers import metrics, stop, ui
 from rft_platform.cli.commands.store import store
 from rft_platform.cli.commands.trace import trace
 from rft_platform.cli.commands.tune import tune
-from rft_platform.cli.commands.ui import ui
 from rft_platform.cli.exits import exit_codes
 from rft_platform.config.home import Home, private_files
 from rft_platform.observability.masked_output import mask_output
@@ -83,6 +82,7 @@ app.command()(tune)
 app.command()(ui)
 app.command()(serve)
 app.command()(doctor)
+app.add_typer(debug, name="debug")
 app.command("eval")(evaluate)
 app.command()(rounds)
 app.command()(judge)

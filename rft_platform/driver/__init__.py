@@ -7,4 +7,6 @@ Used by the commands of ``cli`` and by ``tuner``; the Dagster part of the driver
 3. ``run`` (``drive_project``) and ``run_cost``: run the plan, clean up after an interruption, record the cost;
 4. ``live``, ``live_table``, ``console``: progress and output on the terminal;
 5. ``round_lines``, ``next_steps``: results of each round, and what the user can do next.
+
+``debug`` runs one task without a project.
 """

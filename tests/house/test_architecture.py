@@ -19,7 +19,6 @@ FEWEST_LINES = 30  # of a module with a single importer
 #: Smaller modules that stay their own files: one file per command, section, operator and recipe step.
 SMALL = {
     "cli.commands.doctor",
-    "cli.commands.stop",
     "config.schema.service",
     "judging.operators.reward_filter",
     "judging.operators.std_filter",

@@ -23,7 +23,7 @@ def serve(
     Mode serve starts the service alone, mode train the training alone: two commands with one RFT_HOME, each with its
     own file, make an online project together.
     """
-    from rft_platform.cli.commands.ui import serve_until_interrupted
+    from rft_platform.cli.commands.servers import serve_until_interrupted
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.driver.preflight import check_run, check_writable

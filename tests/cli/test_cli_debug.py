@@ -1,0 +1,111 @@
+"""``rft debug``: one task end to end, in a real engine, without a project."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+AGENT = """
+from rft_platform.rollout.workflow import WorkflowOutput
+
+
+async def two_turns(task, model):
+    client, messages = model.get_openai_async_client(), [{"role": "user", "content": task["question"]}]
+    for _ in range(2):
+        answer = await client.chat.completions.create(model=model.model_name, messages=messages, max_tokens=8)
+        messages += [{"role": "assistant", "content": answer.choices[0].message.content},
+                     {"role": "user", "content": "Are you sure?"}]
+    return WorkflowOutput(response="42", metrics={"turns": 2.0})
+
+
+async def broken(task, model):
+    return task["no_such_column"]
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    file = tmp_path / "agent.py"
+    file.write_text(AGENT)
+    return file
+
+
+def run(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "rft_platform", "debug", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.slow
+def test_a_workflow_with_its_transcript_rows_and_reward(agent: Path, tmp_path: Path) -> None:
+    options = ("workflow", f"{agent}:two_turns", "--judge", "numeric")
+    shown = run(*options, "--tokens")
+    assert shown.returncode == 0, shown.stderr
+    for part in ("What is 17+25?", "Are you sure?", "assistant (step 1)", 'the workflow returned "42"', "turns 2"):
+        assert part in shown.stdout
+    assert "reward 1 by numeric" in shown.stdout
+    found = json.loads(run(*options, "--json").stdout)
+    first, second = found["calls"]
+    assert found["reward"] == 1.0 and found["judge"] == "numeric"
+    assert len(first["response_ids"]) == len(first["rollout_logprobs"]) <= 8
+    assert second["messages"][:1] == first["messages"] and second["prompt_tokens"] > first["prompt_tokens"]
+
+
+@pytest.mark.slow
+def test_the_error_of_a_workflow_has_its_traceback(agent: Path) -> None:
+    task = json.dumps({"question": "How many?", "answer": "3"})
+    shown = run("workflow", f"{agent}:broken", "--task", task)
+    assert shown.returncode != 0
+    assert 'return task["no_such_column"]' in shown.stderr and "KeyError: 'no_such_column'" in shown.stderr
+
+
+@pytest.mark.slow
+def test_a_model_answers_with_the_log_prob_of_each_token() -> None:
+    found = json.loads(run("model", "How are you?", "--max-tokens", "6", "--json").stdout)
+    (call,) = found["calls"]
+    assert len(call["rollout_logprobs"]) == len(call["response_ids"]) <= 6
+    assert all(value < 0 for value in call["rollout_logprobs"])
+
+
+def test_a_judge_on_a_response(rft: Callable[..., Result], home: object) -> None:
+    task = json.dumps({"question": "What is 1+1?", "answer": "2"})
+    for response, reward in (("It is 2.", 1.0), ("It is 3.", 0.0)):
+        shown = rft("debug", "judge", response, "--judge", "numeric", "--task", task, "--json")
+        found = json.loads(shown.stdout)
+        assert (found["reward"], found["reward_parts"]) == (reward, {"numeric": reward})
+
+
+def test_tasks_and_judge_of_a_file(rft: Callable[..., Result], home: object, write_config: Callable[..., Path]) -> None:
+    shown = rft("debug", "judge", "no idea", "--config", write_config(), "--task", "3")
+    assert shown.exit_code == 0, shown.output
+    assert "reward 0 by exact_match" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("workflow",), "name a workflow"),
+        (("workflow", "no_module_of_this_name:run"), "cannot import no_module_of_this_name"),
+        (("judge", "42", "--task", '{"question": "Why?"}'), "there is no judge"),
+        (("judge", "42", "--judge", "no_such_judge"), "unknown judge 'no_such_judge'"),
+        (("judge", "42", "--judge", "numeric", "--task", "7"), "expected a number from 0 to 0"),
+        (("judge", "42", "--judge", "numeric", "--task", "{"), "--task: expected a number or a JSON object"),
+    ],
+)
+def test_bad_input_is_refused(
+    rft: Callable[..., Result], home: object, arguments: tuple[str, ...], message: str
+) -> None:
+    shown = rft("debug", *arguments)
+    assert shown.exit_code == 2
+    assert message in shown.output
+
+
+def test_an_unknown_taskset_names_those_of_the_file(
+    rft: Callable[..., Result], home: object, write_config: Callable[..., Path]
+) -> None:
+    shown = rft("debug", "judge", "42", "--config", write_config(), "--taskset", "trian")
+    assert shown.exit_code == 2
+    assert "--taskset trian: the file has the tasksets train, test" in shown.output
