@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from rft_platform.cli.commands.config import config
 from rft_platform.cli.commands.debug import debug
 from rft_platform.cli.commands.demo import demo
 from rft_platform.cli.commands.doctor import doctor
@@ -83,6 +84,7 @@ app.command()(ui)
 app.command()(serve)
 app.command()(doctor)
 app.add_typer(debug, name="debug")
+app.add_typer(config, name="config")
 app.command("eval")(evaluate)
 app.command()(rounds)
 app.command()(judge)

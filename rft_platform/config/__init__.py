@@ -6,6 +6,7 @@ Read in this order:
 - ``load`` (YAML to ``RftConfig``) with ``interpolation`` (``${...}``), ``foreign`` (files of Trinity-RFT) and
   ``paths``; ``allowed_changes``: which settings a started project may change; ``online_halves``: the files of an
   online project whose service and training are two commands.
+- ``reference``: descriptions of the keys, for people.
 - ``resolve``: ``RunSettings``, the preset merged with the configuration, batch sizes, number of rounds;
   ``training_specs`` (what the trainer receives), ``offline`` (trainings on a dataset) and ``rollout_limits`` (bounds on
   workflow runs) belong to it.

@@ -5,5 +5,6 @@ Each file defines a function with Typer options, which ``cli.main`` registers; i
 - Look at results: ``rounds``, ``trace``, ``evaluate`` (``rft eval``).
 - Change stored results: ``judge``, ``store``, ``models``.
 - Production traffic: ``online`` (``rft serve``, ``rft forget``), ``releases`` (subcommands of ``models``).
-- Try parts without a project: ``debug``. Check an installation: ``doctor``.
+- Try parts without a project: ``debug``. Understand and convert configurations: ``config``.
+- Check an installation: ``doctor``.
 """

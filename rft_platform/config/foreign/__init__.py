@@ -11,4 +11,6 @@ Read in this order:
 - ``names``: tables of foreign names: workflows, rewards, algorithms and their arguments.
 - ``tasksets``, ``algorithms``, ``stages``: conversions of several keys at once.
 - ``convert``: ``convert``, which applies all of them.
+
+``trl`` converts the settings of TRL's GRPO trainer, for ``rft config convert``.
 """

@@ -1,0 +1,80 @@
+"""``rft config``: explain a key, show what a file resolves to, convert files of other systems."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import Result
+
+from rft_platform.config.load import load_config
+from rft_platform.config.reference import keys
+
+Rft = Callable[..., Result]
+
+
+def test_explain_gives_type_default_and_meaning(rft: Rft) -> None:
+    shown = rft("config", "explain", "model.temperature")
+    assert shown.exit_code == 0
+    assert "Sampling temperature" in shown.stdout and "number, ≥ 0" in shown.stdout and "default: 1" in shown.stdout
+
+
+def test_explain_lists_the_keys_of_a_section(rft: Rft) -> None:
+    shown = rft("config", "explain", "algorithm.rollout_correction")
+    assert "weight_cap" in shown.stdout and "token_veto" in shown.stdout
+
+
+def test_every_key_can_be_explained(rft: Rft) -> None:
+    every = [key for key, _ in keys()]
+    for key in every[:: len(every) // 40]:
+        shown = rft("config", "explain", key)
+        assert shown.exit_code == 0, (key, shown.output)
+
+
+def test_explain_knows_trinity_keys_and_similar_names(rft: Rft) -> None:
+    assert "has no effect" in rft("config", "explain", "ray_namespace").stdout
+    shown = rft("config", "explain", "algorithm.lr")
+    assert shown.exit_code == 2 and "did you mean algorithm.optimizer.lr?" in shown.output
+
+
+def test_show_names_changed_keys_and_derived_settings(
+    rft: Rft, home: object, write_config: Callable[..., Path]
+) -> None:
+    file = write_config(model={"model_path": "model", "temperature": 0.7})
+    shown = rft("config", "show", "--config", file)
+    assert "model.temperature" in shown.stdout and "0.7" in shown.stdout
+    assert "model.top_p" not in shown.stdout and "batches.repeat_times" in shown.stdout
+    found = json.loads(rft("config", "show", "--config", file, "--json").stdout)
+    assert found["settings"]["model"]["top_p"] == 1.0 and found["derived"]["batches"]["batch_size"] == 8
+
+
+@pytest.mark.parametrize("kind", ["yaml", "json"])
+def test_convert_trl(rft: Rft, tmp_path: Path, kind: str) -> None:
+    given = {"model_name_or_path": "m", "dataset_name": "t.jsonl", "num_generations": 4, "report_to": "wandb"}
+    file, target = tmp_path / f"grpo.{kind}", tmp_path / "rft.yaml"
+    file.write_text(json.dumps(given) if kind == "json" else yaml.safe_dump(given))
+    shown = rft("config", "convert", file, "--to", target)
+    assert shown.exit_code == 0, shown.output
+    assert "report_to has no effect here" in shown.stderr
+    assert load_config(target).algorithm.repeat_times == 4
+    again = rft("config", "convert", file, "--to", target)
+    assert again.exit_code == 2 and "the file exists" in again.output
+
+
+def test_convert_trinity(rft: Rft, tmp_path: Path) -> None:
+    file = tmp_path / "trinity.yaml"
+    taskset = {"path": "t.jsonl", "default_workflow_type": "math_workflow"}
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "project": "p", "name": "n", "model": {"model_path": "m"}, "algorithm": {"repeat_times": 4},
+                "buffer": {"batch_size": 4, "total_steps": 1, "explorer_input": {"taskset": taskset}},
+                "trainer": {"ulysses_sequence_parallel_size": 2},
+            }
+        )
+    )  # fmt: skip
+    shown = rft("config", "convert", file)
+    assert shown.exit_code == 0, shown.output
+    assert "ulysses_sequence_parallel_size has no effect here" in shown.stderr
+    assert "default_workflow_type" not in shown.stdout

@@ -1,0 +1,81 @@
+"""Settings of TRL's GRPO trainer become the same settings here, or one line says why not."""
+
+from typing import Any
+
+import pytest
+
+from rft_platform.common.errors import UserError
+from rft_platform.config.foreign.treatments import value_at
+from rft_platform.config.foreign.trl import convert_trl, is_trl
+from rft_platform.config.load import build_config
+from rft_platform.config.resolve import resolve
+
+DATA = {"model_name_or_path": "model", "dataset_name": "tasks.jsonl"}
+
+
+def converted(**given: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    return convert_trl({**DATA, "num_generations": 8, **given}, "file")
+
+
+def test_a_file_is_recognised_by_keys_that_no_section_of_ours_has() -> None:
+    assert is_trl({"num_generations": 4})
+    assert not is_trl({"model": {}, "algorithm": {}, "buffer": {}})
+
+
+def test_batches_are_tasks_and_experiences() -> None:
+    settings, notices = converted(per_device_train_batch_size=16, gradient_accumulation_steps=4, max_steps=10)
+    run = resolve(build_config(settings))
+    assert (run.batches.batch_size, run.batches.repeat_times, run.batches.train_batch_size) == (8, 8, 64)
+    assert run.config.trainer.total_steps == 10 and run.batches.steps_a_round == 1
+    assert any("number of processes" in line for line in notices)
+    settings, _ = converted(per_device_train_batch_size=8, steps_per_generation=4)
+    run = resolve(build_config(settings))
+    assert (run.batches.groups_a_round, run.batches.steps_a_round) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value"),
+    [
+        ({}, "algorithm.loss_agg_mode", "token-mean"),
+        ({"loss_type": "grpo"}, "algorithm.loss_agg_mode", "seq-mean-token-mean"),
+        ({"loss_type": "dr_grpo"}, "algorithm.loss_agg_mode", "seq-mean-token-sum-norm"),
+        ({}, "algorithm.policy_loss_fn_args", {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}),
+        ({"epsilon": 0.1, "epsilon_high": 0.3, "delta": 4.0}, "algorithm.policy_loss_fn_args",
+         {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 4.0}),
+        ({"scale_rewards": False}, "algorithm.advantage_fn_args", {"normalize_std": False}),
+        ({"scale_rewards": "batch"}, "algorithm.advantage_fn_args", {"std_level": "batch"}),
+        ({"beta": 0.04}, "algorithm.kl_loss_fn_args.kl_coef", 0.04),
+        ({"importance_sampling_level": "sequence", "epsilon": 3e-4}, "algorithm.algorithm_type", "gspo"),
+        ({"num_iterations": 2}, "algorithm.epochs", 2),
+        ({"top_k": 0}, "model.top_k", -1),
+        ({"use_vllm": True}, "engine.kind", "vllm"),
+        ({}, "model.max_response_tokens", 256),
+        ({}, "buffer.total_epochs", 3),
+        ({"adam_beta2": 0.95}, "algorithm.optimizer.betas", [0.9, 0.95]),
+    ],
+)  # fmt: skip
+def test_settings_and_defaults_of_trl(given: dict[str, Any], key: str, value: object) -> None:
+    settings, _ = converted(**given)
+    assert value_at(settings, key) == value
+    resolve(build_config(settings))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss_type": "sapo2"}, "loss_type 'sapo2': expected one of grpo, dapo"),
+        ({"fp16": True}, "set bf16"),
+        ({"per_device_train_batch_size": 4}, "4 completions per generation are no multiple of num_generations 8"),
+        ({"scale_rewards": "sometimes"}, "scale_rewards 'sometimes'"),
+    ],
+)
+def test_what_cannot_be_supported_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        converted(**given)
+
+
+def test_a_setting_without_an_equal_is_named() -> None:
+    settings, notices = converted(reward_weights=[1, 2], no_such_setting=3)
+    assert "no_such_setting" not in settings
+    assert any("no_such_setting has no equivalent" in line for line in notices)
+    assert any("reward_weights has no effect here" in line for line in notices)
