@@ -120,6 +120,7 @@ def main() -> None:
             for name in given.share:
                 share = {"auto": None, "yes": True, "no": False}[name]
                 case = {"mix": mix, "max_tokens": max_tokens, "share": name, "compiled": not given.eager}
+                case["checkpointing"] = given.checkpointing
                 try:
                     case["steps"] = list(steps(policy, optimizer, mix, max_tokens, share, given.steps))
                     if given.profile:
