@@ -12,6 +12,7 @@ from rft_platform.config.home import Home
 _ROLES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("engine", ("rft_platform.inference.transformers_engine",)),
     ("engine", ("rft_platform.inference.vllm_engine.middleware.EnginePlanes",)),
+    ("service", ("rft_platform.servers.online_service",)),
     ("trainer", ("rft_platform.training.service.worker",)),
     ("driver", ("rft_platform", "run", "--config")),
     ("daemon", ("rft_platform.jobs.daemon", "run")),

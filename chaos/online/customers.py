@@ -30,8 +30,10 @@ class Diary:
 class Customers:
     """Some customers at once. Every second chat of a task completes its group."""
 
-    def __init__(self, root: str, number: int, seed: int) -> None:
+    def __init__(self, root: str, number: int, seed: int, pause_s: float = 0.02) -> None:
+        """``pause_s``: average time between two chats of a customer."""
         self.diary = Diary()
+        self._pause_s = pause_s
         self._root, self._number, self._seed = root, number, seed
         self._ending = False
 
@@ -57,7 +59,7 @@ class Customers:
                 await self._rate(session, msg_id, round(generator.random(), 3), f"{self._seed}/{name}/{visits}")
             if generator.random() < 0.1:
                 await self._post(session, "/commit", {})
-            await asyncio.sleep(generator.expovariate(50))
+            await asyncio.sleep(generator.expovariate(1 / self._pause_s))
 
     async def _ask(self, session: aiohttp.ClientSession, generator: random.Random, place: dict[str, str]) -> str | None:
         """The id of an answer; None if the connection was cut."""

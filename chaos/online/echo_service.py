@@ -27,7 +27,7 @@ from rft_platform.serving.release_routes import release_routes
 from rft_platform.serving.release_store import ReleaseStore
 from rft_platform.serving.selection import Selection
 from rft_platform.serving.traffic import TrafficStore
-from rft_platform.serving.writer import TrafficWriter
+from rft_platform.serving.writer import SWITCH_INTERVAL_S, TrafficWriter
 
 GROUP_SIZE = 2  #: runs of a task that are committed together
 _GROUP_DEADLINE_S = 1e9  # no jump of the clock reaches it
@@ -45,6 +45,7 @@ def arguments(port: int, database_url: str, engine_port: int, clock: Path | None
 def serve(given: Sequence[str]) -> None:
     """Serve until a signal."""
     keep_imports()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     port, url, engine_url, key, status, *clock = given
     clients = RecordingClients(engine_url, 60.0, api_key=key)
     engine = ServedEngine(EngineStatus(**json.loads(status)), clients, engine_url)

@@ -5,6 +5,7 @@
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 
@@ -37,7 +38,7 @@ from rft_platform.serving.rules.rate_limits import RateLimits
 from rft_platform.serving.rules.redaction import Redaction
 from rft_platform.serving.selection import SamplingRateStrategy, Selection, SelectionStrategy
 from rft_platform.serving.traffic import TrafficStore
-from rft_platform.serving.writer import TrafficWriter
+from rft_platform.serving.writer import SWITCH_INTERVAL_S, TrafficWriter
 
 LOG = logging.getLogger(__name__)
 
@@ -151,6 +152,7 @@ def keep(project: Project, store: TrafficStore, rule: CommitRule, stop: threadin
 def main() -> None:
     """Serve the project of ``RFT_HOME``; exit status 2 for a user's mistake."""
     keep_imports()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     configure("service")
     try:
         serve(Project.open(Home.from_environment()))

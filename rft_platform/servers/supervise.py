@@ -1,5 +1,6 @@
 """Supervisor of servers that live as long as a command: start them together, watch, restart, and stop them."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from rft_platform.common.errors import RftError
 from rft_platform.common.files import last_lines
 from rft_platform.common.processes.spawn import stop_process, wait_until_ended
 from rft_platform.observability.log_rotation import bound_logs_now_and_then
+
+LOG = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 15.0
@@ -89,7 +92,7 @@ class Children(list[Child]):
 def serving(servers: Sequence[Server], logs: Path) -> Iterator[Children]:
     """Start the servers and wait until each is ready; stop all of them when the block ends in any way.
 
-    Raises RftError with the end of the log if a server ends or is not ready in time.
+    Raises RftError with the end of the log if a server ends by itself or is not ready in time.
     """
     children = Children()
     try:
@@ -158,12 +161,17 @@ def _start(server: Server, logs: Path) -> Child:
     return Child(server, process, psutil.Process(process.pid).create_time(), log)
 
 
-def _wait_until_ready(children: Sequence[Child]) -> None:
+def _wait_until_ready(children: Children) -> None:
+    """Wait until all servers are ready; one that ends by itself meanwhile is an error, one that was killed restarts."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     waiting = list(children)
     while waiting:
-        for child in children:
-            child.check()
+        for number, child in enumerate(children):
+            code = child.process.poll()
+            if code is not None and code < 0:  # killed from outside, for example for memory: no mistake of the user
+                LOG.warning("%s", children.start_again(number))
+            else:
+                child.check()
         waiting = [child for child in waiting if not child.server.is_ready()]
         if waiting and time.monotonic() > deadline:
             name, log = waiting[0].server.name, waiting[0].log

@@ -243,8 +243,10 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _to(engine: ServedEngine, request: Any, content: bytes) -> Any:
-    """A copy of the request that is addressed to an engine."""
+    """The request, addressed to an engine: a copy if it is addressed to another one."""
     url = _url(engine.base_url, request.url.path)
+    if url == request.url:
+        return request
     return wire.Request(request.method, url, headers=request.headers, content=content, extensions=request.extensions)
 
 

@@ -68,6 +68,25 @@ def test_a_server_that_dies_is_named_with_the_end_of_its_log_and_the_rest_is_sto
     assert not any(psutil.pid_exists(child.process.pid) for child in children)
 
 
+def test_a_server_that_is_killed_while_the_others_start_is_started_again(tmp_path: Path) -> None:
+    killed_once = """
+import os, pathlib, time
+first, second = pathlib.Path("FOLDER/first"), pathlib.Path("FOLDER/second")
+if not first.exists():
+    first.touch()
+    os.kill(os.getpid(), 9)
+second.touch()
+time.sleep(600)
+""".replace("FOLDER", str(tmp_path))
+    ready = (tmp_path / "second").exists
+    with serving([server(killed_once, ready, restarts=1)], tmp_path) as children:
+        assert len(children.deaths["Web"]) == 1
+    (tmp_path / "first").unlink()
+    (tmp_path / "second").unlink()
+    with pytest.raises(RftError, match="ended with exit code -9"), serving([server(killed_once, ready)], tmp_path):
+        pytest.fail("a server that may not be started again ended")
+
+
 @pytest.mark.slow
 def test_what_a_killed_server_leaves_behind_is_ended_too(tmp_path: Path) -> None:
     port = free_port()

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import Iterator
 from random import Random
 
@@ -60,12 +61,24 @@ def test_bodies_are_made_for_every_seed(seed: int) -> None:
     assert path.startswith("/v1/") and isinstance(body, bytes)
 
 
-@pytest.mark.parametrize("text", ["1e999", '[{"a": -2.5E+400}]', "1" + "0" * 400 + ".5"])
+@pytest.mark.parametrize(
+    "text", ["1e999", '[{"a": -2.5E+400}]', "1" + "0" * 400 + ".5", "9" * 299 + "e10", "[0, 12E308]", "-3.4e+309"]
+)
 def test_a_number_that_no_float_holds_is_refused(text: str) -> None:
     for data in (text, text.encode()):
         with pytest.raises(ValueError, match="beyond the largest float"):
             json_codec.parse(data)
     assert json_codec.parse(json_codec.dump(text)) == text  # in a text it is no number
+
+
+@given(st.integers(1, 9), st.integers(-400, 400), st.sampled_from("eE"), st.sampled_from(["", "+"]))
+def test_exactly_the_numbers_that_floats_hold_are_read(digit: int, power: int, mark: str, sign: str) -> None:
+    text = f"[{digit}.5{mark}{sign if power >= 0 else ''}{power}]"
+    if math.isfinite(float(text.strip("[]"))):
+        assert json_codec.parse(text) == [float(text.strip("[]"))]
+    else:
+        with pytest.raises(ValueError, match="beyond the largest float"):
+            json_codec.parse(text.encode())
 
 
 @example(b"e1", 41)
