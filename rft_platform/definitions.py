@@ -9,6 +9,7 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -28,6 +29,7 @@ from rft_platform.assets import (
 from rft_platform.common.errors import RftError
 from rft_platform.common.processes.gc_control import keep_imports
 from rft_platform.common.user_code import drop_safe_path
+from rft_platform.config.gpu_placement import engine_kind, gpu_count
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
 from rft_platform.config.resolve import offline_without_plugins
@@ -37,6 +39,7 @@ from rft_platform.jobs.jobs import ALL_JOBS
 from rft_platform.jobs.maintenance import MAINTENANCE_JOBS
 from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
 from rft_platform.resources import EngineResource, ProjectResource, RegistryResource, TrainerResource
+from rft_platform.rounds.project.code_version import code_of, code_version
 
 LOG = logging.getLogger(__name__)
 _Asset = dg.AssetsDefinition | dg.AssetSpec
@@ -84,26 +87,27 @@ _OFFLINE = {
 }
 
 
-def all_definitions() -> dg.Definitions:
-    """The definitions of projects of every kind."""
+def all_definitions(config: RftConfig | None = None) -> dg.Definitions:
+    """The definitions of projects of every kind; ``config``: the project whose runs use them."""
     parts = [_ROUNDS, _ONLINE, *_OFFLINE.values()]
     assets = {asset.key: asset for part in parts for asset in part.assets}
-    return _definitions(_Part(list(assets.values()), [job for part in parts for job in part.jobs]), schedule=None)
+    return _definitions(_Part(list(assets.values()), [job for part in parts for job in part.jobs]), config)
 
 
 def definitions_of(config: RftConfig) -> dg.Definitions:
     """The definitions that a project with ``config`` uses. The project's plugins are not imported."""
     offline = offline_without_plugins(config)
     part = _OFFLINE[offline] if offline is not None else _ONLINE if config.online else _ROUNDS
-    return _definitions(part, config.evaluation.schedule)
+    return _definitions(part, config, config.evaluation.schedule)
 
 
-def _definitions(part: _Part, schedule: str | None) -> dg.Definitions:
+def _definitions(part: _Part, config: RftConfig | None, schedule: str | None = None) -> dg.Definitions:
     used = [*part.assets, evaluation.evaluation_report]
     keys = {asset.key for asset in used}
+    version = code_version() if config is None else code_of(config)
     launched = {*part.jobs, "evaluate_job"}
     return dg.Definitions(
-        assets=[_without_unused(asset, keys) for asset in used],
+        assets=[_adapted(asset, keys, version, config) for asset in used],
         jobs=[*(job for job in ALL_JOBS if job.name in launched), *MAINTENANCE_JOBS],
         sensors=[
             next_round_sensor(launched),
@@ -117,13 +121,31 @@ def _definitions(part: _Part, schedule: str | None) -> dg.Definitions:
     )
 
 
-def _without_unused(asset: _Asset, used: set[dg.AssetKey]) -> _Asset:
-    """``asset`` without dependencies on assets that the project does not have."""
+def _adapted(asset: _Asset, used: set[dg.AssetKey], version: str, config: RftConfig | None) -> _Asset:
+    """``asset`` as the project has it: its dependencies, its code, the engine in use, and when its rows are overdue.
+
+    ``used`` are the assets of the project: dependencies on others are left out.
+    """
     if isinstance(asset, dg.AssetSpec):
         return asset
-    return asset.map_asset_specs(
-        lambda spec: spec.replace_attributes(deps=[dep for dep in spec.deps if dep.asset_key in used])
-    )
+
+    def adapted(spec: dg.AssetSpec) -> dg.AssetSpec:
+        deps = [dep for dep in spec.deps if dep.asset_key in used]
+        changed = spec.replace_attributes(deps=deps, code_version=version)
+        if config is None:
+            return changed
+        engine = engine_kind(config, gpu_count())
+        changed = changed.replace_attributes(kinds={engine if kind == "vllm" else kind for kind in spec.kinds})
+        hours = config.service.freshness_hours
+        if spec.key != online.online_experiences.key or hours is None:
+            return changed
+        return changed.replace_attributes(
+            freshness_policy=dg.FreshnessPolicy.time_window(
+                fail_window=timedelta(hours=hours), warn_window=timedelta(hours=hours / 2)
+            )
+        )
+
+    return asset.map_asset_specs(adapted)
 
 
 def _of_home() -> dg.Definitions:

@@ -57,7 +57,7 @@ def judged_experiences(
     )
     return dg.MaterializeResult(
         metadata={
-            "dagster/row_count": summary["rows"],
+            "dagster/partition_row_count": summary["rows"],
             "dagster/column_schema": columns_of(JUDGED_SCHEMA),
             "folder": path(opened.store.round_folder(number) / "judged"),
             "judge_version": summary["judge_version"],

@@ -18,7 +18,7 @@ def online_experiences(context: dg.AssetExecutionContext, project: ProjectResour
     summary = Round(opened, number).collect()
     return dg.MaterializeResult(
         metadata={
-            "dagster/row_count": summary["rows"],
+            "dagster/partition_row_count": summary["rows"],
             "dagster/column_schema": columns_of(ROLLOUT_SCHEMA),
             "folder": path(opened.store.rollout_files(number)[0].parent),
             **numbers(summary),
@@ -37,5 +37,5 @@ def online_demonstrations(context: dg.AssetExecutionContext, project: ProjectRes
 
     note = Round(project.open(), round_of(context)).demonstrations()
     return dg.MaterializeResult(
-        metadata={"dagster/row_count": note["rows"]}, data_version=dg.DataVersion(note["sha256"] or "none")
+        metadata={"dagster/partition_row_count": note["rows"]}, data_version=dg.DataVersion(note["sha256"] or "none")
     )

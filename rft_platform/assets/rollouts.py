@@ -27,7 +27,7 @@ def rollout_batches(
     summary = Round(opened, number).explore(engine.connect())
     return dg.MaterializeResult(
         metadata={
-            "dagster/row_count": summary["rows"],
+            "dagster/partition_row_count": summary["rows"],
             "dagster/column_schema": columns_of(ROLLOUT_SCHEMA),
             "folder": path(opened.store.rollout_files(number)[0].parent),
             **numbers(summary),

@@ -3,11 +3,10 @@
 A notice is one line about a setting that is accepted but has no effect, or that is perhaps not intended.
 """
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rft_platform.config.gpu_placement import GpuPlacement, place
+from rft_platform.config.gpu_placement import GpuPlacement, engine_kind, place
 from rft_platform.config.memory_plan import memory_lines
 from rft_platform.config.resolve import Batches, RunLength, RunSettings
 from rft_platform.config.schema.buffer import Taskset
@@ -130,9 +129,7 @@ def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessP
     device = "cuda" if gpu_count else "cpu"
     processes = []
     if serves:
-        kind = config.engine.kind
-        if kind == "auto":
-            kind = "vllm" if gpu_count and importlib.util.find_spec("vllm") else "transformers"
+        kind = engine_kind(config, gpu_count)
         serving = config.explorer.rollout_model
         count = serving.engine_num * (serving.tensor_parallel_size if kind == "vllm" else 1)
         engine_device = device if config.engine.device == "auto" else config.engine.device

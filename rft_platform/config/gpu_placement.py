@@ -8,6 +8,7 @@ and mode ``train``), both compute the same placement.
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rft_platform.config.schema.rft_config import RftConfig
@@ -38,6 +39,13 @@ def gpu_count() -> int:
         names = [name.strip() for name in visible.split(",")]
         return len([name for name in names if name and name != "-1"])
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def engine_kind(config: RftConfig, gpus: int) -> str:
+    """The policy engine of a project on a machine with ``gpus`` GPUs: ``transformers`` or ``vllm``."""
+    if config.engine.kind != "auto":
+        return config.engine.kind
+    return "vllm" if gpus and find_spec("vllm") else "transformers"
 
 
 def place(config: RftConfig, gpus: int) -> GpuPlacement:

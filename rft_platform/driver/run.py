@@ -52,7 +52,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
                 configured("driver"),
                 logs_bounded(log.parent),
             ):
-                result = drive(project, all_definitions())
+                result = drive(project, all_definitions(project.config))
                 if result.failed:  # the failure is raised below
                     screen.take_back_failure()
         except DagsterExecutionInterruptedError:

@@ -25,6 +25,7 @@ _EARLIER = frozenset(
         "1b188d8c0408d49316cf737159c9869ce536a5188b8719a7ef4c9be8e8e7d892",
         "e693c0c5064a9646cd8d9b89a003dac46983b5109defbd2c0ad42658706ed662",
         "13ffe34119465ea25a74c2c696b3ed002b8f1303675ddf5dfd221b1ece92f8fb",
+        "35e9417d5d7da8b00024b2ca1e4c11ffd0736b7fc15238c4bda1ba8f8d48f445",
     }
 )
 #: Sections that the platform adds, each with the section that a user may have written instead.

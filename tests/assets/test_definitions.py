@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import dagster as dg
 import pytest
@@ -21,8 +22,9 @@ from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.definitions import definitions_of, defs
+from rft_platform.definitions import all_definitions, definitions_of, defs
 from rft_platform.rounds.evaluate import gate_passed
+from rft_platform.rounds.project.code_version import code_version
 
 HEAVY = ["torch", "vllm", "transformers", "mlflow", "pandas", "datasets", "duckdb", "matplotlib", "fastapi"]
 CHAIN = ["policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report"]
@@ -184,6 +186,52 @@ def test_a_project_has_only_the_assets_and_jobs_that_it_uses(config, evaluated, 
     assert ("experience_threshold_sensor" in sensors) == ("sync_round_job" in jobs)
     (schedule,) = repository.schedule_defs
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
+
+
+def specs_of(config):
+    config = RftConfig.model_validate({"model": {"model_path": "m"}, "buffer": {"explorer_input": TASKSET}, **config})
+    return {spec.key.to_user_string(): spec for spec in definitions_of(config).resolve_all_asset_specs()}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_the_kinds_name_the_engine_in_use(engine):
+    assert specs_of({"engine": {"kind": engine}})["rollout_batches"].kinds == {"parquet", engine}
+
+
+def test_a_changed_line_of_the_users_code_changes_the_code_version(tmp_path):
+    def versions():
+        specs = specs_of({"buffer": {"explorer_input": {"taskset": {"path": "t.jsonl", "workflow": reference}}}})
+        return {spec.code_version for spec in specs.values() if spec.key.to_user_string() in CHAIN}
+
+    workflow, reference = tmp_path / "agent.py", f"{tmp_path / 'agent.py'}:solve"
+    workflow.write_text("async def solve(task, model): ...\n")
+    (before,) = versions()
+    assert versions() == {before} and before.startswith(code_version())
+    workflow.write_text("async def solve(task, model): raise ValueError\n")
+    (after,) = versions()
+    assert after != before
+    (without,) = {spec.code_version for name, spec in specs_of({}).items() if name in CHAIN}
+    assert without == code_version()
+
+
+def test_a_run_of_the_command_line_has_the_code_version_of_the_code_location():
+    config = RftConfig.model_validate({"model": {"model_path": "m"}, "buffer": {"explorer_input": TASKSET}})
+    shown, driven = (
+        {spec.key: spec.code_version for spec in definitions.resolve_all_asset_specs()}
+        for definitions in (definitions_of(config), all_definitions(config))
+    )
+    assert {key: driven[key] for key in shown} == shown
+
+
+def test_production_traffic_becomes_overdue():
+    online = {"algorithm": {"algorithm_type": "reinforce++"}, "buffer": TRAFFIC}
+    policies = {name: spec.freshness_policy for name, spec in specs_of(online).items() if spec.freshness_policy}
+    assert set(policies) == {"online_experiences"}
+    assert policies["online_experiences"].fail_window.to_timedelta() == timedelta(hours=24)
+    assert not any(
+        spec.freshness_policy for spec in specs_of({**online, "service": {"freshness_hours": None}}).values()
+    )
+    assert not any(spec.freshness_policy for spec in specs_of({}).values())
 
 
 def test_the_schedule_of_the_configuration_is_on():

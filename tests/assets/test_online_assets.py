@@ -70,8 +70,8 @@ def test_rows_and_demonstrations_of_a_round_are_materialised(project: Project) -
             )  # fmt: skip
             assert done.success
             counts = {
-                event.asset_key.to_user_string(): event.materialization.metadata["dagster/row_count"].value
+                event.asset_key.to_user_string(): event.materialization.metadata["dagster/partition_row_count"].value
                 for event in done.get_asset_materialization_events()
-                if event.asset_key and "dagster/row_count" in event.materialization.metadata
+                if event.asset_key and "dagster/partition_row_count" in event.materialization.metadata
             }
             assert (counts["online_experiences"], counts["online_demonstrations"]) == (4, 1)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,9 @@ mutation($params: LaunchBackfillParams!) {
 }"""
 _BACKFILL_STATUS = """
 query($id: String!) {
-  partitionBackfillOrError(backfillId: $id) { __typename ... on PartitionBackfill { status runs { runId status } } }
+  partitionBackfillOrError(backfillId: $id) {
+    __typename ... on PartitionBackfill { status runs { runId status startTime endTime tags { key value } } }
+  }
 }"""
 _TERMINATE = """
 mutation($run: String!) {
@@ -65,6 +69,10 @@ query($key: AssetKeyInput!, $partition: String!) {
 }"""
 
 FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
+
+
+def _tag(run: dict[str, Any], name: str) -> str:
+    return next(str(tag["value"]) for tag in run["tags"] if tag["key"] == name)
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout: float = 90.0) -> Any:
@@ -158,7 +166,10 @@ class Ui:
             assert answer["__typename"] == "Sensor", answer
 
     def backfill(self, partitions: list[str], config: dict[str, Any], job: str) -> list[str]:
-        """Backfill a job over partitions and wait for it; returns the statuses of its runs."""
+        """Backfill a job over partitions and wait for it; returns the statuses of its runs.
+
+        Its runs start one after the other, in the order of the partitions.
+        """
         selector = {
             "partitionSetName": f"{job}_partition_set",
             "repositorySelector": {"repositoryLocationName": "rft_platform", "repositoryName": "__repository__"},
@@ -169,10 +180,15 @@ class Ui:
 
         def ended() -> list[str] | None:
             told = self.ask(_BACKFILL_STATUS, id=launched["backfillId"])["partitionBackfillOrError"]
-            statuses = [run["status"] for run in told["runs"]]
-            return statuses if len(statuses) == len(partitions) and all(s in FINISHED for s in statuses) else None
+            runs = told["runs"]
+            return runs if len(runs) == len(partitions) and all(run["status"] in FINISHED for run in runs) else None
 
-        return list(wait_for(ended, "the backfill's runs end", 120))
+        runs = sorted(
+            wait_for(ended, "the backfill's runs end", 60 + 60 * len(partitions)), key=itemgetter("startTime")
+        )
+        assert [_tag(run, "dagster/partition") for run in runs] == partitions
+        assert all(first["endTime"] <= second["startTime"] for first, second in pairwise(runs))
+        return [run["status"] for run in runs]
 
     def metadata(self, asset: str, partition: str) -> dict[str, Any]:
         """Metadata of the newest materialisation, as the asset's page shows it: label -> its entry."""

@@ -61,7 +61,7 @@ def test_dagster_knows_every_asset_of_every_round(finished):
         assert all(run.status is dg.DagsterRunStatus.SUCCESS for run in runs)
         event = instance.get_latest_materialization_event(dg.AssetKey("rollout_batches"))
         metadata = event.asset_materialization.metadata
-        assert metadata["dagster/row_count"].value == 32
+        assert metadata["dagster/partition_row_count"].value == 32
         assert [column.name for column in metadata["dagster/column_schema"].value.columns][:2] == ["row_id", "task_id"]
 
 

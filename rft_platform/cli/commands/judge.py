@@ -62,7 +62,10 @@ def judge(
         before = [figures(project.store, number) for number in numbers]
         with terminable(), used_processes_end(project.home, notes()), showing_progress(notes()):
             records = rejudge(
-                project, all_definitions(), numbers, {"judge": judge, "judge_args": judge_args, "restore": restore}
+                project,
+                all_definitions(project.config),
+                numbers,
+                {"judge": judge, "judge_args": judge_args, "restore": restore},
             )
         records = [{**note, "before": asdict(old) if old else None} for note, old in zip(records, before, strict=True)]
         if not as_json:

@@ -74,6 +74,9 @@ class Service(Section):
 
     record_rate: float = Field(default=1.0, ge=0, le=1)
     """Share of runs and conversations whose calls are recorded; all of them are served."""
+    freshness_hours: PositiveFloat | None = 24.0
+    """Dagster shows the asset ``online_experiences`` as overdue if no traffic was committed for this time, and warns
+    after half of it. null: never."""
     selection: list[str] = Field(default_factory=list)
     """Your own selection strategies by reference (``pkg.mod:attr``, ``/path/file.py:attr``). A call that one of them
     accepts is recorded; ``record_rate`` decides on all other calls."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import rft_platform
 from rft_platform.common.code_snapshot import keep_snapshot, references_in, take_snapshot
+from rft_platform.common.user_code import is_live
+from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.notes import EXPLORE, JUDGE
 from rft_platform.rounds.project.project import Project
@@ -28,6 +30,16 @@ def code_version() -> str:
         return _git("describe", "--always", "--abbrev=40", "--dirty")
     except (OSError, subprocess.SubprocessError):
         return f"rft-platform {rft_platform.__version__}"
+
+
+def code_of(config: RftConfig) -> str:
+    """``code_version`` with the digest of the user's code that ``config`` names. Imports none of it.
+
+    Functions that exist only in the memory of another process do not count.
+    """
+    references = [*references_in(config.model_dump(mode="json")), *config.algorithm.plugins]
+    found = [reference for reference in references if not is_live(reference)]
+    return f"{code_version()}+{take_snapshot(found).digest}" if found else code_version()
 
 
 def keep_user_code(project: Project, *further: Any) -> str | None:
