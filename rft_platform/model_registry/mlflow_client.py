@@ -74,6 +74,7 @@ def open_client(tracking_uri: str) -> "MlflowClient":
     if is_server(tracking_uri):
         _check_reachable(tracking_uri)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # send no telemetry unless the user enables it
+    os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")  # a failure to log a trace is noticed
     for limit, value in _HTTP_LIMITS.items():
         os.environ.setdefault(limit, value)
     for name in _CHATTY_LOGGERS:
@@ -85,6 +86,13 @@ def open_client(tracking_uri: str) -> "MlflowClient":
 
         with registry_errors(tracking_uri):
             return guarded(MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri), tracking_uri)
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """Hold the lock under which MLflow is imported and its global settings change."""
+    with _OPENING:
+        yield
 
 
 def make_database(tracking_uri: str) -> None:

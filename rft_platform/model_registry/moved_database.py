@@ -1,5 +1,6 @@
 """Change the absolute locations that MLflow's database stores to those of the home it was copied or moved to."""
 
+import json
 import logging
 import sqlite3
 from contextlib import closing
@@ -18,7 +19,9 @@ _LOCATIONS = (
     ("model_versions", "storage_location"),
     ("model_version_tags", "value"),
     ("logged_models", "artifact_location"),
+    ("datasets", "dataset_source"),
 )
+_SOURCE = '{"uri": "'  # start of the source of a local dataset
 #: Folder of the home with the artifacts of the experiment that MLflow itself creates in a new database.
 _ARTIFACTS_OF_DEFAULT = Path("mlflow", "artifacts", "0")
 
@@ -70,7 +73,13 @@ def _rewrite(connection: sqlite3.Connection, written_in: Path, home: Path) -> No
 
 
 def _moved(location: str, written_in: Path, home: Path) -> str:
-    """A path below ``written_in``, or its ``file://`` address, moved below ``home``; any other text is unchanged."""
+    """A path below ``written_in``, or its ``file://`` address, moved below ``home``; any other text is unchanged.
+
+    The source of a dataset is JSON with the path in ``uri``.
+    """
+    if location.startswith(_SOURCE):
+        source = json.loads(location)
+        return json.dumps({**source, "uri": _moved(source["uri"], written_in, home)})
     recorded = to_record(_path(location), written_in)
     if not location.startswith(("/", "file://")) or recorded.startswith("/"):
         return location

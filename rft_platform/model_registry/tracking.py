@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 RUN_TAG = "rft.run"  # identity of a training run: a continued project finds its MLflow run by this tag
+_NOTE = "mlflow.note.content"  # MLflow's page of the run shows it as the description
+_AXES = (
+    "x axis (step) of the metrics: `train/...`: optimiser step (`train/round`: the round of a step); `round/...` and "
+    "`eval/...`: round; `system/...`: number of the sample."
+)
 _BATCH_LIMIT = 1000  # entities that MLflow accepts in one call
 _PARAM_LIMIT = 100
 _DISALLOWED = re.compile(r"[^/\w.\- ]")
@@ -33,6 +39,15 @@ class StepLike(Protocol):
     @property
     def metrics(self) -> Mapping[str, float]:
         """Metrics of the step, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricLink:
+    """What a metric was measured on: a LoggedModel of MLflow and a dataset of the run."""
+
+    model_id: str | None = None
+    dataset_name: str | None = None
+    dataset_digest: str | None = None
 
 
 def metric_name(name: str) -> str:
@@ -55,15 +70,22 @@ class TrainingRun:
         found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{name}'", max_results=1)
         if found:
             return cls(client, found[0].info.run_id)
-        created = client.create_run(experiment_id, run_name=name, tags={**tags, RUN_TAG: name})
+        created = client.create_run(experiment_id, run_name=name, tags={**tags, RUN_TAG: name, _NOTE: _AXES})
         return cls(client, created.info.run_id)
 
-    def log_steps(self, steps: Iterable[StepLike], prefix: str = "train/") -> None:
-        """Log the metrics of many optimiser steps in one call (one per thousand values, MLflow's limit)."""
-        values = [(prefix + name, value, step.step) for step in steps for name, value in step.metrics.items()]
-        self._log_metrics(values)
+    def log_steps(self, steps: Iterable[StepLike], prefix: str = "train/", result: MetricLink | None = None) -> None:
+        """Log the metrics of many optimiser steps in one call (one per thousand values, MLflow's limit).
 
-    def log_round(self, number: int, metrics: Mapping[str, Any], prefix: str = "") -> None:
+        ``result`` is the LoggedModel that the steps made; the metrics of the last step are linked to it.
+        """
+        values = [(prefix + name, value, step.step) for step in steps for name, value in step.metrics.items()]
+        last = max((step for _, _, step in values), default=None) if result is not None else None
+        self._log_metrics([value for value in values if value[2] != last])
+        self._log_metrics([value for value in values if value[2] == last], result)
+
+    def log_round(
+        self, number: int, metrics: Mapping[str, Any], prefix: str = "", link: MetricLink | None = None
+    ) -> None:
         """Log the metrics of round ``number``, with the round as x axis.
 
         The x axis of ``log_steps`` is the optimiser step, so no metric name may be used in both. Nested mappings get
@@ -74,7 +96,7 @@ class TrainingRun:
             for name, value in flatten(metrics, "/")
             if isinstance(value, int | float) and not isinstance(value, bool)
         ]
-        self._log_metrics(values)
+        self._log_metrics(values, link)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log a (nested) configuration under dotted names.
@@ -112,7 +134,7 @@ class TrainingRun:
         if self.client.get_run(self.run_id).info.status != "RUNNING":
             self.client.update_run(self.run_id, status="RUNNING")
 
-    def _log_metrics(self, values: Sequence[tuple[str, float, int]]) -> None:
+    def _log_metrics(self, values: Sequence[tuple[str, float, int]], link: MetricLink | None = None) -> None:
         from mlflow.entities import Metric
 
         if not values:
@@ -120,7 +142,12 @@ class TrainingRun:
         now = int(time.time() * 1000)
         points = {(metric_name(name), step): float(value) for name, value, step in values}
         logged = self._logged(points)
-        metrics = [Metric(key, value, now, step) for (key, step), value in points.items() if (key, step) not in logged]
+        linked = {} if link is None else asdict(link)
+        metrics = [
+            Metric(key, value, now, step, **linked)
+            for (key, step), value in points.items()
+            if (key, step) not in logged
+        ]
         for part in _chunks(metrics, _BATCH_LIMIT):
             self.client.log_batch(self.run_id, metrics=part)
         if logged:

@@ -9,6 +9,8 @@ from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.rounds.project.policy import Policy, parent_of, publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.run_log import monitor_round, monitor_steps
+from rft_platform.rounds.reporting.run_origin import link_version, log_training
+from rft_platform.rounds.reporting.sampled_traces import log_round_traces
 from rft_platform.rounds.setup.noted_versions import version_tags
 from rft_platform.training.protocol import StepEvent, TrainResult
 
@@ -41,13 +43,15 @@ def register(
         judged = project.store.read_note(round_number, "judge") or {}
         run.log_round(round_number, judged, prefix="round/")
         monitor_round(project, round_number, judged, prefix="round/")
+        log_round_traces(project, registry, round_number)
     if result.steps == 0:
         registered = replace(policy, model_version=parent_of(project.store, round_number, name).model_version)
     else:
-        run.log_steps(steps)
+        model_id = log_training(project, run, policy, origin, steps)
         monitor_steps(project, round_number, steps, name)
         tags = version_tags(origin, result.weights_digest)
         version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run.run_id)
+        link_version(registry, run, model_id, version)
         registered = replace(policy, model_version=str(version))
     publish(project.store, registered)
     return registered

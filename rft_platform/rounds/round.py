@@ -12,6 +12,7 @@ from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.policy import Policy, parent_of, publish, snapshot_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.register_checkpoint import register
+from rft_platform.rounds.reporting.run_log import machine_watched
 from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
 from rft_platform.rounds.setup.taskset_binding import OtherJudge
 from rft_platform.rounds.train import lineage, refuse_if_next_round_is_trained, train
@@ -92,7 +93,8 @@ class Round:
             kept = replace(parent_of(project.store, number, name), round=number)
             publish(project.store, kept)
             return PolicyTraining(kept, None, [])
-        result, steps = train(project, trainer, number, self.dagster_run_id, name)
+        with machine_watched(project, registry, name):
+            result, steps = train(project, trainer, number, self.dagster_run_id, name)
         origin = lineage(project, number, self.dagster_run_id, name)
         registered = register(project, registry, number, result, steps, origin, name)
         return PolicyTraining(registered, result, steps, origin)

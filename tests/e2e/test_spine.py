@@ -128,6 +128,27 @@ def test_every_step_and_evaluation_is_in_tensorboard(finished):
 
 
 @pytest.mark.spine
+def test_mlflow_links_rows_models_and_evaluations(finished):
+    project = Project.open(Home(finished.home))
+    registry = connect_registry(project)
+    run = registry.training_run(project.config.name)
+    found = run.client.get_run(run.run_id)
+    inputs = {(each.dataset.name, each.tags[0].value): each.dataset for each in found.inputs.dataset_inputs}
+    for number, version in enumerate(registry.versions(), start=1):
+        rows = inputs[f"r{number:04d}", "training"]
+        assert version.tags["data_digest"].startswith(rows.digest)
+        assert json.loads(rows.source)["uri"] == str(finished.home / "rounds" / f"r{number:04d}")
+        assert json.loads(rows.profile)["num_rows"] == project.store.count_kept(number)
+        model = run.client.get_logged_model(version.tags["logged_model"])
+        assert model.tags["weights_digest"] == version.tags["weights_digest"]
+        assert (model.source_run_id, model.tags["model_version"]) == (run.run_id, str(version.version))
+        assert (model.model_id, 2 * number) in {(each.model_id, each.step) for each in found.outputs.model_outputs}
+        on = {metric.key: metric.dataset_name for metric in model.metrics}
+        assert on["train/loss"] == f"r{number:04d}"
+        assert (on["eval/sampled_pass"], "evaluation") in inputs
+
+
+@pytest.mark.spine
 def test_the_mlflow_run_has_parameters_metrics_of_the_judge_and_an_end(finished):
     project = Project.open(Home(finished.home))
     run = connect_registry(project).training_run(project.config.name)

@@ -92,12 +92,14 @@ def content(project: Project) -> tuple[object, ...]:
         key: [(point.step, point.value) for point in run.client.get_metric_history(run.run_id, key)]
         for key in sorted(run.client.get_run(run.run_id).data.metrics)
     }
-    times = {"promoted_at"}
+    new = {"promoted_at", "logged_model"}  # times, and ids that MLflow assigns
     versions = [
-        (found.version, found.folder, found.aliases, {k: v for k, v in found.tags.items() if k not in times})
+        (found.version, found.folder, found.aliases, {k: v for k, v in found.tags.items() if k not in new})
         for found in registry.versions()
     ]
-    return versions, points
+    models = [run.client.get_logged_model(found.tags["logged_model"]) for found in registry.versions()]
+    linked = [(model.name, dict(model.tags), [(m.key, m.value, m.step) for m in model.metrics]) for model in models]
+    return versions, points, linked
 
 
 def test_a_lost_database_is_refused_and_not_made_anew(project: Project) -> None:

@@ -10,6 +10,7 @@ import pytest
 from chaos.syscall_faults import SyscallFault, injecting
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.models import ModelRegistry
+from rft_platform.model_registry.system_metrics import system_metrics
 from rft_platform.model_registry.tracking import metric_name
 
 
@@ -151,3 +152,21 @@ def test_a_store_whose_making_was_killed_is_made_again(tmp_path: Path) -> None:
     assert not file.exists(), "half a database is never seen"
     assert open_client(f"sqlite:///{file}").search_experiments()
     assert [part.name for part in tmp_path.iterdir() if part.name.endswith(".tmp")] == []
+
+
+@pytest.mark.slow
+def test_the_use_of_the_machine_is_sampled_and_continued(connect) -> None:
+    run = connect().training_run("first")
+    run.finish()
+    for _ in range(2):
+        with system_metrics(run, connect().tracking_uri, interval_s=0.2):
+            time.sleep(1.0)
+    history = run.client.get_metric_history(run.run_id, "system/cpu_utilization_percentage")
+    steps = [point.step for point in history]
+    assert len(steps) >= 2 and steps == list(range(len(steps)))
+    assert all(0 <= point.value <= 100 for point in history)
+
+
+def test_the_run_says_what_its_x_axes_are(connect) -> None:
+    run = connect().training_run("first")
+    assert "`train/...`: optimiser step" in run.client.get_run(run.run_id).data.tags["mlflow.note.content"]

@@ -23,6 +23,7 @@ from rft_platform.rounds.reporting.imported_versions import MODEL as IMPORTED
 from rft_platform.rounds.reporting.imported_versions import imported_policies, register_imported
 from rft_platform.rounds.reporting.round_history import evaluation_of
 from rft_platform.rounds.reporting.run_log import record_evaluation, scores_of
+from rft_platform.rounds.reporting.run_origin import link_version, log_training
 from rft_platform.rounds.setup.noted_versions import RegisteredPolicy, registered_policies, version_tags
 from rft_platform.training.protocol import StepEvent
 
@@ -55,10 +56,10 @@ def rebuild_registry(project: Project, registry: "ModelRegistry") -> list[Rebuil
     models = {name: registry.of_policy(name) for name in project.policies}
     reports = {name: _rebuild_versions(project, model, name) for name, model in models.items()}
     lost = [name for name, report in reports.items() if models[name].model_tag(_OPEN)]
+    for name in lost:
+        _log_trainings(project, models[name], name)
     if lost:
         _log_rounds(project, registry)
-    for name in lost:
-        _log_steps(project, models[name], name)
     _restore_champion(project, registry, reset=FIRST_POLICY in lost)
     for name, report in reports.items():
         report.champion, report.candidate = (_aliased(models[name], alias) for alias in (CHAMPION, CANDIDATE))
@@ -152,11 +153,23 @@ def _log_rounds(project: Project, registry: "ModelRegistry") -> None:
             record_evaluation(project, registry, policy, scores_of(result, differences), note.get("gate", ""), results)
 
 
-def _log_steps(project: Project, registry: "ModelRegistry", name: str) -> None:
+def _log_trainings(project: Project, registry: "ModelRegistry", name: str) -> None:
+    """Log the steps, rows and LoggedModels of the trainings."""
     run = registry.training_run(stored_name(project.config.name, name))
+    lineages = {manifest.folder: manifest.lineage for manifest in _manifests(project, name)}
     for number in project.store.rounds():
         note = project.store.read_note(number, stored_name(TRAIN, name)) or {}
-        run.log_steps([StepEvent(**event) for event in note.get("step_events", [])])
+        steps, policy = (
+            [StepEvent(**event) for event in note.get("step_events", [])],
+            published(project.store, number, name),
+        )
+        if not steps:
+            continue
+        if policy is None or policy.model_version is None:
+            run.log_steps(steps)
+            continue
+        model_id = log_training(project, run, policy, lineages.get(Path(policy.folder), {}), steps)
+        link_version(registry, run, model_id, int(policy.model_version))
 
 
 def _restore_champion(project: Project, registry: "ModelRegistry", reset: bool) -> None:

@@ -3,7 +3,8 @@
 ``mlflow_links`` gives the links from Dagster to MLflow's pages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.file_names import round_key
 from rft_platform.model_registry.pages import version_link
+from rft_platform.model_registry.system_metrics import system_metrics
 from rft_platform.model_registry.tensorboard import TensorBoardRun
 from rft_platform.rounds.project.policy import Policy, required
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.run_origin import log_evaluation
 from rft_platform.training.protocol import StepEvent
 
 if TYPE_CHECKING:
@@ -63,8 +66,12 @@ def record_evaluation(
     run = registry.training_run(project.config.name)
     if project.config.group:
         run.set_tags({"rft.group": project.config.group})
-    every = {name.removeprefix("eval/"): value for result in results for name, value in result.metrics.items()}
-    run.log_round(policy.round, every | dict(scores), prefix="eval/")
+    links = log_evaluation(project, run, policy, results)
+    of_first = {**(_metrics_of(results[0]) if results else {}), **scores}
+    run.log_round(policy.round, of_first, prefix="eval/", link=links[0] if links else None)
+    for result, link in zip(results[1:], links[1:], strict=False):
+        run.log_round(policy.round, _metrics_of(result), prefix="eval/", link=link)
+    every = {name: value for result in results for name, value in _metrics_of(result).items()}
     monitor_round(project, policy.round, every | dict(scores), prefix="eval/")
     for name in ("report.md", "learning_curve.png"):
         file = project.store.round_folder(policy.round) / name
@@ -77,6 +84,22 @@ def record_evaluation(
         other = policy if name == policy.name else required(project.store, policy.round, name)
         if other is not policy and other.model_version is not None:
             registry.of_policy(name).annotate(int(other.model_version), scores)
+
+
+def _metrics_of(result: EvaluationResult) -> dict[str, float]:
+    return {name.removeprefix("eval/"): value for name, value in result.metrics.items()}
+
+
+@contextmanager
+def machine_watched(project: Project, registry: "ModelRegistry", policy: str = FIRST_POLICY) -> Iterator[None]:
+    """Log the use of the machine to the MLflow run of a policy while the block runs, if the configuration says so."""
+    if not project.config.monitor.system_metrics:
+        yield
+        return
+    registry = registry.of_policy(policy)
+    run = registry.training_run(stored_name(project.config.name, policy))
+    with system_metrics(run, registry.tracking_uri):
+        yield
 
 
 def finish_runs(project: Project, registry: "ModelRegistry") -> None:

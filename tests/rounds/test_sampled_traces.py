@@ -1,0 +1,87 @@
+"""Runs of a round as traces in MLflow, looked up through MLflow's client."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rft_platform.config.home import Home
+from rft_platform.config.load import build_config
+from rft_platform.experience.record import JudgedRow
+from rft_platform.model_registry.models import ModelRegistry
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.sampled_traces import log_round_traces, spread, transcripts
+from tests.experience.samples import step_row
+
+RUNS = 5
+
+
+def judge(project: Project, version: str, shift: float = 0.0) -> None:
+    rows = [
+        JudgedRow(row.row_id, row.group_id, row.run_id, row.step, float(row.run_id[-1]) + shift, {"form": 0.5}, version,
+                  0.0, "too_long" if row.run_id == "run-4" else None)
+        for row in project.store.rollout_rows(1)
+    ]  # fmt: skip
+    project.store.write_judged(1, version, rows)
+    project.store.write_note(1, "judge", {"judge_names": {version: "llm"}})
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    opened = Project(Home(tmp_path), build_config({"project": "demo", "name": "first", "monitor": {"traces": 3}}))
+    rows = [
+        step_row(f"run-{run}", step, response_ids=[3], prompt_ids=[1, 2], task_id="t", taskset="sums", group_id="g",
+                 messages=[{"role": "user", "content": f"question {run}"}],
+                 response={"role": "assistant", "content": f"answer {step}"}, created_at=1e9 + step, duration_s=0.5)
+        for run in range(RUNS)
+        for step in range(2)
+    ]  # fmt: skip
+    opened.store.write_rollouts(1, 0, rows)
+    judge(opened, "judge-1")
+    return opened
+
+
+@pytest.fixture
+def connected(empty_store: Path, tmp_path: Path) -> Callable[[], ModelRegistry]:
+    database = tmp_path / "mlflow" / "mlflow.db"
+    database.parent.mkdir()
+    database.write_bytes(empty_store.read_bytes())
+    return lambda: ModelRegistry(f"sqlite:///{database}", tmp_path / "mlflow" / "artifacts", "demo", "demo-model")
+
+
+@pytest.mark.slow
+def test_a_few_runs_of_a_round_become_traces_with_assessments(
+    project: Project, connected: Callable[[], ModelRegistry]
+) -> None:
+    assert log_round_traces(project, connected(), 1) == 3
+    assert log_round_traces(project, connected(), 1) == 3, "a repeated stage adds none"
+    judge(project, "judge-2", shift=1.0)
+    assert log_round_traces(project, connected(), 1) == 3
+
+    run = connected().training_run("first")
+    experiment = run.client.get_run(run.run_id).info.experiment_id
+    traces = run.client.search_traces(
+        locations=[experiment], filter_string=f"attributes.run_id = '{run.run_id}' AND tags.`rft.round` = '1'"
+    )
+    assert sorted(trace.info.tags["rft.workflow_run"] for trace in traces) == ["run-0", "run-2", "run-4"]
+    best = next(trace for trace in traces if trace.info.tags["rft.workflow_run"] == "run-4")
+    assert best.info.tags["rft.dropped_by"] == "too_long"
+    root, *calls = sorted(best.data.spans, key=lambda span: (span.parent_id is not None, span.start_time_ns))
+    assert root.inputs == {"messages": [{"role": "user", "content": "question 4"}]}
+    assert [call.outputs["content"] for call in calls] == ["answer 0", "answer 1"]
+    assert {call.span_type for call in calls} == {"CHAT_MODEL"} and all(c.parent_id == root.span_id for c in calls)
+    assert best.info.execution_duration == 1500
+    found = {
+        (each.name, each.source.source_id): (each.value, each.source.source_type) for each in best.info.assessments
+    }
+    assert found == {
+        ("reward", "llm judge-1"): (4.0, "LLM_JUDGE"), ("form", "llm judge-1"): (0.5, "LLM_JUDGE"),
+        ("reward", "llm judge-2"): (5.0, "LLM_JUDGE"), ("form", "llm judge-2"): (0.5, "LLM_JUDGE"),
+    }  # fmt: skip
+
+
+def test_the_runs_are_spread_over_the_rewards(project: Project) -> None:
+    assert [each.rewards["reward"] for each in transcripts(project, 1, 2)] == [0.0, 4.0]
+    assert len(transcripts(project, 1, 99)) == RUNS
+    assert spread(["a", "b", "c"], 1) == ["a"] and spread([], 4) == []
+    assert transcripts(project, 2, 4) == []
