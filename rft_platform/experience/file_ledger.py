@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rft_platform.common.errors import StorageError
@@ -47,19 +48,22 @@ class FileEntry:
     written_at: float  # seconds since the epoch
     kept: int | None = None  # number of rows that no filter dropped, for a judgement
     made_of: tuple[SourceFile, ...] = ()  # the original files in row order, if this file is a rewrite of them
+    masked: int | None = None  # rows that a filter dropped but whose reward counts; None: no judgement, or not counted
 
     @classmethod
     def of(cls, path: Path, made_of: tuple[SourceFile, ...] = ()) -> "FileEntry":
         """The entry for a file's current content. A file that cannot be read gets 0 rows."""
-        stat, kept = path.stat(), None
+        stat, kept, masked = path.stat(), None, None
         try:
             with pq.ParquetFile(path) as file:
                 rows, version = file.metadata.num_rows, version_of(file.schema_arrow)
                 if "dropped_by" in file.schema_arrow.names:
                     kept = file.read(columns=["dropped_by"])["dropped_by"].null_count
+                if "masked" in file.schema_arrow.names:
+                    masked = pc.sum(file.read(columns=["masked"])["masked"], min_count=0).as_py()
         except (pa.ArrowException, OSError):
             rows, version = 0, 0
-        return cls(digest_file(path), rows, stat.st_size, version, stat.st_mtime, kept, made_of)
+        return cls(digest_file(path), rows, stat.st_size, version, stat.st_mtime, kept, made_of, masked)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "FileEntry":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.common.errors import DamagedError, RegistryLostError, UserError
 from rft_platform.common.files import digest_file, read_json
 from rft_platform.common.policy_names import FIRST_POLICY
-from rft_platform.model_registry.manifests import Manifest, all_manifests, chain, descendants
+from rft_platform.model_registry.manifests import OTHER_SAMPLING, Manifest, all_manifests, chain, descendants
 from rft_platform.model_registry.sqlite_reader import model_name, read_versions
 from rft_platform.model_registry.traces import (
     CheckpointRef,
@@ -30,6 +30,7 @@ _NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_versio
 
 #: Fields of a rollout row in a trace.
 _ROW = ("row_id", "round", "run_id", "group_id", "step", "task_id", "taskset", "policy", "policy_version", "engine")
+_SAMPLING = ("temperature", "top_p", "top_k")
 _Versions = Mapping[Path, tuple[int, tuple[str, ...]]]
 DATASET_NOTE = "dataset.json"  # note in a round's folder about the dataset written there
 JUDGE_NOTE = "judge"
@@ -66,9 +67,15 @@ def trace_row(
     Raises ``UserError`` for a row that is not in the store.
     """
     row, judgements, retired = _find_row(row_id, store)
+    other_sampling = _has_other_sampling({name: row.pop(name) for name in _SAMPLING})
     known, manifests = _versions(registry), all_manifests(checkpoints)
     used = {judgement.judge_version for judgement in judgements if judgement.dropped_by is None}
-    trained = [manifest for manifest in manifests if _trained_on(manifest.lineage, row, used, store)]
+    trained = [
+        manifest
+        for manifest in manifests
+        if not (other_sampling and OTHER_SAMPLING in manifest.left_out)
+        and _trained_on(manifest.lineage, row, used, store)
+    ]
     return RowTrace(
         **row,
         judgements=judgements,
@@ -97,6 +104,12 @@ def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], used: set[st
         return False
     taken = read_selection(store, number, ["row_id", "use"], lineage.get("policy", FIRST_POLICY)).to_pylist()
     return any(one["row_id"] == row["row_id"] and one["use"] in TRAINED_ON for one in taken)
+
+
+def _has_other_sampling(sampling: Mapping[str, Any]) -> bool:
+    """Whether a row's log-probs are not those of the policy's distribution; a policy gradient leaves such rows out."""
+    temperature, top_p, top_k = (sampling[name] for name in _SAMPLING)
+    return temperature is not None and (temperature <= 0 or top_p < 1 or top_k > 0)
 
 
 def _folder(checkpoint: str | Path, registry: "ModelRegistry | None") -> Path:
@@ -146,15 +159,22 @@ def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versi
         code_version=lineage.get("code_version"),
         dagster_run_id=lineage.get("dagster_run_id"),
         more={name: value for name, value in lineage.items() if name not in _NAMED},
-        **rows_read(lineage, store, verify),
+        **_without(rows_read(lineage, store, verify), manifest.left_out),
     )
+
+
+def _without(read: dict[str, Any], left_out: Mapping[str, int]) -> dict[str, Any]:
+    """The fields of ``rows_read``, without the rows that the trainer left out."""
+    if not (left_out and read.get("rows_trained")):
+        return read
+    return {**read, "rows_trained": read["rows_trained"] - sum(left_out.values()), "rows_left_out": dict(left_out)}
 
 
 def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tuple[RowJudgement, ...], str]:
     """Return a row, its judgements, and the text about its rollouts if they were retired."""
     from rft_platform.experience.queries import find_row, judgements_of
 
-    row, retired = find_row(store, row_id, _ROW), ""
+    row, retired = find_row(store, row_id, (*_ROW, *_SAMPLING)), ""
     if row is not None:
         judged = judgements_of(store, row_id, [row["round"]])
     else:
@@ -162,7 +182,7 @@ def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tu
         judged = judgements_of(store, row_id, gone)
         if not judged:
             raise UserError(f"row {row_id!r} is in no round of {store.root}; row ids have 32 hexadecimal digits")
-        row = {name: judged[0].get(name) for name in _ROW}
+        row = {name: judged[0].get(name) for name in (*_ROW, *_SAMPLING)}
         retired = gone[row["round"]]
     in_force = store.judge_version(row["round"])
     return (
@@ -174,6 +194,7 @@ def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tu
                 judgement["advantage"],
                 judgement["dropped_by"],
                 in_force=judgement["judge_version"] == in_force,
+                masked=bool(judgement.get("masked")),
             )
             for judgement in judged
         ),
@@ -210,7 +231,9 @@ def rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verif
     if store.judge_version(number) == judge:
         same = store.digest(number) == lineage.get("data_digest")
         found["data_unchanged"] = same and not store.damaged_sizes(number, contents)
-    return {**found, "judged": _row_file(judged, entry), "rows_trained": entry.kept or 0}
+    kept, masked = entry.kept or 0, entry.masked or 0
+    counts = {"rows_trained": kept, "rows_masked": masked, "rows_dropped": entry.rows - kept - masked}
+    return {**found, "judged": _row_file(judged, entry), **counts}
 
 
 def _selection_read(

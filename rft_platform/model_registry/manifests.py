@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_manifest
 
 #: Entries of a lineage that may be folders.
 _FOLDERS = ("base_model", "teacher")
+OTHER_SAMPLING = "sampled with temperature 0, top_p or top_k"
+#: Metrics of a training that count rows which no filter dropped and which it did not train on.
+_LEFT_OUT = {"rows_other_sampling": OTHER_SAMPLING, "rows_too_long": "longer than max_model_len"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class Manifest:
     parent_version: int
     weights_digest: str
     lineage: Mapping[str, Any]  # round, data_digest, judge_version, config_digest, ...; folders are current ones
+    left_out: Mapping[str, int] = field(default_factory=dict)  # rows that the trainer did not train on, by reason
 
     @property
     def parent_folder(self) -> Path:
@@ -58,6 +62,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         found = read_sealed_json(path)
         output, lineage = found.get("request", {}).get("output"), found["lineage"]
+        metrics = found.get("result", {}).get("metrics", {})
         moved = {name: str(from_manifest(lineage[name], output, folder)) for name in _FOLDERS if lineage.get(name)}
         return Manifest(
             folder=folder,
@@ -67,6 +72,7 @@ def read_manifest(folder: Path) -> Manifest:
             parent_version=found["parent_version"],
             weights_digest=found["weights_digest"],
             lineage={**lineage, **moved},
+            left_out={reason: int(metrics[name]) for name, reason in _LEFT_OUT.items() if metrics.get(name)},
         )
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{path} is damaged ({error!r})") from error

@@ -40,7 +40,10 @@ class TrainingTrace:
     dagster_run_id: str | None
     rollouts: tuple[RowFile, ...] = ()
     judged: RowFile | None = None
-    rows_trained: int = 0  # judged rows that no filter dropped, or rows of the dataset
+    rows_trained: int = 0  # rows of the judgement, selection or dataset that no filter and no trainer left out
+    rows_dropped: int = 0  # judged rows that a filter dropped, together with their reward
+    rows_masked: int = 0  # judged rows that a filter dropped, but whose reward counts in its group
+    rows_left_out: dict[str, int] = field(default_factory=dict)  # rows that the trainer left out, by reason
     dataset: RowFile | None = None  # dataset of an offline training
     selection: RowFile | None = None  # lists the rows, if they are not exactly those of the training's round
     judge_name: str | None = None  # None: the training read several rounds, or an earlier release wrote the notes
@@ -76,6 +79,7 @@ class RowJudgement:
     advantage: float
     dropped_by: str | None
     in_force: bool
+    masked: bool = False  # dropped, but the reward counts in its group
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,38 @@ def test_a_dropped_row_trained_nothing(world: World) -> None:
     assert (trace.trained, trace.descendants) == ((), ())
 
 
+def test_rows_that_are_not_trained_on_are_counted_apart(world: World) -> None:
+    """Row 0 is sampled greedily, row 2 is masked, row 3 dropped: one of four rows is trained on."""
+    rows = [rollout(4, run) for run in range(ROWS)]
+    rows[0].call.temperature = 0.0
+    world.store.write_rollouts(4, 0, rows)
+    why = {2: "truncated", 3: "too_long"}
+    judged = [
+        JudgedRow(row.row_id, row.group_id, row.run_id, 0, 1.0, {}, "judge-1", 0.5, why.get(run), masked=run == 2)
+        for run, row in enumerate(world.store.rollout_rows(4))
+    ]
+    world.store.write_judged(4, "judge-1", judged)
+    lineage = {"round": 4, "data_digest": world.store.digest(4), "judge_version": "judge-1"}
+    publish(world.folder(32), 32, world.folder(24), 24, lineage)
+    manifest = world.folder(32) / "manifest.json"
+    write_json(manifest, {**read_json(manifest), "result": {"metrics": {"rows_other_sampling": 1.0}}})
+
+    trace = trace_checkpoint(world.folder(32), world.store)
+    newest = trace.trainings[0]
+    assert (newest.rows_trained, newest.rows_masked, newest.rows_dropped) == (1, 1, 1)
+    assert newest.rows_left_out == {"sampled with temperature 0, top_p or top_k": 1}
+    assert trace.to_json()["rows_trained"] == 1 + 6
+    text = StringIO()
+    print_checkpoint(trace, Console(file=text, width=300), shown=1)
+    not_trained = "not: 1 masked (their rewards count in their groups), 1 dropped, 1 sampled with temperature 0"
+    assert f"1 rows trained on; {not_trained}" in text.getvalue()
+    trained = [trace_row(row.row_id, world.store, world.checkpoints.parent).trained for row in rows]
+    assert [len(found) for found in trained] == [0, 1, 0, 0]
+    text = StringIO()
+    print_row(trace_row(rows[2].row_id, world.store, world.checkpoints.parent), Console(file=text, width=160))
+    assert "masked by truncated" in text.getvalue()
+
+
 def test_the_last_round_has_no_descendants(world: World) -> None:
     trace = trace_row(rollout(2, 0).row_id, world.store, world.checkpoints)
     assert [ref.policy_version for ref in trace.trained] == [16]

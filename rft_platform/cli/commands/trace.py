@@ -146,7 +146,7 @@ def print_chain_summary(found: "CheckpointTrace", console: "Console") -> None:
         console,
         {
             "checkpoint": newest.result.checkpoint,
-            "trained on": f"{newest.rows_trained:,} rows{data}",
+            "trained on": f"{_counts(newest, 'rows')}{data}",
             "with": ", ".join(
                 f"{name} {value}"
                 for name, value in {
@@ -200,6 +200,17 @@ def print_verified(found: "CheckpointTrace", whole: int, console: "Console") -> 
         console.print(f"{_named(training.result)}: its rows have CHANGED since", markup=False, soft_wrap=True)
 
 
+def _counts(training: "TrainingTrace", trained: str = "rows trained on") -> str:
+    """The number of rows trained on, and of those that were not, by reason."""
+    others = {
+        "masked (their rewards count in their groups)": training.rows_masked,
+        "dropped": training.rows_dropped,
+        **training.rows_left_out,
+    }
+    found = [f"{count:,} {reason}" for reason, count in others.items() if count]
+    return f"{training.rows_trained:,} {trained}" + (f"; not: {', '.join(found)}" if found else "")
+
+
 def _before(trainings: "Sequence[TrainingTrace]") -> str:
     of_rounds = [training for training in trainings if training.result.round]
     rows = sum(training.rows_trained for training in of_rounds)
@@ -227,7 +238,7 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
                 "from": _source(training.more),
                 "teacher": training.more.get("teacher"),
                 "retired": training.retired or None,
-                "judged": training.judged and f"{training.judged.path}  {training.rows_trained:,} rows trained on",
+                "judged": training.judged and f"{training.judged.path}  {_counts(training)}",
                 "data": _data(training.data_digest, training.data_unchanged),
                 "judge": _judge(training),
                 "policy": training.more.get("policy"),
@@ -254,7 +265,7 @@ def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -
     console.print(f"row {found.row_id}", style="bold", markup=False)
     judgements = [
         f"{judged.judge_version}: {_reward(judged.reward)}, advantage {judged.advantage:.4g}"
-        + (f", dropped by {judged.dropped_by}" if judged.dropped_by else "")
+        + (f", {'masked' if judged.masked else 'dropped'} by {judged.dropped_by}" if judged.dropped_by else "")
         + (" (in force)" if judged.in_force else "")
         for judged in found.judgements
     ]
