@@ -16,6 +16,8 @@ def withdrawn_versions(project: Project) -> dict[int, str]:
         return {}
     verdicts = ReleaseStore(traffic_database(project)).verdicts()
     found = {version: f"{by} withdrew version {version}" for version, by in verdicts.items() if by is not None}
+    if not found:
+        return {}  # without reading the notes of all rounds
     roots = {version: version for version in found}
     for number in project.store.rounds():
         policy = published(project.store, number)
