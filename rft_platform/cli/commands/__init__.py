@@ -1,7 +1,7 @@
 """The subcommands of ``rft``; ``store``, ``models`` and ``debug`` have their own subcommands.
 
 Each file defines a function with Typer options, which ``cli.main`` registers; its docstring is the help text.
-- Run a project: ``demo``, ``run``, ``tune``, ``servers`` (``rft ui``, ``rft metrics``, ``rft stop``).
+- Run a project: ``demo``, ``run``, ``tune``, ``servers`` (``rft ui``, ``view``, ``metrics``, ``stop``).
 - Look at results: ``rounds``, ``trace``, ``evaluate`` (``rft eval``).
 - Change stored results: ``judge``, ``store``, ``models``.
 - Production traffic: ``online`` (``rft serve``, ``rft forget``), ``releases`` (subcommands of ``models``).

@@ -131,6 +131,37 @@ def metrics(
         ) from error
 
 
+def view(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")] = 3100,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; an address that other machines reach needs a proxy in front.")
+    ] = "127.0.0.1",
+) -> None:
+    """Serve pages over the stored experiences until Ctrl-C: search runs, read them token by token, compare policies."""
+    from rft_platform.common.processes.signals import terminable
+    from rft_platform.config.home import Home
+    from rft_platform.driver.console import output, print_link
+    from rft_platform.driver.run import use_home
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.servers.ports import Port, check_ports
+    from rft_platform.viewer.app import serve_view
+    from rft_platform.web_guard.sign_in import sign_in_url
+    from rft_platform.web_guard.token import access_token
+
+    home = Home.from_environment()
+    use_home(home)
+    Project.open(home)
+    check_ports([Port(port, "rft view", "--port")])
+    token = access_token(home.web_token)
+    print_link("view", sign_in_url(f"http://{host}:{port}", token))
+    try:
+        with terminable():
+            serve_view(home, host, port, token)
+    except KeyboardInterrupt:
+        pass
+    output().print("stopped")
+
+
 def stop() -> None:
     """Stop this project's policy engine and trainer. Nothing is lost: interrupted work is repeated."""
     from rft_platform.config.home import Home

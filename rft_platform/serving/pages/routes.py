@@ -7,19 +7,17 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-import jinja2
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
 
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import headers_of
 from rft_platform.serving.database import COMMITTED, CONSUMED, LABELLED, RECORDED
 from rft_platform.serving.pages.reader import TrafficReader
+from rft_platform.serving.pages.shell import html, static_routes
 from rft_platform.serving.preferences import PreferenceStore
 from rft_platform.serving.release_commands import ReleaseCommands
 from rft_platform.serving.release_routes import ADMIN
@@ -28,10 +26,6 @@ from rft_platform.serving.rules.alerts import TrafficFigures
 from rft_platform.serving.traffic import TrafficStore
 from rft_platform.serving.writer import TrafficWriter
 
-_FOLDER = Path(__file__).parent
-_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
-_FILES = {file.name: file for file in (_FOLDER / "static").iterdir() if file.suffix in _TYPES}
-_POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 _MOST_BYTES = 100_000
 _NEWEST = 8  # the status page shows the versions that serve and this number of the newest versions
 _ACTIONS = (
@@ -75,17 +69,11 @@ class PageData:
 def page_routes(data: PageData) -> APIRouter:
     """The routes of both pages."""
     routes = APIRouter(include_in_schema=False)
+    routes.include_router(static_routes())
 
     @routes.get("/")
     async def start() -> Response:
         return RedirectResponse("/status")
-
-    @routes.get("/static/{name}")
-    async def static(name: str) -> Response:
-        if name not in _FILES:
-            raise ApiError(404, f"no file {name[:100]!r}", "not_found")
-        headers = {"cache-control": "max-age=3600", "x-content-type-options": "nosniff"}
-        return Response(_content(name), media_type=_TYPES[_FILES[name].suffix], headers=headers)
 
     @routes.get("/status")
     async def status(request: Request) -> Response:
@@ -136,7 +124,7 @@ async def _for_admin(data: PageData, request: Request, template: str) -> Respons
         return _sign_in()
     progress = await asyncio.to_thread(data.progress)
     values = await data.reader.run(lambda: _status(data, progress))
-    return _html(template, title="Status", project=data.project, **values)
+    return html(template, title="Status", project=data.project, **values)
 
 
 async def _pair(data: PageData, request: Request, template: str) -> Response:
@@ -144,7 +132,7 @@ async def _pair(data: PageData, request: Request, template: str) -> Response:
     if tenant is None:
         return _sign_in()
     pair, decided = await data.reader.run(lambda: (data.preferences.next_pair(tenant), data.preferences.decided()))
-    return _html(template, title="Preferences", project=data.project, pair=pair, decided=decided)
+    return html(template, title="Preferences", project=data.project, pair=pair, decided=decided)
 
 
 def _status(data: PageData, progress: Progress) -> dict[str, Any]:
@@ -208,20 +196,3 @@ def _number(form: Mapping[str, str], name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise ApiError(400, f"{name} {text[:20]!r}: expected the number of a call", "invalid_value")
     return int(text)
-
-
-def _html(template: str, **values: Any) -> HTMLResponse:
-    headers = {"content-security-policy": _POLICY, "cache-control": "no-store", "x-content-type-options": "nosniff"}
-    return HTMLResponse(_templates().get_template(template).render(**values), headers=headers)
-
-
-@cache
-def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-
-
-@cache
-def _content(name: str) -> bytes:
-    return _FILES[name].read_bytes()

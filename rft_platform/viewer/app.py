@@ -1,0 +1,136 @@
+"""The pages of `rft view`, and their server behind the web guard."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from rft_platform.common.errors import RftError, UserError
+from rft_platform.config.home import Home
+from rft_platform.inference.serving.http_server import server_config
+from rft_platform.rounds.project.policy import published
+from rft_platform.rounds.project.project import Project
+from rft_platform.serving.pages.shell import html, static_routes
+from rft_platform.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
+from rft_platform.viewer.tokens import COLOURS, Colour, new_messages, pieces, tokenizer_in
+from rft_platform.web_guard.asgi import WebGuard
+
+_FOLDER = Path(__file__).parent
+_PAGES = (("/", "Runs"),)
+_GRACE_S = 2
+T = TypeVar("T")
+
+
+def view_app(home: Home) -> FastAPI:
+    """The application; unguarded, see ``serve_view``. The project is read again for every page."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.include_router(static_routes(_FOLDER / "static"))
+
+    @app.exception_handler(RftError)
+    async def refused(request: Request, error: RftError) -> Response:
+        return PlainTextResponse(str(error), 400 if isinstance(error, UserError) else 500)
+
+    @app.get("/")
+    async def runs(request: Request) -> Response:
+        return await asyncio.to_thread(_runs_page, home, dict(request.query_params))
+
+    @app.get("/runs/{number}/{run_id}")
+    async def run(number: int, run_id: str, colour: str = "logprob") -> Response:
+        return await asyncio.to_thread(_run_page, home, number, run_id, colour)
+
+    @app.get("/tasks/{task_id}")
+    async def task(task_id: str, rounds: str = "", one: int | None = None, other: int | None = None) -> Response:
+        return await asyncio.to_thread(_task_page, home, task_id, rounds, one, other)
+
+    return app
+
+
+def serve_view(home: Home, host: str, port: int, token: str) -> None:
+    """Serve until interrupted; every request needs ``token``, as the header or as the cookie of the printed link."""
+    guarded = WebGuard(view_app(home), token)
+    uvicorn.Server(server_config(guarded, _GRACE_S, host=host, port=port, log_level="warning")).run()
+
+
+def _runs_page(home: Home, given: dict[str, str]) -> Response:
+    project, search = Project.open(home), _search(given)
+    found = find_runs(project.store, search)
+    kept = {name: value for name, value in given.items() if value and name != "page"}
+    return _html(
+        "runs.html.jinja", project, title="Runs", search=search, given=kept, found=found,
+        tasksets=sorted(project.tasksets), policies=sorted(project.policies),
+    )  # fmt: skip
+
+
+def _run_page(home: Home, number: int, run_id: str, colour: str) -> Response:
+    project = Project.open(home)
+    if colour not in COLOURS:
+        raise UserError(f"colour {colour!r}: expected one of {', '.join(COLOURS)}")
+    rows = rows_of_run(project.store, number, run_id)
+    if not rows:
+        raise UserError(f"round {number} has no run {run_id!r}")
+    return _html(
+        "run.html.jinja", project, title=f"Run {run_id}", run=rows[-1], calls=_calls(project, rows, colour),
+        colour=colour, colours=COLOURS,
+    )  # fmt: skip
+
+
+def _task_page(home: Home, task_id: str, rounds: str, one: int | None, other: int | None) -> Response:
+    """The runs of a task under two policy versions side by side; by default the oldest and the newest version."""
+    project = Project.open(home)
+    first, _, last = rounds.partition("-")
+    chosen = _search({"first": first, "last": last or first}).rounds(project.store) if rounds else newest(project.store)
+    runs = runs_of_task(project.store, task_id, chosen)
+    versions = sorted({run["policy_version"] for run in runs if run["policy_version"] is not None})
+    if not versions:
+        raise UserError(
+            f"no run of task {task_id!r} in the rounds {rounds or f'{min(chosen, default=0)}-{max(chosen, default=0)}'}"
+        )
+    wanted = (versions[0] if one is None else one, versions[-1] if other is None else other)
+    sides = [
+        (version, [_answered(project, run) for run in runs if run["policy_version"] == version]) for version in wanted
+    ]
+    return _html(
+        "task.html.jinja", project, title="Task", task_id=task_id, rounds=rounds, versions=versions, sides=sides,
+    )  # fmt: skip
+
+
+def _answered(project: Project, run: dict[str, Any]) -> dict[str, Any]:
+    """A run with its last answer and the task's prompt."""
+    rows = rows_of_run(project.store, run["round"], run["run_id"])
+    return {**run, "prompt": rows[0]["messages"][-1], "answer": rows[-1]["response"]}
+
+
+def _calls(project: Project, rows: list[dict[str, Any]], colour: Colour) -> list[dict[str, Any]]:
+    """The calls of a run: the messages that are new in each, and the tokens of its answer."""
+    start = published(project.store, 0)
+    tokenizer = None if start is None else tokenizer_in(Path(start.folder))
+    calls, earlier = [], list[Any]()
+    for row in rows:
+        calls.append({**row, "new": new_messages(earlier, row["messages"]), "pieces": pieces(row, tokenizer, colour)})
+        earlier = [*row["messages"], row["response"]]
+    return calls
+
+
+def _search(given: dict[str, str]) -> Search:
+    """The search of a form's fields; empty fields do not count. Raises UserError for a field of another form."""
+
+    def number(name: str, kind: Callable[[str], T]) -> T | None:
+        text = given.get(name, "").strip()
+        try:
+            return kind(text) if text else None
+        except ValueError as error:
+            raise UserError(f"{name} {text[:40]!r}: expected a number") from error
+
+    return Search(
+        number("first", int), number("last", int), given.get("text", "").strip(), given.get("task", "").strip(),
+        given.get("taskset", ""), given.get("policy", ""), number("version", int), number("least", float),
+        number("most", float), given.get("order", "newest"), max(number("page", int) or 0, 0),
+    )  # fmt: skip
+
+
+def _html(template: str, project: Project, **values: Any) -> Response:
+    return html(template, _FOLDER / "templates", project=project.config.name, pages=_PAGES, **values)

@@ -1,0 +1,150 @@
+"""Runs and rows of the experience store for the pages, by DuckDB over the Parquet files in place."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.experience.store import ExperienceStore
+
+PAGE_ROWS = 50
+#: Largest number of rounds that one search reads: the time of a search grows with the rows.
+MOST_ROUNDS = 20
+_ORDERS = {
+    "newest": "round DESC, run_id",
+    "reward": "reward ASC NULLS FIRST, run_id",
+    "-reward": "reward DESC NULLS LAST, run_id",
+    "tokens": "tokens DESC, run_id",
+}
+_RUNS = """
+WITH rewards AS (SELECT run_id, round, arg_max(reward, step) AS reward FROM judged GROUP BY run_id, round)
+SELECT r.round, r.run_id, any_value(r.task_id) AS task_id, any_value(r.taskset) AS taskset,
+    count(*) AS calls, sum(len(r.response_ids)) AS tokens, max(r.policy_version) AS policy_version,
+    string_agg(DISTINCT r.policy, ', ') AS policy, bool_or(r.truncated) AS truncated, any_value(w.reward) AS reward
+FROM rollouts r LEFT JOIN rewards w ON w.run_id = r.run_id AND w.round = r.round
+{where} GROUP BY r.round, r.run_id {having} ORDER BY {order} LIMIT {limit} OFFSET {offset}
+"""
+_PROMPTS = (
+    "SELECT run_id, arg_min(messages, step) AS messages FROM rollouts WHERE list_contains(?, run_id) GROUP BY run_id"
+)
+_ROWS = """
+SELECT r.*, j.reward, j.reward_parts, j.advantage, j.judge_version, j.dropped_by
+FROM rollouts r LEFT JOIN judged j ON j.row_id = r.row_id AND j.round = r.round
+WHERE r.run_id = ? ORDER BY r.step, r.row_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What the search form asks for; empty: everything of the newest round."""
+
+    first: int | None = None  # rounds from here ...
+    last: int | None = None  # ... to here
+    text: str = ""  # in messages or answer
+    task: str = ""
+    taskset: str = ""
+    policy: str = ""
+    version: int | None = None
+    least: float | None = None  # reward
+    most: float | None = None
+    order: str = "newest"
+    page: int = 0
+
+    def rounds(self, store: ExperienceStore) -> list[int]:
+        """The rounds to read. Raises UserError if they are too many."""
+        known = [number for number in store.rounds() if number]
+        last = max(newest(store)[-1:], default=0) if self.last is None else self.last
+        first = last if self.first is None else self.first
+        chosen = [number for number in known if first <= number <= last]
+        if len(chosen) > MOST_ROUNDS:
+            raise UserError(f"{len(chosen)} rounds: a search reads at most {MOST_ROUNDS}; choose fewer rounds")
+        return chosen
+
+
+def newest(store: ExperienceStore) -> list[int]:
+    """The newest rounds that have rows, as many as a search reads at most, ascending."""
+    known = [number for number in store.rounds()[-MOST_ROUNDS - 2 :] if number and store.rollout_files(number)]
+    return known[-MOST_ROUNDS:]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """A page of runs."""
+
+    rows: list[dict[str, Any]]
+    more: bool  # whether there is a next page
+    rounds: list[int]
+
+
+def find_runs(store: ExperienceStore, search: Search) -> Runs:
+    """One page of the runs that match ``search``. Raises UserError if the search is not valid."""
+    from rft_platform.experience.queries import connect
+
+    if search.order not in _ORDERS:
+        raise UserError(f"order {search.order!r}: expected one of {', '.join(_ORDERS)}")
+    rounds = search.rounds(store)
+    where, having = _conditions(search)
+    query = _RUNS.format(
+        where=f"WHERE {' AND '.join(text for text, _ in where)}" if where else "",
+        having=f"HAVING {' AND '.join(text for text, _ in having)}" if having else "",
+        order=_ORDERS[search.order], limit=PAGE_ROWS + 1, offset=search.page * PAGE_ROWS,
+    )  # fmt: skip
+    values = [value for _, each in (*where, *having) for value in each]
+    with connect(store, rounds=rounds) as connection:
+        rows = _dicts(connection.execute(query, values))
+        shown = [row["run_id"] for row in rows[:PAGE_ROWS]]
+        firsts = _dicts(connection.execute(_PROMPTS, [shown])) if shown else []
+    prompts = {first["run_id"]: _prompt(json.loads(first["messages"])) for first in firsts}
+    return Runs([{**row, "prompt": prompts[row["run_id"]]} for row in rows[:PAGE_ROWS]], len(rows) > PAGE_ROWS, rounds)
+
+
+def rows_of_run(store: ExperienceStore, number: int, run_id: str) -> list[dict[str, Any]]:
+    """The rows of a run, in the order of its calls, with their judgement in force; messages and answers are parsed."""
+    from rft_platform.experience.queries import connect
+
+    with connect(store, rounds=[number]) as connection:
+        rows = _dicts(connection.execute(_ROWS, [run_id]))
+    for row in rows:
+        for name in ("messages", "tools", "response", "run_output"):
+            row[name] = None if row[name] is None else json.loads(row[name])
+    return rows
+
+
+def runs_of_task(store: ExperienceStore, task_id: str, rounds: Sequence[int]) -> list[dict[str, Any]]:
+    """The runs of a task in some rounds, oldest policy first."""
+    from rft_platform.experience.queries import connect
+
+    query = _RUNS.format(where="WHERE r.task_id = ?", having="", order="policy_version, run_id", limit=1000, offset=0)
+    with connect(store, rounds=rounds) as connection:
+        return _dicts(connection.execute(query, [task_id]))
+
+
+def _conditions(search: Search) -> tuple[list[tuple[str, list[Any]]], list[tuple[str, list[Any]]]]:
+    """Conditions on rows and on runs, each with the values of its parameters."""
+    where: list[tuple[str, list[Any]]] = []
+    if search.text:
+        found = "SELECT run_id FROM rollouts WHERE contains(lower(messages), ?) OR contains(lower(response), ?)"
+        where.append((f"r.run_id IN ({found})", [search.text.lower()] * 2))
+    for column, value in (("task_id", search.task), ("taskset", search.taskset), ("policy", search.policy)):
+        if value:
+            where.append((f"r.{column} = ?", [value]))
+    if search.version is not None:
+        where.append(("r.policy_version = ?", [search.version]))
+    having: list[tuple[str, list[Any]]] = []
+    if search.least is not None:
+        having.append(("any_value(w.reward) >= ?", [search.least]))
+    if search.most is not None:
+        having.append(("any_value(w.reward) <= ?", [search.most]))
+    return where, having
+
+
+def _prompt(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the user's last message."""
+    contents = [message.get("content") for message in messages if message.get("role") == "user"]
+    return contents[-1] if contents and isinstance(contents[-1], str) else ""
+
+
+def _dicts(cursor: Any) -> list[dict[str, Any]]:
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

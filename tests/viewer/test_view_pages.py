@@ -1,0 +1,195 @@
+"""`rft view`: search, transcripts and comparisons over a real store, in an HTTP client and in a browser."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+import yaml
+
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_text
+from rft_platform.config.home import Home
+from rft_platform.experience.record import row_id
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.inference.serving.http_server import server_config
+from rft_platform.viewer.app import view_app
+from rft_platform.viewer.queries import MOST_ROUNDS, Search, find_runs, newest, rows_of_run, runs_of_task
+from rft_platform.viewer.tokens import new_messages, pieces
+from rft_platform.web_guard.asgi import WebGuard
+from tests.e2e.browser import browser
+from tests.experience.samples import judged, rollouts
+
+TOKEN = "a-token-of-more-than-sixteen-characters"
+SCRIPT = "<script>document.title = 'broken'</script>"
+PICTURES = os.environ.get("RFT_TEST_PICTURES")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A project with two rounds of two tasks; the second round has another policy version and a two-step run."""
+    home = Home(tmp_path / "home")
+    write_text(home.config_file, yaml.safe_dump({"model": {"model_path": "m"}, "buffer": {"explorer_input": {
+        "taskset": {"path": "t.jsonl", "name": "set"}}}}))  # fmt: skip
+    store = ExperienceStore(home.rounds)
+    for number in (1, 2):
+        rows = rollouts(2, 2, round=number, policy_version=4 * number)
+        if number == 2:
+            asked = [{"role": "user", "content": "Größe 0?"}, {"role": "assistant", "content": "0"},
+                     {"role": "user", "content": f"Sure? {SCRIPT}"}]  # fmt: skip
+            again = {"role": "assistant", "content": f"Yes {SCRIPT}", "tool_calls": None}
+            run = rows[0].run_id
+            more = rollouts(
+                1, 1, round=2, policy_version=8, step=1, row_id=row_id(run, 1), messages=asked, response=again
+            )
+            rows = [rows[0], *more, *rows[1:]]
+        store.write_rollouts(number, 0, rows)
+        store.write_judged(number, "v1", judged(rows, "v1"))
+    return home
+
+
+@pytest.fixture
+def store(home: Home) -> ExperienceStore:
+    return ExperienceStore(home.rounds)
+
+
+@pytest.fixture
+def url(home: Home) -> Iterator[str]:
+    """The guarded pages on a free port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(server_config(WebGuard(view_app(home), TOKEN), 1, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def test_the_newest_round_is_shown_first(store: ExperienceStore) -> None:
+    found = find_runs(store, Search())
+    assert found.rounds == [2] and not found.more
+    assert [run["calls"] for run in found.rows] == [2, 1, 1, 1]
+    assert {run["policy_version"] for run in found.rows} == {8}
+    assert found.rows[0]["prompt"] == "Größe 0?"
+
+
+@pytest.mark.parametrize(
+    ("search", "runs"),
+    [
+        (Search(first=1, last=2), 8),
+        (Search(text="größe 1"), 2),
+        (Search(text="sure?"), 1),
+        (Search(text="%"), 0),
+        (Search(first=1, last=2, task="task-0"), 4),
+        (Search(first=1, last=2, version=4), 4),
+        (Search(taskset="other"), 0),
+        (Search(least=1e9), 0),
+        (Search(first=1, page=1), 0),
+    ],
+)
+def test_a_search_finds_whole_runs(store: ExperienceStore, search: Search, runs: int) -> None:
+    found = find_runs(store, search)
+    assert len(found.rows) == runs
+    if search.text == "sure?":
+        assert found.rows[0]["calls"] == 2  # also the call without the text
+
+
+def test_runs_are_ordered_and_filtered_by_reward(store: ExperienceStore) -> None:
+    rewards = [run["reward"] for run in find_runs(store, Search(first=1, last=2, order="-reward")).rows]
+    known = [reward for reward in rewards if reward is not None]
+    assert known == sorted(known, reverse=True)
+    least = known[len(known) // 2]
+    found = find_runs(store, Search(first=1, last=2, least=least)).rows
+    assert len(found) == sum(reward >= least for reward in known)
+
+
+def test_a_search_over_too_many_rounds_is_refused(tmp_path: Path) -> None:
+    store = ExperienceStore(tmp_path)
+    for number in range(1, MOST_ROUNDS + 2):
+        store.write_rollouts(number, 0, rollouts(1, 1, round=number))
+    with pytest.raises(UserError, match=f"at most {MOST_ROUNDS}"):
+        find_runs(store, Search(first=1))
+    assert len(find_runs(store, Search(first=2)).rows) == MOST_ROUNDS
+    assert newest(store) == list(range(2, MOST_ROUNDS + 2))
+
+
+def test_tokens_are_coloured(store: ExperienceStore) -> None:
+    run = find_runs(store, Search()).rows[0]["run_id"]
+    first, second = rows_of_run(store, 2, run)
+    assert [piece.text for piece in pieces(first, None, "logprob")] == [str(token) for token in first["response_ids"]]
+    assert {piece.style for piece in pieces(first, None, "mask")} == {"trained", "masked"}
+    assert pieces({**first, "advantage": 2.0}, None, "advantage")[0].style == "up2"
+    assert pieces({**first, "advantage": -0.5}, None, "advantage")[0].style == "down1"
+    assert pieces({**first, "advantage": None}, None, "advantage")[0].style == "zero"
+    assert pieces({**first, "rollout_logprobs": [-9.0] * len(first["response_ids"])}, None, "logprob")[0].style == "p4"
+    assert "p 36.8%" in pieces({**first, "rollout_logprobs": [-1.0] * 3}, None, "logprob")[0].title
+    assert [message["role"] for message in new_messages(second["messages"][:2], second["messages"])] == ["user"]
+    assert new_messages([{"role": "user", "content": "other"}], second["messages"]) == second["messages"]
+
+
+def test_the_runs_of_a_task_under_all_policies(store: ExperienceStore) -> None:
+    assert [run["policy_version"] for run in runs_of_task(store, "task-1", [1, 2])] == [4, 4, 8, 8]
+
+
+def test_pages_need_the_token_and_escape_text(url: str) -> None:
+    assert httpx.get(url).status_code == 401
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}) as client:
+        page = client.get("/", params={"text": SCRIPT}).text
+        assert SCRIPT not in page and "&lt;script&gt;" in page
+        run = find_runs_link(page)
+        transcript = client.get(run).text
+        assert SCRIPT not in transcript and "Sure? &lt;script&gt;" in transcript
+        for colour in ("logprob", "advantage", "mask"):
+            assert client.get(run, params={"colour": colour}).status_code == 200
+        compared = client.get("/tasks/task-0").text
+        assert "Version 4" in compared and "Version 8" in compared and SCRIPT not in compared
+        assert "default-src 'self'" in client.get("/").headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/?first=x", "first 'x': expected a number"),
+        ("/?order=best", "order 'best': expected one of newest"),
+        ("/runs/2/nothing", "round 2 has no run 'nothing'"),
+        ("/runs/9/nothing", "round 9 has no run 'nothing'"),
+        ("/tasks/nothing", "no run of task 'nothing'"),
+        ("/runs/2/r0002-b0000-t00000-000?colour=red", "colour 'red': expected one of"),
+    ],
+)
+def test_a_bad_request_says_what_was_expected(url: str, path: str, message: str) -> None:
+    answer = httpx.get(f"{url}{path}", headers={"authorization": f"Bearer {TOKEN}"})
+    assert answer.status_code == 400 and message in answer.text
+
+
+@pytest.mark.slow
+def test_keys_and_a_phone_in_a_browser(url: str, tmp_path: Path) -> None:
+    with browser(tmp_path / "profile") as tab:
+        tab.open(f"{url}/?token={TOKEN}")
+        for _ in range(2):
+            tab.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'j', bubbles: true}))")
+        assert tab.run("[...document.querySelectorAll('a.run')].indexOf(document.activeElement)") == 1
+        tab.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: '/', bubbles: true}))")
+        assert tab.run("document.activeElement.name") == "text"
+        tab.run("document.querySelector('a.run').click()")
+        tab.wait_for("document.querySelectorAll('.tokens span').length > 3")
+        assert tab.run("document.title").startswith("Run ")  # the script in the text did not run
+        if PICTURES:
+            tab.picture(Path(PICTURES) / "view_run.png")
+        tab.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
+        for page in ("/", "/runs/2/r0002-b0000-t00000-000", "/tasks/task-0"):
+            tab.open(f"{url}{page}")
+            assert tab.run("document.documentElement.scrollWidth") <= 390, page
+        bad = {address: status for address, status in tab.statuses.items() if status >= 400}
+        assert not {address for address in bad if "favicon" not in address}, bad
+
+
+def find_runs_link(page: str) -> str:
+    """The address of the first run in a page."""
+    return page.split('class="run" href="')[1].split('"')[0]
