@@ -12,6 +12,7 @@ from typing import Any
 
 import dagster as dg
 
+from rft_platform.assets.common import round_of
 from rft_platform.assets.round_lock import exclusive_round
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
@@ -37,7 +38,8 @@ def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[.
         try:
             resources = [*args, *kwargs.values()]
             phase = asset_phase(context, body.__name__, resources)
-            with phase, exclusive_round(context, body.__name__, resources), _as_interruption():
+            events = _lineage_events(context, body.__name__, resources)
+            with phase, exclusive_round(context, body.__name__, resources), _as_interruption(), events:
                 result = body(context, *args, **kwargs)
         except dg.Failure:
             raise
@@ -79,6 +81,19 @@ def asset_phase(context: dg.AssetExecutionContext, name: str, resources: Sequenc
     home = Home.from_environment() if project is None else Home(Path(project.home).absolute())
     bound_logs_now_and_then(home.logs)
     with phase_context(context.partition_key if context.has_partition_key else None, context.run.run_id, name):
+        yield
+
+
+@contextmanager
+def _lineage_events(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
+    """Emit the OpenLineage events of a round's asset, if the project's configuration says so."""
+    from rft_platform.rounds.reporting.lineage_events import stage_events
+
+    project = next((each for each in resources if isinstance(each, ProjectResource)), None)
+    if project is None or not context.has_partition_key:
+        yield
+        return
+    with stage_events(project.open(), name, round_of(context), context.run.run_id, context.run.job_name):
         yield
 
 

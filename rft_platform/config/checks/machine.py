@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from rft_platform.config.gpu_placement import place
@@ -19,6 +20,11 @@ def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iter
         yield (
             f"checkpoint_root_dir {root}: is not an absolute path; give the folder for checkpoints in full, as in "
             f"/data/checkpoints, or as ./{root} for a folder beside the configuration file"
+        )
+    if config.monitor.openlineage and find_spec("openlineage") is None:
+        yield (
+            "monitor.openlineage needs the package openlineage-python, which is not installed: run pip install "
+            "'rft-platform[openlineage]', or set the key to false"
         )
     yield from _model_problems(config)
     yield from _data_problems(config)

@@ -86,3 +86,6 @@ class Monitor(Section):
     system_metrics: bool = False
     """Log the use of processors, memory, disk, network and NVIDIA GPUs (with package ``nvidia-ml-py``) to MLflow, as
     ``system/...``, every 10 seconds while a round trains."""
+    openlineage: bool = False
+    """Emit an OpenLineage event at the start and the end of each stage (extra ``openlineage``). The client's own
+    configuration says where to: ``openlineage.yml``, or ``OPENLINEAGE_URL``."""
