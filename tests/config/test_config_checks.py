@@ -1,6 +1,7 @@
 """Semantic checks: each trap is refused with its fix, and what is sound passes."""
 
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ def problems(config: RftConfig, cpu_count: int = 2, gpu_count: int = 0) -> list[
 
 def test_a_sound_configuration_passes(make_config: MakeConfig) -> None:
     assert problems(make_config()) == []
+
+
+def test_openlineage_needs_its_client(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed in (None, ModuleSpec("openlineage", None)):
+        monkeypatch.setattr("rft_platform.config.checks.machine.find_spec", lambda name, found=installed: found)
+        found = problems(make_config(monitor__openlineage=True))
+        assert [line.partition(",")[0] for line in found] == (
+            [] if installed else ["monitor.openlineage needs the package openlineage-python"]
+        )
 
 
 def test_the_examples_pass_on_a_gpu_machine() -> None:
