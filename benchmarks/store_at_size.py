@@ -31,6 +31,9 @@ LIMITS_S = {
     "rft trace ROW_ID": 2.0,
     "rft trace models:/NAME@champion": 2.0,
     "rft trace ROUND": 2.0,
+    "rft view: first page": 1.0,
+    "rft view: text in 50 rounds": 3.0,
+    "rft view: highest reward in 50 rounds": 3.0,
 }
 MAX_RSS_MB = 1000.0
 _REPEATS = 5
@@ -128,6 +131,17 @@ def ask_transcripts_of_one_round(home: Path) -> list[Seconds]:
     return timed(ask, _REPEATS)
 
 
+def ask_view(home: Path, search: dict[str, Any]) -> list[Seconds]:
+    """A page of `rft view`: a search over its rounds, by default over the newest one."""
+    from rft_platform.experience.store import ExperienceStore
+    from rft_platform.viewer.queries import Search, find_runs, newest
+
+    store = ExperienceStore(home / "rounds")
+    rounds = newest(store)
+    given = {"first": rounds[0], "last": rounds[-1], **search} if search else {}
+    return timed(lambda: find_runs(store, Search(**given)), _REPEATS)
+
+
 QUESTIONS: dict[str, Callable[[Path], list[Seconds]]] = {
     "sensor tick, first of a process": lambda home: ask_tick(home, cold=True),
     "sensor tick, warm": lambda home: ask_tick(home, cold=False),
@@ -138,6 +152,9 @@ QUESTIONS: dict[str, Callable[[Path], list[Seconds]]] = {
     "rollout_transcripts": lambda home: ask_query(home, "rollout_transcripts"),
     "rollout_transcripts, rounds=[n]": ask_transcripts_of_one_round,
     "count of all rows": lambda home: ask_query(home, "count"),
+    "rft view: first page": lambda home: ask_view(home, {}),
+    "rft view: text in 50 rounds": lambda home: ask_view(home, {"text": "no such text"}),
+    "rft view: highest reward in 50 rounds": lambda home: ask_view(home, {"order": "-reward"}),
 }
 
 

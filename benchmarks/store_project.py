@@ -4,8 +4,11 @@ Rows go through the store itself. Only their making is short-cut: a few rounds' 
 log-probs and texts are built once, and every round gets a copy of one with ids, numbers and times of its own.
 """
 
+import hashlib
+import json
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +39,7 @@ class Size:
 def make_project(home: Home, size: Size) -> dict[str, float]:
     """Make the project below ``home``; returns the seconds that each part took."""
     from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.setup.connections import connect_registry
 
     tasks = home.root / "tasks.jsonl"
     write_text(tasks, "\n".join(f'{{"question": "{i}+{i}=", "answer": "{2 * i}"}}' for i in range(64)))
@@ -53,6 +57,7 @@ def make_project(home: Home, size: Size) -> dict[str, float]:
     }
     write_text(home.config_file, yaml.safe_dump(config))
     project = Project.open(home)
+    connect_registry(project).prepare()  # before any note names a version
     seconds: dict[str, float] = {}
     for name, make in (("rows", make_rounds), ("registry", make_versions), ("runs", make_runs)):
         started = time.perf_counter()
@@ -171,7 +176,7 @@ def publish(project: Any, number: int, parent: str) -> str:
     manifest = {
         "policy_version": version, "parent": parent, "parent_version": version - STEPS_A_ROUND,
         "weights_digest": f"weights{version}", "lineage": lineage, "request": {"rollouts": [], "seed": number},
-        "files": {name: {"size": 10**6, "sha256": "f" * 64} for name in ("model.safetensors", "config.json", "state")},
+        "files": {name: written(folder / name, version) for name in ("model.safetensors", "config.json", "state")},
     }  # fmt: skip
     write_json(folder / "manifest.json", manifest)
     project.store.write_note(number, "policy", policy(str(folder), version, number))
@@ -182,6 +187,13 @@ def publish(project: Any, number: int, parent: str) -> str:
     scores = {"sampled_pass": 0.5, "greedy_pass": 0.6}
     project.store.write_note(number, "evaluation", {"results": [], "promoted": True, "metrics": scores})
     return str(folder)
+
+
+def written(file: Path, version: int) -> dict[str, Any]:
+    """Write a small file of a checkpoint; returns its entry in the manifest."""
+    text = json.dumps({"version": version})
+    write_text(file, text)
+    return {"size": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def make_versions(project: Any, size: Size) -> None:

@@ -10,7 +10,7 @@ from rft_platform.experience.store import ExperienceStore
 
 PAGE_ROWS = 50
 #: Largest number of rounds that one search reads: the time of a search grows with the rows.
-MOST_ROUNDS = 20
+MOST_ROUNDS = 50
 _ORDERS = {
     "newest": "round DESC, run_id",
     "reward": "reward ASC NULLS FIRST, run_id",
