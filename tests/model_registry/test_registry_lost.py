@@ -15,13 +15,14 @@ from rft_platform.common.digests import MANIFEST
 from rft_platform.common.errors import RegistryLostError, UserError
 from rft_platform.common.files import write_json, write_text
 from rft_platform.config.home import Home
+from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.maintenance.rebuild_registry import rebuild_registry
 from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.register_checkpoint import register
 from rft_platform.rounds.reporting.imported_versions import NO_ROUND, imported_policies
-from rft_platform.rounds.reporting.promotion import roll_back
+from rft_platform.rounds.reporting.promotion import promote_version, roll_back
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.setup.noted_versions import check_registry
 from rft_platform.serving.database import FIRST_IMPORTED
@@ -149,6 +150,26 @@ def test_a_rollback_outlives_the_database(project: Project, monkeypatch: pytest.
     lose_database(project, monkeypatch)
     (report,) = rebuild_registry(project, new_registry(project, check=False))
     assert (report.champion, report.candidate) == (2, 4)
+
+
+def test_a_promotion_by_hand_outlives_the_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    roll_back(project, new_registry(project))
+    for version, why in ((10, "was not evaluated: run `rft eval --round 5`"), (7, "registered are 2, 4, 8, 10"),
+                         (2, "is older than the champion")):  # fmt: skip
+        with pytest.raises(UserError, match=why):
+            promote_version(project, new_registry(project), version, "by hand")
+    measured = EvaluationResult(5, 10, 1, "tasks", 1, 1.0, 0, 1.0, None, None, 0.5, 0, 1, 0.0, 1.0)
+    note = project.store.read_note(5, "evaluation")
+    project.store.write_note(5, "evaluation", {**note, "results": [measured.to_json()]})
+    assert promote_version(project, new_registry(project), 10, "by hand").version == 4
+    note = project.store.read_note(5, "evaluation")
+    assert (note["promoted"], note["promoted_because"], "rolled_back_at" in note) == (True, "by hand", False)
+    assert new_registry(project).champion().version == 4
+
+    lose_database(project, monkeypatch)
+    (report,) = rebuild_registry(project, new_registry(project, check=False))
+    assert report.champion == 4
+    assert roll_back(project, new_registry(project)).version == 2
 
 
 def test_a_rollback_that_was_killed_goes_back_one_version_when_repeated(

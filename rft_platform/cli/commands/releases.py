@@ -75,13 +75,33 @@ def promote(
     newest: Annotated[bool, typer.Option("--newest", help="Always serve the newest released version.")] = False,
     reason: Reason = "promoted by hand",
 ) -> None:
-    """Serve a version from now on. Ends the canary or A/B test that it is part of."""
+    """Make an evaluated policy version the champion, without the gate.
+
+    In an online project, serve a version from now on; ends the canary or A/B test that it is part of.
+    """
     from rft_platform.common.errors import UserError
 
     if (version is None) != newest:
         raise UserError("rft models promote: expected a version, or --newest")
+    project = _project()
+    if not project.config.online:
+        return _promote_champion(project, version, reason)
     _commands().promote(version, reason)
-    _print("the newest released version serves from now on" if newest else f"version {version} serves from now on")
+    served = "the newest released version" if newest else f"version {version}"
+    return _print(f"{served} serves from now on")
+
+
+def _promote_champion(project: "Project", version: int | None, reason: str) -> None:
+    from rft_platform.common.errors import UserError
+    from rft_platform.jobs.driver_lock import refuse_second_driver
+    from rft_platform.rounds.reporting.promotion import promote_version
+    from rft_platform.rounds.setup.connections import connect_registry
+
+    if version is None:
+        raise UserError("rft models promote --newest is for online projects (`rft serve`): give a policy version")
+    refuse_second_driver(project.home)
+    champion = promote_version(project, connect_registry(project), version, reason)
+    _print(f"{champion.name}: champion is version {champion.version} from now on")
 
 
 @models.command("import")

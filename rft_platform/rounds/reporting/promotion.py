@@ -4,6 +4,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from rft_platform.common.errors import UserError
 from rft_platform.evaluation.comparison import Comparison, comparisons
 from rft_platform.evaluation.gate import GateDecision, gate
 from rft_platform.evaluation.results import EvaluationResult, measured_alike
@@ -64,6 +65,37 @@ def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
         if note.get("promoted") and policy is not None and policy.model_version == str(replaced.version):
             store.write_note(number, EVALUATION, {**note, "promoted": False, "rolled_back_at": now})
     return registry.rollback()
+
+
+def promote_version(project: Project, registry: "ModelRegistry", policy_version: int, reason: str) -> "RegisteredModel":
+    """Make an evaluated version the champion without the gate, and return it.
+
+    The note of its evaluation is changed first: a lost registry is rebuilt from the notes. Raises UserError for a
+    version that does not exist or was not evaluated, and for one older than the champion: the notes list promotions in
+    the order of the rounds.
+    """
+    store = project.store
+    policies = [policy for number in store.rounds() if (policy := published(store, number)) and policy.model_version]
+    found = next((policy for policy in policies if policy.policy_version == policy_version), None)
+    if found is None:
+        known = ", ".join(sorted({str(policy.policy_version) for policy in policies}, key=int)) or "none"
+        raise UserError(f"no registered policy version {policy_version}; registered are {known}: give one of them")
+    champion, version = registry.champion(), int(found.model_version or 0)
+    if champion is not None and champion.version > version:
+        raise UserError(
+            f"policy version {policy_version} (model version {version}) is older than the champion (model version "
+            f"{champion.version}): go back with `rft models rollback`"
+        )
+    note = store.read_note(found.round, EVALUATION) or {}
+    if not note.get("results"):
+        raise UserError(
+            f"policy version {policy_version} was not evaluated: run `rft eval --round {found.round}` first, then "
+            "promote it"
+        )
+    kept = {name: value for name, value in note.items() if name != "rolled_back_at"}
+    store.write_note(found.round, EVALUATION, {**kept, "promoted": True, "promoted_because": reason})
+    registry.promote(version)
+    return registry.resolve(f"models:/{registry.model_name}/{version}")
 
 
 def _champion_before(project: Project, registry: "ModelRegistry", policy: Policy) -> "RegisteredModel | None":
