@@ -32,7 +32,7 @@ from rft_platform.rounds.project.project import Project
 
 CUSTOMERS = 4
 _TIMEOUT = aiohttp.ClientTimeout(30)
-_PAUSE_S = 0.8  # of a customer, on average
+_PAUSE_S = 2.5  # of a customer, on average; the campaign ends when all their rows are trained on
 _GROUP, _BATCH, _STEPS = 2, 16, 2
 _VICTIMS = {"service": 0.3, "engine": 0.25, "trainer": 0.2, "daemon": 0.25}
 _LATEST_S = 12.0  # longest time between a recovery and the next kill
