@@ -1,4 +1,4 @@
-"""``rft ui``, ``rft metrics``, ``rft stop``: serve the project's interfaces and metrics; end its engine and trainer."""
+"""``rft ui``, ``rft view``, ``rft metrics``: serve pages and metrics of a project. ``rft stop``: end its processes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

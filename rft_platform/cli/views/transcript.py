@@ -124,10 +124,10 @@ def _print_reward(found: "DebugRun", console: "Console") -> None:
         return
     parts = ", ".join(f"{name} {value:g}" for name, value in judgement.parts.items())
     metrics = {name: value for row in found.rows for name, value in row.call.metrics.items()}
-    told = ", ".join(f"{name} {value:g}" for name, value in metrics.items())
+    shown = ", ".join(f"{name} {value:g}" for name, value in metrics.items())
     console.print(f"reward {judgement.reward:g} by {by}{f' ({parts})' if parts else ''}", style="bold", markup=False)
-    if told:
-        console.print(f"metrics: {told}", markup=False, soft_wrap=True)
+    if shown:
+        console.print(f"metrics: {shown}", markup=False, soft_wrap=True)
     console.print(f"{found.seconds:.1f} s", style="dim")
 
 
