@@ -51,7 +51,9 @@ _NOT_STORED: Mapping[str, bool] = {"stored": False}
 
 @dataclass(slots=True)
 class ModelCall:
-    """One choice of one model call, token for token as the engine sampled it: from the recorder to the Parquet file.
+    """One choice of a model call, with the exact tokens that the engine sampled.
+
+    The recorder creates it, and the store writes it to Parquet.
 
     ``response_ids`` and ``rollout_logprobs`` have equal length. ``rollout_logprobs`` are natural logarithms under the
     sampling distribution (temperature applied). A workflow may set ``reward``, ``step_reward``, ``metrics`` and

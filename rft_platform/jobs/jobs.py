@@ -104,7 +104,7 @@ ALL_JOBS = [
 
 
 def run_tags(round_number: int) -> dict[str, str]:
-    """The tags of a run: its round and its code version."""
+    """The tags of a Dagster run: its round and its code version."""
     return {"rft/round": round_key(round_number), "rft/code": code_version()}
 
 

@@ -79,7 +79,10 @@ def write_pairs(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _pair(better: list[RolloutRow], worse: list[RolloutRow], reward: Mapping[str, float]) -> dict[str, Any] | None:
-    """Pair the first answers in which two runs differ; None if the runs diverge at something else."""
+    """Pair the first answers of two runs that differ after the same messages.
+
+    None if the messages of the runs differ before that, or if all answers are equal.
+    """
     steps = zip(*(sorted(run, key=lambda row: row.step) for run in (better, worse)), strict=False)
     for chosen, rejected in steps:
         if _without_ids(chosen.call.messages) != _without_ids(rejected.call.messages):

@@ -40,7 +40,7 @@ def refuse_beyond(runs: list[RunJudgement], most: float | None) -> list[RunJudge
         return runs
     first = f"run {refused[0].run_id} (task {refused[0].task_id}): {refused[0].error}"
     if all(run.error is not None for run in checked):
-        raise UserCodeError(f"no run has a usable reward; the first: {first}")
+        raise UserCodeError(f"no run has a usable reward; the first invalid one: {first}")
     _log.warning(
         "the rewards of %d of %d runs are invalid; these runs are excluded; the first: %s",
         len(refused),

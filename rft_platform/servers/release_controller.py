@@ -122,9 +122,9 @@ class ReleaseController:
             return self._served(engine)
 
     def _is_newer_on_purpose(self, engine: PolicyEngine, policy: Policy) -> bool:
-        """Whether an evaluation on a shared engine has deployed a newer version, and no decision chose a version.
+        """Whether an evaluation loaded a newer version into the shared engine, and no promotion or rollback chose one.
 
-        An imported version does not count: only an earlier decision deploys it, never an evaluation.
+        Imported versions are ignored, because evaluations never load them.
         """
         shared = self._store.served() is None and shares_engine(self._project)
         return shared and policy.policy_version < engine.status().policy_version <= FIRST_IMPORTED

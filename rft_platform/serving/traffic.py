@@ -243,7 +243,10 @@ class TrafficStore:
             return settled is not None and settled.rows > 0 and settled.consumed_at is not None
 
     def consume(self, batch: int) -> int:
-        """Mark a round's rows as consumed, once they are in Parquet; returns their number. May be repeated."""
+        """Mark a round's rows as consumed and return the number of newly marked rows. Idempotent.
+
+        Call it after the rows are written to Parquet.
+        """
         now = self._clock()
         with self._transaction() as session:
             done = session.execute(

@@ -54,6 +54,6 @@ def experiment_paths(root: str | None, project: str | None, experiment: str | No
     for what, name in (("project_name", paths.project), ("experiment_name", paths.experiment)):
         if not _NAME.fullmatch(name):
             raise UserError(
-                f"{what} {name!r}: it becomes the name of a folder; use letters, digits and . _ - + = @, at most 128"
+                f"{what} {name!r} is not a valid name of a folder: use letters, digits and . _ - + = @, at most 128"
             )
     return paths

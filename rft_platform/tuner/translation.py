@@ -131,7 +131,9 @@ def _require(arguments: TuneArguments, file: Layer) -> None:
         raise UserError("tune: there are no tasks; give train_dataset=DatasetConfig(path=...)")
     mode = value_at(file, "mode")
     if mode not in (None, "both"):
-        raise UserError(f"{arguments.config_path}: mode {mode}; tune() explores and trains, which is mode both")
+        raise UserError(
+            f"{arguments.config_path}: tune() does not support mode {mode!r}; set mode to 'both', or remove it"
+        )
 
 
 def _settings(arguments: TuneArguments, *, defaults: bool) -> Layer:

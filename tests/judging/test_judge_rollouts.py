@@ -291,6 +291,6 @@ def test_the_bound_on_rewards_holds_for_workflows_too_and_can_be_lifted() -> Non
     assert [run.error is None for run in judge_runs(rows, TASKS, None)] == [True, False]
     assert [run.reward for run in judge_runs(rows, TASKS, None, max_abs_reward=None)] == [0.5, -1e300]
     with pytest.raises(
-        UserCodeError, match=r"no run has a usable reward; the first: run g0-1 .* the reward is -1e\+300"
+        UserCodeError, match=r"no run has a usable reward; the first invalid one: run g0-1 .* the reward is -1e\+300"
     ):
         judge_runs(rows[1:], TASKS, None)

@@ -93,7 +93,7 @@ def test_names_and_monitor_take_effect(tmp_path: Path) -> None:
     config, paths = translate(project_name="maths", experiment_name="first", monitor_type="mlflow")
     assert (config.project, config.name, config.monitor.monitor_type) == ("maths", "first", ("mlflow",))
     assert paths.folder == tmp_path / "checkpoints" / "maths" / "first"
-    with pytest.raises(UserError, match="experiment_name 'a/b': it becomes the name of a folder"):
+    with pytest.raises(UserError, match="experiment_name 'a/b' is not a valid name of a folder"):
         translate(experiment_name="a/b")
 
 
@@ -193,7 +193,7 @@ def test_what_is_needed_is_asked_for(missing: str, said: str) -> None:
 
 def test_a_file_of_another_mode_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("mode: train\n")
-    with pytest.raises(UserError, match="mode train; tune\\(\\) explores and trains"):
+    with pytest.raises(UserError, match="tune\\(\\) does not support mode 'train'; set mode to 'both'"):
         translate(config_path="config.yaml")
 
 

@@ -1,6 +1,7 @@
-"""REINFORCE with a clip mask: group-relative (REC, arXiv 2509.24203), and by the log-ratio (sPPO, arXiv 2108.05828).
+"""The losses ``rec`` and ``sppo``.
 
-Without a mask it is AsymRE's loss (arXiv 2506.20520).
+``rec`` (arXiv 2509.24203) is REINFORCE with a mask that excludes clipped tokens; without a mask it equals the loss of
+AsymRE (arXiv 2506.20520). ``sppo`` (arXiv 2108.05828) clips the log-ratio.
 """
 
 import math

@@ -120,7 +120,7 @@ def _message(text: str, calls: list[ToolCall], thoughts: str = "") -> dict[str, 
 
 
 class ChunkBuilder:
-    """Builds the chunks of one choice of a streamed response. Token ids wait until the text of these tokens is sent."""
+    """Builds the chunks of one choice of a streamed response. It buffers token ids and sends them with their text."""
 
     def __init__(self, form: AnswerForm, request: Request, row: int, text: AnswerText) -> None:
         self.form, self.request, self.row, self.text = form, request, row, text

@@ -153,12 +153,12 @@ def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
 
 
 def shared_prefix_tokens(rows: Iterable[RolloutRow]) -> tuple[int, int]:
-    """Return (prompt tokens of later calls that repeat an earlier call of their run, prompt tokens of later calls).
+    """Return (shared prompt tokens, all prompt tokens), both summed over the later calls of the runs.
 
-    A later call is every call of a run except the first. The trainer's packs and a prefix cache compute the shared
-    tokens only once. Tokens are shared as far as a prompt begins with the prompt and answer of an earlier call: nearly
-    all tokens if an agent appends to its history, few if the agent or its template rewrites the history. The rows of a
-    run must be adjacent, as the runner returns them. A call with several choices counts once.
+    A later call is every call of a run except the first. The shared tokens of its prompt are the longest common prefix
+    with the prompt and answer of an earlier call of the run. The trainer's packs and a prefix cache compute them only
+    once. Nearly all tokens are shared if an agent appends to its history, few if the agent or its template rewrites the
+    history. The rows of a run must be adjacent, as the runner returns them. A call with several choices counts once.
     """
     shared = total = 0
     for _, run in groupby(rows, key=lambda row: row.run_id):

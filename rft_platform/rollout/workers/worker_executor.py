@@ -183,7 +183,7 @@ class WorkerSlot:
 
 
 def user_folders() -> list[str]:
-    """Folders from which this process imports the user's modules, without those of Python and installed libraries."""
+    """The folders of ``sys.path`` with the user's modules, without the folders of Python and of installed packages."""
     own = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
     roots = [Path(folder).resolve() for folder in own]
     folders = dict.fromkeys(str(Path(folder or ".").resolve()) for folder in sys.path)

@@ -68,7 +68,7 @@ class Lake:
         return float("inf")
 
     def after(self, cell: Cell, move: str) -> Cell:
-        """The cell after a move; the same cell at the border of the lake."""
+        """The cell after a move. If the move would leave the lake, this is the current cell."""
         row, column = cell[0] + MOVES[move][0], cell[1] + MOVES[move][1]
         return (row, column) if 0 <= row < self.size and 0 <= column < self.size else cell
 
