@@ -34,7 +34,7 @@ from rft_platform.config.home import Home
 from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
 
-ROUNDS = 5
+ROUNDS = 4
 KILLS = {2: "trainer", 3: "engine", 4: "driver"}  # role that is killed once the round has explored
 QUESTIONS = [(3, 4), (17, 25), (48, 9), (60, 37), (5, 94), (71, 18), (33, 33), (12, 80)]
 
@@ -148,7 +148,7 @@ def main() -> None:
     before = memory_in_use()
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        config = write_project(work, 1, ROUNDS, given.size, given.engine)
+        config = write_project(work, 1, ROUNDS, given.size, given.engine, enforce_eager=True)  # starts within seconds
         undisturbed, disturbed = work / "undisturbed", work / "disturbed"
         homes: dict[Path, dict[int, str]] = {undisturbed: {}, disturbed: KILLS}
         result: dict[str, Any] = {

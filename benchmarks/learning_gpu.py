@@ -27,8 +27,8 @@ from rft_platform.recipes.arithmetic.prepare import prepare
 RATE = ("sampled_pass", "sampled_pass_low", "sampled_pass_high")  # and its 95 % interval
 
 
-def write_project(work: Path, seed: int, rounds: int, size: str, engine: str) -> Path:
-    """The demo's project with a model of another size."""
+def write_project(work: Path, seed: int, rounds: int, size: str, engine: str, *, enforce_eager: bool = False) -> Path:
+    """The demo's project with a model of another size; ``enforce_eager``: vLLM captures no CUDA graphs."""
     config = prepare(work)
     build_model(work / "model10", size=size)
     content: dict[str, Any] = yaml.safe_load(config.read_text())
@@ -40,7 +40,11 @@ def write_project(work: Path, seed: int, rounds: int, size: str, engine: str) ->
     content["engine"] = {"kind": engine}
     content["explorer"] = {"runner_per_model": 512}
     if engine == "vllm":
-        content["explorer"]["rollout_model"] = {"gpu_memory_utilization": 0.1, "dtype": "bfloat16"}
+        content["explorer"]["rollout_model"] = {
+            "gpu_memory_utilization": 0.1,
+            "dtype": "bfloat16",
+            "enforce_eager": enforce_eager,
+        }
         content["trainer"] = {"max_token_len_per_gpu": 65536}
     written = work / "learning.yaml"
     written.write_text(yaml.safe_dump(content))
