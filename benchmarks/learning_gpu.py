@@ -27,8 +27,8 @@ from rft_platform.recipes.arithmetic.prepare import prepare
 RATE = ("sampled_pass", "sampled_pass_low", "sampled_pass_high")  # and its 95 % interval
 
 
-def write_project(work: Path, seed: int, rounds: int, size: str, engine: str, *, enforce_eager: bool = False) -> Path:
-    """The demo's project with a model of another size; ``enforce_eager``: vLLM captures no CUDA graphs."""
+def write_project(work: Path, seed: int, rounds: int, size: str, engine: str, *, compiled: bool = True) -> Path:
+    """The demo's project with a model of another size; not ``compiled``: starts within seconds."""
     config = prepare(work)
     build_model(work / "model10", size=size)
     content: dict[str, Any] = yaml.safe_load(config.read_text())
@@ -43,9 +43,9 @@ def write_project(work: Path, seed: int, rounds: int, size: str, engine: str, *,
         content["explorer"]["rollout_model"] = {
             "gpu_memory_utilization": 0.1,
             "dtype": "bfloat16",
-            "enforce_eager": enforce_eager,
+            "enforce_eager": not compiled,
         }
-        content["trainer"] = {"max_token_len_per_gpu": 65536}
+        content["trainer"] = {"max_token_len_per_gpu": 65536, "torch_compile": compiled}
     written = work / "learning.yaml"
     written.write_text(yaml.safe_dump(content))
     return written

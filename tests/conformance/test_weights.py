@@ -215,7 +215,8 @@ def test_requests_under_way_finish_on_the_weights_they_began_with(engine: Engine
     for thread in threads:
         thread.start()
     for version, folder in ((1, memorised), (2, Path(engine.status().model_path)), (3, memorised)):
-        results += [answers.get(timeout=60) for _ in range(6)]
+        while not results or results[-1].policy_version < version - 1:  # each version answers before the next one
+            results.append(answers.get(timeout=60))
         engine.update_weights(folder, version)
     stop.set()
     for thread in threads:

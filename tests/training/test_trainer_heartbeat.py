@@ -37,6 +37,15 @@ def client(home: Path) -> Iterator[TrainerClient]:
     client.shutdown()
 
 
+def stop(pid: int) -> None:
+    """Stop the process; return when it does not run any more (on a loaded machine the signal takes effect later)."""
+    os.kill(pid, signal.SIGSTOP)
+    process, limit = psutil.Process(pid), time.monotonic() + 30
+    while process.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
 @pytest.mark.slow
 def test_a_trainer_that_is_stopped_is_ended_and_the_same_request_gives_the_same_weights(
     client, home, session, round_request, tmp_path
@@ -45,13 +54,13 @@ def test_a_trainer_that_is_stopped_is_ended_and_the_same_request_gives_the_same_
     pid = client.status()["pid"]
     created = psutil.Process(pid).create_time()
 
-    def stop(event) -> None:
+    def stop_in_step_1(event) -> None:
         if event.step == 1:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
 
     began = time.monotonic()
     with pytest.raises(TrainerError, match=f"pid {pid}.* sent no heartbeat for 6 s during 'train'") as failure:
-        client.train(request, stop)
+        client.train(request, stop_in_step_1)
     assert failure.value.retryable
     assert time.monotonic() - began < 60
     assert find_process(pid, created) is None
@@ -67,7 +76,7 @@ def test_a_trainer_that_is_stopped_is_ended_and_the_same_request_gives_the_same_
 @pytest.mark.slow
 def test_a_trainer_that_is_stopped_before_the_request_is_replaced_at_once(client, round_request) -> None:
     pid = client.status()["pid"]
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     assert client.train(round_request(seed=4)).steps > 0
     assert client.status()["pid"] != pid
 
@@ -76,7 +85,7 @@ def test_a_trainer_that_is_stopped_before_the_request_is_replaced_at_once(client
 def test_a_stopped_trainer_does_not_hold_up_status_cancel_and_shutdown(client) -> None:
     pid = client.status()["pid"]
     created = psutil.Process(pid).create_time()
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     began = time.monotonic()
     with pytest.raises(TrainerError, match="did not answer 'cancel' within 10 s"):
         client.cancel()
