@@ -3,7 +3,6 @@
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 
 import dagster as dg
 import httpx
@@ -28,7 +27,6 @@ _TICK_S = "1"  # polling interval of the sensors
 _PLAN_S = 1.0  # interval at which the plan is computed
 _TURN_S = 10.0  # interval at which other file system faults are put in force
 _DAEMON_TURN_S = 30.0  # the same while the restarted daemon has not made the call that a fault strikes
-_WITHOUT_BOUND = 1_000_000
 _NAMES = {"webserver": "Dagster", "mlflow": "MLflow", "daemon": "daemon"}
 _LAUNCH = """
 mutation($job: String!, $tags: [ExecutionTag!]) {
@@ -128,8 +126,7 @@ class DaemonMode:
             **({} if self._faults is None else self._faults.environment_with_file()),
         )
         servers = ui_servers(self.home, port, mlflow_port, daemon=True)
-        changed = partial(replace, restarts=_WITHOUT_BOUND)
-        return [changed(server, env={**server.env, **own}) for server in servers]
+        return [replace(server, env={**server.env, **own}) for server in servers]
 
     def _relaunch(self) -> bool:
         return _relaunch_last_failed(self._instance, self._url, access_token(self.home.web_token))

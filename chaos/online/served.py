@@ -54,7 +54,6 @@ class ServedCampaign:
     kills: Counter[str] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)  # of the round, at the kills
     recovery_s: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    command_starts: int = 0  # of ``rft serve``, which ends when one of its servers died three times in ten minutes
 
     def __post_init__(self) -> None:
         self.home, self.port = Home(self.folder / "home"), free_port()
@@ -81,7 +80,6 @@ class ServedCampaign:
                 name: {"median": round(median(each), 1), "longest": round(max(each), 1)}
                 for name, each in sorted(self.recovery_s.items())
             },
-            "commands_started": self.command_starts,
             "wall_s": round(time.perf_counter() - began, 1),
             "answers": dict(sorted(diary.statuses.items())),
             "cut_by_kills": diary.cut,
@@ -163,15 +161,15 @@ class ServedCampaign:
             )
 
     async def _wait(self, holds: Condition, limit_s: float) -> bool:
-        """Wait until ``holds``; meanwhile start ``rft serve`` again if it has ended. False at the time limit."""
+        """Wait until ``holds``; False at the time limit. Raises RftError if ``rft serve`` has ended."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
             found = holds()
             if found is True or (found is not False and await found):
                 return True
             if self._serve is not None and self._serve.poll() is not None:
-                self.log(f"rft serve ended with code {self._serve.returncode} and is started again")
-                self._start()
+                log = last_lines(self._output)
+                raise RftError(f"rft serve ended with code {self._serve.returncode}; the end of {self._output}:\n{log}")
             await asyncio.sleep(0.1)
         return False
 
@@ -207,12 +205,10 @@ class ServedCampaign:
         (self.folder / "rft.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
     def _start(self) -> None:
-        first = [] if self.command_starts else ["--config", str(self.folder / "rft.yaml")]
         ports = ["--port", str(free_port()), "--mlflow-port", str(free_port())]
-        self.command_starts += 1
         with self._output.open("ab") as output:
             self._serve = subprocess.Popen(
-                [*_RFT, "serve", *first, *ports],
+                [*_RFT, "serve", "--config", str(self.folder / "rft.yaml"), *ports],
                 env=self._environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -5,6 +5,7 @@ Read in this order:
 - ``ui_servers``: the servers of ``rft ui``, their readiness checks, and ``start_sensors``.
 - ``ports``: refuse taken ports before anything starts.
 - ``supervise``: ``Server``, ``serving`` and ``wait_for_end``: start, restart and stop servers together.
+- ``restarts``: when a failed server or engine is started again, and the reports of failing servers.
 - ``dagster_server``, ``mlflow_server``: Dagster's webserver and MLflow behind the web guard; ``mlflow_redirect``
   redirects MLflow links of Dagster's interface to MLflow.
 - ``leases``: find and end the processes that hold leases (engines, trainer).

@@ -79,22 +79,24 @@ def serve(project: Project) -> None:
     controller = ReleaseController(project, releases.store)
     gateway = TrafficApp(
         controller.find_engine, writer, selection_of(project), sampling,
-        tenants=tenants, timeout_s=config.explorer.max_timeout,
+        tenants=tenants, timeout_s=config.explorer.max_timeout, engine_needed=not any(store.counts().values()),
     )  # fmt: skip
     rule = CommitRule(project.batches.repeat_times, config.service.group_deadline_s)
     wanted = config.service.implicit_feedback
     implicit = None if wanted is None else ImplicitRewards(project, traffic_database(project), store, wanted)
     watch = TrafficWatch(project, traffic_database(project), store)
+    progress = ProjectProgress(project, lambda: controller.engine_starts.problem)
     pages = PageData(
         f"{config.project}/{config.name}", releases,
         PreferenceStore(traffic_database(project), redaction=redaction), store, writer, TrafficReader(),
-        gateway.tenant_of, ProjectProgress(project), watch,
+        gateway.tenant_of, progress, watch,
     )  # fmt: skip
     app = build_app(
         gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
         [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages),
         lambda: {
-            **watch.metrics(), "calls_redacted": redaction.calls, **(implicit.metrics() if implicit else {}),
+            **watch.metrics(), "problems": len(progress.problems()), "calls_redacted": redaction.calls,
+            **(implicit.metrics() if implicit else {}),
         },
         RateLimits(config.service.requests_per_minute, config.service.concurrent_requests), metrics_of(project),
     )  # fmt: skip

@@ -3,6 +3,8 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
 from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.project.notes import JUDGE
@@ -10,6 +12,7 @@ from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.training_start import describe_start
 from rft_platform.servers.next_launches import what_is_next
+from rft_platform.servers.restarts import failing_servers
 from rft_platform.serving.pages.routes import Progress
 
 LOG = logging.getLogger(__name__)
@@ -19,8 +22,10 @@ _FRESH_S = 3.0
 class ProjectProgress:
     """Computes the progress of a project; several threads may call it."""
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Project, engine_problem: Callable[[], str | None] = lambda: None) -> None:
+        """``engine_problem`` says why the engine does not run; None: it runs."""
         self._project = project
+        self._engine_problem = engine_problem
         self._lock = threading.Lock()
         self._found: tuple[float, Progress] | None = None
 
@@ -29,7 +34,12 @@ class ProjectProgress:
         with self._lock:
             if self._found is None or time.monotonic() - self._found[0] > _FRESH_S:
                 self._found = (time.monotonic(), self._compute())
-            return self._found[1]
+            return replace(self._found[1], problems=tuple(self.problems()))
+
+    def problems(self) -> list[str]:
+        """Why a server of the project, or the engine, does not run."""
+        engine = self._engine_problem()
+        return [*([engine] if engine else []), *failing_servers(self._project.home.logs)]
 
     def _compute(self) -> Progress:
         if self._project.config.mode == "serve":

@@ -18,6 +18,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import policy_of_version, released_policy
 from rft_platform.rounds.setup.connections import connect_engine
 from rft_platform.rounds.setup.online_engines import connect_candidate_engine, shares_engine
+from rft_platform.servers.restarts import EngineStarts
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_decisions import decide, reject
 from rft_platform.serving.release_store import Release, ReleaseStore
@@ -48,6 +49,7 @@ class ReleaseController:
         self._least_serving = service.least_in_service if service.weight_update == "rolling" else None
         self._connect_base, self._connect_candidate = connect_base, connect_candidate
         self._deploying = threading.Lock()  # the gateway calls ``find_engine`` in another thread when an engine is lost
+        self.engine_starts = EngineStarts[PolicyEngine]()
         self._base: PolicyEngine | None = None
         self._candidate: PolicyEngine | None = None
         self._deployed: tuple[int, float] | None = None  # version of the base, and time of its last status request
@@ -112,7 +114,7 @@ class ReleaseController:
     def _deploy_base(self, running: Release | None) -> ServedEngine:
         with self._deploying:
             if self._base is None:
-                self._base = self._connect_base(self._project)
+                self._base = self.engine_starts.attempt(lambda: self._connect_base(self._project))
             engine, policy = self._base, self._policy(running)
             if policy is not None and not self._is_newer_on_purpose(engine, policy):
                 deploy(engine, policy, self._least_serving)

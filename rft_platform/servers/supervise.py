@@ -17,6 +17,14 @@ from rft_platform.common.errors import RftError
 from rft_platform.common.files import last_lines
 from rft_platform.common.processes.spawn import stop_process, wait_until_ended
 from rft_platform.observability.log_rotation import bound_logs_now_and_then
+from rft_platform.servers.restarts import (
+    AT_ONCE,
+    LONGEST_WAIT_S,
+    recent,
+    report_failing,
+    report_running,
+    wait_before_restart,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -24,8 +32,9 @@ _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.2
 _PROBE_INTERVAL_S = 10.0
+_EARLY_S = 20.0  # only a server that ends so soon after its start waits for its restart
+_STABLE_S = 60.0  # a server that runs for this long is no longer reported as failing
 _SILENT_TIMEOUT_S = 180.0  # a server that is not ready for this long (stopped, or hangs) is killed
-_RESTARTS_WITHIN_S = 600.0  # earlier deaths do not count towards the limit of restarts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +48,8 @@ class Server:
     url: str | None = None
     pages: Mapping[str, str] = field(default_factory=dict)
     """Addresses of start pages, by their content."""
-    restarts: int = 0
-    """Maximum number of restarts within ten minutes; the next death ends the command."""
+    restarts: bool = False
+    """Whether the server is started again when it ends; otherwise its end ends the command."""
     leaves_work: bool = False
     """Whether the server's child processes (running Dagster runs) survive its death; they end with the command."""
 
@@ -64,28 +73,75 @@ class Child:
 
 
 class Children(list[Child]):
-    """The running servers in start order; ``left`` has dead servers whose child processes may still run."""
+    """The servers in start order; ``left`` has dead servers whose child processes may still run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.deaths: dict[str, list[float]] = {}  # monotonic times, by server name
+        self.deaths: dict[str, list[float]] = {}  # recent ones, monotonic times by server name
+        self._early: dict[str, list[float]] = {}  # those soon after a start
         self.left: list[Child] = []
+        self._restart_at: dict[str, float] = {}  # dead servers that wait for their restart
+        self._reported: set[str] = set()  # servers that are reported as failing
 
-    def start_again(self, number: int) -> str:
-        """Restart the dead server at ``number``; returns a message. Raises RftError at the limit of restarts."""
-        child, now = self[number], time.monotonic()
-        server = child.server
-        recent = [at for at in self.deaths.get(server.name, []) if now - at < _RESTARTS_WITHIN_S]
-        if len(recent) >= server.restarts:
-            child.check()
-        self.deaths[server.name] = [*recent, now]
-        if server.leaves_work:
-            self.left.append(child)
+    def restart_ended(self) -> Iterator[str]:
+        """Restart the servers that have ended and need not wait longer; yields a message about each end.
+
+        Raises RftError if a server has ended that is not to be restarted.
+        """
+        for number, child in enumerate(self):
+            name = child.server.name
+            if child.process.poll() is None:
+                if name in self._reported and time.time() - child.created > _STABLE_S:
+                    self._reported.remove(name)
+                    report_running(child.log.parent, name)
+                continue
+            if not child.server.restarts:
+                child.check()
+            if name not in self._restart_at:
+                yield self._note_death(child)
+            if time.monotonic() >= self._restart_at[name]:
+                self.start_again(number)
+
+    def forget_reports(self) -> None:
+        """Remove the reports of failing servers, because the command stops all servers."""
+        for child in self:
+            if child.server.name in self._reported:
+                report_running(child.log.parent, child.server.name)
+
+    def _note_death(self, child: Child) -> str:
+        """Decide when a dead server is restarted; returns a message."""
+        name, now = child.server.name, time.monotonic()
+        deaths = self.deaths[name] = [*recent(self.deaths.get(name, ()), now), now]
+        early = self._early[name] = recent(self._early.get(name, ()), now)
+        if time.time() - child.created < _EARLY_S:
+            early.append(now)
+        wait = wait_before_restart(len(early))
+        self._restart_at[name] = now + wait
+        ended = f"{name} ended with exit code {child.process.returncode}"
+        if len(deaths) <= AT_ONCE:
+            return f"{ended}: started again, see {child.log}"
+        ended += f", {len(deaths)} times in ten minutes: started again{f' in {wait:.0f} s' if wait else ''}"
+        try:
+            report_failing(child.log.parent, name, f"{ended}; the end of {child.log}:\n{last_lines(child.log, 3)}")
+            self._reported.add(name)
+        except OSError as error:  # a full disk must not end the command
+            LOG.warning("the state of %s cannot be stored: %s", name, error)
+        return f"{ended}, see {child.log}"
+
+    def start_again(self, number: int) -> None:
+        """Restart the dead server at ``number`` without a wait, or later if the machine cannot start a process now."""
+        child = self[number]
+        name = child.server.name
+        if child.server.leaves_work:
+            self.left = [each for each in [*self.left, child] if _members(each.process.pid)]
         else:
             _kill_group(child)
-        self[number] = _start(server, child.log.parent)
-        again = f"started again ({len(recent) + 1} of {server.restarts} times)"
-        return f"{server.name} ended with exit code {child.process.returncode}: {again}, see {child.log}"
+        try:
+            self[number] = _start(child.server, child.log.parent)
+            self._restart_at.pop(name, None)
+        except OSError as error:  # no memory, no file handles, full disk
+            LOG.error("%s cannot be started and will be retried: %s", name, error)
+            self._restart_at[name] = time.monotonic() + LONGEST_WAIT_S
 
 
 @contextmanager
@@ -108,15 +164,15 @@ def serving(servers: Sequence[Server], logs: Path) -> Iterator[Children]:
 def wait_for_end(children: Children, report: Callable[[str], None] = lambda line: None) -> None:
     """Watch the servers until Ctrl-C and restart a server that ends; ``report`` receives a line about each restart.
 
-    Raises RftError when a server ends that has reached its limit of restarts. A server that no longer answers is killed
-    and counts as ended.
+    A server that ends again and again soon after its start is restarted with increasing pauses, while the others keep
+    running. A server that no longer answers is killed and counts as ended. Raises RftError when a server ends that is
+    not to be restarted.
     """
     probes = _Probes()
     while True:
         probes.kill_silent(children)
-        for number, child in enumerate(children):
-            if child.process.poll() is not None:
-                report(children.start_again(number))
+        for message in children.restart_ended():
+            report(message)
         for folder in {child.log.parent for child in children}:
             bound_logs_now_and_then(folder)
         time.sleep(_POLL_S)
@@ -166,12 +222,12 @@ def _wait_until_ready(children: Children) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
     waiting = list(children)
     while waiting:
-        for number, child in enumerate(children):
+        for child in children:
             code = child.process.poll()
-            if code is not None and code < 0:  # killed from outside, for example for memory: no mistake of the user
-                LOG.warning("%s", children.start_again(number))
-            else:
-                child.check()
+            if code is None or code >= 0 or len(children.deaths.get(child.server.name, ())) >= AT_ONCE:
+                child.check()  # only a server that was killed, for example for memory, is no mistake of the user
+        for message in children.restart_ended():
+            LOG.warning("%s", message)
         waiting = [child for child in waiting if not child.server.is_ready()]
         if waiting and time.monotonic() > deadline:
             name, log = waiting[0].server.name, waiting[0].log
@@ -184,6 +240,7 @@ def _stop(children: Children) -> None:
     """Stop all servers concurrently, each with its child processes."""
     if not children:
         return
+    children.forget_reports()
     with ThreadPoolExecutor(len(children) + len(children.left)) as pool:
         left = [pool.submit(_end_group, child) for child in children.left]
         list(pool.map(lambda child: stop_process(child.process.pid, child.created, _STOP_TIMEOUT_S), children))

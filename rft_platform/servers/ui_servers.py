@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _HOST = "127.0.0.1"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # all addresses -> the one that a check connects to
-_RESTARTS = 3
 _BEAT_AGE_S = 120.0
 _PACKAGE = Path(rft_platform.__file__).parent
 
@@ -98,7 +97,7 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
             url=sign_in_url(url, token),
             pages={"results": sign_in_url(url, token, _RESULTS)} if config is not None else {},
             is_ready=serves_guarded(url, dagster_server.HEALTH),
-            restarts=_RESTARTS,
+            restarts=True,
         )
     ]
     if elsewhere:
@@ -113,7 +112,7 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
                 command=command,
                 env=env,
                 is_ready=_beats(instance),
-                restarts=_RESTARTS,
+                restarts=True,
                 leaves_work=True,
             )
         )
@@ -132,7 +131,7 @@ def online_server(home: Home, project: "Project", port: int) -> Server:
         env=_environment(home, port),
         url=f"{_url(listens_on, explorer.proxy_port)}/v1",
         is_ready=answers(f"{_url(probed, explorer.proxy_port)}/health", host="localhost"),
-        restarts=_RESTARTS,
+        restarts=True,
     )
 
 
@@ -161,7 +160,7 @@ def _metrics(port: int, python: list[str], env: Mapping[str, str]) -> Server:
         env=env,
         url=f"{url}/metrics",
         is_ready=serves_guarded(url, "/healthz", guarded="/metrics"),
-        restarts=_RESTARTS,
+        restarts=True,
     )
 
 
@@ -182,7 +181,7 @@ def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Ma
         env={**env, mlflow_server.BACKEND: tracking_uri},  # not an argument: `ps` would show a password in the URI
         url=sign_in_url(url, token) + _curves(home, tracking_uri),
         is_ready=serves_guarded(url, mlflow_server.HEALTH),
-        restarts=_RESTARTS,
+        restarts=True,
     )
 
 

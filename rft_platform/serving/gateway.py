@@ -7,6 +7,7 @@ body's ``metadata`` of a request may name its task, run and conversation, and th
 import asyncio
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -14,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from rft_platform.common import json_codec
-from rft_platform.common.errors import RftError
+from rft_platform.common.errors import EngineError, RftError
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.serving.api_errors import ApiError
@@ -39,6 +40,9 @@ LONGEST_NAME = 200  #: characters of a task, run, conversation or subject
 
 _SEEDS = 2**31
 _RETRY_S = 0.5
+_START_S = 30.0  # longest wait for the engine when a service starts again
+_RETRY_AFTER_S = 10  # for clients of a service whose engine does not run yet
+_NO_ENGINE = "http://127.0.0.1/v1"  # nothing is sent to it
 _SERVER_ERROR = 500
 #: Errors of a request whose engine is killed. Sampling has no side effect, so the request may be repeated.
 _LOST = (wire.ReadError, wire.WriteError, wire.RemoteProtocolError)
@@ -82,14 +86,17 @@ class TrafficApp(RecordingApp):
         tenants: Mapping[str, str] | None = None,
         timeout_s: float = 1800.0,
         patience_s: float = 60.0,
+        engine_needed: bool = True,
     ) -> None:
         """``find_engine`` finds or starts the engine; it blocks. ``tenants`` maps API keys to tenants.
 
-        A request waits up to ``patience_s`` seconds for an engine that is being restarted.
+        A request waits up to ``patience_s`` seconds for an engine that is being restarted. Without ``engine_needed``
+        the service also starts if the engine does not: it takes feedback and commits, and answers chats with 503 until
+        ``router.base`` is set.
         """
         self._find_engine = find_engine
-        self.router = Router(find_engine())
-        super().__init__(self.router.base.base_url, timeout_s)
+        self.router = Router(find_engine() if engine_needed else _found_soon(find_engine))
+        super().__init__(_NO_ENGINE if self.router.base is None else self.router.base.base_url, timeout_s)
         self._writer = writer
         self._selection = selection
         self._sampling = sampling
@@ -112,7 +119,10 @@ class TrafficApp(RecordingApp):
     def find_run(self, headers: Mapping[str, str]) -> TrafficRun:
         """A new run for the request. Its route is chosen after the body was read."""
         self.tenant_of(headers)
-        route = Route(self.router.base)
+        try:
+            route = Route(self.router.serving())
+        except EngineError as error:
+            raise ApiError(503, str(error), "engine_unavailable", retry_after_s=_RETRY_AFTER_S) from None
         history = RunHistory(route.engine.status.model_path, self._sampling, random.randrange(_SEEDS))
         return TrafficRun(history, headers, route, self._connections)
 
@@ -131,7 +141,7 @@ class TrafficApp(RecordingApp):
             response = await self._ask_candidate(record, request, content)
             if response is not None:
                 return response
-            record.move(Route(self.router.base))
+            record.move(Route(self.router.serving()))
         deadline, lost = time.monotonic() + self._patience_s, False
         while True:
             try:
@@ -146,7 +156,7 @@ class TrafficApp(RecordingApp):
                 LOG.warning("lost the connection to the engine during an answer; the request is repeated: %r", error)
             await self._find_again()
             await asyncio.sleep(_RETRY_S)
-            record.move(replace(record.route, engine=self.router.base))
+            record.move(replace(record.route, engine=self.router.serving()))
 
     async def _ask_candidate(self, record: TrafficRun, request: Any, content: bytes) -> Any | None:
         """The answer of the candidate version; None if it does not answer or has a server error."""
@@ -177,7 +187,7 @@ class TrafficApp(RecordingApp):
         except Exception as error:
             LOG.warning("the engine cannot be found or started: %s", error)
             return
-        self.set_engine(self.router.base.base_url)
+        self.set_engine(self.router.serving().base_url)
 
     def before_sending(self, record: RunRecord, headers: Mapping[str, str], body: bytes) -> None:
         """Queue the recorded choices of an answer before its last bytes are sent, so that feedback finds the choices.
@@ -232,6 +242,22 @@ class TrafficApp(RecordingApp):
     async def aclose(self) -> None:
         """Close the connections to the engine."""
         await self._connections.aclose()
+
+
+def _found_soon(find_engine: Callable[[], ServedEngine]) -> ServedEngine | None:
+    """The engine, or None if it cannot be started or takes longer than ``_START_S``."""
+    found: list[ServedEngine] = []
+
+    def find() -> None:
+        try:
+            found.append(find_engine())
+        except Exception as error:
+            LOG.error("the service starts without an engine: %s", error)
+
+    finding = threading.Thread(target=find, name="engine", daemon=True)
+    finding.start()
+    finding.join(_START_S)
+    return found[0] if found else None
 
 
 def _object(content: bytes) -> dict[str, Any]:

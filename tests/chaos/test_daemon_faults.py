@@ -24,7 +24,7 @@ def test_the_daemon_restarts_with_its_fault_in_force(tmp_path, monkeypatch: pyte
     mode = DaemonMode(
         cast(Scratch, SimpleNamespace(home=lambda name: home)), faults=IoFaults(tmp_path, home.root, [fault], "daemon")
     )
-    server = Server("daemon", ["sleep", "60"], {}, is_ready=lambda: True, restarts=9)
+    server = Server("daemon", ["sleep", "60"], {}, is_ready=lambda: True, restarts=True)
     first = subprocess.Popen(server.command, start_new_session=True)
     mode._children = children = Children()
     children.append(Child(server, first, time.time(), tmp_path / "daemon.log"))

@@ -4,8 +4,10 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.processes.spawn import free_port, wait_until_ended
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.servers import restarts, supervise
 from rft_platform.servers.ports import Port, check_ports, port_is_free
-from rft_platform.servers.supervise import Server, serving, wait_for_end
+from rft_platform.servers.restarts import failing_servers
+from rft_platform.servers.supervise import Children, Server, serving, wait_for_end
 from rft_platform.servers.ui_servers import answers, ui_ports
 
 # A server with its own child, as web servers with workers are.
@@ -79,7 +83,7 @@ second.touch()
 time.sleep(600)
 """.replace("FOLDER", str(tmp_path))
     ready = (tmp_path / "second").exists
-    with serving([server(killed_once, ready, restarts=1)], tmp_path) as children:
+    with serving([server(killed_once, ready, restarts=True)], tmp_path) as children:
         assert len(children.deaths["Web"]) == 1
     (tmp_path / "first").unlink()
     (tmp_path / "second").unlink()
@@ -133,16 +137,60 @@ def test_ports_are_checked_before_anything_starts() -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_may_be_is_started_again_up_to_its_bound(tmp_path: Path) -> None:
-    dying = server("import sys, time; time.sleep(0.7); sys.exit(3)", restarts=2)
-    told: list[str] = []
+def test_a_server_that_ends_again_and_again_is_restarted_with_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "_FIRST_WAIT_S", 2.0)
+    monkeypatch.setattr(supervise, "_STABLE_S", 1.0)
+    healed = tmp_path / "healed"
+    program = f"""
+import pathlib, sys, time
+time.sleep(0.5)
+if pathlib.Path({str(healed)!r}).exists():
+    time.sleep(600)
+print("no database")
+sys.exit(3)
+"""
+    lasting = server("import time; time.sleep(600)")
+    reports: list[str] = []
+    failing: list[list[str]] = []
 
-    with pytest.raises(RftError, match="Web ended with exit code 3"), serving([dying], tmp_path) as children:
-        wait_for_end(children, told.append)
+    def report(line: str) -> None:
+        reports.append(line)
+        failing.append(failing_servers(tmp_path))
+        if len(reports) == 4:
+            healed.touch()
 
-    assert [line.partition(",")[0] for line in told] == [
-        f"Web ended with exit code 3: started again ({number} of 2 times)" for number in (1, 2)
+    def end_when_healed(children: Children) -> None:
+        deadline = time.monotonic() + 30
+        while not healed.exists() or failing_servers(tmp_path):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        reports.append(f"{[child.process.poll() for child in children]}")
+        children[0].process.kill()  # not to be restarted: its end ends the watch
+
+    with serving([lasting, replace(server(program, restarts=True), name="Loop")], tmp_path) as children:
+        log = children[1].log
+        ending = threading.Thread(target=end_when_healed, args=(children,))
+        ending.start()
+        with pytest.raises(RftError, match="Web ended with exit code -9"):
+            wait_for_end(children, report)
+        ending.join()
+    assert failing[:3] == [[], [], []]
+    (message,) = failing[3]
+    assert message.startswith("Loop ended with exit code 3, 4 times in ten minutes: started again in 2 s; the end of ")
+    assert message.endswith("no database")
+    assert reports.pop() == "[None, None]"
+    ended = "Loop ended with exit code 3"
+    assert reports == [f"{ended}: started again, see {log}"] * 3 + [
+        f"{ended}, 4 times in ten minutes: started again in 2 s, see {log}"
     ]
+
+
+def test_the_waits_before_restarts_grow_to_a_minute_and_forget_old_failures() -> None:
+    assert [restarts.wait_before_restart(count) for count in (1, 3, 4, 5, 7, 8, 100)] == [0, 0, 5, 10, 40, 60, 60]
+    assert restarts.recent([0.0, 400.0, 900.0], 1000.0) == [900.0]
 
 
 def test_work_that_a_dead_server_left_goes_on_until_the_end(tmp_path: Path) -> None:
@@ -155,7 +203,7 @@ if not file.exists():
     file.write_text(str(worker.pid))
 time.sleep(600)
 """
-    leaving = server(program, started.exists, restarts=1, leaves_work=True)
+    leaving = server(program, started.exists, restarts=True, leaves_work=True)
 
     with serving([leaving], tmp_path) as children:
         while not started.read_text():

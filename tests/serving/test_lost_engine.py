@@ -1,14 +1,18 @@
 """Requests whose engine is lost: repeated at the engine that is found again, and once only if it dies of them."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 
 from chaos.online import echo_engine
+from rft_platform.common.errors import EngineError
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.recording.httpx_compat import wire
 from rft_platform.serving import gateway as gateway_module
+from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
 from rft_platform.serving.gateway import ServedEngine, TrafficApp
 from rft_platform.serving.selection import Selection
@@ -61,3 +65,24 @@ async def test_a_request_that_kills_engines_is_repeated_once(tmp_path) -> None:
     with pytest.raises(wire.RemoteProtocolError):
         await ask(tmp_path, clients)
     assert clients.asked == 2
+
+
+async def test_a_service_without_its_engine_takes_feedback_and_names_the_reason(tmp_path) -> None:
+    def fail() -> ServedEngine:
+        raise EngineError("out of memory")
+
+    writer = TrafficWriter(TrafficStore(open_database(f"sqlite:///{tmp_path / 'traffic.db'}")))
+    started = partial(TrafficApp, fail, writer, Selection([]), SamplingParams(max_tokens=4))
+    with pytest.raises(EngineError, match="out of memory"):
+        started()
+    gateway = started(engine_needed=False)
+    app = build_app(gateway, writer, CommitRule(), dict)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:1") as client:
+        refused = await client.post("/v1/chat/completions", json={"model": "m", "messages": []})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+        assert refused.json()["error"]["code"] == "engine_unavailable"
+        assert (await client.post("/commit")).status_code == 200
+        assert (await client.post("/feedback", json={"msg_ids": ["m1"], "reward": 1})).status_code == 404
+        gateway.router.base = ServedEngine(echo_engine.status(), cast(Any, Failing()), "http://127.0.0.1:1/v1")
+        assert gateway.find_run({}).route.engine is gateway.router.base
+    writer.close()

@@ -17,6 +17,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import release_commands
 from rft_platform.servers import release_controller
 from rft_platform.servers.release_controller import ReleaseController
+from rft_platform.servers.restarts import EngineStarts
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_decisions import MOST_FAILURES, decide
 from rft_platform.serving.releases.routing import Router
@@ -226,3 +227,21 @@ def test_a_person_who_decides_first_is_obeyed(tmp_path) -> None:
     world.commands.promote(0)
     assert decide(world.commands.store, running, MOST_FAILURES) == "promoted"
     assert world.commands.store.served() == 0
+
+
+def test_an_engine_that_cannot_be_started_is_tried_again_with_pauses(tmp_path) -> None:
+    now, attempts = [0.0], []
+    starts = EngineStarts[str](lambda: now[0])
+
+    def fail() -> str:
+        attempts.append(now[0])
+        raise EngineError("out of memory\nmore")
+
+    for now[0] in range(60):
+        with pytest.raises(EngineError, match="out of memory"):
+            starts.attempt(fail)
+    assert attempts == [0, 1, 2, 3, 8, 18, 38], "three at once, then after 5, 10, 20 and 40 s"
+    assert starts.problem == "the engine could not be started 7 times in ten minutes: out of memory"
+    now[0] = 78.0
+    assert starts.attempt(lambda: "engine") == "engine"
+    assert starts.problem is None

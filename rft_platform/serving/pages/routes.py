@@ -40,6 +40,7 @@ class Progress:
 
     last_round: str
     waiting: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # why a server or the engine does not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ def _status(data: PageData, progress: Progress) -> dict[str, Any]:
         "actions": _ACTIONS,
         "last_round": progress.last_round,
         "waiting": progress.waiting,
+        "problems": progress.problems,
         "events": events,
     }
 
