@@ -50,16 +50,19 @@ def ask_tick(home: Path, cold: bool) -> list[Seconds]:
 
     from rft_platform.config.home import Home
     from rft_platform.jobs.instance import open_instance
+    from rft_platform.jobs.jobs import asset_jobs
     from rft_platform.jobs.sensors import experience_threshold_sensor
-    from rft_platform.resources import ProjectResource
+    from rft_platform.resources.names import PLAIN_NAMES
+    from rft_platform.resources.project import ProjectResource
 
-    resource = ProjectResource(home=str(home))
+    resource, names = ProjectResource(home=str(home)), PLAIN_NAMES
+    sensor = experience_threshold_sensor(names, asset_jobs(names)["sync_round_job"])
     with open_instance(Home(home)) as instance:
         instance.get_runs_count()  # the daemon has its instance open
 
         def tick() -> None:
             context = dg.build_sensor_context(instance=instance, resources={"project": resource})
-            answer = experience_threshold_sensor(context)
+            answer = sensor(context)
             assert isinstance(answer, dg.SensorResult), answer  # the newest round is explored and waits for training
             assert answer.run_requests, answer
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import dagster as dg
 
 from chaos.invariants.context import Context, Finding
-from rft_platform.assets.common import rft_rounds
 from rft_platform.assets.run_failure import CAUSE_TAG, fault_of
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.instance import open_instance
 from rft_platform.model_registry.models import DIGEST_TAG, RegisteredModel
+from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.policy import published
 from rft_platform.training.checkpoint.manifest import read_manifest
 
@@ -98,7 +98,7 @@ def every_asset_of_every_round_is_known(context: Context) -> Iterator[Finding]:
     expected = {round_key(number) for number in context.numbers}
     following = round_key(max(context.numbers, default=0) + 1)
     with open_instance(context.home) as instance:
-        partitions = set(instance.get_dynamic_partitions(str(rft_rounds.name)))
+        partitions = set(instance.get_dynamic_partitions(str(PLAIN_NAMES.rounds.name)))
         if partitions - {following} != expected:
             different = sorted((partitions - {following}) ^ expected)
             yield Finding(f"partitions that differ from the rounds: {', '.join(different)}")

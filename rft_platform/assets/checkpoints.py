@@ -1,15 +1,17 @@
 """Training asset: a round's optimiser steps and the resulting checkpoint, registered in MLflow."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from rft_platform.assets.checks import CHECKPOINT_CHECKS, checkpoint_results
-from rft_platform.assets.common import OWNERS, TRAINER_POOL, links, numbers, path, rft_rounds, round_of, value_table
+from rft_platform.assets.common import TRAINER_POOL, links, numbers, path, round_of, value_table
+from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.experience.file_names import round_key
-from rft_platform.resources import ProjectResource, RegistryResource, TrainerResource
+from rft_platform.resources.project import ProjectResource, RegistryResource, TrainerResource
 
 if TYPE_CHECKING:
     from rft_platform.rounds.round import PolicyTraining
@@ -56,10 +58,9 @@ def training_metadata(training: "PolicyTraining") -> dict[str, Any]:
     return {f"{prefix}{name}": value for name, value in found.items()}
 
 
-@dg.asset(
-    partitions_def=rft_rounds,
+@partial(
+    ProjectAsset,
     group_name="training",
-    owners=OWNERS,
     kinds={"pytorch", "safetensors", "mlflow"},
     deps=["judged_experiences", "online_demonstrations"],
     pool=TRAINER_POOL,

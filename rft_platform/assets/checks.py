@@ -3,47 +3,36 @@
 A check of a partitioned asset has a result for each round, so that a good round does not hide a bad one before it.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import dagster as dg
 
-from rft_platform.assets.common import rft_rounds
+from rft_platform.assets.project_asset import round_check
 from rft_platform.experience.quality import JudgedQuality, RolloutQuality
 from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import StepEvent
 
-
-def _round_check(name: str, *, asset: str, description: str, blocking: bool = False) -> dg.AssetCheckSpec:
-    """A check with a result for each round. Dagster calls the parameter a preview and warns about it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.PreviewWarning)
-        return dg.AssetCheckSpec(
-            name, asset=asset, description=description, blocking=blocking, partitions_def=rft_rounds
-        )
-
-
 EXPERIENCE_CHECKS = [
-    _round_check(
+    round_check(
         "rows_are_sound",
         asset="judged_experiences",
         blocking=True,
         description="Equal lengths, finite log-probs, rewards and advantages, unique rows, every rollout judged once.",
     ),
-    _round_check(
+    round_check(
         "groups_are_complete",
         asset="judged_experiences",
         blocking=True,
         description="Every task has all its runs, or as many as explorer.group_policy permits.",
     ),
-    _round_check(
+    round_check(
         "one_policy_version",
         asset="judged_experiences",
         description="One policy version sampled all rows of the round.",
     ),
-    _round_check(
+    round_check(
         "rewards_differ",
         asset="judged_experiences",
         description="At least one group has differing rewards; otherwise the round trains nothing.",
@@ -51,12 +40,12 @@ EXPERIENCE_CHECKS = [
 ]
 
 CHECKPOINT_CHECKS = [
-    _round_check(
+    round_check(
         "engine_agrees_with_trainer",
         asset="policy_checkpoint",
         description="The mean |delta log-prob| between engine and trainer is small.",
     ),
-    _round_check(
+    round_check(
         "weights_changed",
         asset="policy_checkpoint",
         description="The round made at least one optimiser step.",
@@ -67,7 +56,7 @@ CHECKPOINT_CHECKS = [
 def leak_spec(asset: str, description: str, *, each_round: bool = True) -> dg.AssetCheckSpec:
     """Check that a dataset contains no held-out tasks (such a task is a *leak*); ``leak_result`` builds the result."""
     if each_round:
-        return _round_check("no_leaks", asset=asset, description=description)
+        return round_check("no_leaks", asset=asset, description=description)
     return dg.AssetCheckSpec("no_leaks", asset=asset, description=description)
 
 
@@ -84,12 +73,12 @@ def leak_result(leaks: Sequence[Task]) -> dg.AssetCheckResult:
 def checkpoint_specs(asset: str) -> list[dg.AssetCheckSpec]:
     """Checks of the weights of an offline training; ``offline_results`` builds their results."""
     return [
-        _round_check(
+        round_check(
             "weights_changed",
             asset=asset,
             description="The training made at least one optimiser step.",
         ),
-        _round_check(
+        round_check(
             "loss_fell",
             asset=asset,
             description="The loss of the last tenth of the steps is below the first tenth's.",
@@ -98,7 +87,7 @@ def checkpoint_specs(asset: str) -> list[dg.AssetCheckSpec]:
 
 
 EVALUATION_CHECKS = [
-    _round_check(
+    round_check(
         "gate",
         asset="evaluation_report",
         description="The policy is better than the champion by the rule of evaluation.gate and becomes the champion. "

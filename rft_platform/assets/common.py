@@ -1,4 +1,4 @@
-"""Shared parts of the asset definitions: the round partitions, pools, owner, and small metadata builders."""
+"""Shared parts of the asset bodies: the round of a run, pools, and small metadata builders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,10 +10,6 @@ import dagster as dg
 from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import is_round_key, round_number
 
-#: One partition per round, added when the round begins: r0001, r0002, ...
-rft_rounds = dg.DynamicPartitionsDefinition(name="rft_round")
-
-OWNERS = ["team:rft"]
 ENGINE_POOL = "engine"
 TRAINER_POOL = "trainer"
 
@@ -23,7 +19,8 @@ def round_of(context: dg.AssetExecutionContext) -> int:
     key = context.partition_key
     if is_round_key(key):
         return round_number(key)
-    partitions = context.instance.get_dynamic_partitions(str(rft_rounds.name))
+    definition = context.assets_def.partitions_def
+    partitions = [] if definition is None else definition.get_partition_keys(dynamic_partitions_store=context.instance)
     known = sorted(filter(is_round_key, partitions), key=round_number)
     has = f"this project has {known[0]} to {known[-1]}" if known else "this project has none yet"
     raise UserError(f"partition {key!r} is not a round: rounds are r0001, r0002, ...; {has}; launch one of those")

@@ -1,12 +1,15 @@
 """Evaluation asset: held-out pass rates, the gate, promotion, and a readable report."""
 
+from functools import partial
+
 import dagster as dg
 from pydantic import Field
 
 from rft_platform.assets.checks import EVALUATION_CHECKS, evaluation_results
-from rft_platform.assets.common import ENGINE_POOL, OWNERS, links, numbers, path, report_table, rft_rounds, round_of
+from rft_platform.assets.common import ENGINE_POOL, links, numbers, path, report_table, round_of
+from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources import EngineResource, ProjectResource, RegistryResource
+from rft_platform.resources.project import EngineResource, ProjectResource, RegistryResource
 
 
 class EvaluationConfig(dg.Config):
@@ -16,10 +19,9 @@ class EvaluationConfig(dg.Config):
     promote: bool = Field(default=True, description="Promote the policy to champion if the gate passes.")
 
 
-@dg.asset(
-    partitions_def=rft_rounds,
+@partial(
+    ProjectAsset,
     group_name="evaluation",
-    owners=OWNERS,
     kinds={"report", "mlflow"},
     deps=["policy_checkpoint", "sft_checkpoint", "dpo_checkpoint", "distilled_checkpoint", "eval_task_dataset"],
     pool=ENGINE_POOL,

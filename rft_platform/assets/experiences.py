@@ -1,14 +1,16 @@
 """Judgement asset: reward and advantage of every row. It can be repeated with another judge on stored rollouts."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
 
 from rft_platform.assets.checks import EXPERIENCE_CHECKS, experience_results
-from rft_platform.assets.common import OWNERS, columns_of, numbers, path, rft_rounds, round_of
+from rft_platform.assets.common import columns_of, numbers, path, round_of
+from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.project import ProjectResource
 
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
@@ -30,10 +32,9 @@ class JudgeConfig(dg.Config):
     )
 
 
-@dg.asset(
-    partitions_def=rft_rounds,
+@partial(
+    ProjectAsset,
     group_name="experiences",
-    owners=OWNERS,
     kinds={"parquet", "duckdb"},
     deps=["rollout_batches", "online_experiences"],
     check_specs=EXPERIENCE_CHECKS,

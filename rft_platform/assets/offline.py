@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from rft_platform.assets.checks import checkpoint_specs, offline_results
-from rft_platform.assets.common import OWNERS, TRAINER_POOL, links, numbers, path, rft_rounds, round_of, value_table
-from rft_platform.assets.offline_data import preference_pairs, sft_dataset
-from rft_platform.assets.policy import base_model
+from rft_platform.assets.common import TRAINER_POOL, links, numbers, path, round_of, value_table
+from rft_platform.assets.project_asset import OWNERS, ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources import ProjectResource, RegistryResource, TrainerResource
+from rft_platform.resources.project import ProjectResource, RegistryResource, TrainerResource
 
 if TYPE_CHECKING:
     from rft_platform.config.offline import OfflineKind
@@ -24,9 +23,7 @@ teacher_model = dg.AssetSpec(
 )
 
 
-def _checkpoint(
-    name: str, kind: "OfflineKind", deps: Sequence[dg.AssetSpec | dg.AssetsDefinition], description: str
-) -> dg.AssetsDefinition:
+def _checkpoint(name: str, kind: "OfflineKind", deps: Sequence[str], description: str) -> ProjectAsset:
     """The asset ``name``: the weights of an offline training of ``kind`` on the data of the assets ``deps``."""
 
     def body(
@@ -38,16 +35,15 @@ def _checkpoint(
         return _train(context, kind, project, trainer, registry)
 
     body.__name__ = name  # ``reports_faults`` reads it
-    return dg.asset(
+    return ProjectAsset(
+        reports_faults(body),
         description=description,
-        partitions_def=rft_rounds,
         group_name="training",
-        owners=OWNERS,
         kinds={"pytorch", "safetensors", "mlflow"},
         deps=deps,
         pool=TRAINER_POOL,
         check_specs=checkpoint_specs(name),
-    )(reports_faults(body))
+    )
 
 
 def _train(
@@ -89,18 +85,18 @@ def _train(
 sft_checkpoint = _checkpoint(
     "sft_checkpoint",
     "sft",
-    [base_model, sft_dataset],
+    ["base_model", "sft_dataset"],
     "Weights after supervised fine-tuning on demonstrations, registered as a model version.",
 )
 dpo_checkpoint = _checkpoint(
     "dpo_checkpoint",
     "dpo",
-    [base_model, preference_pairs],
+    ["base_model", "preference_pairs"],
     "Weights after direct preference optimisation against the base model, registered as a model version.",
 )
 distilled_checkpoint = _checkpoint(
     "distilled_checkpoint",
     "distill",
-    [base_model, teacher_model, sft_dataset],
+    ["base_model", "teacher_model", "sft_dataset"],
     "Weights after learning the teacher's distribution on a dataset, registered as a model version.",
 )

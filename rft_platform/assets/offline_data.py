@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from rft_platform.assets.checks import leak_result, leak_spec
-from rft_platform.assets.common import OWNERS, columns_of, path, report_table, rft_rounds, round_of
+from rft_platform.assets.common import columns_of, path, report_table, round_of
+from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.project import ProjectResource
 
 if TYPE_CHECKING:
     from rft_platform.rounds.offline_dataset import DatasetFile
@@ -15,21 +16,20 @@ if TYPE_CHECKING:
 _SAMPLES = 3
 
 
-def _dataset(name: str, description: str) -> dg.AssetsDefinition:
+def _dataset(name: str, description: str) -> ProjectAsset:
     """The asset ``name``: the dataset of an offline training."""
 
     def body(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
         return _write(context, project)
 
     body.__name__ = name  # ``reports_faults`` reads it
-    return dg.asset(
+    return ProjectAsset(
+        reports_faults(body),
         description=description,
-        partitions_def=rft_rounds,
         group_name="tasks",
-        owners=OWNERS,
         kinds={"dataset", "parquet"},
         check_specs=[leak_spec(name, "The dataset contains no held-out task.")],
-    )(reports_faults(body))
+    )
 
 
 def _write(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:

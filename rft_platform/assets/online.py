@@ -1,13 +1,20 @@
 """Assets of online projects: committed production traffic as the rows of a round, corrections as demonstrations."""
 
+from functools import partial
+
 import dagster as dg
 
-from rft_platform.assets.common import OWNERS, columns_of, numbers, path, rft_rounds, round_of
+from rft_platform.assets.common import columns_of, numbers, path, round_of
+from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.project import ProjectResource
 
 
-@dg.asset(partitions_def=rft_rounds, group_name="rollouts", owners=OWNERS, kinds={"parquet", "sql"})
+@partial(
+    ProjectAsset,
+    group_name="rollouts",
+    kinds={"parquet", "sql"},
+)
 @reports_faults
 def online_experiences(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
     """Model calls of production clients that have a reward from feedback and were committed. Written once."""
@@ -27,8 +34,11 @@ def online_experiences(context: dg.AssetExecutionContext, project: ProjectResour
     )
 
 
-@dg.asset(
-    partitions_def=rft_rounds, group_name="rollouts", owners=OWNERS, kinds={"parquet", "sql"}, deps=[online_experiences]
+@partial(
+    ProjectAsset,
+    group_name="rollouts",
+    kinds={"parquet", "sql"},
+    deps=["online_experiences"],
 )
 @reports_faults
 def online_demonstrations(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:

@@ -1,10 +1,13 @@
 """Assets of the policy: the starting weights, and the weights that a round explores with."""
 
+from functools import partial
+
 import dagster as dg
 
-from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
+from rft_platform.assets.common import TRAINER_POOL, numbers, path, round_of
+from rft_platform.assets.project_asset import OWNERS, ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources import EngineResource, ProjectResource, RegistryResource, TrainerResource
+from rft_platform.resources.project import EngineResource, ProjectResource, RegistryResource, TrainerResource
 
 base_model = dg.AssetSpec(
     "base_model",
@@ -15,12 +18,13 @@ base_model = dg.AssetSpec(
 )
 
 
-@dg.asset(
+@partial(
+    ProjectAsset,
     group_name="policy",
-    owners=OWNERS,
     kinds={"pytorch", "safetensors"},
-    deps=[base_model, "task_dataset", "eval_task_dataset"],
+    deps=["base_model", "task_dataset", "eval_task_dataset"],
     pool=TRAINER_POOL,
+    each_round=False,
 )
 @reports_faults
 def warm_start_checkpoint(
@@ -48,12 +52,11 @@ def warm_start_checkpoint(
     )
 
 
-@dg.asset(
-    partitions_def=rft_rounds,
+@partial(
+    ProjectAsset,
     group_name="policy",
-    owners=OWNERS,
     kinds={"safetensors"},
-    deps=[base_model, warm_start_checkpoint],
+    deps=["base_model", "warm_start_checkpoint"],
 )
 @reports_faults
 def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:

@@ -1,13 +1,15 @@
 """Asset of online projects: report the versions in production, after an optional decision on a version."""
 
+from functools import partial
 from typing import Any, Literal
 
 import dagster as dg
 from pydantic import Field
 
-from rft_platform.assets.common import OWNERS, report_table
+from rft_platform.assets.common import report_table
+from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.project import ProjectResource
 
 
 class ReleaseConfig(dg.Config):
@@ -21,7 +23,13 @@ class ReleaseConfig(dg.Config):
     reason: str = Field(default="launched in Dagster", description="Kept with the decision.")
 
 
-@dg.asset(group_name="evaluation", owners=OWNERS, kinds={"report", "sql"}, deps=["evaluation_report"])
+@partial(
+    ProjectAsset,
+    group_name="evaluation",
+    kinds={"report", "sql"},
+    deps=["evaluation_report"],
+    each_round=False,
+)
 @reports_faults
 def release_report(
     context: dg.AssetExecutionContext, config: ReleaseConfig, project: ProjectResource

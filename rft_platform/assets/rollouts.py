@@ -1,16 +1,18 @@
 """Exploration asset: the policy's rollouts on a round's tasks, one row per model call."""
 
+from functools import partial
+
 import dagster as dg
 
-from rft_platform.assets.common import ENGINE_POOL, OWNERS, columns_of, numbers, path, rft_rounds, round_of
+from rft_platform.assets.common import ENGINE_POOL, columns_of, numbers, path, round_of
+from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources import EngineResource, ProjectResource
+from rft_platform.resources.project import EngineResource, ProjectResource
 
 
-@dg.asset(
-    partitions_def=rft_rounds,
+@partial(
+    ProjectAsset,
     group_name="rollouts",
-    owners=OWNERS,
     kinds={"parquet", "vllm"},
     deps=["policy_snapshot", "task_dataset"],
     pool=ENGINE_POOL,

@@ -20,7 +20,7 @@ from rft_platform.common.errors import RftError, TransientError
 from rft_platform.common.locks import try_lock
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.resources import EngineResource, ProjectResource, TrainerResource
+from rft_platform.resources.project import EngineResource, ProjectResource, TrainerResource
 
 #: Assets that write data which other assets of the same round read.
 _EXCLUSIVE = frozenset(

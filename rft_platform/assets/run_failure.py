@@ -20,7 +20,7 @@ from rft_platform.common.processes.signals import is_interrupted
 from rft_platform.config.home import Home
 from rft_platform.observability.log_rotation import bound_logs_now_and_then
 from rft_platform.observability.logs import phase_context
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.project import ProjectResource
 
 FAULT_TAG = "rft/fault"
 RETRYABLE_TAG = "rft/retryable"

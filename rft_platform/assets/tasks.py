@@ -1,14 +1,22 @@
 """Assets of the tasks: the tasks to explore, and the held-out tasks."""
 
+from functools import partial
+
 import dagster as dg
 
 from rft_platform.assets.checks import leak_result, leak_spec
-from rft_platform.assets.common import OWNERS, path, report_table
+from rft_platform.assets.common import path, report_table
+from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.project import ProjectResource
 
 
-@dg.asset(group_name="tasks", owners=OWNERS, kinds={"dataset"})
+@partial(
+    ProjectAsset,
+    group_name="tasks",
+    kinds={"dataset"},
+    each_round=False,
+)
 @reports_faults
 def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
     """Tasks to explore, checked for empty and duplicate rows. The asset's data version is a digest of the tasks."""
@@ -27,12 +35,13 @@ def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) ->
     )
 
 
-@dg.asset(
+@partial(
+    ProjectAsset,
     group_name="tasks",
-    owners=OWNERS,
     kinds={"dataset"},
-    deps=[task_dataset],
+    deps=["task_dataset"],
     check_specs=[leak_spec("eval_task_dataset", "No held-out task is explored.", each_round=False)],
+    each_round=False,
 )
 @reports_faults
 def eval_task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:

@@ -41,8 +41,8 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
         with console.status("loading"), importing():
             from dagster import DagsterExecutionInterruptedError
 
-            from rft_platform.definitions import all_definitions
             from rft_platform.jobs.driver import drive
+            from rft_platform.project_definitions import all_definitions
         keep_imports()  # no user code is loaded yet; excludes the imported objects from later collections
         try:
             log = project.home.logs / "driver.log"

@@ -69,3 +69,9 @@ def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
         notes().print(f"note: {notice}", markup=False, soft_wrap=True)
     write_config(home, config)
     return plan
+
+
+def is_in_force(home: Home, config: RftConfig) -> bool:
+    """Whether the project of ``home`` was started with exactly this configuration."""
+    stored = stored_config(home)
+    return stored is not None and stored == as_started(home, joined(stored, config))

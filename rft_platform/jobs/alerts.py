@@ -25,7 +25,8 @@ from rft_platform.common.locks import locked
 from rft_platform.common.redaction import redact
 from rft_platform.config.home import Home
 from rft_platform.jobs.sensor_interval import sensor_interval_s
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.names import DagsterNames
+from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.project import Project
 
 LOG = logging.getLogger(__name__)
@@ -91,18 +92,21 @@ def build_alert(project: str, run: dg.DagsterRun, cause: str = "") -> Alert:
     )
 
 
-@dg.run_failure_sensor(
-    name="alert_on_run_failure",
-    description=f"Sends an alert for every failed run: by webhook ({URL}), by command ({COMMAND}), or not at all.",
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    minimum_interval_seconds=sensor_interval_s(),
-    monitor_all_code_locations=True,  # an instance has one project
-)
-def alert_on_run_failure(context: dg.RunFailureSensorContext, project: ProjectResource) -> None:
-    """Send an alert for a run that failed under the daemon, or whose driver died."""
-    run, message = context.dagster_run, context.failure_event.message or ""
-    if alert_run_failed(Home(Path(project.home).absolute()), run, message):
-        context.log.info(f"sent an alert for failed run {run.run_id}")
+def alert_sensor(names: DagsterNames) -> dg.SensorDefinition:
+    """The sensor that sends an alert for a run that failed under the daemon, or whose driver died."""
+
+    def alert_on_run_failure(context: dg.RunFailureSensorContext, project: ProjectResource) -> None:
+        run, message = context.dagster_run, context.failure_event.message or ""
+        if names.owns(run) and alert_run_failed(Home(Path(project.home).absolute()), run, message):
+            context.log.info(f"sent an alert for failed run {run.run_id}")
+
+    return dg.run_failure_sensor(
+        name=names.name(alert_on_run_failure.__name__),
+        description=f"Sends an alert for every failed run: by webhook ({URL}), by command ({COMMAND}), or not at all.",
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        minimum_interval_seconds=sensor_interval_s(),
+        monitor_all_code_locations=not names.prefix,  # the instance of a home has one project
+    )(names.bound(alert_on_run_failure))
 
 
 def _channels() -> list[Callable[[bytes], None]]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from rft_platform.assets.common import rft_rounds
 from rft_platform.assets.round_lock import cancel_work_of, release_rounds
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
@@ -23,9 +22,10 @@ from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckFailed
 from rft_platform.jobs.dagster_internals.run_workers import driver_tags
 from rft_platform.jobs.driver_lock import driver_lock, is_half, other_half_runs
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
-from rft_platform.jobs.jobs import BENCH, JOB_OF_KIND, add_next_round, run_tags
+from rft_platform.jobs.jobs import JOB_OF_KIND, add_next_round, evaluation_config, run_tags
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
+from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
 from rft_platform.rounds.planning.state import Action, Plan
@@ -36,6 +36,7 @@ LOG = logging.getLogger(__name__)
 #: Events go to the instance; the terminal is reserved for progress.
 _QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
+_BENCH = evaluation_config(PLAIN_NAMES, promote=False)
 _ALL_KINDS = frozenset(JOB_OF_KIND)
 _TRAININGS = frozenset({"sync"})
 
@@ -287,13 +288,13 @@ def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: A
     key = action.partition
     try:
         if key:
-            instance.add_dynamic_partitions(str(rft_rounds.name), [key])
+            instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), [key])
         definitions.resolve_job_def(JOB_OF_KIND[action.kind]).execute_in_process(
             instance=instance,
             partition_key=key,
             run_id=run_id,
             tags={**run_tags(action.round), **driver_tags(run_id)},
-            run_config={**_QUIET, **BENCH} if action.kind == "evaluate" else _QUIET,
+            run_config={**_QUIET, **_BENCH} if action.kind == "evaluate" else _QUIET,
         )
     except Exception as raised:
         error = _fault_of(raised)

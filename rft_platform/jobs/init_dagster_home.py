@@ -5,6 +5,7 @@ For installations in which webserver and daemon are separate services; ``rft ui`
 
 from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
+from rft_platform.resources.names import PLAIN_NAMES
 
 
 def prepare(home: Home) -> None:
@@ -14,7 +15,7 @@ def prepare(home: Home) -> None:
     with open_instance(home) as instance:
         instance.get_runs_count()
         instance.all_instigator_state()
-        instance.get_dynamic_partitions("rft_round")
+        instance.get_dynamic_partitions(str(PLAIN_NAMES.rounds.name))
 
 
 if __name__ == "__main__":

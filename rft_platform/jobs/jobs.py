@@ -3,13 +3,20 @@
 Jobs: the warm start, the two halves of a round, offline trainings, evaluation, judging, and releases.
 """
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
 import dagster as dg
 
-from rft_platform.assets.common import rft_rounds
 from rft_platform.experience.file_names import is_round_key, round_key
+from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.rounds.project.code_version import code_version
 from rft_platform.rounds.project.project import Project
 
+UnresolvedJob: TypeAlias = Any  # Dagster does not export the type of what ``define_asset_job`` returns
+
+#: The plain name of the job of each kind of launch.
 JOB_OF_KIND = {
     "warm_start": "warm_start_job",
     "explore": "explore_job",
@@ -20,87 +27,101 @@ JOB_OF_KIND = {
     "dpo": "dpo_job",
     "distill": "distill_job",
 }
-KIND_OF_JOB = {job: kind for kind, job in JOB_OF_KIND.items()}
+_PHASES = {"sync_round_job": "sync"}  # of jobs whose name is not that of their phase
 
-_PARTITIONS = str(rft_rounds.name)
 
-#: Run configuration of an evaluation in mode bench: evaluate in any case, and leave the champion unchanged.
-BENCH = {"ops": {"evaluation_report": {"config": {"force": True, "promote": False}}}}
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job of a project, with plain names."""
 
-warm_start_job = dg.define_asset_job(
-    "warm_start_job",
-    selection=["task_dataset", "eval_task_dataset", "warm_start_checkpoint"],
-    description="Read the tasks, make the starting policy (SFT where configured) and evaluate it.",
-    tags={"rft/phase": "warm_start"},
-)
+    name: str
+    assets: Sequence[str]
+    description: str
 
-explore_job = dg.define_asset_job(
-    "explore_job",
-    selection=["policy_snapshot", "rollout_batches", "judged_experiences"],
-    description="First half of a round: roll out the policy on the round's tasks and judge the rollouts.",
-    tags={"rft/phase": "explore"},
-)
 
-collect_job = dg.define_asset_job(
-    "collect_job",
-    selection=["online_experiences", "online_demonstrations", "judged_experiences"],
-    description="Online, first half of a round: take committed production traffic and corrections, compute advantages.",
-    tags={"rft/phase": "collect"},
-)
-
-sync_round_job = dg.define_asset_job(
-    "sync_round_job",
-    selection=["policy_checkpoint", "evaluation_report"],
-    description="Second half of a round: train on the judged experiences, register, serve and evaluate the weights.",
-    tags={"rft/phase": "sync"},
-)
-
-evaluate_job = dg.define_asset_job(
-    "evaluate_job",
-    selection=["evaluation_report"],
-    description="Evaluate the policy of a round again; the champion moves if the gate passes.",
-    tags={"rft/phase": "evaluate"},
-)
-
-judge_job = dg.define_asset_job(
-    "judge_job",
-    selection=["judged_experiences"],
-    description="Judge stored rollouts again, with the configured judge or another one: a backfill over rounds.",
-    tags={"rft/phase": "judge"},
-)
-
-sft_job = dg.define_asset_job(
-    "sft_job",
-    selection=["sft_dataset", "sft_checkpoint", "evaluation_report"],
-    description="Supervised fine-tuning on a dataset of demonstrations; the weights are registered and evaluated.",
-    tags={"rft/phase": "sft"},
-)
-
-dpo_job = dg.define_asset_job(
-    "dpo_job",
-    selection=["preference_pairs", "dpo_checkpoint", "evaluation_report"],
-    description="Direct preference optimisation on a dataset of pairs; the weights are registered and evaluated.",
-    tags={"rft/phase": "dpo"},
-)
-
-distill_job = dg.define_asset_job(
-    "distill_job",
-    selection=["sft_dataset", "distilled_checkpoint", "evaluation_report"],
-    description="Distillation of a teacher's distribution on a dataset; the weights are registered and evaluated.",
-    tags={"rft/phase": "distill"},
-)
-
-release_job = dg.define_asset_job(
-    "release_job",
-    selection=["release_report"],
-    description="Online: report on the versions in production; the configuration may name a decision to make first.",
-    tags={"rft/phase": "release"},
-)
-
-ALL_JOBS = [
-    *(warm_start_job, explore_job, collect_job, sync_round_job, sft_job, dpo_job, distill_job),
-    *(evaluate_job, judge_job, release_job),
+_JOBS = [
+    _Job(
+        "warm_start_job",
+        ["task_dataset", "eval_task_dataset", "warm_start_checkpoint"],
+        "Read the tasks, make the starting policy (SFT where configured) and evaluate it.",
+    ),
+    _Job(
+        "explore_job",
+        ["policy_snapshot", "rollout_batches", "judged_experiences"],
+        "First half of a round: roll out the policy on the round's tasks and judge the rollouts.",
+    ),
+    _Job(
+        "collect_job",
+        ["online_experiences", "online_demonstrations", "judged_experiences"],
+        "Online, first half of a round: take committed production traffic and corrections, compute advantages.",
+    ),
+    _Job(
+        "sync_round_job",
+        ["policy_checkpoint", "evaluation_report"],
+        "Second half of a round: train on the judged experiences, register, serve and evaluate the weights.",
+    ),
+    _Job(
+        "evaluate_job",
+        ["evaluation_report"],
+        "Evaluate the policy of a round again; the champion moves if the gate passes.",
+    ),
+    _Job(
+        "judge_job",
+        ["judged_experiences"],
+        "Judge stored rollouts again, with the configured judge or another one: a backfill over rounds.",
+    ),
+    _Job(
+        "sft_job",
+        ["sft_dataset", "sft_checkpoint", "evaluation_report"],
+        "Supervised fine-tuning on a dataset of demonstrations; the weights are registered and evaluated.",
+    ),
+    _Job(
+        "dpo_job",
+        ["preference_pairs", "dpo_checkpoint", "evaluation_report"],
+        "Direct preference optimisation on a dataset of pairs; the weights are registered and evaluated.",
+    ),
+    _Job(
+        "distill_job",
+        ["sft_dataset", "distilled_checkpoint", "evaluation_report"],
+        "Distillation of a teacher's distribution on a dataset; the weights are registered and evaluated.",
+    ),
+    _Job(
+        "release_job",
+        ["release_report"],
+        "Online: report on the versions in production; the configuration may name a decision to make first.",
+    ),
 ]
+#: Plain names of the jobs in which assets are made.
+JOBS = tuple(job.name for job in _JOBS)
+
+
+def asset_jobs(names: DagsterNames, chosen: Collection[str] = JOBS) -> dict[str, UnresolvedJob]:
+    """The jobs of a project with the plain names ``chosen``, by plain name.
+
+    Each runs in one process: the engine and trainer processes do the heavy work, and a process for each step would only
+    add seconds to a round.
+    """
+    return {
+        job.name: dg.define_asset_job(
+            names.name(job.name),
+            selection=dg.AssetSelection.assets(*map(names.key, job.assets)),
+            description=job.description,
+            tags={"rft/phase": _PHASES.get(job.name, job.name.removesuffix("_job"))},
+            executor_def=dg.in_process_executor,
+        )
+        for job in _JOBS
+        if job.name in chosen
+    }
+
+
+def kinds_by_job(names: DagsterNames) -> dict[str, str]:
+    """The kind of launch of each job that the plan launches, by the job's name in Dagster."""
+    return {names.name(job): kind for kind, job in JOB_OF_KIND.items()}
+
+
+def evaluation_config(names: DagsterNames, *, force: bool = True, promote: bool = True) -> dict[str, Any]:
+    """The run configuration of an evaluation; mode bench evaluates in any case and leaves the champion unchanged."""
+    return {"ops": {names.name("evaluation_report"): {"config": {"force": force, "promote": promote}}}}
 
 
 def run_tags(round_number: int) -> dict[str, str]:
@@ -108,14 +129,15 @@ def run_tags(round_number: int) -> dict[str, str]:
     return {"rft/round": round_key(round_number), "rft/code": code_version()}
 
 
-def add_next_round(instance: dg.DagsterInstance, project: Project) -> None:
+def add_next_round(instance: dg.DagsterInstance, project: Project, names: DagsterNames = PLAIN_NAMES) -> None:
     """Add the partition after the newest round, so that it can be selected in the launchpad."""
     newest = max(project.store.rounds(), default=0)
     key = round_key(1 if project.settings.offline is not None else newest + 1)
-    if not instance.has_dynamic_partition(_PARTITIONS, key):
-        instance.add_dynamic_partitions(_PARTITIONS, [key])
+    partitions = str(names.rounds.name)
+    if not instance.has_dynamic_partition(partitions, key):
+        instance.add_dynamic_partitions(partitions, [key])
 
 
 def unknown_partitions(instance: dg.DagsterInstance) -> list[str]:
-    """Partitions whose names are not rounds, for example because of a typing error."""
-    return [key for key in instance.get_dynamic_partitions(_PARTITIONS) if not is_round_key(key)]
+    """Partitions of a home's own instance whose names are not rounds, for example because of a typing error."""
+    return [key for key in instance.get_dynamic_partitions(str(PLAIN_NAMES.rounds.name)) if not is_round_key(key)]

@@ -1,13 +1,15 @@
 """Read Dagster's record of the launches: which launches are running, the failures of each, and how many have ended."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 import dagster as dg
 
 from rft_platform.assets.run_failure import CAUSE_TAG, RETRYABLE_TAG, fault_of
 from rft_platform.experience.file_names import is_round_key, round_key, round_number
 from rft_platform.jobs.instance import is_orphaned
-from rft_platform.jobs.jobs import JOB_OF_KIND, KIND_OF_JOB
+from rft_platform.jobs.jobs import kinds_by_job
+from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.rounds.planning.project_state import Failures, Launches
 
 _RUNNING = [
@@ -32,37 +34,39 @@ _SILENT = {
 _Key = tuple[str, int]
 
 
-def launches(instance: dg.DagsterInstance, offset_rounds: int = 0) -> Launches:
-    """The running launches and the failures of each launch, from the run records of the plan's jobs.
+def launches(instance: dg.DagsterInstance, offset_rounds: int = 0, names: DagsterNames = PLAIN_NAMES) -> Launches:
+    """The running launches and the failures of each launch of a project, from the run records of the plan's jobs.
 
     ``offset_rounds`` is the number of rounds by which exploration may lead training. A caller that starts launches by
     run key must pass it.
     """
+    kinds = kinds_by_job(names)
     recent = max(_RECENT, 2 * offset_rounds + 4)
     failed: dict[_Key, list[dg.RunRecord]] = defaultdict(list)  # newest first
     for record in instance.get_run_records(dg.RunsFilter(statuses=_FAILED)):
-        if _is_launch(record.dagster_run):
-            failed[_key(record.dagster_run)].append(record)
-    succeeded = [record for job in JOB_OF_KIND.values() for record in _successes(instance, job, recent)]
-    newest_success = {_key(record.dagster_run): record.storage_id for record in reversed(succeeded)}
+        if _is_launch(record.dagster_run, kinds):
+            failed[_key(record.dagster_run, kinds)].append(record)
+    succeeded = [record for job in kinds for record in _successes(instance, job, recent)]
+    newest_success = {_key(record.dagster_run, kinds): record.storage_id for record in reversed(succeeded)}
     since = {
         key: [record for record in records if record.storage_id > newest_success.get(key, -1)]
         for key, records in failed.items()
     }
-    ended = Counter(_key(record.dagster_run) for records in (succeeded, *failed.values()) for record in records)
-    running = [run for run in instance.get_runs(dg.RunsFilter(statuses=_RUNNING)) if _is_launch(run)]
+    ended = Counter(_key(record.dagster_run, kinds) for records in (succeeded, *failed.values()) for record in records)
+    running = [run for run in instance.get_runs(dg.RunsFilter(statuses=_RUNNING)) if _is_launch(run, kinds)]
     return Launches(
-        running=frozenset(map(_key, running)),
+        running=frozenset(_key(run, kinds) for run in running),
         failures={key: _failures(records) for key, records in since.items() if records},
         ended=dict(ended),
-        interrupted=frozenset(map(_key, filter(is_orphaned, running))),
+        interrupted=frozenset(_key(run, kinds) for run in running if is_orphaned(run)),
     )
 
 
 def _successes(instance: dg.DagsterInstance, job: str, limit: int) -> list[dg.RunRecord]:
     """The newest successful runs of a job, newest first."""
     filters = dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.SUCCESS])
-    return [record for record in instance.get_run_records(filters, limit=limit) if _is_launch(record.dagster_run)]
+    records = instance.get_run_records(filters, limit=limit)
+    return [record for record in records if _names_a_round(record.dagster_run)]
 
 
 def _failures(records: list[dg.RunRecord]) -> Failures:
@@ -77,11 +81,15 @@ def _failures(records: list[dg.RunRecord]) -> Failures:
     )
 
 
-def _is_launch(run: dg.DagsterRun) -> bool:
+def _is_launch(run: dg.DagsterRun, kinds: Mapping[str, str]) -> bool:
     """Whether the run is a launch of the plan; a run of a partition whose name is not a round is none."""
-    return run.job_name in KIND_OF_JOB and is_round_key(run.tags.get(_PARTITION_TAG, round_key(0)))
+    return run.job_name in kinds and _names_a_round(run)
 
 
-def _key(run: dg.DagsterRun) -> _Key:
+def _names_a_round(run: dg.DagsterRun) -> bool:
+    return is_round_key(run.tags.get(_PARTITION_TAG, round_key(0)))
+
+
+def _key(run: dg.DagsterRun, kinds: Mapping[str, str]) -> _Key:
     partition = run.tags.get(_PARTITION_TAG)
-    return KIND_OF_JOB[run.job_name], 0 if partition is None else round_number(partition)
+    return kinds[run.job_name], 0 if partition is None else round_number(partition)

@@ -6,7 +6,7 @@ every round, its materializations and its asset checks, because the interface, t
 are in Dagster's index.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from pydantic import Field
 
 from rft_platform.experience.file_names import round_number
 from rft_platform.jobs.dagster_internals.run_storage import event_log_file
-from rft_platform.jobs.jobs import KIND_OF_JOB
-from rft_platform.resources import ProjectResource, RegistryResource
+from rft_platform.jobs.jobs import kinds_by_job
+from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
+from rft_platform.resources.project import ProjectResource, RegistryResource
 
 _TAGS = {"rft/phase": "maintenance"}
 _PARTITION_TAG = "dagster/partition"
@@ -60,8 +61,7 @@ class HistoryConfig(dg.Config):
     )
 
 
-@dg.op(description="Merge the rollout files of closed rounds.", out=dg.Out(dg.Nothing))
-def compact_store(context: dg.OpExecutionContext, config: CompactionConfig, project: ProjectResource) -> None:
+def _compact_store(context: dg.OpExecutionContext, config: CompactionConfig, project: ProjectResource) -> None:
     """Compact the store and report the result. If a round could not be compacted, fail after processing all rounds."""
     from rft_platform.rounds.maintenance.store_maintenance import compact
 
@@ -75,8 +75,7 @@ def compact_store(context: dg.OpExecutionContext, config: CompactionConfig, proj
     })  # fmt: skip
 
 
-@dg.op(description="Retire the rollouts of old rounds.", out=dg.Out(dg.Nothing))
-def retire_rounds(
+def _retire_rounds(
     context: dg.OpExecutionContext, config: RetentionConfig, project: ProjectResource, registry: RegistryResource
 ) -> None:
     """Retire old rounds and report the result. If a round could not be retired, fail after processing all rounds."""
@@ -102,10 +101,9 @@ def retire_rounds(
     })  # fmt: skip
 
 
-@dg.op(description="Remove event logs and captured output of old runs.", out=dg.Out(dg.Nothing))
-def prune_runs(context: dg.OpExecutionContext, config: HistoryConfig) -> None:
+def _prune_runs(context: dg.OpExecutionContext, config: HistoryConfig, names: DagsterNames) -> None:
     """Prune Dagster's run history and report the result; materializations, checks and run records stay."""
-    pruned = prune_run_history(context.instance, keep_rounds=config.keep_rounds, dry_run=config.dry_run)
+    pruned = prune_run_history(context.instance, keep_rounds=config.keep_rounds, dry_run=config.dry_run, names=names)
     _report(context, [], {**asdict(pruned), "dry_run": config.dry_run})
 
 
@@ -116,23 +114,33 @@ def _report(context: dg.OpExecutionContext, problems: list[str], metadata: dict[
         raise dg.Failure("some rounds were not changed:\n" + "\n".join(problems), allow_retries=False)
 
 
-@dg.job(tags=_TAGS, description="Merge the explore batches of closed rounds into one file a round.")
-def compact_job() -> None:
-    """Compact the store."""
-    compact_store()
+def maintenance_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
+    """The jobs ``compact_job`` and ``retention_job`` of a project."""
+
+    def prune_runs(context: dg.OpExecutionContext, config: HistoryConfig) -> None:
+        _prune_runs(context, config, names)
+
+    compact = _op(names, "compact_store", _compact_store, "Merge the rollout files of closed rounds.")
+    retire = _op(names, "retire_rounds", _retire_rounds, "Retire the rollouts of old rounds.")
+    prune = _op(names, "prune_runs", prune_runs, "Remove event logs and captured output of old runs.")
+    return [
+        _job(names, "compact_job", [compact], "Merge the explore batches of closed rounds into one file a round."),
+        _job(
+            names,
+            "retention_job",
+            [retire, prune],
+            "Delete or archive the rollouts of old rounds and prune Dagster's run history; a dry run by default.",
+        ),
+    ]
 
 
-@dg.job(
-    tags=_TAGS,
-    description="Delete or archive the rollouts of old rounds and prune Dagster's run history; a dry run by default.",
-)
-def retention_job() -> None:
-    """Retire old rounds and prune Dagster's run history."""
-    retire_rounds()
-    prune_runs()
+def _op(names: DagsterNames, name: str, body: Callable[..., None], description: str) -> dg.OpDefinition:
+    return dg.op(name=names.name(name), description=description, out=dg.Out(dg.Nothing))(names.bound(body))
 
 
-MAINTENANCE_JOBS = [compact_job, retention_job]
+def _job(names: DagsterNames, name: str, ops: Sequence[dg.OpDefinition], description: str) -> dg.JobDefinition:
+    graph = dg.GraphDefinition(names.name(name), node_defs=ops)
+    return graph.to_job(tags=_TAGS, description=description, executor_def=dg.in_process_executor)
 
 
 @dataclass(slots=True)
@@ -144,9 +152,12 @@ class Pruned:
     freed_bytes: int = 0
 
 
-def prune_run_history(instance: dg.DagsterInstance, *, keep_rounds: int, dry_run: bool) -> Pruned:
+def prune_run_history(
+    instance: dg.DagsterInstance, *, keep_rounds: int, dry_run: bool, names: DagsterNames = PLAIN_NAMES
+) -> Pruned:
     """Prune the runs of all rounds except the newest ``keep_rounds``; runs without a round and open runs stay."""
-    runs = [(number, run) for run in _ended_runs(instance) if (number := _round_of(run)) is not None]
+    jobs = kinds_by_job(names)
+    runs = [(number, run) for run in _ended_runs(instance) if (number := _round_of(run, jobs)) is not None]
     newest = max((number for number, _ in runs), default=0)
     succeeded = {(run.job_name, number) for number, run in runs if run.status == dg.DagsterRunStatus.SUCCESS}
     pruned = Pruned()
@@ -181,10 +192,10 @@ def _ended_runs(instance: dg.DagsterInstance) -> Iterator[dg.DagsterRun]:
         cursor = records[-1].dagster_run.run_id
 
 
-def _round_of(run: dg.DagsterRun) -> int | None:
+def _round_of(run: dg.DagsterRun, jobs: Collection[str]) -> int | None:
     """The round of a run launched by the plan; None for any other run and for a partition that names no round."""
     partition = run.tags.get(_PARTITION_TAG)
-    if run.job_name not in KIND_OF_JOB or partition is None:
+    if run.job_name not in jobs or partition is None:
         return None
     try:
         return round_number(partition)

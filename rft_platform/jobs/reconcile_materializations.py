@@ -15,6 +15,7 @@ from rft_platform.assets.checks import EVALUATION_CHECKS, EXPERIENCE_CHECKS, eva
 from rft_platform.assets.common import numbers
 from rft_platform.common.errors import StorageError
 from rft_platform.experience.file_names import round_key, round_number
+from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.rounds.project.notes import EVALUATION, JUDGE
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
@@ -34,7 +35,10 @@ LOG = logging.getLogger(__name__)
 
 
 def reconcile_materializations(
-    project: Project, instance: dg.DagsterInstance, launched: Iterable[tuple[str, int]]
+    project: Project,
+    instance: dg.DagsterInstance,
+    launched: Iterable[tuple[str, int]],
+    names: DagsterNames = PLAIN_NAMES,
 ) -> list[str]:
     """Report the last asset of each of ``launched`` (kind, round) that is complete on disk and unknown to Dagster.
 
@@ -47,11 +51,11 @@ def reconcile_materializations(
             continue
         asset, name = _ENDS.get(kind, _EVALUATED)
         note = project.store.read_note(number, name)
-        if note is None or (name == JUDGE and not note["sound"]) or _is_known(instance, asset, number):
+        if note is None or (name == JUDGE and not note["sound"]) or _is_known(instance, names, asset, number):
             continue
         try:
-            results = list(_check_results(project, asset, number, note))
-            materialization = _materialization(project, asset, number, note)
+            results = list(_check_results(project, names, asset, number, note))
+            materialization = _materialization(project, names, asset, number, note)
         except StorageError as error:
             LOG.warning("%s of %s is not reported to Dagster yet: %s", asset, round_key(number), error)
             continue
@@ -63,8 +67,8 @@ def reconcile_materializations(
     return reported
 
 
-def _is_known(instance: dg.DagsterInstance, asset: str, number: int) -> bool:
-    key = dg.AssetKey(asset)
+def _is_known(instance: dg.DagsterInstance, names: DagsterNames, asset: str, number: int) -> bool:
+    key = names.key(asset)
     if number == 0:
         return instance.get_latest_materialization_event(key) is not None
     known = instance.get_materialized_partitions(key)
@@ -90,7 +94,9 @@ def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) 
     run = instance.get_run_by_id(run_id)
     if run is not None and not run.is_finished:  # it may still report them; a run that was killed ends soon
         return True
-    return all(_has_result(instance, spec.key, run_id) for spec in _CHECKS.get(key.to_user_string(), ()))
+    return all(
+        _has_result(instance, dg.AssetCheckKey(key, spec.name), run_id) for spec in _CHECKS.get(key.path[-1], ())
+    )
 
 
 def _has_result(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_id: str) -> bool:
@@ -113,7 +119,7 @@ def _is_reported(instance: dg.DagsterInstance, result: dg.AssetCheckEvaluation) 
 
 
 def _check_results(
-    project: Project, asset: str, number: int, note: dict[str, Any]
+    project: Project, names: DagsterNames, asset: str, number: int, note: dict[str, Any]
 ) -> Iterable[dg.AssetCheckEvaluation]:
     """The results that the killed process would have recorded, computed again from the disk."""
     if asset == "judged_experiences":
@@ -128,7 +134,7 @@ def _check_results(
         return
     for result in results:
         yield dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey(asset),
+            asset_key=names.key(asset),
             check_name=str(result.check_name),
             passed=result.passed,
             severity=result.severity,
@@ -137,10 +143,12 @@ def _check_results(
         )
 
 
-def _materialization(project: Project, asset: str, number: int, note: dict[str, Any]) -> dg.AssetMaterialization:
+def _materialization(
+    project: Project, names: DagsterNames, asset: str, number: int, note: dict[str, Any]
+) -> dg.AssetMaterialization:
     version = _data_version(project, asset, number, note)
     return dg.AssetMaterialization(
-        asset_key=asset,
+        asset_key=names.key(asset),
         partition=round_key(number) if number else None,
         description="Complete on disk; the process that created it ended before it reported this materialization.",
         metadata={**numbers(note), **numbers(note.get("metrics", {}))},

@@ -6,7 +6,6 @@ from typing import Any
 
 import dagster as dg
 
-from rft_platform.assets.common import rft_rounds
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.fault_classification import as_fault
 from rft_platform.experience.file_names import round_key
@@ -14,6 +13,7 @@ from rft_platform.jobs.dagster_internals.run_workers import driver_tags
 from rft_platform.jobs.driver_lock import driver_lock
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.jobs import run_tags
+from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.project import Project
 
 REJUDGE_TAG = "rft/rejudge"  #: tag of the runs; its value is the same for all runs of one command
@@ -36,7 +36,7 @@ def rejudge(
         "ops": {"judged_experiences": {"config": judge}},
     }
     with driver_lock(project.home), open_instance(project.home, capture_output=False) as instance:
-        instance.add_dynamic_partitions(str(rft_rounds.name), [round_key(number) for number in rounds])
+        instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), [round_key(number) for number in rounds])
         for number in rounds:
             run_id = str(uuid.uuid4())
             try:

@@ -1,31 +1,22 @@
 """The sensors that advance a project (they launch what the plan returns), and the nightly evaluation."""
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 import dagster as dg
 
-from rft_platform.assets.common import rft_rounds
 from rft_platform.common.errors import UserError
 from rft_platform.config.offline import OfflineKind
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.jobs.instance import end_orphaned_runs
-from rft_platform.jobs.jobs import (
-    ALL_JOBS,
-    BENCH,
-    JOB_OF_KIND,
-    KIND_OF_JOB,
-    add_next_round,
-    evaluate_job,
-    run_tags,
-    sync_round_job,
-)
+from rft_platform.jobs.jobs import JOB_OF_KIND, UnresolvedJob, add_next_round, evaluation_config, run_tags
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
 from rft_platform.jobs.sensor_interval import sensor_interval_s
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.names import DagsterNames
+from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
 from rft_platform.rounds.planning.state import Plan
@@ -36,68 +27,78 @@ LOG = logging.getLogger(__name__)
 _TICK_S = sensor_interval_s()
 
 
-@dg.sensor(
-    jobs=[sync_round_job],
-    minimum_interval_seconds=_TICK_S,
-    default_status=dg.DefaultSensorStatus.STOPPED,
-    description="Starts a round's training once enough of its experience rows are stored. A skipped tick says what it "
-    "waits for. `rft ui --auto` and `rft serve` turn the sensor on.",
-)
-def experience_threshold_sensor(
-    context: dg.SensorEvaluationContext, project: ProjectResource
-) -> dg.SensorResult | dg.SkipReason:
-    """Launch the next training if the plan has one."""
-    return _launch(context, project, kinds=("sync",))
+def experience_threshold_sensor(names: DagsterNames, job: UnresolvedJob) -> dg.SensorDefinition:
+    """The sensor that launches the plan's next training of a round, by ``job``."""
+
+    def experience_threshold_sensor(
+        context: dg.SensorEvaluationContext, project: ProjectResource
+    ) -> dg.SensorResult | dg.SkipReason:
+        return _launch(context, project, names, kinds=("sync",))
+
+    return dg.sensor(
+        name=names.name(experience_threshold_sensor.__name__),
+        jobs=[job],
+        minimum_interval_seconds=_TICK_S,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        description="Starts a round's training once enough of its experience rows are stored. A skipped tick says what "
+        "it waits for. `rft ui --auto` and `rft serve` turn the sensor on.",
+    )(names.bound(experience_threshold_sensor))
 
 
-def next_round_sensor(jobs: Collection[str]) -> dg.SensorDefinition:
-    """The sensor that launches the plan's next work except the training of a round, by those of ``jobs`` that do it."""
-    planned = set(KIND_OF_JOB) - {sync_round_job.name}
+def next_round_sensor(names: DagsterNames, jobs: Mapping[str, UnresolvedJob]) -> dg.SensorDefinition:
+    """The sensor that launches the plan's next work except the training of a round, by those of ``jobs`` that do it.
 
-    @dg.sensor(
-        name="next_round_sensor",
-        jobs=[job for job in ALL_JOBS if job.name in planned and job.name in jobs],
+    ``jobs`` are the project's jobs by plain name.
+    """
+    planned = [jobs[job] for kind, job in JOB_OF_KIND.items() if kind != "sync" and job in jobs]
+
+    def next_round_sensor(
+        context: dg.SensorEvaluationContext, project: ProjectResource
+    ) -> dg.SensorResult | dg.SkipReason:
+        kinds = ("warm_start", "explore", "collect", "evaluate", *get_args(OfflineKind))
+        return _launch(context, project, names, kinds=kinds)
+
+    return dg.sensor(
+        name=names.name(next_round_sensor.__name__),
+        jobs=planned,
         minimum_interval_seconds=_TICK_S,
         default_status=dg.DefaultSensorStatus.STOPPED,
         description="Starts the warm start, then the next round's exploration, until the budget of rounds is spent; "
         "for an offline project, the training; in mode bench, one evaluation after another. A skipped tick says what "
         "it waits for. `rft ui --auto` and `rft serve` turn the sensor on.",
-    )
-    def sensor(context: dg.SensorEvaluationContext, project: ProjectResource) -> dg.SensorResult | dg.SkipReason:
-        return _launch(context, project, kinds=("warm_start", "explore", "collect", "evaluate", *get_args(OfflineKind)))
-
-    return sensor
+    )(names.bound(next_round_sensor))
 
 
-def evaluation_schedule(cron: str | None) -> dg.ScheduleDefinition:
-    """The schedule that evaluates the newest policy: at the times of ``evaluation.schedule``; None: off, at 3 o'clock.
+def evaluation_schedule(names: DagsterNames, job: UnresolvedJob, cron: str | None) -> dg.ScheduleDefinition:
+    """The schedule that evaluates the newest policy by ``job``, at the times ``cron``; None: off, at 3 o'clock.
 
     A project that sets the key wants the evaluation, so its schedule is on. If Dagster does not accept the times of a
     stored configuration, the schedule is off: the other definitions have to load.
     """
     try:
-        return _evaluation_schedule(cron)
+        return _evaluation_schedule(names, job, cron)
     except dg.DagsterInvalidDefinitionError as error:
         LOG.warning("evaluation.schedule %r is not used: %s", cron, error)
-        return _evaluation_schedule(None)
+        return _evaluation_schedule(names, job, None)
 
 
-def _evaluation_schedule(cron: str | None) -> dg.ScheduleDefinition:
-    @dg.schedule(
-        name="nightly_evaluation",
-        job=evaluate_job,
+def _evaluation_schedule(names: DagsterNames, job: UnresolvedJob, cron: str | None) -> dg.ScheduleDefinition:
+    def nightly_evaluation(
+        context: dg.ScheduleEvaluationContext, project: ProjectResource
+    ) -> dg.RunRequest | dg.SkipReason:
+        return _evaluation_request(project, names)
+
+    return dg.schedule(
+        name=names.name(nightly_evaluation.__name__),
+        job=job,
         cron_schedule=cron or "0 3 * * *",
         default_status=dg.DefaultScheduleStatus.RUNNING if cron else dg.DefaultScheduleStatus.STOPPED,
         description="Evaluates the policy of the newest synced round on the held-out tasks, at the times of "
         "evaluation.schedule; without that key the schedule is off.",
-    )
-    def schedule(context: dg.ScheduleEvaluationContext, project: ProjectResource) -> dg.RunRequest | dg.SkipReason:
-        return _evaluation_request(project)
-
-    return schedule
+    )(names.bound(nightly_evaluation))
 
 
-def _evaluation_request(project: ProjectResource) -> dg.RunRequest | dg.SkipReason:
+def _evaluation_request(project: ProjectResource, names: DagsterNames) -> dg.RunRequest | dg.SkipReason:
     """Request an evaluation of the newest round that has a policy."""
     try:
         opened = project.open()
@@ -110,12 +111,12 @@ def _evaluation_request(project: ProjectResource) -> dg.RunRequest | dg.SkipReas
     return dg.RunRequest(
         partition_key=round_key(newest),
         tags=run_tags(newest),
-        run_config={"ops": {"evaluation_report": {"config": {"force": True}}}},
+        run_config=evaluation_config(names),
     )
 
 
 def _launch(
-    context: dg.SensorEvaluationContext, project: ProjectResource, kinds: tuple[str, ...]
+    context: dg.SensorEvaluationContext, project: ProjectResource, names: DagsterNames, kinds: tuple[str, ...]
 ) -> dg.SensorResult | dg.SkipReason:
     try:
         opened = project.open()
@@ -124,27 +125,27 @@ def _launch(
     if driver_is_running(opened.home):
         return dg.SkipReason("`rft run` or `rft demo` is driving this project")
     end_orphaned_runs(context.instance)
-    add_next_round(context.instance, opened)
-    known = launches(context.instance, rounds_ahead(opened))
-    reconcile_materializations(opened, context.instance, known.failures)
+    add_next_round(context.instance, opened, names)
+    known = launches(context.instance, rounds_ahead(opened), names)
+    reconcile_materializations(opened, context.instance, known.failures, names)
     plan = plan_next(observe(opened, known))
-    requests = list(_requests(plan, kinds))
+    requests = list(_requests(plan, names, kinds))
     if not requests:
         return dg.SkipReason(_why_not(plan))
     rounds = [request.partition_key for request in requests if request.partition_key]
     return dg.SensorResult(
-        run_requests=requests, dynamic_partitions_requests=[rft_rounds.build_add_request(rounds)] if rounds else []
+        run_requests=requests, dynamic_partitions_requests=[names.rounds.build_add_request(rounds)] if rounds else []
     )
 
 
-def _requests(plan: Plan, kinds: tuple[str, ...]) -> Iterator[dg.RunRequest]:
+def _requests(plan: Plan, names: DagsterNames, kinds: tuple[str, ...]) -> Iterator[dg.RunRequest]:
     for action in plan.actions:
         if action.kind in kinds:
             yield dg.RunRequest(
                 run_key=action.run_key,
-                job_name=JOB_OF_KIND[action.kind],
+                job_name=names.name(JOB_OF_KIND[action.kind]),
                 partition_key=action.partition,
-                run_config=BENCH if action.kind == "evaluate" else {},
+                run_config=evaluation_config(names, promote=False) if action.kind == "evaluate" else {},
                 tags=run_tags(action.round),
             )
 

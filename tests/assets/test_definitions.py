@@ -17,12 +17,13 @@ from rft_platform.assets.checks import (
     checkpoint_specs,
     evaluation_results,
 )
-from rft_platform.assets.common import rft_rounds
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.definitions import all_definitions, definitions_of, defs
+from rft_platform.definitions import defs
+from rft_platform.project_definitions import all_definitions, definitions_of
+from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.evaluate import gate_passed
 from rft_platform.rounds.project.code_version import code_version
 
@@ -117,13 +118,13 @@ def test_the_gate_check_fails_only_where_the_gate_refused():
 def test_a_failed_check_of_one_round_stays_after_the_next_round_passes():
     (gate,) = EVALUATION_CHECKS
 
-    @dg.asset(name="evaluation_report", partitions_def=rft_rounds, check_specs=[gate])
+    @dg.asset(name="evaluation_report", partitions_def=PLAIN_NAMES.rounds, check_specs=[gate])
     def report(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         passed = context.partition_key == "r0002"
         return dg.MaterializeResult(check_results=evaluation_results(passed, "why"))
 
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001", "r0002"])
+        instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001", "r0002"])
         for partition in ("r0001", "r0002"):
             dg.materialize([report], instance=instance, partition_key=partition)
         history = instance.event_log_storage.get_asset_check_execution_history(gate.key, limit=10)
@@ -133,7 +134,7 @@ def test_a_failed_check_of_one_round_stays_after_the_next_round_passes():
 
 def test_every_check_of_a_round_has_a_result_for_each_round():
     specs = [*EXPERIENCE_CHECKS, *CHECKPOINT_CHECKS, *EVALUATION_CHECKS, *checkpoint_specs("sft_checkpoint")]
-    assert [spec.name for spec in specs if spec.partitions_def is not rft_rounds] == []
+    assert [spec.name for spec in specs if spec.partitions_def != PLAIN_NAMES.rounds] == []
 
 
 TASKSET = {"taskset": {"path": "t.jsonl"}}

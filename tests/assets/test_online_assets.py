@@ -10,9 +10,9 @@ import dagster as dg
 import pytest
 
 from rft_platform.assets import experiences, online, round_lock
-from rft_platform.assets.common import rft_rounds
 from rft_platform.config.home import Home
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.names import PLAIN_NAMES
+from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
@@ -60,9 +60,10 @@ def own_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_rows_and_demonstrations_of_a_round_are_materialised(project: Project) -> None:
-    assets = [online.online_experiences, online.online_demonstrations, experiences.judged_experiences]
+    defined = [online.online_experiences, online.online_demonstrations, experiences.judged_experiences]
+    assets = [asset.of(PLAIN_NAMES) for asset in defined]
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001"])
+        instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
         for _ in range(2):
             done = dg.materialize(
                 assets, instance=instance, partition_key="r0001", resources={"project": ProjectResource()},

@@ -4,7 +4,7 @@ import dagster as dg
 
 from rft_platform.assets.run_failure import asset_phase
 from rft_platform.config.home import Home
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.project import ProjectResource
 
 
 def test_the_logs_of_the_assets_own_project_are_bounded(tmp_path, monkeypatch):

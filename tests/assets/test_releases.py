@@ -9,7 +9,8 @@ import yaml
 
 from rft_platform.assets.releases import release_report
 from rft_platform.config.home import Home
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.names import PLAIN_NAMES
+from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import release_commands
@@ -34,7 +35,7 @@ def project(tmp_path: Path) -> Project:
 
 def materialise(project: Project, **decision: object) -> dg.ExecuteInProcessResult:
     return dg.materialize(
-        [release_report],
+        [release_report.of(PLAIN_NAMES)],
         resources={"project": ProjectResource(home=str(project.home.root))},
         run_config={"ops": {"release_report": {"config": decision}}},
         raise_on_error=False,

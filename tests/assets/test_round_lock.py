@@ -13,7 +13,7 @@ import pytest
 from rft_platform.assets import round_lock
 from rft_platform.assets.round_lock import RoundBusyError, cancel_work_of, exclusive_round, hold_round
 from rft_platform.config.home import Home
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.project import ProjectResource
 
 _HOLD = """
 import sys, time

@@ -8,11 +8,11 @@ import dagster as dg
 import pytest
 
 from rft_platform.assets.checks import EVALUATION_CHECKS
-from rft_platform.assets.common import rft_rounds
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.common.errors import EngineError, RegistryError, RftError, UserError
 from rft_platform.jobs.driver import DriveResult, drive
 from rft_platform.jobs.instance import open_instance
+from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 
@@ -28,7 +28,7 @@ def drive_with(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     def run(*outcomes: RftError | None) -> DriveResult:
         left = list(outcomes)
 
-        @dg.asset(partitions_def=rft_rounds)
+        @dg.asset(partitions_def=PLAIN_NAMES.rounds)
         @reports_faults
         def exploration(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
             outcome = left.pop(0)
@@ -88,7 +88,7 @@ def test_a_launch_that_fails_after_its_last_note_has_its_result_in_dagster(
     project.store.write_note(1, "judge", {"sound": True})
     refused = {"results": [{}], "metrics": {}, "promoted": False, "gate": "no gain", "gate_passed": False}
 
-    @dg.asset(partitions_def=rft_rounds, check_specs=EVALUATION_CHECKS)
+    @dg.asset(partitions_def=PLAIN_NAMES.rounds, check_specs=EVALUATION_CHECKS)
     @reports_faults
     def evaluation_report(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         project.store.write_note(1, "evaluation", refused)

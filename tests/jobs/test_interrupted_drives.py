@@ -10,13 +10,13 @@ import dagster as dg
 import pytest
 import yaml
 
-from rft_platform.assets.common import rft_rounds
 from rft_platform.assets.run_failure import FAULT_TAG, reports_faults
 from rft_platform.common.errors import TrainerError
 from rft_platform.common.files import write_text
 from rft_platform.jobs import driver
 from rft_platform.jobs.driver import drive
 from rft_platform.jobs.instance import open_instance
+from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 
@@ -34,7 +34,7 @@ class Stages:
 
     @property
     def definitions(self) -> dg.Definitions:
-        @dg.asset(partitions_def=rft_rounds)
+        @dg.asset(partitions_def=PLAIN_NAMES.rounds)
         @reports_faults
         def exploration(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
             number = int(context.partition_key[1:])
@@ -47,7 +47,7 @@ class Stages:
             self.project.store.write_note(number, "judge", {"sound": True})
             return dg.MaterializeResult()
 
-        @dg.asset(partitions_def=rft_rounds)
+        @dg.asset(partitions_def=PLAIN_NAMES.rounds)
         @reports_faults
         def training(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
             number = int(context.partition_key[1:])

@@ -3,22 +3,23 @@
 import dagster as dg
 import pytest
 
-from rft_platform.assets.common import rft_rounds, round_of
+from rft_platform.assets.common import round_of
 from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, reports_faults
 from rft_platform.cli.views.doctor_checks import partition_findings
 from rft_platform.definitions import defs
 from rft_platform.experience.file_names import is_round_key, round_key, round_number
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.jobs import add_next_round
+from rft_platform.jobs.jobs import add_next_round, asset_jobs
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.sensors import next_round_sensor
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.names import PLAIN_NAMES
+from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 
-ROUNDS = str(rft_rounds.name)
+ROUNDS = str(PLAIN_NAMES.rounds.name)
 MISTYPED = ("foo", "8", "r9", "r00001", "r²²²²", "R0001", "r0001 ")
 
 
@@ -52,7 +53,7 @@ def test_the_plan_ignores_runs_of_mistyped_partitions(project: Project, partitio
         context = dg.build_sensor_context(
             instance=instance, resources={"project": ProjectResource(home=str(project.home.root))}
         )
-        assert next_round_sensor(["explore_job"])(context).run_requests
+        assert next_round_sensor(PLAIN_NAMES, asset_jobs(PLAIN_NAMES))(context).run_requests
 
 
 def test_the_next_round_has_its_partition(project: Project) -> None:
@@ -66,7 +67,7 @@ def test_the_next_round_has_its_partition(project: Project) -> None:
 
 
 def test_a_run_of_a_mistyped_partition_is_the_users_and_names_the_rounds_there_are() -> None:
-    @dg.asset(partitions_def=rft_rounds)
+    @dg.asset(partitions_def=PLAIN_NAMES.rounds)
     @reports_faults
     def phase(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         return dg.MaterializeResult(metadata={"round": round_of(context)})

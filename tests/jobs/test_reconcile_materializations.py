@@ -10,11 +10,11 @@ import dagster as dg
 import pytest
 
 from rft_platform.assets.checks import EVALUATION_CHECKS, EXPERIENCE_CHECKS
-from rft_platform.assets.common import rft_rounds
 from rft_platform.common.errors import DamagedError
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
+from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 
@@ -25,11 +25,11 @@ import os, signal, sys
 from pathlib import Path
 import dagster as dg
 from rft_platform.assets.checks import EVALUATION_CHECKS, evaluation_results
-from rft_platform.assets.common import rft_rounds
 from rft_platform.config.home import Home
+from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.jobs.instance import open_instance
 
-@dg.asset(partitions_def=rft_rounds, check_specs=EVALUATION_CHECKS)
+@dg.asset(partitions_def=PLAIN_NAMES.rounds, check_specs=EVALUATION_CHECKS)
 def evaluation_report():
     return dg.MaterializeResult(check_results=evaluation_results(False, "no gain"))
 
@@ -40,7 +40,7 @@ with open_instance(Home(Path(sys.argv[1]))) as instance:
             os.kill(os.getpid(), signal.SIGKILL)
         store(event, event_id)
     storage.store_asset_check_event = killed
-    instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001"])
+    instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
     dg.materialize([evaluation_report], instance=instance, partition_key="r0001")
 """
 JUDGED = {"sound": True, "judge_version": "exact_match@1", "mean_reward": 0.25, "rows": 4}
@@ -92,17 +92,17 @@ def test_the_checks_of_what_is_recorded_are_recorded_too(project: Project) -> No
 def test_an_asset_whose_run_was_killed_before_its_checks_is_recorded_with_them(project: Project) -> None:
     project.store.write_note(1, "judge", JUDGED)
 
-    @dg.asset(partitions_def=rft_rounds, check_specs=[dg.AssetCheckSpec("fine", asset="another")])
+    @dg.asset(partitions_def=PLAIN_NAMES.rounds, check_specs=[dg.AssetCheckSpec("fine", asset="another")])
     def another() -> dg.MaterializeResult:
         """An asset of the same run whose check is recorded."""
         return dg.MaterializeResult(check_results=[dg.AssetCheckResult(check_name="fine", passed=True)])
 
-    @dg.asset(partitions_def=rft_rounds)
+    @dg.asset(partitions_def=PLAIN_NAMES.rounds)
     def judged_experiences() -> None:
         """The materialisation is recorded; the checks are not."""
 
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001"])
+        instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
         dg.materialize([another, judged_experiences], instance=instance, partition_key="r0001")
         assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
         assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1, 1, 1, 1]
@@ -113,12 +113,12 @@ def test_a_run_that_has_not_ended_reports_its_checks_itself(project: Project, mo
     """For example a backfill that judges the round again: its results follow its materialization."""
     project.store.write_note(1, "judge", JUDGED)
 
-    @dg.asset(partitions_def=rft_rounds)
+    @dg.asset(partitions_def=PLAIN_NAMES.rounds)
     def judged_experiences() -> None:
         """The materialisation is recorded; the checks are not yet."""
 
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001"])
+        instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
         run_id = dg.materialize([judged_experiences], instance=instance, partition_key="r0001").run_id
         ended = instance.get_run_by_id(run_id)
         assert ended is not None
@@ -133,7 +133,7 @@ def test_one_recorded_check_of_four_is_not_all(project: Project) -> None:
     project.store.write_note(1, "judge", JUDGED)
     known, *missing = EXPERIENCE_CHECKS
 
-    @dg.asset(partitions_def=rft_rounds, check_specs=[known])
+    @dg.asset(partitions_def=PLAIN_NAMES.rounds, check_specs=[known])
     def judged_experiences() -> dg.MaterializeResult:
         """The first check is recorded; the process was killed before the others."""
         return dg.MaterializeResult(
@@ -141,7 +141,7 @@ def test_one_recorded_check_of_four_is_not_all(project: Project) -> None:
         )
 
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001"])
+        instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
         dg.materialize([judged_experiences], instance=instance, partition_key="r0001")
         assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
         assert [len(check_results(instance, spec)) for spec in missing] == [1, 1, 1]

@@ -7,13 +7,17 @@ import yaml
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow
-from rft_platform.jobs.jobs import ALL_JOBS
+from rft_platform.jobs.jobs import asset_jobs
 from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.names import PLAIN_NAMES
+from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 
-NEXT_ROUND = next_round_sensor([job.name for job in ALL_JOBS])
+JOBS = asset_jobs(PLAIN_NAMES)
+NEXT_ROUND = next_round_sensor(PLAIN_NAMES, JOBS)
+THRESHOLD = experience_threshold_sensor(PLAIN_NAMES, JOBS["sync_round_job"])
+NIGHTLY = evaluation_schedule(PLAIN_NAMES, JOBS["evaluate_job"], None)
 
 
 @pytest.fixture
@@ -56,12 +60,12 @@ def test_the_warm_start_comes_first_then_round_one_with_its_partition(project, r
 def test_training_waits_for_rows_and_says_how_many(project, resource):
     publish_round(project, 0)
     with dg.DagsterInstance.ephemeral() as instance:
-        skipped = tick(experience_threshold_sensor, resource, instance)
+        skipped = tick(THRESHOLD, resource, instance)
         assert isinstance(skipped, dg.SkipReason)
         assert "r0001 trains when it has 4 rows, 0 so far" in skipped.skip_message
 
         project.store.write_note(1, "judge", {"sound": True})
-        (request,) = tick(experience_threshold_sensor, resource, instance).run_requests
+        (request,) = tick(THRESHOLD, resource, instance).run_requests
         assert (request.job_name, request.run_key) == ("sync_round_job", "sync:r0001:0")
 
 
@@ -69,7 +73,7 @@ def test_rows_that_a_blocking_check_refused_start_no_training(project, resource)
     publish_round(project, 0)
     project.store.write_note(1, "judge", {"sound": False})
     with dg.DagsterInstance.ephemeral() as instance:
-        assert isinstance(tick(experience_threshold_sensor, resource, instance), dg.SkipReason)
+        assert isinstance(tick(THRESHOLD, resource, instance), dg.SkipReason)
 
 
 @pytest.fixture
@@ -89,12 +93,12 @@ def test_a_dynamic_style_explores_on_and_trains_what_has_landed(dynamic):
         for number in (1, 2):
             (request,) = tick(NEXT_ROUND, dynamic, instance).run_requests
             assert request.run_key == f"explore:r000{number}:0", "without waiting for training"
-            skipped = tick(experience_threshold_sensor, dynamic, instance)
+            skipped = tick(THRESHOLD, dynamic, instance)
             assert f"r0001 waits: {4 * (number - 1)} of 6 experiences have landed" in skipped.skip_message
             rows = [JudgedRow(f"{number}-{i}", f"{number}", f"{i}", 0, 1.0, {}, "v", 0.0) for i in range(4)]
             store.write_judged(number, "v", rows)
             store.write_note(number, "judge", {"sound": True})
-        (request,) = tick(experience_threshold_sensor, dynamic, instance).run_requests
+        (request,) = tick(THRESHOLD, dynamic, instance).run_requests
         assert (request.job_name, request.run_key) == ("sync_round_job", "sync:r0001:0")
         waiting = tick(NEXT_ROUND, dynamic, instance)
         assert isinstance(waiting, dg.SkipReason), "all batches of the run are explored"
@@ -110,12 +114,12 @@ def test_a_finished_budget_is_said(project, resource):
 
 
 def test_the_schedule_evaluates_the_newest_policy(project, resource):
-    context, nightly_evaluation = dg.build_schedule_context(resources={"project": resource}), evaluation_schedule(None)
-    assert nightly_evaluation.default_status is dg.DefaultScheduleStatus.STOPPED
-    assert isinstance(nightly_evaluation(context), dg.SkipReason)
+    context = dg.build_schedule_context(resources={"project": resource})
+    assert NIGHTLY.default_status is dg.DefaultScheduleStatus.STOPPED
+    assert isinstance(NIGHTLY(context), dg.SkipReason)
     publish_round(project, 0)
     publish_round(project, 1)
-    request = nightly_evaluation(context)
+    request = NIGHTLY(context)
     assert request.partition_key == "r0001"
 
 

@@ -14,11 +14,12 @@ import pytest
 
 from rft_platform.common.processes.spawn import stop_process
 from rft_platform.definitions import defs
-from rft_platform.jobs.alerts import alert_on_run_failure, alert_run_failed
+from rft_platform.jobs.alerts import alert_run_failed, alert_sensor
 from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
 from rft_platform.jobs.driver import drive
 from rft_platform.jobs.instance import open_instance
-from rft_platform.resources import ProjectResource
+from rft_platform.resources.names import PLAIN_NAMES
+from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.project import Project
 
 from .conftest import Inbox
@@ -126,7 +127,8 @@ def broken_warm_start() -> None:
 
 def test_the_sensor_tells_of_a_run_that_failed(project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_ALERT_URL", inbox.url)
-    assert alert_on_run_failure.default_status is dg.DefaultSensorStatus.RUNNING
+    sensor = alert_sensor(PLAIN_NAMES)
+    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
     with dg.DagsterInstance.ephemeral() as instance:
         result = broken_job.execute_in_process(instance=instance, raise_on_error=False)
         run = instance.get_run_by_id(result.run_id)
@@ -137,7 +139,7 @@ def test_the_sensor_tells_of_a_run_that_failed(project: Project, inbox: Inbox, m
             dagster_run=run,
             dagster_event=result.get_run_failure_event(),
         ).for_run_failure()
-        alert_on_run_failure(context, project=ProjectResource(home=str(project.home.root)))
+        sensor(context, project=ProjectResource(home=str(project.home.root)))
     assert [alert["run_id"] for alert in inbox.received] == [result.run_id]
 
 

@@ -13,10 +13,11 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow, RolloutRow
-from rft_platform.jobs.maintenance import compact_job, retention_job
+from rft_platform.jobs.maintenance import maintenance_jobs
 from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
 from rft_platform.model_registry.models import RegisteredModel
-from rft_platform.resources import ProjectResource, RegistryResource
+from rft_platform.resources.names import PLAIN_NAMES
+from rft_platform.resources.project import ProjectResource, RegistryResource
 from rft_platform.rounds.maintenance.store_maintenance import champion_rounds, closed_rounds, compact, retain
 from rft_platform.rounds.maintenance.verification import verify
 from rft_platform.rounds.project.policy import Policy, publish
@@ -25,6 +26,7 @@ from tests.experience.samples import step_row
 
 ROUNDS, BATCHES = 4, 2  # the last round is explored, not trained; round 3 descends from 1, and 2 is a dead end
 PARENT = {1: 0, 2: 1, 3: 1}
+COMPACT_JOB, RETENTION_JOB = maintenance_jobs(PLAIN_NAMES)
 
 
 class Champion:
@@ -186,11 +188,11 @@ def test_the_jobs(project: Project) -> None:
     resources = {"project": ProjectResource(home=str(project.home.root))}
     configured = {"ops": {"compact_store": {"config": {"keep_last": 1, "grace_s": 0.0}}}}
     with dg.DagsterInstance.ephemeral() as instance:
-        done = compact_job.execute_in_process(run_config=configured, resources=resources, instance=instance)
+        done = COMPACT_JOB.execute_in_process(run_config=configured, resources=resources, instance=instance)
         assert done.success and len(project.store.rollout_files(2)) == 1 and len(project.store.rollout_files(3)) == 2
         damage_rollouts(project, Path())
         (project.store.round_folder(2) / "files.json").write_text("{")
-        failed = compact_job.execute_in_process(
+        failed = COMPACT_JOB.execute_in_process(
             run_config={"ops": {"compact_store": {"config": {"keep_last": 0}}}},
             resources=resources, instance=instance, raise_on_error=False,
         )  # fmt: skip
@@ -205,7 +207,7 @@ def test_the_retention_job_is_a_dry_run_unless_told(project: Project) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         for dry_run, rows in ((None, 6), (False, 0)):
             given = {"keep_last": 2} | ({} if dry_run is None else {"dry_run": dry_run})
-            done = retention_job.execute_in_process(
+            done = RETENTION_JOB.execute_in_process(
                 run_config={"ops": {"retire_rounds": {"config": given}}}, resources=resources, instance=instance
             )
             assert done.success and project.store.count_rollouts(1) == rows

@@ -53,10 +53,10 @@ def judge(
             judges_of(project, other_judge(judge, judge_args, []))  # fails before a run starts
         refuse_second_driver(project.home)
         from rft_platform.common.processes.signals import terminable
-        from rft_platform.definitions import all_definitions
         from rft_platform.driver.live import showing_progress
         from rft_platform.driver.run import used_processes_end
         from rft_platform.jobs.rejudge import rejudge
+        from rft_platform.project_definitions import all_definitions
         from rft_platform.rounds.judge import figures
 
         before = [figures(project.store, number) for number in numbers]

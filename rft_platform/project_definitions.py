@@ -1,0 +1,150 @@
+"""The assets, jobs, sensors, schedules and resources of a project, as Dagster's ``Definitions``.
+
+``definitions_of`` has those that a project uses: an asset that nothing makes would stay "missing" for ever. ``rft run``
+launches jobs itself and takes ``all_definitions``, and so does a code location without a project.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import dagster as dg
+
+from rft_platform.assets import (
+    checkpoints,
+    evaluation,
+    experiences,
+    offline,
+    offline_data,
+    online,
+    policy,
+    releases,
+    rollouts,
+    tasks,
+)
+from rft_platform.assets.project_asset import ProjectAsset
+from rft_platform.config.gpu_placement import engine_kind, gpu_count
+from rft_platform.config.resolve import offline_without_plugins
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.jobs.alerts import alert_sensor
+from rft_platform.jobs.jobs import asset_jobs
+from rft_platform.jobs.maintenance import maintenance_jobs
+from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
+from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
+from rft_platform.resources.project import EngineResource, ProjectResource, RegistryResource, TrainerResource
+from rft_platform.rounds.project.code_version import code_of, code_version
+
+_Asset = ProjectAsset | dg.AssetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The assets and jobs of one kind of project, beside its evaluation."""
+
+    assets: Sequence[_Asset]
+    jobs: Sequence[str]
+    rounds: bool = True  # whether a sensor starts the second half of rounds
+
+
+_START: list[_Asset] = [tasks.task_dataset, tasks.eval_task_dataset, policy.base_model]
+_TRAINED: list[_Asset] = [experiences.judged_experiences, checkpoints.policy_checkpoint]
+_ROUNDS = _Part(
+    [*_START, policy.warm_start_checkpoint, policy.policy_snapshot, rollouts.rollout_batches, *_TRAINED],
+    ["warm_start_job", "explore_job", "sync_round_job", "judge_job"],
+)
+_ONLINE = _Part(
+    [
+        *(*_START, policy.warm_start_checkpoint, online.online_experiences, online.online_demonstrations),
+        *(*_TRAINED, releases.release_report),
+    ],
+    ["warm_start_job", "collect_job", "sync_round_job", "judge_job", "release_job"],
+)
+_HELD_OUT: list[_Asset] = [tasks.eval_task_dataset, policy.base_model]
+_OFFLINE = {
+    "sft": _Part([*_HELD_OUT, offline_data.sft_dataset, offline.sft_checkpoint], ["sft_job"], rounds=False),
+    "dpo": _Part([*_HELD_OUT, offline_data.preference_pairs, offline.dpo_checkpoint], ["dpo_job"], rounds=False),
+    "distill": _Part(
+        [*_HELD_OUT, offline.teacher_model, offline_data.sft_dataset, offline.distilled_checkpoint],
+        ["distill_job"],
+        rounds=False,
+    ),
+}
+
+
+def all_definitions(config: RftConfig | None = None) -> dg.Definitions:
+    """The definitions of projects of every kind; ``config``: the project whose runs use them."""
+    parts = [_ROUNDS, _ONLINE, *_OFFLINE.values()]
+    assets = {_plain_name(asset): asset for part in parts for asset in part.assets}
+    every = _Part(list(assets.values()), [job for part in parts for job in part.jobs])
+    return _definitions(every, config, PLAIN_NAMES, ProjectResource())
+
+
+def definitions_of(
+    config: RftConfig, names: DagsterNames = PLAIN_NAMES, project: ProjectResource | None = None
+) -> dg.Definitions:
+    """The definitions that a project with ``config`` uses. The project's plugins are not imported.
+
+    ``project`` is the resource of its folder, by default that of RFT_HOME.
+    """
+    offline = offline_without_plugins(config)
+    part = _OFFLINE[offline] if offline is not None else _ONLINE if config.online else _ROUNDS
+    return _definitions(part, config, names, project or ProjectResource(), config.evaluation.schedule)
+
+
+def _definitions(
+    part: _Part, config: RftConfig | None, names: DagsterNames, project: ProjectResource, schedule: str | None = None
+) -> dg.Definitions:
+    used = [*part.assets, evaluation.evaluation_report]
+    keys = {names.key(_plain_name(asset)) for asset in used}
+    version = code_version() if config is None else code_of(config)
+    jobs = asset_jobs(names, {*part.jobs, "evaluate_job"})
+    resources = {
+        "project": project,
+        "engine": EngineResource(project=project),
+        "trainer": TrainerResource(project=project),
+        "registry": RegistryResource(project=project),
+    }
+    return dg.Definitions(
+        assets=[_adapted(asset, names, keys, version, config) for asset in used],
+        jobs=[*jobs.values(), *maintenance_jobs(names)],
+        sensors=[
+            next_round_sensor(names, jobs),
+            *([experience_threshold_sensor(names, jobs["sync_round_job"])] if part.rounds else []),
+            alert_sensor(names),
+        ],
+        schedules=[evaluation_schedule(names, jobs["evaluate_job"], schedule)],
+        resources={names.name(name): resource for name, resource in resources.items()},
+    )
+
+
+def _plain_name(asset: _Asset) -> str:
+    return asset.name if isinstance(asset, ProjectAsset) else asset.key.path[-1]
+
+
+def _adapted(
+    asset: _Asset, names: DagsterNames, used: set[dg.AssetKey], version: str, config: RftConfig | None
+) -> dg.AssetsDefinition | dg.AssetSpec:
+    """``asset`` as the project has it: its dependencies, its code, the engine in use, and when its rows are overdue.
+
+    ``used`` are the assets of the project: dependencies on others are left out.
+    """
+    if isinstance(asset, dg.AssetSpec):
+        return asset.replace_attributes(key=names.key(_plain_name(asset)), group_name=names.name(str(asset.group_name)))
+
+    def adapted(spec: dg.AssetSpec) -> dg.AssetSpec:
+        deps = [dep for dep in spec.deps if dep.asset_key in used]
+        changed = spec.replace_attributes(deps=deps, code_version=version)
+        if config is None:
+            return changed
+        engine = engine_kind(config, gpu_count())
+        changed = changed.replace_attributes(kinds={engine if kind == "vllm" else kind for kind in spec.kinds})
+        hours = config.service.freshness_hours
+        if asset is not online.online_experiences or hours is None:
+            return changed
+        return changed.replace_attributes(
+            freshness_policy=dg.FreshnessPolicy.time_window(
+                fail_window=timedelta(hours=hours), warn_window=timedelta(hours=hours / 2)
+            )
+        )
+
+    return asset.of(names).map_asset_specs(adapted)
