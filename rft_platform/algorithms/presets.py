@@ -84,6 +84,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "gmpo": _group("gmpo", "grpo", loss_agg_mode="seq-mean-token-mean"),
         "clip_cov": _group("clip_cov", "grpo"),
         "kl_cov": _group("kl_cov", "grpo"),
+        "clip_b": _group("clip_b", "grpo"),
+        "clip_v": _group("clip_v", "grpo"),
         "cispo": _group("cispo", "grpo"),
         "sapo": _group("sapo", "grpo"),
         "topr": _group("topr", "grpo"),

@@ -165,6 +165,13 @@ def clip_cov(c: Case, clip_low: float = 0.2, clip_high: float = 0.2, **selection
     return value, np.where(c.selected > 0, 0.0, gradient)
 
 
+def entropy_clip(
+    c: Case, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 3.0, **selection: float
+) -> tuple[Array, Array]:
+    value, gradient = ppo(c, clip_low, clip_high, dual_clip)
+    return value, np.where(c.selected > 0, 0.0, gradient)
+
+
 def kl_cov(c: Case, kl_coef: float = 1.0, select_ratio: float = 0.0) -> tuple[Array, Array]:
     far = c.logp - c.old
     value, gradient = -c.advantage * np.exp(far), -c.advantage * np.exp(far)
@@ -282,7 +289,7 @@ def mix(c: Case, phi: bool = False, **options: Any) -> tuple[Array, Array]:
 
 REFERENCES: dict[str, Reference] = {
     "ppo": ppo, "gspo": gspo, "gmpo": gmpo, "rec": rec, "cispo": cispo, "sapo": sapo, "topr": topr,
-    "clip_cov": clip_cov, "kl_cov": kl_cov, "sppo": sppo,
+    "clip_cov": clip_cov, "kl_cov": kl_cov, "clip_b": entropy_clip, "clip_v": entropy_clip, "sppo": sppo,
     "reinforce": reinforce, "opmd": opmd, "sft": sft, "dpo": dpo, "ipo": ipo, "hinge": hinge, "simpo": simpo,
     "orpo": orpo, "mix": mix,
 }  # fmt: skip

@@ -92,6 +92,8 @@ SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sppo": lambda r, a: -a * ((r <= 1.3) & (r >= 1 / 1.3)),
     "clip_cov": lambda r, a: -a * r * ~(((a > 0) & (r > 1.2)) | ((a < 0) & (r < 0.8)) | (SELECTED > 0)),
     "kl_cov": lambda r, a: -a * r + SELECTED * r.log().sign(),
+    "clip_b": lambda r, a: -a * r * ~(((a > 0) & (r > 1.28)) | ((a < 0) & ((r < 0.8) | (r > 3))) | (SELECTED > 0)),
+    "clip_v": lambda r, a: -a * r * ~(((a > 0) & (r > 1.28)) | ((a < 0) & ((r < 0.8) | (r > 3))) | (SELECTED > 0)),
     "cispo": lambda r, a: -a * r.clamp(max=1.28),
     "sapo": lambda r, a: -a * r / torch.where(a > 0, 0.5 * (r - 1), 0.525 * (r - 1)).cosh() ** 2,
     "topr": lambda r, a: -a * torch.where(a > 0, 1.0, r.clamp(max=1.0)),

@@ -31,6 +31,10 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("clip_cov", {}),
     ("clip_cov", {"clip_low": 0.1, "clip_high": 0.5, "select_ratio": 0.1, "cov_low": -1.0}),
     ("kl_cov", {}),
+    ("clip_b", {}),
+    ("clip_b", {"clip_low": 0.1, "clip_high": 0.5, "dual_clip": None, "mu": 1.0}),
+    ("clip_v", {}),
+    ("clip_v", {"dual_clip": 1.5, "max_share": 0.1}),
     ("kl_cov", {"kl_coef": 0.3, "select_ratio": 0.5}),
     ("cispo", {}),
     ("cispo", {"clip_low": 0.4, "clip_high": 2.0}),
@@ -145,7 +149,23 @@ def weight(numerator: Array, denominator: Array, cap: float) -> Array:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    "name", ["ppo", "gspo", "gmpo", "rec", "sppo", "clip_cov", "kl_cov", "cispo", "sapo", "topr", "reinforce", "opmd"]
+    "name",
+    [
+        "ppo",
+        "gspo",
+        "gmpo",
+        "rec",
+        "sppo",
+        "clip_cov",
+        "kl_cov",
+        "clip_b",
+        "clip_v",
+        "cispo",
+        "sapo",
+        "topr",
+        "reinforce",
+        "opmd",
+    ],
 )
 @pytest.mark.parametrize("mode", ["bypass", "decoupled"])
 def test_exactly_one_ratio_is_counted(name: str, mode: Any, seed: int) -> None:

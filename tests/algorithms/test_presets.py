@@ -24,6 +24,8 @@ TABLE = {
     "gmpo": ("gmpo", "grpo", None, "seq-mean-token-mean", "if_beta", 2),
     "clip_cov": ("clip_cov", "grpo", None, "token-mean", "if_beta", 2),
     "kl_cov": ("kl_cov", "grpo", None, "token-mean", "if_beta", 2),
+    "clip_b": ("clip_b", "grpo", None, "token-mean", "if_beta", 2),
+    "clip_v": ("clip_v", "grpo", None, "token-mean", "if_beta", 2),
     "cispo": ("cispo", "grpo", None, "token-mean", "if_beta", 2),
     "sapo": ("sapo", "grpo", None, "token-mean", "if_beta", 2),
     "topr": ("topr", "grpo", None, "token-mean", "if_beta", 2),

@@ -183,6 +183,30 @@ def test_arguments_of_the_loss_and_the_advantage_have_other_names() -> None:
     resolve(build_config(data))
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "loss", "options"),
+    [
+        ("clipb", {"mu": 2.5, "epsilon": 1e-5}, "clip_b", {"mu": 2.5}),
+        ("clipv", {"mu": 8.5, "max_frac": 0.01}, "clip_v", {"mu": 8.5, "max_share": 0.01}),
+        ("clipv", None, "clip_v", {}),
+    ],
+)
+def test_an_advantage_that_leaves_out_tokens_is_a_loss(
+    name: str, given: dict[str, Any] | None, loss: str, options: dict[str, float]
+) -> None:
+    data, (notice,) = converted(
+        algorithm__advantage_fn=name,
+        algorithm__advantage_fn_args=given,
+        algorithm__policy_loss_fn_args={"clip_range_high": 0.3},
+    )
+    run = resolve(build_config(data))
+    assert run.spec.policy_loss == loss and run.algorithm.advantage == "grpo"
+    assert run.spec.policy_loss_args == {"clip_high": 0.3, **options}
+    assert notice == f"algorithm.advantage_fn {name} is policy_loss_fn {loss} with advantage_fn grpo here"
+    with pytest.raises(UserError, match=f"advantage_fn {name} with policy_loss_fn sapo: .*remove policy_loss_fn"):
+        converted(algorithm__advantage_fn=name, algorithm__policy_loss_fn="sapo")
+
+
 @pytest.mark.parametrize("key", ["kl_loss_fn", "kl_penalty_fn"])
 def test_the_function_none_switches_a_kl_term_off(key: str) -> None:
     data, (notice,) = converted(**{f"algorithm__{key}": "none", f"algorithm__{key}_args": {"kl_coef": 0.1}})

@@ -23,7 +23,6 @@ REASONS = {
     "agentscope_": "No module named 'agentscope'",  # a plan where AgentScope is installed
     "grpo_vlm": "models and tasks are text here",
     "bench_external_model": "policies of this project",
-    "entropy_clip": "unknown advantage function 'clip",
 }
 
 

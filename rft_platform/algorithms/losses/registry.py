@@ -77,6 +77,8 @@ class StepTokens:
     advantage: np.ndarray
     draw: np.ndarray  # random numbers from 0 to 1 that belong to the token's row, in whatever order rows are computed
     total: Total
+    #: S of each token as ``PolicyLoss.entropy_change`` says; empty if the loss does not read it
+    entropy_change: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 Selection = Callable[..., np.ndarray]
@@ -85,6 +87,11 @@ Selection = Callable[..., np.ndarray]
 Correction = Literal["ratio", "weight", "none"]
 """How a loss corrects for tokens that another policy sampled: by the ratio in the loss; by a detached weight, which
 ``objective`` applies to a loss without a ratio; or only by the loss's own clip or gate."""
+
+
+EntropyChange = Literal["plain", "centred"]
+"""``plain``: S = p (H + log p) of a token, p its probability and H the entropy; ``centred``: less its expectation over
+the distribution. If the token's logit rises, H changes by ``-S`` to first order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,7 @@ class PolicyLoss:
     beta: float | None = None  # selects the divergence of ``teacher`` losses: the option's default or bound value
     loss_agg_modes: tuple[str, ...] | None = None  # aggregations that keep the loss's objective; None: all
     selects: Selection | None = None  # selects tokens of the whole step before packing: ``TokenBatch.selected``
+    entropy_change: EntropyChange | None = None  # ``selects`` reads ``StepTokens.entropy_change``, computed like this
 
 
 LOSSES: Registry[PolicyLoss] = Registry("policy_loss_fn", "rft_platform.algorithms.losses")
@@ -123,12 +131,14 @@ def loss(
     whole_rows_if: str | None = None,
     loss_agg_modes: tuple[str, ...] | None = None,
     selects: Selection | None = None,
+    entropy_change: EntropyChange | None = None,
 ) -> Callable[[LossFunction], LossFunction]:
     """Register the decorated function under ``name`` (``algorithm.policy_loss_fn`` of the configuration).
 
     ``zero_advantage_is_inert`` declares that a token with advantage 0 has loss 0 and gradient 0 for any log-probs; the
     trainer then leaves out rows and steps without an advantage. ``loss_agg_modes`` are the values of
-    ``algorithm.loss_agg_mode`` that the loss allows; None allows all. ``selects`` is called once per optimiser step.
+    ``algorithm.loss_agg_mode`` that the loss allows; None allows all. ``selects`` is called once per optimiser step;
+    ``entropy_change`` says what it reads besides log-probs and advantages, at the price of a forward pass.
     Raises ValueError for a ``teacher`` loss without the option ``beta``, which selects its divergence.
     """
 
@@ -147,6 +157,7 @@ def loss(
             beta=_default_beta(name, function) if teacher else None,
             loss_agg_modes=loss_agg_modes,
             selects=selects,
+            entropy_change=entropy_change,
         )
         LOSSES.add(name, entry, function)
         return function

@@ -9,6 +9,8 @@ from rft_platform.config.foreign.names import (
     ADVANTAGE_NOTE,
     ADVANTAGES,
     ALGORITHMS,
+    ENTROPY_CLIP_ARGUMENTS,
+    ENTROPY_CLIPS,
     LOSS_ARGUMENTS,
     LOSS_NOTE,
     LOSSES,
@@ -32,6 +34,7 @@ def convert_algorithm(data: Data) -> Iterator[str]:
     yield from _demonstrations(data, section)
     yield from _named(section)
     yield from _without_kl(section)
+    yield from _entropy_clip(section)
     yield from _advantage(section)
     yield from _loss(section)
     yield from warm_up(data, section)
@@ -70,6 +73,26 @@ def _arguments(section: Data, name: str, own: frozenset[str]) -> Data | None:
     known = function is None or (isinstance(function, str) and function in own)
     arguments = section.get(key)
     return arguments if known and isinstance(arguments, dict) else None
+
+
+def _entropy_clip(section: Data) -> Iterator[str]:
+    """Replace an advantage that leaves out tokens by the advantage ``grpo`` and the loss that leaves them out here."""
+    name = section.get("advantage_fn")
+    loss = ENTROPY_CLIPS.get(name) if isinstance(name, str) else None
+    if loss is None:
+        return
+    if section.get("policy_loss_fn") not in (None, "ppo", loss):
+        raise UserError(
+            f"algorithm.advantage_fn {name} with policy_loss_fn {section['policy_loss_fn']}: the loss {loss} is the "
+            "ppo loss without the tokens that the advantage leaves out: remove policy_loss_fn"
+        )
+    section["advantage_fn"], section["policy_loss_fn"] = "grpo", loss
+    arguments = mapping_at(section, "advantage_fn_args")
+    for argument, target in ENTROPY_CLIP_ARGUMENTS.items():
+        if argument in arguments:
+            both = f"algorithm.advantage_fn_args.{argument} and algorithm.policy_loss_fn_args.{target}"
+            put(section, f"policy_loss_fn_args.{target}", arguments.pop(argument), both)
+    yield f"algorithm.advantage_fn {name} is policy_loss_fn {loss} with advantage_fn grpo here"
 
 
 def _advantage(section: Data) -> Iterator[str]:

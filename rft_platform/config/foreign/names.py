@@ -158,8 +158,8 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
 #: The platform's own losses and advantages. All other functions are the user's own; their arguments keep their names.
 LOSSES = frozenset(
     {
-        "cispo", "clip_cov", "dpo", "gkd", "gmpo", "gspo", "hinge", "ipo", "kl_cov", "mix", "opmd", "orpo", "ppo",
-        "rec", "reinforce", "sapo", "sft", "simpo", "sppo", "topr",
+        "cispo", "clip_b", "clip_cov", "clip_v", "dpo", "gkd", "gmpo", "gspo", "hinge", "ipo", "kl_cov", "mix",
+        "opmd", "orpo", "ppo", "rec", "reinforce", "sapo", "sft", "simpo", "sppo", "topr",
     }
 )  # fmt: skip
 ADVANTAGES = frozenset(
@@ -198,6 +198,10 @@ ADVANTAGE_ARGUMENTS: Mapping[str, str | None] = {
     "rank_penalty": None,
     "duplicate_experiences": None,
 }
+#: Advantages of the foreign system that leave out tokens: the loss that does this here, with the advantage ``grpo``.
+ENTROPY_CLIPS: Mapping[str, str] = {"clipb": "clip_b", "clipv": "clip_v"}
+#: Arguments of these advantages that are arguments of the loss here.
+ENTROPY_CLIP_ARGUMENTS: Mapping[str, str] = {"mu": "mu", "max_frac": "max_share"}
 ADVANTAGE_NOTE = "the advantage has the definition in docs/algorithms.md"
 
 #: Operators of experiences that are left out, and what replaces each of them.

@@ -29,6 +29,7 @@ class Sample:
     old_logprobs: np.ndarray | None = None  # under this policy at the start of the training
     old_values: np.ndarray | None = None  # by the critic at the start of the training
     returns: np.ndarray | None = None  # training targets of the critic
+    entropy_change: np.ndarray | None = None  # how the entropy depends on each token (``entropy_change.py``)
     selected: np.ndarray | None = None  # 1.0 on tokens that the loss selects from a step; ``token_selection`` sets it
 
     def __post_init__(self) -> None:
@@ -48,7 +49,8 @@ class Sample:
 
 
 _PER_TOKEN = (
-    "rollout_logprobs", "reference_logprobs", "teacher_logprobs", "old_logprobs", "old_values", "returns"
+    "rollout_logprobs", "reference_logprobs", "teacher_logprobs", "old_logprobs", "old_values", "returns",
+    "entropy_change",
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from rft_platform.training.data.token_advantages import set_token_advantages
 from rft_platform.training.distributed import Ranks, Reduce
 from rft_platform.training.loop.critic_step import compute_values
 from rft_platform.training.loop.distillation import check_vocabulary
+from rft_platform.training.loop.entropy_change import compute_entropy_change
 from rft_platform.training.loop.training_run import TrainingRun
 from rft_platform.training.models.loading import load_policy
 from rft_platform.training.packed.packed_policy import PackedPolicy, score
@@ -76,6 +77,12 @@ class Precompute:
         if algorithm.correction == "decoupled":
             with run.watch.time("old_logprobs"):
                 compute_logprobs(run.state.policy, "old_logprobs", samples, budget, reduce)
+        change = run.plan.objective.policy_loss.entropy_change
+        if change is not None:
+            with run.watch.time("entropy_change"):
+                compute_entropy_change(
+                    run.state.policy, samples, centred=change == "centred", max_tokens_per_pack=budget, reduce=reduce
+                )
         if run.state.critic is not None:
             with run.watch.time("values"):
                 compute_values(run.state.critic.model, samples, max_tokens_per_pack=budget, reduce=reduce)

@@ -21,6 +21,7 @@ _PHASES = (
     "reference",
     "teacher",
     "old_logprobs",
+    "entropy_change",
     "values",
     "compile",
     "forward_backward",

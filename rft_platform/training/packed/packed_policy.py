@@ -119,9 +119,16 @@ def packed_hidden(body: Any, batch: PackTensors) -> Tensor:
 
 
 def evaluate(
-    model: PackedModel, samples: Sequence[Sample], *, max_tokens_per_pack: int, reduce: Reduce | None = None
+    model: PackedModel,
+    samples: Sequence[Sample],
+    *,
+    max_tokens_per_pack: int,
+    reduce: Reduce | None = None,
+    call: Callable[[PackTensors], Tensor] | None = None,
 ) -> list[np.ndarray]:
     """Run ``model`` over the samples without gradients. Return its numbers per token, float32 [n] for each sample.
+
+    ``call`` runs the model in another way that returns one number per token of the pack; default: ``model`` itself.
 
     Tokens that are not trained get 0. Under FSDP every rank must call it, each with its own samples. Afterwards the
     model's parameters are the shards again, not gathered copies.
@@ -132,7 +139,7 @@ def evaluate(
     with torch.no_grad():
         for index in range(most(len(packs), reduce or one_rank)):
             part = packs[index] if index < len(packs) else idle_pack(model, max_tokens_per_pack)
-            found.append(model(PackTensors.of(part, model.device, model.compute_dtype)))
+            found.append((call or model)(PackTensors.of(part, model.device, model.compute_dtype)))
     for part, value in zip(packs, found, strict=False):  # after the loop: a copy to the host waits for the device
         values[part.token_source] = value.cpu().numpy()
     release_gathered(model)

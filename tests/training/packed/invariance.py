@@ -33,7 +33,10 @@ EVERYTHING: dict[str, Any] = {
     "weight_level": "sequence",
 }
 #: Options with which losses that select tokens select some of the few here.
-SELECTING = {"clip_cov": {"select_ratio": 0.2, "cov_low": 0.05}, "kl_cov": {"select_ratio": 0.2}}
+SELECTING = {
+    "clip_cov": {"select_ratio": 0.2, "cov_low": 0.05}, "kl_cov": {"select_ratio": 0.2},
+    "clip_b": {"mu": 0.5}, "clip_v": {"mu": 0.5, "max_share": 0.1},
+}  # fmt: skip
 OF_ROLLOUTS = {
     "token_mask",
     "row_mask",
@@ -68,6 +71,7 @@ def _row(name: str, ids: list[int], start: int, group: int, member: int, rng: np
         name, np.array(ids, np.int32), np.arange(count) >= start, near(-3.0), float(rng.normal()),
         temperature=0.7 if member == 1 else 1.0, weight=0.5 if member == 2 else 1.0, group=group,
         reference_logprobs=near(-3.1), teacher_logprobs=near(-2.5), old_logprobs=near(-3.0),
+        entropy_change=np.sin(1.7 * np.arange(count) + member).astype(np.float32),
     )  # fmt: skip
 
 
