@@ -35,9 +35,14 @@ def numbers(values: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def columns_of(schema: Any) -> dg.TableSchema:
-    """Dagster's description of an Arrow schema."""
-    return dg.TableSchema(columns=[dg.TableColumn(name=field.name, type=str(field.type)) for field in schema])
+def columns_of(schema: Any, descriptions: Mapping[str, str]) -> dg.TableSchema:
+    """Dagster's description of an Arrow schema, with the descriptions of its columns by name."""
+    return dg.TableSchema(
+        columns=[
+            dg.TableColumn(name=field.name, type=str(field.type), description=descriptions.get(field.name))
+            for field in schema
+        ]
+    )
 
 
 def report_table(reports: Sequence[Any]) -> dg.TableMetadataValue:

@@ -44,7 +44,7 @@ def judged_experiences(
     context: dg.AssetExecutionContext, config: JudgeConfig, project: ProjectResource
 ) -> dg.MaterializeResult:
     """Rewards, their parts, advantages and the judge's version, joined to the rollouts by row_id."""
-    from rft_platform.experience.schema import JUDGED_SCHEMA
+    from rft_platform.experience.schema import DESCRIPTIONS, JUDGED_SCHEMA
     from rft_platform.rounds.judge import quality, restore, sample_transcripts
     from rft_platform.rounds.round import Round
     from rft_platform.rounds.setup.taskset_binding import other_judge
@@ -59,7 +59,7 @@ def judged_experiences(
     return dg.MaterializeResult(
         metadata={
             "dagster/partition_row_count": summary["rows"],
-            "dagster/column_schema": columns_of(JUDGED_SCHEMA),
+            "dagster/column_schema": columns_of(JUDGED_SCHEMA, DESCRIPTIONS),
             "folder": path(opened.store.round_folder(number) / "judged"),
             "judge_version": summary["judge_version"],
             "judge_versions": _judgements(opened.store, number),

@@ -33,7 +33,7 @@ def _dataset(name: str, description: str) -> ProjectAsset:
 
 
 def _write(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
-    from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset, make_dataset
+    from rft_platform.rounds.offline_dataset import DESCRIPTIONS, leaked_tasks, load_dataset, make_dataset
 
     opened = project.open()
     written, dataset = make_dataset(opened, round_of(context)), load_dataset(opened)
@@ -41,7 +41,7 @@ def _write(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.Ma
     return dg.MaterializeResult(
         metadata={
             "dagster/row_count": written.rows,
-            "dagster/column_schema": columns_of(_schema(written)),
+            "dagster/column_schema": columns_of(_schema(written), DESCRIPTIONS),
             "file": path(written.path),
             "sha256": written.sha256,
             "source": path(written.source),

@@ -18,7 +18,7 @@ from rft_platform.resources.project import ProjectResource
 @reports_faults
 def online_experiences(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
     """Model calls of production clients that have a reward from feedback and were committed. Written once."""
-    from rft_platform.experience.schema import ROLLOUT_SCHEMA
+    from rft_platform.experience.schema import DESCRIPTIONS, ROLLOUT_SCHEMA
     from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)
@@ -26,7 +26,7 @@ def online_experiences(context: dg.AssetExecutionContext, project: ProjectResour
     return dg.MaterializeResult(
         metadata={
             "dagster/partition_row_count": summary["rows"],
-            "dagster/column_schema": columns_of(ROLLOUT_SCHEMA),
+            "dagster/column_schema": columns_of(ROLLOUT_SCHEMA, DESCRIPTIONS),
             "folder": path(opened.store.rollout_files(number)[0].parent),
             **numbers(summary),
         },

@@ -22,7 +22,7 @@ def rollout_batches(
     context: dg.AssetExecutionContext, project: ProjectResource, engine: EngineResource
 ) -> dg.MaterializeResult:
     """Runs of the workflow on this round's tasks: token ids, rollout log-probs, messages. Written once."""
-    from rft_platform.experience.schema import ROLLOUT_SCHEMA
+    from rft_platform.experience.schema import DESCRIPTIONS, ROLLOUT_SCHEMA
     from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)
@@ -30,7 +30,7 @@ def rollout_batches(
     return dg.MaterializeResult(
         metadata={
             "dagster/partition_row_count": summary["rows"],
-            "dagster/column_schema": columns_of(ROLLOUT_SCHEMA),
+            "dagster/column_schema": columns_of(ROLLOUT_SCHEMA, DESCRIPTIONS),
             "folder": path(opened.store.rollout_files(number)[0].parent),
             **numbers(summary),
             **numbers(summary["task_selection"]["statistics"]),

@@ -25,59 +25,69 @@ RECORD_KEY = b"rft.record"
 _TOKENS = pa.list_(pa.int32())
 _METRICS = pa.map_(pa.string(), pa.float64())
 
+#: Columns with their descriptions, which Dagster shows.
+_ROLLOUT_COLUMNS = [
+    ("row_id", pa.string(), "Id of the model call, computed from run, step and choice; the judgement refers to it."),
+    ("task_id", pa.string(), "The task: a digest of its row."),
+    ("taskset", pa.string(), "The taskset of the task."),
+    ("group_id", pa.string(), "The runs of one task in one round."),
+    ("run_id", pa.string(), "One run of the workflow."),
+    ("step", pa.int32(), "Position of the call in its run, from 0."),
+    ("msg_id", pa.string(), "Id of the engine's response."),
+    ("round", pa.int32(), "The round that explored."),
+    ("policy_version", pa.int64(), "Optimiser steps of the weights that sampled."),
+    ("engine", pa.string(), "Name and version of the engine."),
+    ("template_hash", pa.string(), "Digest of the chat template that rendered the prompt."),
+    ("prompt_ids", _TOKENS, "Token ids of the prompt, as the engine saw them."),
+    ("response_ids", _TOKENS, "Token ids of the answer, as the engine sampled them."),
+    (
+        "rollout_logprobs",
+        pa.list_(pa.float32()),
+        "Natural logarithms under the sampling distribution, one for each token of the answer.",
+    ),
+    ("loss_mask", pa.list_(pa.bool_()), "Whether each token of the answer may be trained on."),
+    ("temperature", pa.float64(), "Sampling parameter."),
+    ("top_p", pa.float64(), "Sampling parameter."),
+    ("top_k", pa.int32(), "Sampling parameter; -1: no limit."),
+    ("finish_reason", pa.string(), "Why the answer ended."),
+    ("truncated", pa.bool_(), "Whether the answer was cut."),
+    ("messages", pa.string(), "The conversation before the answer, as JSON."),
+    ("tools", pa.string(), "The tools offered, as JSON."),
+    ("response", pa.string(), "The message of the assistant, as JSON."),
+    ("run_output", pa.string(), "What the workflow returned for the judge, as JSON; in the run's last row."),
+    ("run_reward", pa.float64(), "The reward that the workflow returned; in the run's last row."),
+    ("metrics", _METRICS, "Numbers by name; those of the workflow are in the run's last row."),
+    ("created_at", pa.float64(), "Time of the call, in seconds since 1970."),
+    ("duration_s", pa.float64(), "Seconds that the call took."),
+    ("attempt", pa.int32(), "Attempt of the run, from 0."),
+    ("env_state_hash", pa.string(), "Digest of the environment's state at this call, if the workflow set it."),
+    ("policy", pa.string(), "The further trainable policy that was called; null: the first one."),
+    ("step_reward", pa.float64(), "The environment's reward for this step, if the workflow set it."),
+]
 ROLLOUT_SCHEMA = pa.schema(
-    [
-        ("row_id", pa.string()),
-        ("task_id", pa.string()),
-        ("taskset", pa.string()),
-        ("group_id", pa.string()),
-        ("run_id", pa.string()),
-        ("step", pa.int32()),
-        ("msg_id", pa.string()),
-        ("round", pa.int32()),
-        ("policy_version", pa.int64()),
-        ("engine", pa.string()),
-        ("template_hash", pa.string()),
-        ("prompt_ids", _TOKENS),
-        ("response_ids", _TOKENS),
-        ("rollout_logprobs", pa.list_(pa.float32())),
-        ("loss_mask", pa.list_(pa.bool_())),
-        ("temperature", pa.float64()),
-        ("top_p", pa.float64()),
-        ("top_k", pa.int32()),
-        ("finish_reason", pa.string()),
-        ("truncated", pa.bool_()),
-        ("messages", pa.string()),
-        ("tools", pa.string()),
-        ("response", pa.string()),
-        ("run_output", pa.string()),
-        ("run_reward", pa.float64()),
-        ("metrics", _METRICS),
-        ("created_at", pa.float64()),
-        ("duration_s", pa.float64()),
-        ("attempt", pa.int32()),
-        ("env_state_hash", pa.string()),
-        ("policy", pa.string()),
-        ("step_reward", pa.float64()),
-    ],
+    [(name, kind) for name, kind, _ in _ROLLOUT_COLUMNS],
     metadata={RECORD_KEY: b"rollout", VERSION_KEY: str(ROLLOUT_SCHEMA_VERSION).encode()},
 )
 
+_JUDGED_COLUMNS = [
+    ("row_id", pa.string(), "Id of the model call, computed from run, step and choice; the judgement refers to it."),
+    ("group_id", pa.string(), "The runs of one task in one round."),
+    ("run_id", pa.string(), "One run of the workflow."),
+    ("step", pa.int32(), "Position of the call in its run, from 0."),
+    ("reward", pa.float64(), "Reward of the run, equal in all its rows; null if the judge failed."),
+    ("reward_parts", _METRICS, "The judge's parts and metrics by name."),
+    ("judge_version", pa.string(), "Digest of the judge and its code; `workflow` if the workflow sets the reward."),
+    ("advantage", pa.float64(), "Advantage of the row, one number for all its tokens."),
+    ("dropped_by", pa.string(), "The operator that excludes the row from training, or `judge_error`; null: it trains."),
+    ("masked", pa.bool_(), "`dropped_by` is set, but the reward of the run counts in its group."),
+]
 JUDGED_SCHEMA = pa.schema(
-    [
-        ("row_id", pa.string()),
-        ("group_id", pa.string()),
-        ("run_id", pa.string()),
-        ("step", pa.int32()),
-        ("reward", pa.float64()),
-        ("reward_parts", _METRICS),
-        ("judge_version", pa.string()),
-        ("advantage", pa.float64()),
-        ("dropped_by", pa.string()),
-        ("masked", pa.bool_()),
-    ],
+    [(name, kind) for name, kind, _ in _JUDGED_COLUMNS],
     metadata={RECORD_KEY: b"judged", VERSION_KEY: str(JUDGED_SCHEMA_VERSION).encode()},
 )
+
+#: What each column of both tables holds. Not stored in the files: every file of a round would repeat the texts.
+DESCRIPTIONS = {name: text for name, _, text in (*_ROLLOUT_COLUMNS, *_JUDGED_COLUMNS)}
 
 #: Schema version that added a column; files of earlier versions do not have it.
 ADDED_IN = {

@@ -144,6 +144,18 @@ def _load_once(kind: str, buffer_json: str, _stamps: tuple[tuple[str, int, int],
     return load(str(buffer.path), columns, split=buffer.split, subset_name=buffer.subset_name, limit=buffer.limit)
 
 
+#: What the columns of a written dataset hold.
+DESCRIPTIONS = {
+    "messages": "The conversation to learn from, as JSON.",
+    "prompt": "The conversation before the answer, as JSON.",
+    "chosen": "The better answer, as JSON.",
+    "rejected": "The worse answer, as JSON.",
+    "tools": "The tools offered, as JSON.",
+    "source_file": "The file of the source dataset.",
+    "source_row": "Number of the row in that file.",
+}
+
+
 def _write(dataset: "OfflineDataset", target: Path) -> None:
     """Write each part of a row as JSON, with the source file and row number."""
     import pyarrow as pa

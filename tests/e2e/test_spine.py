@@ -63,6 +63,7 @@ def test_dagster_knows_every_asset_of_every_round(finished):
         metadata = event.asset_materialization.metadata
         assert metadata["dagster/partition_row_count"].value == 32
         assert [column.name for column in metadata["dagster/column_schema"].value.columns][:2] == ["row_id", "task_id"]
+        assert all(column.description for column in metadata["dagster/column_schema"].value.columns)
 
 
 @pytest.mark.spine
