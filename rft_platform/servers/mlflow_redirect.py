@@ -1,14 +1,13 @@
-"""Redirect the MLflow links of the Dagster interface to the address of MLflow's interface."""
+"""Redirect the MLflow links of the Dagster interface to the address of MLflow's interface (``ADDRESS``)."""
 
 import os
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
-from rft_platform.model_registry.pages import MLFLOW_PATH
+from rft_platform.model_registry.pages import ADDRESS, MLFLOW_PATH
 from rft_platform.web_guard.asgi import App, Receive, Scope, Send
 from rft_platform.web_guard.checks import LOOPBACK_HOSTS
 
-ADDRESS = "RFT_MLFLOW_URL"  #: environment variable with the address of MLflow's interface, as a browser reaches it
 _NOWHERE = (
     f"no MLflow interface is known here: `rft ui` starts one; elsewhere set {ADDRESS} for the Dagster webserver\n"
 )

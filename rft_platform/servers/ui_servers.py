@@ -15,9 +15,9 @@ from rft_platform.common.files import write_text
 from rft_platform.common.redaction import redact
 from rft_platform.common.user_code import OWN_SAFE_PATH, SAFE_PATH
 from rft_platform.config.home import Home
-from rft_platform.model_registry.pages import run_page
+from rft_platform.model_registry.pages import ADDRESS, run_page
 from rft_platform.observability.logs import wants_json
-from rft_platform.servers import dagster_server, mlflow_redirect, mlflow_server
+from rft_platform.servers import dagster_server, mlflow_server
 from rft_platform.servers.ports import Port
 from rft_platform.servers.supervise import Server
 from rft_platform.web_guard.sign_in import sign_in_url
@@ -93,7 +93,7 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
         Server(
             name="Dagster",
             command=[*python, dagster_server.__name__, *workspace, "-h", _HOST, "-p", str(port), *_log_format()],
-            env={mlflow_redirect.ADDRESS: mlflow_url, **env},
+            env={ADDRESS: mlflow_url, **env},
             url=sign_in_url(url, token),
             pages={"results": sign_in_url(url, token, _RESULTS)} if config is not None else {},
             is_ready=serves_guarded(url, dagster_server.HEALTH),

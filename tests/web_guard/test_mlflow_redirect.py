@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rft_platform.model_registry.pages import run_link, version_link
-from rft_platform.servers.mlflow_redirect import ADDRESS, MlflowRedirect
+from rft_platform.model_registry.pages import ADDRESS, run_link, version_link
+from rft_platform.servers.mlflow_redirect import MlflowRedirect
 
 
 async def dagster(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
@@ -51,6 +51,11 @@ def test_the_redirect_keeps_the_name_that_the_browser_uses(
 def test_without_an_address_the_link_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ADDRESS, raising=False)
     assert answer("/mlflow") == (404, "")
+
+
+def test_links_begin_with_the_address_where_nothing_redirects_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADDRESS, "https://mlflow.example/base/")
+    assert run_link("3", "abc") == "https://mlflow.example/base/#/experiments/3/runs/abc/model-metrics"
 
 
 def test_links_name_the_page_after_the_hash() -> None:
