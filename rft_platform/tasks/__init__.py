@@ -3,7 +3,8 @@
 Read in this order:
 
 - ``task``: ``Task``, one row of a dataset.
-- ``sources`` (file, folder or Hugging Face hub), ``splits`` and ``readers``: how rows are read.
+- ``sources`` (file, folder or Hugging Face hub), ``splits`` and ``readers``: how rows are read; ``reasoning_gym``: rows
+  that the package reasoning-gym generates.
 - ``dataset``: ``load_tasks``, rows become a ``TaskDataset``; ``leakage``: evaluation tasks that were trained on.
 - for offline trainings: ``messages`` and ``column_mapping`` (rows become conversations or pairs), ``offline_dataset``
   (``load_conversations``, ``load_pairs``).

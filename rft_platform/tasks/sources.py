@@ -1,4 +1,4 @@
-"""Locate and read a dataset's rows: a file, the files of a split in a folder, or a dataset of the Hugging Face hub."""
+"""Locate and read rows of a dataset: a file, the files of a split, or a dataset of the hub or of reasoning-gym."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,9 @@ from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.paths import DATA_SUFFIXES
+from rft_platform.config.schema.buffer import REASONING_GYM
 from rft_platform.tasks.readers import NumberedRow, plain, read_rows, split_files
+from rft_platform.tasks.reasoning_gym import GymSource
 from rft_platform.tasks.splits import SplitPart, split_parts
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -44,7 +46,7 @@ LocatedRow = tuple[str, int, dict[str, Any]]
 
 
 def source_files(path: str, split: str, subset_name: str | None) -> list[Path]:
-    """The files of a dataset's path, in reading order; none for a dataset of the hub.
+    """The files of a dataset's path, in reading order; none for a dataset of the hub or of reasoning-gym.
 
     Raises UserError for any other path.
     """
@@ -53,13 +55,18 @@ def source_files(path: str, split: str, subset_name: str | None) -> list[Path]:
         return [file for part in split_parts(split) for file in split_files(local, part.name, subset_name)]
     if local.is_file() or local.suffix.lower() in DATA_SUFFIXES:
         return [local]
-    if is_hub_name(path):
+    if is_hub_name(path) or path.startswith(REASONING_GYM):
         return []
     raise UserError(f"{path}: no such file or folder, and not the name of a Hugging Face dataset")
 
 
 def located_rows(path: str, split: str, subset_name: str | None) -> Iterator[LocatedRow]:
     """Every row of a dataset in order, with its location. ``split`` may be an expression such as ``train[:100]``."""
+    if path.startswith(REASONING_GYM):
+        source = GymSource.parse(path)
+        for part in split_parts(split):
+            yield from part.of([(path, number, row) for number, row in source.rows(part.name)])
+        return
     if not source_files(path, split, subset_name):
         for number, row in read_hub(path, split, subset_name):
             yield path, number, row

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from rft_platform.cli.commands.demo import demo_config, move_aside
+from rft_platform.cli.commands.demo import move_aside, recipe_config
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driver import start
+from rft_platform.recipes.recipe import ARITHMETIC
 
 
 def test_moving_aside_keeps_everything(home: Home) -> None:
@@ -48,4 +49,4 @@ def test_another_project_is_not_overwritten(home: Home, write_config: Callable[.
     start.write_config(home, load_config(write_config()))
 
     with pytest.raises(UserError, match=r"holds the project sums/one.*`rft demo --fresh`, which renames /"):
-        demo_config(home, seed=None)
+        recipe_config(home, ARITHMETIC, "demo", seed=None)

@@ -20,13 +20,25 @@ def test_best_and_worst_agree_with_the_closed_form() -> None:
     generator = random.Random(0)
     scores = {str(task): [generator.random() for _ in range(8 if task % 3 else 5)] for task in range(60)}
     metrics = run_metrics(scores)
-    assert list(metrics) == ["mean@8", "std@8", "best@2", "worst@2", "best@4", "worst@4", "best@8", "worst@8"]
+    assert list(metrics) == [
+        "mean@8",
+        "stderr@8",
+        "std@8",
+        "best@2",
+        "worst@2",
+        "best@4",
+        "worst@4",
+        "best@8",
+        "worst@8",
+    ]
     for k in (2, 4, 8):
         best = np.mean([expected_best(runs, k) for runs in scores.values()])
         worst = -np.mean([expected_best([-score for score in runs], k) for runs in scores.values()])
         assert metrics[f"best@{k}"] == pytest.approx(best, abs=0.02)
         assert metrics[f"worst@{k}"] == pytest.approx(worst, abs=0.02)
     assert metrics["mean@8"] == pytest.approx(np.mean([np.mean(runs) for runs in scores.values()]))
+    means = [np.mean(runs) for runs in scores.values()]
+    assert metrics["stderr@8"] == pytest.approx(np.std(means, ddof=1) / np.sqrt(len(means)))
     assert metrics["std@8"] == pytest.approx(np.mean([np.std(runs) for runs in scores.values()]))
 
 
@@ -42,8 +54,8 @@ def test_every_statistic_lies_within_the_scores(tables: list[list[float]]) -> No
         assert metrics["best@2"] >= metrics["worst@2"] - 1e-9
 
 
-def test_one_run_a_task_has_only_a_mean() -> None:
-    assert run_metrics({"a": [1.0], "b": [0.0]}) == {"mean@1": 0.5}
+def test_one_run_a_task_has_only_a_mean_with_its_standard_error() -> None:
+    assert run_metrics({"a": [1.0], "b": [0.0]}) == {"mean@1": 0.5, "stderr@1": 0.5}
     assert run_metrics({}) == {}
     assert list(run_metrics({"a": [1.0, 0.0, 0.0]})) == ["mean@3", "std@3", "best@2", "worst@2", "best@3", "worst@3"]
 

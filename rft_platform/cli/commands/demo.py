@@ -1,4 +1,4 @@
-"""``rft demo``: train a tiny model without any preparation."""
+"""``rft demo`` and ``rft recipe``: complete trainings without any preparation."""
 
 import time
 from pathlib import Path
@@ -9,64 +9,34 @@ import typer
 if TYPE_CHECKING:
     from rft_platform.config.home import Home
     from rft_platform.config.schema.rft_config import RftConfig
+    from rft_platform.recipes.recipe import Recipe
     from rft_platform.rounds.project.project import Project
 
 #: Environment with vLLM that ``make vllm-cpu`` creates.
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the whole run.", show_default=False)]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Rename the folder of an earlier project and start a new one.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="Number of rounds; default: the recipe's.", show_default=False)]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Also write the results to this JSON file.", show_default=False)
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(help="transformers or vllm; default: the best one that is installed.", show_default=False),
+]
+
 
 def demo(
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the whole run.", show_default=False)] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Rename the folder of an earlier project and start a new one.")
-    ] = False,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Number of rounds; default: the recipe's.", show_default=False)
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the results to this JSON file.", show_default=False)
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="transformers or vllm; default: the best one that is installed.", show_default=False),
-    ] = None,
+    seed: Seed = None, fresh: Fresh = False, rounds: Rounds = None, json_file: JsonFile = None, engine: Engine = None
 ) -> None:
     """Teach a tiny model arithmetic: generated data, a warm start, then GRPO rounds. Takes minutes on two cores."""
     from rft_platform.cli.views.demo_summary import print_summary, summary_of, write_summary
-    from rft_platform.config.home import Home
-    from rft_platform.driver.console import notes, output
-    from rft_platform.driver.next_steps import print_next_steps, rft_command
-    from rft_platform.driver.preflight import check_room, check_run, check_writable, is_finished, refuse_bad_target
-    from rft_platform.driver.run import drive_project, use_home
-    from rft_platform.driver.start import with_rounds, write_config
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.driver.console import output
+    from rft_platform.driver.next_steps import print_next_steps
+    from rft_platform.recipes.recipe import ARITHMETIC
 
-    home, console = Home.from_environment(), notes()
-    rft = rft_command(home)
-    use_home(home)
-    refuse_bad_target(json_file)
-    check_writable(home)
-    if fresh or not home.config_file.exists():
-        check_room(home)
-    if fresh and (moved := move_aside(home)):
-        console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
-    with console.status("preparing the demo's model and tasks"):
-        config = with_rounds(with_engine(demo_config(home, seed), engine), rounds)
-    check_run(home, config)
-    write_config(home, config)
-    project = Project.open(home)
-    if is_finished(project):
-        console.print(
-            f"This demo is complete. `{rft} demo --fresh` renames its folder and starts a new one.", markup=False
-        )
-    else:
-        console.print(_opening(project), markup=False, soft_wrap=True)
-        try:
-            drive_project(project, console)
-        except KeyboardInterrupt:
-            message = f"interrupted: `{rft} demo` continues this demo, `{rft} demo --fresh` starts a new one"
-            console.print(message, markup=False, soft_wrap=True)
-            raise
+    project = train(ARITHMETIC, "demo", seed, fresh, rounds, json_file, engine)
     summary = summary_of(project)
     print_summary(summary, output())
     print_next_steps(project, output(), summary.model_version, summary.checkpoint)
@@ -74,25 +44,96 @@ def demo(
         write_summary(summary, json_file)
 
 
-def demo_config(home: "Home", seed: int | None) -> "RftConfig":
+def recipe(
+    name: Annotated[str | None, typer.Argument(help="Name of the recipe; none: list them.", show_default=False)] = None,
+    seed: Seed = None,
+    fresh: Fresh = False,
+    rounds: Rounds = None,
+    json_file: JsonFile = None,
+    engine: Engine = None,
+) -> None:
+    """Train an agent from scratch by a recipe, and report what it learned: figures, curves, transcripts."""
+    from rft_platform.cli.views.recipe_report import print_recipes, print_report, write_report
+    from rft_platform.common.errors import UserError
+    from rft_platform.driver.console import output
+    from rft_platform.recipes.recipe import RECIPES
+
+    if name is None:
+        print_recipes(output())
+        return
+    if name not in RECIPES:
+        raise UserError(f"recipe {name!r}: expected one of {', '.join(RECIPES)}")
+    project = train(RECIPES[name], f"recipe {name}", seed, fresh, rounds, json_file, engine)
+    report = write_report(project, RECIPES[name], json_file)
+    if report is not None:
+        print_report(report, project, output())
+
+
+def train(
+    recipe: "Recipe",
+    command: str,
+    seed: int | None,
+    fresh: bool,
+    rounds: int | None,
+    json_file: Path | None,
+    engine: str | None,
+) -> "Project":
+    """Train the recipe's project in ``RFT_HOME`` to its last round, or continue it; ``command`` continues it again."""
+    from rft_platform.config.home import Home
+    from rft_platform.driver.console import notes
+    from rft_platform.driver.next_steps import rft_command
+    from rft_platform.driver.preflight import check_room, check_run, check_writable, is_finished, refuse_bad_target
+    from rft_platform.driver.run import drive_project, use_home
+    from rft_platform.driver.start import with_rounds, write_config
+    from rft_platform.rounds.project.project import Project
+
+    home, console = Home.from_environment(), notes()
+    again = f"`{rft_command(home)} {command}"
+    use_home(home)
+    refuse_bad_target(json_file)
+    check_writable(home)
+    if fresh or not home.config_file.exists():
+        check_room(home)
+    if fresh and (moved := move_aside(home)):
+        console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
+    with console.status("preparing model and tasks"):
+        config = with_rounds(with_engine(recipe_config(home, recipe, command, seed), engine), rounds)
+    check_run(home, config)
+    write_config(home, config)
+    project = Project.open(home)
+    if is_finished(project):
+        console.print(
+            f"This project is complete. {again} --fresh` renames its folder and starts a new one.", markup=False
+        )
+        return project
+    console.print(_opening(project), markup=False, soft_wrap=True)
+    try:
+        drive_project(project, console)
+    except KeyboardInterrupt:
+        message = f"interrupted: {again}` continues this project, {again} --fresh` starts a new one"
+        console.print(message, markup=False, soft_wrap=True)
+        raise
+    return project
+
+
+def recipe_config(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> "RftConfig":
     """The recipe's configuration; creates its model and data in the home on first use, and keeps an existing seed."""
     from rft_platform.common.errors import UserError
     from rft_platform.config.load import load_config, load_config_of
 
-    recipe = home.root / "arithmetic"
+    folder = home.root / recipe.name
     in_force = load_config_of(home) if home.config_file.exists() else None
-    if in_force is not None and not recipe.exists():
+    if in_force is not None and not folder.exists():
         raise UserError(
             f"{home.root} holds the project {in_force.project}/{in_force.name}: point RFT_HOME at another folder, or "
-            f"run `rft demo --fresh`, which renames {home.root}"
+            f"run `rft {command} --fresh`, which renames {home.root}"
         )
     if in_force is not None and seed not in (None, in_force.seed):
         raise UserError(
-            f"--seed {seed}: the demo in {home.root} has seed {in_force.seed}; leave it out to continue, or add --fresh"
+            f"--seed {seed}: the project in {home.root} has seed {in_force.seed}; leave it out to continue, or add "
+            "--fresh"
         )
-    from rft_platform.recipes.arithmetic.prepare import prepare
-
-    config = load_config(prepare(recipe))
+    config = load_config(recipe.prepare(folder))
     chosen = seed if seed is not None else in_force.seed if in_force is not None else config.seed
     return config.model_copy(update={"seed": chosen})
 
@@ -122,11 +163,13 @@ def move_aside(home: "Home") -> Path | None:
     """Rename the project's folder to ``<home>.<time>`` and return the new name; None if there is no folder."""
     from rft_platform.common.errors import UserError
     from rft_platform.jobs.driver_lock import refuse_if_used
+    from rft_platform.recipes.recipe import RECIPES
     from rft_platform.servers.leases import leases_of, stop
 
     if not home.root.exists():
         return None
-    if not home.config_file.exists() and not (home.root / "arithmetic").exists() and any(home.root.iterdir()):
+    known = home.config_file.exists() or any((home.root / name).exists() for name in RECIPES)
+    if not known and any(home.root.iterdir()):
         raise UserError(f"RFT_HOME {home.root} is not a project, so --fresh does not rename it: choose another folder")
     refuse_if_used(home)
     for held in leases_of(home):
@@ -138,5 +181,5 @@ def _opening(project: "Project") -> str:
     from rft_platform.servers.next_launches import what_is_next
 
     if not project.store.rounds():
-        return f"The demo starts: {project.rounds_budget} rounds in {project.home.root}"
-    return f"The demo continues in {project.home.root}; {what_is_next(project)}"
+        return f"{project.rounds_budget} rounds start in {project.home.root}"
+    return f"The project continues in {project.home.root}; {what_is_next(project)}"

@@ -5,6 +5,7 @@
 - ``user_code``: the user's code behind a checkpoint (``rft trace``).
 - ``bench``: every policy in one table (``rft eval --all``).
 - ``demo_summary``: the last lines of ``rft demo``.
+- ``recipe_report``: the report of ``rft recipe``.
 - ``transcript``: a run's messages, tokens, rows and reward (``rft debug``).
 - ``doctor_checks``: the checks of ``rft doctor``.
 """

@@ -66,6 +66,7 @@ class TaskSelector(Section):
     """Default: the top-level ``seed``."""
 
 
+REASONING_GYM = "reasoning_gym:"  #: begins the path of a taskset that the package reasoning-gym generates
 MAX_ABS_REWARD = 1e6  #: default of ``max_abs_reward``
 
 
@@ -96,6 +97,8 @@ def _default_judge(written: dict[str, Any]) -> str | None:
     A user's own workflow gets no default judge: it may return its own reward, which a judge would replace. Neither do
     the built-in workflows that read the whole row: a column of answers is not what their answers are compared with.
     """
+    if str(written.get("path", "")).startswith(REASONING_GYM):
+        return "reasoning_gym"
     has_answers = getattr(written.get("format"), "response_key", None) is not None
     workflow = written.get("workflow", "")
     return "exact_match" if has_answers and ":" not in workflow and workflow not in ROW_WORKFLOWS else None
@@ -103,6 +106,8 @@ def _default_judge(written: dict[str, Any]) -> str | None:
 
 def default_name(path: str, split: str) -> str:
     """The name of a taskset that has no name: that of its file, or of its folder or dataset with the split."""
+    if path.startswith(REASONING_GYM):
+        return f"{path.removeprefix(REASONING_GYM).partition('?')[0]}-{split}"
     local = Path(path)
     return local.stem if local.suffix else f"{local.name}-{split}"
 
@@ -115,7 +120,8 @@ class Taskset(Section):
     storage_type: Literal["file"] = "file"
     """Tasks are read from files."""
     path: str
-    """A JSONL, JSON, CSV or Parquet file, a folder of split files, or the name of a Hugging Face dataset."""
+    """A JSONL, JSON, CSV or Parquet file, a folder of split files, the name of a Hugging Face dataset, or
+    ``reasoning_gym:NAME?size=500&seed=0`` with further options of the dataset: tasks of the package reasoning-gym."""
     split: str = "train"
     """Split of the dataset."""
     subset_name: str | None = None

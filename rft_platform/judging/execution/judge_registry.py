@@ -16,6 +16,7 @@ from rft_platform.judging.rules.mathematics import math
 from rft_platform.judging.rules.numbers import gsm8k, numeric
 from rft_platform.judging.rules.patterns import json_schema, regex, tags
 from rft_platform.judging.rules.penalties import length_penalty, shortest, steps_penalty
+from rft_platform.judging.rules.reasoning_gym import reasoning_gym
 from rft_platform.judging.rules.tool_use import tool_use
 from rft_platform.judging.types import GroupJudge, JudgeFunction
 
@@ -26,6 +27,7 @@ RULES: Mapping[str, JudgeFunction | GroupJudge] = MappingProxyType(
         "gsm8k": gsm8k,
         "math": math,
         "countdown": countdown,
+        "reasoning_gym": reasoning_gym,
         "contains": contains,
         "regex": regex,
         "json_schema": json_schema,

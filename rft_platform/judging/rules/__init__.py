@@ -4,6 +4,7 @@
 - ``numbers``: ``numeric``, ``gsm8k``, and normalised spelling of numbers, which ``mathematics`` (``math``) also uses.
 - ``patterns``: ``regex``, ``json_schema``, ``tags``; ``pattern_search``, ``json_schema``: searches with a time limit.
 - ``countdown``: ``countdown``, arithmetic with given numbers.
+- ``reasoning_gym``: ``reasoning_gym``, the score of a dataset of the package reasoning-gym.
 - ``code``: ``code``, which runs programs in ``judging.sandbox``.
 - ``tool_use``: ``tool_use``; ``penalties``: ``length_penalty``, ``steps_penalty``, and ``shortest``, a judge of groups.
 

@@ -50,27 +50,32 @@ SHAPES = {
 }
 
 
-def build_model(folder: Path, seed: int = 0, size: str = "1m", corpus: Sequence[str] = CORPUS) -> Path:
+def build_model(
+    folder: Path, seed: int = 0, size: str = "1m", corpus: Sequence[str] = CORPUS, template: str | None = None
+) -> Path:
     """Write the Hugging Face folder (safetensors, generation config, tokenizer, chat template) and return it.
 
-    The vocabulary is learned from ``corpus``. Equal arguments give equal bytes. A folder that already holds this model
-    is left unchanged. Raises ``UserError`` for an unknown size.
+    The vocabulary is learned from ``corpus``; the default chat template is ``chat_template.jinja``. Equal arguments
+    give equal bytes. A folder that already holds this model is left unchanged.
+
+    Raises ``UserError`` for an unknown size.
     """
     if size not in SHAPES:
         raise UserError(f"model size {size!r}: expected one of {', '.join(SHAPES)}")
-    digest = digest_json([BUILD, asdict(SHAPES[size]), seed, VOCABULARY, CONTEXT, ROLES, corpus, _template()])
+    template = _template() if template is None else template
+    digest = digest_json([BUILD, asdict(SHAPES[size]), seed, VOCABULARY, CONTEXT, ROLES, corpus, template])
     stamp = folder / BUILD_FILE
     if stamp.exists() and read_json(stamp)["digest"] == digest:
         return folder
     with atomic_path(folder) as temp:
-        tokenizer = build_tokenizer(corpus)
+        tokenizer = build_tokenizer(corpus, template)
         tokenizer.save_pretrained(temp)
         _write_weights(temp, tokenizer, SHAPES[size], seed)
         write_json(temp / BUILD_FILE, {"digest": digest, "size": size, "seed": seed})
     return folder
 
 
-def build_tokenizer(corpus: Sequence[str] = CORPUS) -> "PreTrainedTokenizerFast":
+def build_tokenizer(corpus: Sequence[str] = CORPUS, template: str | None = None) -> "PreTrainedTokenizerFast":
     """Build a byte-level BPE of 512 tokens: every digit is one token, turns end with ``<|im_end|>``."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -99,7 +104,7 @@ def build_tokenizer(corpus: Sequence[str] = CORPUS) -> "PreTrainedTokenizerFast"
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = _template()
+    tokenizer.chat_template = _template() if template is None else template
     return tokenizer
 
 

@@ -1,0 +1,19 @@
+"""The judge ``reasoning_gym``: the score that the dataset of the package reasoning-gym gives to an answer."""
+
+import re
+from typing import Any
+
+from rft_platform.judging.response_text import response_text
+from rft_platform.tasks.reasoning_gym import COLUMN, score
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def reasoning_gym(task: dict[str, Any], response: Any) -> float:
+    """The dataset's score, 0 to 1, of the text in the last ``<answer>``; without ``<answer>``, of the whole response.
+
+    Raises KeyError if the task is not from a source ``reasoning_gym:NAME``.
+    """
+    text = response_text(response)
+    answers = _ANSWER.findall(text)
+    return score(task[COLUMN], (answers[-1] if answers else text).strip())

@@ -1,0 +1,54 @@
+"""What a recipe is, and the list of recipes that ``rft recipe`` runs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from rft_platform.recipes.arithmetic.prepare import prepare as prepare_arithmetic
+from rft_platform.recipes.math_agent.prepare import prepare as prepare_math_agent
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that the recipe improves on its held-out tasks.
+
+    ``metric`` names the metric of the held-out taskset: ``eval/<taskset>/<metric>/mean@1``. ``published`` are the
+    values before and after training that somebody else reported for such an agent.
+    """
+
+    label: str
+    metric: str
+    is_share: bool = True  # otherwise a mean, for instance of a number of steps
+    published: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A complete small training: ``prepare`` writes model, tasks and ``rft.yaml`` into a folder."""
+
+    name: str
+    summary: str
+    prepare: Callable[[Path], Path]
+    figures: tuple[Figure, ...]
+    published_by: str = ""
+
+
+ARITHMETIC = Recipe(
+    "arithmetic",
+    "a tiny model learns to add two numbers (rft demo)",
+    prepare_arithmetic,
+    (Figure("correct answers", "pass"),),
+)
+MATH_AGENT = Recipe(
+    "math-agent",
+    "a tiny agent learns to solve word problems of several steps with a calculator",
+    prepare_math_agent,
+    (
+        Figure("correct answers", "pass", published=(0.75, 0.85)),
+        Figure("steps", "turns", is_share=False, published=(8.5, 6.2)),
+        Figure("answers in the format", "format", published=(0.60, 0.92)),
+    ),
+    "AgentScope's article on agentic RL (Qwen3-0.6B, PPO)",
+)
+RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in (ARITHMETIC, MATH_AGENT)})

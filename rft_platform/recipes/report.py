@@ -1,0 +1,173 @@
+"""The report of a recipe: its figures before and after training, their curves, and transcripts to read."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.evaluation.results import EvaluationResult
+from rft_platform.evaluation.transcripts import Transcript
+from rft_platform.rounds.reporting.round_history import evaluation_of
+
+if TYPE_CHECKING:
+    from rft_platform.recipes.recipe import Figure, Recipe
+    from rft_platform.rounds.project.project import Project
+
+_Z = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A figure on the held-out tasks after a round, with its 95 % interval over tasks (normal approximation)."""
+
+    round: int
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class FigureCurve:
+    """A figure of a recipe after every round that was evaluated; round 0 is the warm start."""
+
+    figure: "Figure"
+    values: list[Value]
+
+    @property
+    def before(self) -> Value:
+        """After the warm start, before the first round."""
+        return self.values[0]
+
+    @property
+    def after(self) -> Value:
+        """After the last evaluated round."""
+        return self.values[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeReport:
+    """What a project of a recipe has reached so far."""
+
+    recipe: str
+    seed: int
+    held_out_tasks: int
+    published_by: str
+    curves: list[FigureCurve]
+    before: list[Transcript]  # of the warm-started policy: the first failed and the first passed run that were kept
+    after: list[Transcript]  # of the last evaluated policy, chosen in the same way
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return asdict(self)
+
+
+def report_of(project: "Project", recipe: "Recipe") -> RecipeReport | None:
+    """The report of a project of the recipe; None before its first evaluation."""
+    found = [result for number in project.store.rounds() if (result := evaluation_of(project.store, number))]
+    if not found:
+        return None
+    curves = [
+        FigureCurve(figure, values)
+        for figure in recipe.figures
+        if (values := [value for result in found if (value := _value(result, figure.metric))])
+    ]
+    first, last = found[0], found[-1]
+    return RecipeReport(
+        recipe.name, project.config.seed, last.tasks, recipe.published_by, curves, _chosen(first), _chosen(last)
+    )
+
+
+def markdown(report: RecipeReport, picture: str) -> str:
+    """The report as a Markdown page; ``picture`` is the file name of the curves."""
+    published = bool(report.published_by)
+    lines = [
+        f"# Recipe {report.recipe}, seed {report.seed}",
+        "",
+        f"{report.held_out_tasks} held-out tasks, one sampled run of each; 95 % intervals over tasks.",
+        "",
+        f"| figure | before | after | change |{' published before | after | change |' if published else ''}",
+        f"|---|---|---|---|{'---|---|---|' if published else ''}",
+        *(_row(curve, published) for curve in report.curves),
+        "",
+    ]
+    if published:
+        lines += [f"Published: {report.published_by}.", ""]
+    lines += [f"![Figures by round]({picture})", ""]
+    for title, transcripts in (("Before training", report.before), ("After training", report.after)):
+        lines += [f"## {title}: the first failed and the first passed run that the evaluation kept", ""]
+        for transcript in transcripts:
+            lines += _transcript(transcript)
+    return "\n".join(lines)
+
+
+def draw(reports: Sequence[RecipeReport]) -> bytes:
+    """Draw a PNG with a panel for each figure and a line for each report (for instance of several seeds)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    curves = reports[0].curves
+    drawing = Figure(figsize=(3.6 * len(curves), 3.2), dpi=120, facecolor="white", layout="constrained")
+    FigureCanvasAgg(drawing)
+    for column, curve in enumerate(curves):
+        axes = drawing.add_subplot(1, len(curves), column + 1)
+        scale = 100 if curve.figure.is_share else 1
+        for report in reports:
+            values = report.curves[column].values
+            x, y = [value.round for value in values], [scale * value.mean for value in values]
+            (line,) = axes.plot(x, y, marker="o", markersize=4, label=f"seed {report.seed}")
+            low, high = [scale * value.low for value in values], [scale * value.high for value in values]
+            axes.fill_between(x, low, high, alpha=0.15, color=line.get_color())
+        axes.set_title(curve.figure.label + (", %" if curve.figure.is_share else ""), fontsize=11)
+        axes.set_xlabel("round")
+        axes.grid(alpha=0.3)
+        if len(reports) > 1 and column == 0:
+            axes.legend(frameon=False, fontsize=9)
+    buffer = io.BytesIO()
+    drawing.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def shown(value: float, is_share: bool) -> str:
+    """``74.2 %`` for a share, ``4.67`` for a mean."""
+    return f"{value:.1%}".replace("%", " %") if is_share else f"{value:.2f}"
+
+
+def change(before: float, after: float, is_share: bool) -> str:
+    """``+12.1 points`` for a share, ``-27 %`` for a mean."""
+    return f"{100 * (after - before):+.1f} points" if is_share else f"{100 * (after / before - 1):+.0f} %"
+
+
+def _value(result: EvaluationResult, metric: str) -> Value | None:
+    by_name = {name.split("/", 2)[2]: value for name, value in result.metrics.items()}
+    (count,) = {name.rsplit("@", 1)[1] for name in by_name if name.startswith("reward/mean@")}
+    mean, error = by_name.get(f"{metric}/mean@{count}"), by_name.get(f"{metric}/stderr@{count}", 0.0)
+    return None if mean is None else Value(result.round, mean, mean - _Z * error, mean + _Z * error)
+
+
+def _chosen(result: EvaluationResult) -> list[Transcript]:
+    failed = [kept for kept in result.transcripts if kept.reward < result.pass_threshold]
+    passed = [kept for kept in result.transcripts if kept.reward >= result.pass_threshold]
+    return [*failed[:1], *passed[:1]]
+
+
+def _row(curve: FigureCurve, with_published: bool) -> str:
+    share, published = curve.figure.is_share, curve.figure.published
+    ends = (curve.before, curve.after)
+    intervals = [f"{shown(end.mean, share)} [{shown(end.low, share)}, {shown(end.high, share)}]" for end in ends]
+    cells = [curve.figure.label, *intervals, change(curve.before.mean, curve.after.mean, share)]
+    if with_published and published is None:
+        cells += [""] * 3
+    elif published is not None:
+        cells += [*(shown(value, share) for value in published), change(*published, share)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _transcript(transcript: Transcript) -> list[str]:
+    verdict = f"reward {transcript.reward:.2f}, expected {transcript.expected}"
+    lines = [f"Task {transcript.task_id}: {verdict}.", "", "```"]
+    for message in transcript.messages:
+        calls = [call["function"] for call in message.get("tool_calls") or []]
+        lines += [f"{message['role']} calls {call['name']} {call['arguments']}" for call in calls]
+        if message.get("content"):
+            lines.append(f"{message['role']}: {message['content']}")
+    return [*lines, "```", ""]

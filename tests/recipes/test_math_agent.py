@@ -1,0 +1,147 @@
+"""The math agent: problems new in template and numbers, a careless teacher, and the report of a shortened run."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rft_platform.cli.views.recipe_report import PICTURE, REPORT, write_report
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.recipes.math_agent.demonstrations import UNFORMATTED, demonstrate
+from rft_platform.recipes.math_agent.prepare import prepare
+from rft_platform.recipes.math_agent.problems import HELD_OUT, THREE_STEPS, Problem, split_problems
+from rft_platform.recipes.recipe import MATH_AGENT
+from rft_platform.rollout.workflows.calculator import calculate
+from rft_platform.rounds.project.project import Project
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prepared configuration."""
+    return prepare(tmp_path_factory.mktemp("recipe") / "math-agent")
+
+
+@pytest.fixture(scope="module")
+def split() -> tuple[list[Problem], list[Problem]]:
+    """Explored and held-out problems."""
+    return split_problems()
+
+
+def numbers_in(problems: list[Problem]) -> set[int]:
+    """All numbers of two or more digits in the texts."""
+    words = " ".join(problem.question for problem in problems).replace(".", " ").split()
+    return {int(word) for word in words if word.isdigit() and len(word) > 1}
+
+
+def test_a_held_out_problem_is_new_in_template_and_numbers(split: tuple[list[Problem], list[Problem]]) -> None:
+    explored, held_out = split
+    assert len({problem.question for problem in held_out}) == len(held_out) == HELD_OUT
+    assert not {problem.template for problem in explored} & {problem.template for problem in held_out}
+    assert not numbers_in(explored) & numbers_in(held_out)
+    assert numbers_in(held_out) == set().union(*(problem.numbers for problem in held_out))
+
+
+def test_other_held_out_seeds_give_other_problems_of_the_same_kind(split: tuple[list[Problem], list[Problem]]) -> None:
+    explored, held_out = split
+    again, other = split_problems(held_out_seed=1)
+    assert again == explored
+    assert len({problem.question for problem in held_out} & {problem.question for problem in other}) < 5
+    assert not {problem.template for problem in explored} & {problem.template for problem in other}
+
+
+def test_the_answer_is_what_the_story_tells() -> None:
+    generator = random.Random(3)
+    explored, _ = split_problems()
+    for problem in generator.sample(explored, 200):
+        value = problem.start
+        for sentence in problem.question.split(". ")[1:]:
+            number = next((int(word) for word in sentence.replace(".", "").split() if word.isdigit()), None)
+            words = set(sentence.split())
+            if number is None or words & {"years", "weighs", "house"}:
+                continue
+            if words & {"loses", "sells", "gives"}:
+                value -= number
+            elif "times" in words:
+                value *= number
+            else:
+                value += number
+        assert problem.answer == value, problem.question
+
+
+def test_the_teacher_is_as_careless_as_the_recipe_says(split: tuple[list[Problem], list[Problem]]) -> None:
+    generator, explored = random.Random(5), split[0]
+    conversations = [demonstrate(problem, generator) for problem in explored]
+    answers = [conversation[-1]["content"] for conversation in conversations]
+    right = [answer.split()[-1] == str(problem.answer) for answer, problem in zip(answers, explored, strict=True)]
+    calls = [sum("tool_calls" in message for message in conversation) for conversation in conversations]
+    assert 0.72 < sum(right) / len(right) < 0.80
+    assert sum(calls) / len(calls) > 1.3 * (2 + THREE_STEPS)
+    formatted = [answer.startswith("Answer: ") for answer in answers]
+    assert sum(formatted) / len(formatted) == pytest.approx(1 - UNFORMATTED, abs=0.03)
+    for conversation in conversations[:300]:
+        for call, result in zip(conversation[1:-1:2], conversation[2:-1:2], strict=True):
+            arguments = json.loads(call["tool_calls"][0]["function"]["arguments"])
+            assert result["content"] == str(calculate(arguments["expression"]))
+
+
+def test_preparing_again_changes_nothing(recipe: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in recipe.parent.rglob("*") if file.is_file()}
+    assert prepare(recipe.parent) == recipe
+    assert {file: file.stat().st_mtime_ns for file in recipe.parent.rglob("*") if file.is_file()} == before
+
+
+def test_the_longest_conversation_fits_the_model(recipe: Path) -> None:
+    from transformers import AutoTokenizer
+
+    config = load_config(recipe)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.model_path)
+    rows = [json.loads(line) for line in (recipe.parent / "tasks" / "demonstrations.jsonl").read_text().splitlines()]
+    longest = max(rows, key=lambda row: len(row["messages"]))
+    tokens = tokenizer.apply_chat_template(longest["messages"], tools=longest["tools"], return_dict=False)
+    text = tokenizer.decode(tokens)
+    assert text.startswith("<|im_start|>system\nTools: calculator(expression)<|im_end|>")
+    shortened = [row for row in rows if len(row["messages"]) <= 2 + 2 * 9]
+    assert len(shortened) > 0.97 * len(rows)
+
+
+@pytest.mark.slow
+def test_a_shortened_run_ends_with_its_report(recipe: Path, tmp_path: Path) -> None:
+    content: dict[str, Any] = yaml.safe_load(recipe.read_text())
+    for name, lines in (("train", 8), ("test", 6)):
+        few = (recipe.parent / "tasks" / f"{name}.jsonl").read_text().splitlines(keepends=True)[:lines]
+        (tmp_path / "tasks").mkdir(exist_ok=True)
+        (tmp_path / "tasks" / f"{name}.jsonl").write_text("".join(few))
+    taskset = content["buffer"]["explorer_input"]["taskset"]
+    taskset["workflow_args"] = {"max_turns": 2}
+    content["buffer"]["explorer_input"]["eval_tasksets"] = [{**taskset, "name": "held-out", "split": "test"}]
+    content["buffer"] |= {"batch_size": 4, "train_batch_size": 16, "total_steps": 1}
+    content["model"]["model_path"] = str(recipe.parent / "model")
+    demonstrations = str(recipe.parent / "tasks" / "demonstrations.jsonl")
+    content["warm_start"] |= {"path": demonstrations, "steps": 2, "batch_size": 8, "stop_at": None}
+    config = tmp_path / "short.yaml"
+    config.write_text(yaml.safe_dump(content))
+    environment = {**os.environ, "RFT_HOME": str(tmp_path / "home")}
+    rft = [sys.executable, "-m", "rft_platform"]
+    try:
+        subprocess.run([*rft, "run", "--config", str(config)], env=environment, check=True)
+        home = Home(tmp_path / "home")
+        report = write_report(Project.open(home), MATH_AGENT, tmp_path / "report.json")
+    finally:
+        subprocess.run([*rft, "stop"], env=environment, check=True)
+    assert report is not None and report.held_out_tasks == 6
+    assert [curve.figure.label for curve in report.curves] == ["correct answers", "steps", "answers in the format"]
+    assert [[value.round for value in curve.values] for curve in report.curves] == [[0, 1]] * 3
+    steps = report.curves[1]
+    assert 1 <= steps.before.low <= steps.before.mean <= steps.before.high <= 2
+    page = (home.root / REPORT).read_text()
+    assert "| steps | " in page and "| 8.50 | 6.20 | -27 % |" in page and report.before[0].task_id in page
+    assert (home.root / PICTURE).read_bytes().startswith(b"\x89PNG")
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written["curves"][0]["figure"]["label"] == "correct answers" and written["cpu_s"] > 0
