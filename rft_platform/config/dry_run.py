@@ -5,6 +5,7 @@ A notice is one line about a setting that is accepted but has no effect, or that
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from rft_platform.config.gpu_placement import GpuPlacement, engine_kind, place
 from rft_platform.config.memory_plan import memory_lines
@@ -325,8 +326,12 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
             if _value(config.explorer, key) != _value(_DEFAULT.explorer, key)
         ]
     lines += _single_call_notices(config)
-    if "wandb" in config.monitor.monitor_type:
-        lines.append("monitor.monitor_type wandb has no effect here: step metrics go to MLflow and TensorBoard")
+    lines += [
+        f"monitor.monitor_type {service} has no effect here: its package is not installed; run pip install "
+        f"'rft-platform[{service}]'"
+        for service in config.monitor.services
+        if find_spec(service) is None
+    ]
     return lines
 
 

@@ -6,7 +6,7 @@ checkpoint as a version; the alias ``champion`` marks the promoted one. Read in 
    ``moved_database`` (the SQLite file of a copied or moved home);
 2. ``models`` (``ModelRegistry``, ``RegisteredModel``), ``sqlite_reader`` (reads versions without importing MLflow);
    ``pages`` (links to MLflow's interface); ``upload`` (weights on a server, for other machines);
-3. ``tracking`` (``TrainingRun``: parameters and metrics in MLflow), ``tensorboard`` (``TensorBoardRun``);
+3. ``tracking`` (``TrainingRun``: parameters and metrics in MLflow), ``sinks`` (TensorBoard, Weights & Biases, SwanLab);
    ``run_lineage`` (datasets and LoggedModels of a run), ``run_traces`` (transcripts), ``system_metrics``;
 4. ``manifests`` (checkpoints and their parents), ``traces`` (result types);
 5. ``lineage`` (``trace_checkpoint``, ``trace_row``).

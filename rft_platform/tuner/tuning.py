@@ -53,7 +53,7 @@ def tune(
         auxiliary_models: models that the functions may use, by name; they are not trained.
         project_name: default ``AgentScope``.
         experiment_name: an existing experiment is continued; default ``Experiment-`` and the time.
-        monitor_type: tensorboard or mlflow; default both.
+        monitor_type: tensorboard, mlflow, wandb or swanlab; default the first two.
         config_path: a YAML file with all settings that the other arguments do not give; the arguments override it.
 
     Everything is stored below ``./checkpoints/<project>/<experiment>``; ``RFT_HOME`` in the environment is ignored.

@@ -293,16 +293,24 @@ def test_notices_name_what_has_no_effect() -> None:
     config = build_config(
         {
             "trainer": {"trainer_config": {"trainer": {"balance_batch": False}}},
-            "monitor": {"monitor_type": ["mlflow", "wandb"]},
             "algorithm": {"kl_loss_fn": "k2"},
             "engine": {"kind": "transformers"},
             "explorer": {"rollout_model": {"enforce_eager": True}},
         }
     )
     lines = config_notices(config)
-    assert len(lines) == 4
-    for key in ("trainer.trainer_config", "wandb", "kl_coef", "enforce_eager"):
+    assert len(lines) == 3
+    for key in ("trainer.trainer_config", "kl_coef", "enforce_eager"):
         assert sum(key in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("service", ["wandb", "swanlab"])
+def test_a_tracker_without_its_package_has_no_effect(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed in (None, ModuleSpec(service, None)):
+        monkeypatch.setattr("rft_platform.config.dry_run.find_spec", lambda name, found=installed: found)
+        lines = config_notices(build_config({"monitor": {"monitor_type": ["mlflow", service]}}))
+        reason = f"monitor.monitor_type {service} has no effect here: its package is not installed; run pip install "
+        assert lines == ([] if installed else [f"{reason}'rft-platform[{service}]'"])
 
 
 REMOTE = {"name": "critic", "base_url": "https://host/v1", "model": "big"}

@@ -170,7 +170,7 @@ def test_a_dump_loads_back_equal(tmp_path: Path, name: str) -> None:
     batch=st.integers(1, 10**6),
     prompt=st.text(max_size=40),
     interval=st.integers(1, 50),
-    monitors=st.lists(st.sampled_from(["mlflow", "tensorboard", "wandb"]), max_size=3),
+    monitors=st.lists(st.sampled_from(["mlflow", "tensorboard", "wandb", "swanlab"]), max_size=3),
 )
 def test_any_dump_loads_back_equal(lr: float, batch: int, prompt: str, interval: int, monitors: list[str]) -> None:
     config = build_config(

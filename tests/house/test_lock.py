@@ -16,12 +16,13 @@ from scripts.lock import (
     RUNTIME,
     RUNTIME_EXTRAS,
     TORCH,
+    TRACKERS,
     VLLM,
     Pin,
     read_pins,
 )  # fmt: skip
 
-LOCKS = [RUNTIME, DEVELOPMENT, VLLM, *sorted(REPOSITORY.glob("examples/*/lock*.txt"))]
+LOCKS = [RUNTIME, DEVELOPMENT, VLLM, TRACKERS, *sorted(REPOSITORY.glob("examples/*/lock*.txt"))]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 
 
@@ -110,7 +111,7 @@ def test_torch_is_resolved_as_the_version_that_is_pinned() -> None:
 
 def test_an_example_s_lock_has_what_its_requirements_ask_for() -> None:
     sources = sorted(REPOSITORY.glob("examples/*/requirements*.txt"))
-    assert len(sources) == len(LOCKS) - 3
+    assert len(sources) == len(LOCKS) - 4
     for source in [*sources, VLLM.with_suffix(".in")]:
         lock = VLLM if source.suffix == ".in" else source.with_name(source.name.replace("requirements", "lock"))
         pins = pins_of(lock)

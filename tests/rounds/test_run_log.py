@@ -1,4 +1,4 @@
-"""A project's numbers in TensorBoard, where the configuration wants them there."""
+"""A project's numbers in TensorBoard and in trackers, where the configuration wants them there."""
 
 from pathlib import Path
 
@@ -42,3 +42,18 @@ def test_curves_go_where_the_configuration_says(tmp_path: Path) -> None:
 def test_mlflow_alone_leaves_no_event_file(tmp_path: Path) -> None:
     monitor_steps(project(tmp_path, monitor_type="mlflow"), 1, [StepEvent(1, {"loss": 1.0})])
     assert not (tmp_path / "tensorboard").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("service", "files"), [("wandb", "offline-run-*/run-*.wandb"), ("swanlab", "run-*/*.swanlab")])
+def test_a_tracker_gets_the_steps_of_a_project(
+    service: str, files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(service, reason=f"needs {service}: pip install 'rft-platform[{service}]'")
+    monkeypatch.setenv(f"{service.upper()}_MODE", "offline")
+    opened = project(tmp_path, monitor_type=["tensorboard", service])
+    for _ in range(2):  # a repeated stage
+        monitor_steps(opened, 1, [StepEvent(1, {"loss": 1.0})])
+    (stored,) = (tmp_path / service).glob(files)
+    assert b"train/loss" in stored.read_bytes()
+    assert (tmp_path / "tensorboard" / "sums-one").is_dir()

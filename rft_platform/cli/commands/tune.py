@@ -103,7 +103,7 @@ def tune(
     eval_interval_steps: Annotated[int | None, _setting("Steps between evaluations.", _ALGORITHM)] = None,
     project: Annotated[str | None, _setting("Name of the project.", _PROJECT)] = None,
     experiment: _Experiment = None,
-    monitor: Annotated[str | None, _setting("Where metrics go: tensorboard or mlflow.")] = None,
+    monitor: Annotated[str | None, _setting("Where metrics go: tensorboard, mlflow, wandb or swanlab.")] = None,
     config: _ConfigFile = None,
     json_file: _JsonFile = None,
 ) -> None:

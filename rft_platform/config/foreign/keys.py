@@ -278,7 +278,7 @@ _OTHERS: tuple[Row, ...] = (
     ),
     *((f"buffer.{key}", Noted(_SET_ELSEWHERE)) for key in ("explorer_output", "tokenizer_path", "cache_dir")),
     ("buffer.train_batch_size", Moved(".train_batch_size", {0: None})),
-    ("monitor.monitor_args", Noted("MLflow and TensorBoard need none")),
+    ("monitor.monitor_args", Noted("the services read their settings from the environment")),
     ("monitor.detailed_stats", Noted("mean, deviation and best of n are always stored", silent=(False,))),
     ("monitor.enable_ray_timeline", Noted(_NO_RAY, silent=(False,))),
     ("monitor.cache_dir", Noted(_SET_ELSEWHERE)),

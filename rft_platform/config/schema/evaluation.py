@@ -65,7 +65,7 @@ class Registry(Section):
     machines load with ``mlflow.transformers.load_model`` and ``mlflow models serve``. 0: none is uploaded."""
 
 
-MonitorType = Literal["tensorboard", "mlflow", "wandb"]
+MonitorType = Literal["tensorboard", "mlflow", "wandb", "swanlab"]
 
 
 def _as_tuple(value: object) -> object:
@@ -77,7 +77,7 @@ class Monitor(Section):
 
     monitor_type: Annotated[tuple[MonitorType, ...], BeforeValidator(_as_tuple)] = ("mlflow", "tensorboard")
     """One name or a list. MLflow always receives all metrics, because it holds the models; ``tensorboard`` adds event
-    files."""
+    files, ``wandb`` Weights & Biases and ``swanlab`` SwanLab (extras of the same names)."""
     tensorboard_dir: str | None = None
     """Folder of the event files; default: ``tensorboard`` below ``RFT_HOME``."""
     traces: NonNegativeInt = 0
@@ -90,3 +90,8 @@ class Monitor(Section):
     openlineage: bool = False
     """Emit an OpenLineage event at the start and the end of each stage (extra ``openlineage``). The client's own
     configuration says where to: ``openlineage.yml``, or ``OPENLINEAGE_URL``."""
+
+    @property
+    def services(self) -> tuple[MonitorType, ...]:
+        """The experiment trackers in ``monitor_type``, by the name of their Python package."""
+        return tuple(name for name in self.monitor_type if name in ("wandb", "swanlab"))

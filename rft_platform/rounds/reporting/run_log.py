@@ -1,10 +1,11 @@
-"""Log steps, rounds and evaluations to TensorBoard, if ``monitor.monitor_type`` names it, and evaluations to MLflow.
+"""Log steps, rounds and evaluations to the sinks that ``monitor.monitor_type`` names, and evaluations to MLflow.
 
 ``mlflow_links`` gives the links from Dagster to MLflow's pages.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.file_names import round_key
 from rft_platform.model_registry.pages import version_link
+from rft_platform.model_registry.sinks.metric_sink import MetricSink
 from rft_platform.model_registry.system_metrics import system_metrics
-from rft_platform.model_registry.tensorboard import TensorBoardRun
 from rft_platform.rounds.project.policy import Policy, required
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.run_origin import log_evaluation
@@ -25,25 +26,35 @@ if TYPE_CHECKING:
 
 
 def monitor_steps(project: Project, round_number: int, steps: Sequence[StepEvent], policy: str = FIRST_POLICY) -> None:
-    """Write the metrics of a round's optimiser steps to TensorBoard. If the round is retrained, write them again."""
-    run = _tensorboard(project, policy)
-    if run is not None and steps:
-        run.log_steps(f"{round_key(round_number)}-train", steps)
+    """Write the metrics of a round's optimiser steps to the sinks. If the round is retrained, write them again."""
+    for sink in _sinks(project, policy) if steps else ():
+        sink.log_steps(f"{round_key(round_number)}-train", steps)
 
 
 def monitor_round(project: Project, round_number: int, metrics: Mapping[str, Any], prefix: str) -> None:
-    """Write the metrics of a round to TensorBoard, with the round as x axis and ``prefix`` (such as ``eval/``)."""
-    run = _tensorboard(project)
-    if run is not None and metrics:
-        run.log_round(f"{round_key(round_number)}-{prefix.strip('/')}", round_number, metrics, prefix)
+    """Write the metrics of a round to the sinks, with the round as x axis and ``prefix`` (such as ``eval/``)."""
+    for sink in _sinks(project) if metrics else ():
+        sink.log_round(f"{round_key(round_number)}-{prefix.strip('/')}", round_number, metrics, prefix)
 
 
-def _tensorboard(project: Project, policy: str = FIRST_POLICY) -> TensorBoardRun | None:
-    if "tensorboard" not in project.config.monitor.monitor_type:
-        return None
-    given = project.config.monitor.tensorboard_dir
-    folder = Path(given) if given else project.home.tensorboard
-    return TensorBoardRun(folder, stored_name(f"{project.config.project}-{project.config.name}", policy))
+def _sinks(project: Project, policy: str = FIRST_POLICY) -> Iterator[MetricSink]:
+    """The destinations that ``monitor.monitor_type`` names beside MLflow; those without their package are left out."""
+    monitor, home = project.config.monitor, project.home
+    name = stored_name(f"{project.config.project}-{project.config.name}", policy)
+    if "tensorboard" in monitor.monitor_type:
+        from rft_platform.model_registry.sinks.tensorboard import TensorBoardRun
+
+        yield TensorBoardRun(Path(monitor.tensorboard_dir) if monitor.tensorboard_dir else home.tensorboard, name)
+    services = [service for service in monitor.services if find_spec(service) is not None]
+    settings = project.config.model_dump(mode="json", exclude_none=True) if services else {}
+    if "wandb" in services:
+        from rft_platform.model_registry.sinks.wandb_run import WandbRun
+
+        yield WandbRun.of(home.root / "wandb", project.config.project, name, settings)
+    if "swanlab" in services:
+        from rft_platform.model_registry.sinks.swanlab_run import SwanlabRun
+
+        yield SwanlabRun.of(home.root / "swanlab", project.config.project, name, settings)
 
 
 def scores_of(result: EvaluationResult, differences: Sequence[Comparison]) -> dict[str, float]:
@@ -59,7 +70,7 @@ def record_evaluation(
     gate: str,
     results: Sequence[EvaluationResult],
 ) -> None:
-    """Record the numbers and the report in MLflow, TensorBoard and the policies' model versions.
+    """Record the numbers and the report in MLflow, the sinks and the policies' model versions.
 
     ``results`` are those of all tasksets, whose metrics are recorded as ``eval/<taskset>/<metric>/mean@n``.
     """

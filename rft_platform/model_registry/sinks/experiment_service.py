@@ -1,0 +1,84 @@
+"""What Weights & Biases and SwanLab share: one run per training, continued by every process that has points for it.
+
+A state file beside the run's data holds the run's id, and a digest of what was logged for each key: a stage that is
+repeated after a kill adds no points. The project's files hold the same metrics, so a failure of the service is only
+logged.
+"""
+
+import logging
+import netrc
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from rft_platform.common.files import digest_json, read_json, write_json
+from rft_platform.common.locks import locked
+from rft_platform.common.redaction import redact
+from rft_platform.model_registry.sinks.metric_sink import Axis, MetricSink, Points
+from rft_platform.model_registry.tracking import flatten
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RunState:
+    """The content of the state file."""
+
+    id: str = field(default_factory=lambda: uuid4().hex[:16])
+    points: int = 0  # number of points logged so far
+    logged: dict[str, str] = field(default_factory=dict)  # key -> digest of its points
+
+
+class ExperimentService(MetricSink):
+    """A run of an experiment tracker whose data are in ``folder``. ``settings`` are the project's, for comparisons."""
+
+    service = ""  # the service's name, for messages
+
+    def __init__(self, folder: Path, project: str, name: str, settings: Mapping[str, Any]) -> None:
+        self.folder, self.project, self.name = folder, project, name
+        self.settings = {
+            key: redact(str(value)) if isinstance(value, str) else value for key, value in settings.items()
+        }
+        self._file = folder / f"{digest_json([project, name])[:16]}.json"
+
+    @classmethod
+    def of(cls, folder: Path, project: str, name: str, config: Mapping[str, Any]) -> "ExperimentService":
+        """The run of a project; ``config`` is its (nested) configuration."""
+        return cls(folder, project, name, dict(flatten(config, ".")))
+
+    def write(self, key: str, axis: Axis, points: Points) -> None:
+        """Log the points of ``key`` once. A failure is logged as a warning, and the next call tries all its points."""
+        points = [(x, values) for x, values in points if values]
+        if not points:
+            return
+        digest = digest_json([[x, {name: repr(value) for name, value in values.items()}] for x, values in points])
+        with locked(self._file):
+            state = RunState(**read_json(self._file)) if self._file.exists() else RunState()
+            if state.logged.get(key) == digest:
+                return
+            try:
+                self.send(state, axis, points)
+            except Exception as error:
+                LOG.warning(
+                    "%s did not take the metrics of %s: %s: %s; they are in MLflow and in the project's files",
+                    self.service, key, type(error).__name__, redact(str(error)),
+                )  # fmt: skip
+                return
+            state.points += len(points)
+            state.logged[key] = digest
+            write_json(self._file, {name: getattr(state, name) for name in ("id", "points", "logged")})
+
+    @abstractmethod
+    def send(self, state: RunState, axis: Axis, points: Points) -> None:
+        """Open the run ``state.id`` of the service, log the points, and close it."""
+
+
+def has_login(host: str, file: Path) -> bool:
+    """Whether the netrc ``file`` holds a login for ``host``."""
+    try:
+        return netrc.netrc(str(file)).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
