@@ -40,6 +40,7 @@ _PATTERNS = [
 ]
 #: The first and the last pattern: these match no ordinary setting.
 _UNMISTAKABLE = (_PATTERNS[0], _PATTERNS[-1])
+_DATABASE_USER = re.compile(r"^((?:postgresql|postgres|mysql|mariadb)(?:\+\w+)?://)[^\s/@:'\"]+@")
 _registered: set[str] = set()
 
 
@@ -62,8 +63,12 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def holds_secret(setting: str) -> bool:
-    """Whether the value of a setting contains a URL's password or a well-known kind of key."""
-    return any(pattern.search(setting) for pattern, _ in _UNMISTAKABLE)
+    """Whether the value of a setting contains a URL's password or a well-known kind of key.
+
+    The user name of a database is no secret; that of another URL may be a token.
+    """
+    without_user = _DATABASE_USER.sub(r"\1", setting)
+    return any(pattern.search(without_user) for pattern, _ in _UNMISTAKABLE)
 
 
 def _secret_values(environment: Mapping[str, str] | None) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 #: Prefix of an SQLite database's URL.
 SQLITE_URI = "sqlite:///"
 _PATTERNS = ("dagster/**/*.db", "mlflow/*.db", "judging/*.sqlite")
@@ -21,6 +23,8 @@ _DAMAGED_IN_WORDS = re.compile(
 )
 _IO_ERROR = "disk I/O error"
 _LEAST_FREE = 2**20  # bytes: SQLite needs space even to read a database, for an index of its write-ahead log
+#: Types of network file systems, and of FUSE, by which most object stores are mounted.
+_NETWORK = ("nfs", "cifs", "smb", "ceph", "lustre", "gluster", "gpfs", "beegfs", "afs", "fuse.")
 _MAGIC, _MOST_NAMED = b"SQLite format 3\x00", 3
 
 
@@ -39,6 +43,17 @@ class DamagedDatabase:
 def database_file(uri: str) -> Path | None:
     """The file of the URL ``sqlite:///FILE``; None for servers and other databases."""
     return Path(uri.removeprefix(SQLITE_URI)) if uri.startswith(SQLITE_URI) else None
+
+
+def network_file_system(path: Path) -> str | None:
+    """The type of the network file system that holds ``path``; None for a local one.
+
+    SQLite's write-ahead log needs memory that all processes share, so processes of two hosts would damage the file.
+    """
+    place = path.resolve()
+    mounts = [each for each in psutil.disk_partitions(all=True) if place.is_relative_to(each.mountpoint)]
+    found = max(mounts, key=lambda each: len(each.mountpoint), default=None)
+    return found.fstype if found is not None and found.fstype.startswith(_NETWORK) else None
 
 
 def databases(root: Path) -> list[Path]:

@@ -239,7 +239,9 @@ def _online_waits(config: RftConfig, rows: int) -> list[str]:
             + ("" if every is None else f", or after at most {every:g} s")
         )
     if config.mode == "serve":
-        return [*waits, "the service takes new versions of this RFT_HOME at once; another process there trains them"]
+        place = config.checkpoint_root_dir
+        whose = "this RFT_HOME at once" if place is None else f"this RFT_HOME at once, those of another host by {place}"
+        return [*waits, f"the service takes new versions of {whose}; another process trains them"]
     waits.append(f"round k collects rows when {rows} are committed and round k-1 has trained, then trains on them")
     return [*waits, "then the engine takes the new weights; requests wait meanwhile", *_saves(config)]
 
@@ -268,7 +270,7 @@ _STORAGE_TYPE = "buffer.trainer_input.experience_buffer.storage_type"
 _NO_EFFECT = {
     "trainer.trainer_config": "it configures another framework's trainer",
     "synchronizer.sync_method": "the engine loads weights from checkpoint files",
-    "explorer.service_status_check_interval": "the service looks for new versions twice a second",
+    "explorer.service_status_check_interval": "the service looks for new versions of its RFT_HOME twice a second",
     _STORAGE_TYPE: "experiences are stored as files",
 }
 
@@ -281,6 +283,8 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
     ``gpu_count``: GPUs of this machine; None: unknown, and lines that depend on this number are left out.
     """
     reasons = dict(_NO_EFFECT)
+    if config.mode == "serve" and config.checkpoint_root_dir is not None:
+        del reasons["explorer.service_status_check_interval"]
     if config.mode not in ("explore", "train"):
         reasons["synchronizer.sync_timeout"] = "a launch starts when its inputs exist, without a time limit"
     lines = [

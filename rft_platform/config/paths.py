@@ -131,7 +131,7 @@ def _code(node: Any, change: _Change) -> Any:
 
 def _is_path(value: str) -> bool:
     """Whether ``value`` has the form of a path. A bare word has not: a folder of that name is rarely intended."""
-    return "/" in value or value.startswith(("~", "."))
+    return "://" not in value and ("/" in value or value.startswith(("~", ".")))
 
 
 def _is_local(value: str, folder: Path) -> bool:

@@ -121,6 +121,7 @@ def nearest_folder(path: Path) -> Path:
 def _problems(project: "Project") -> Iterator[str]:
     """One line per problem that would make the run fail."""
     from rft_platform.inference.launch.launcher import check_model_folder
+    from rft_platform.rounds.selection.production_rows import check_database
     from rft_platform.rounds.selection.task_selection import check_selector
     from rft_platform.rounds.selection.training_groups import priority_of
     from rft_platform.rounds.setup.algorithm import check_operators
@@ -140,6 +141,8 @@ def _problems(project: "Project") -> Iterator[str]:
         yield from () if is_finished(project) else no_room
     yield from _attempt(priority_of, config.buffer.trainer_input.experience_buffer.replay_buffer)
     yield from _service_functions(config)
+    if config.online:
+        yield from _attempt(check_database, project)
     if not (is_finished(project) or (config.online and home.holds_results)):  # a restart does not wait for services
         yield from service_problems(config)
     if _serves(project):
@@ -249,8 +252,15 @@ def as_started(home: Home, config: RftConfig) -> RftConfig:
 
 def check_may_start(home: Home, config: RftConfig) -> None:
     """Raise UserError if the folder has results of another project, or of this project with other settings."""
+    from rft_platform.rounds.exchange.following import followed_home
+
     if not home.config_file.exists() or not home.holds_results:
         return
+    if config.mode != "serve" and (place := followed_home(home)) is not None:
+        raise UserError(
+            f"{home.root} only serves, and its versions come from the home that publishes at {place}: train there, or "
+            "point RFT_HOME at another folder"
+        )
     old = load_config_of(home)
     if (old.project, old.name) != (config.project, config.name):
         raise UserError(

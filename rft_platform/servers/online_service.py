@@ -18,6 +18,8 @@ from rft_platform.config.home import Home
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.serving.http_server import server_config
 from rft_platform.observability.logs import configure
+from rft_platform.rounds.exchange.following import VersionFollower
+from rft_platform.rounds.exchange.shared_place import shared_place
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import release_commands
 from rft_platform.rounds.selection.production_rows import home_id, traffic_database, traffic_store
@@ -85,7 +87,11 @@ def serve(project: Project) -> None:
     wanted = config.service.implicit_feedback
     implicit = None if wanted is None else ImplicitRewards(project, traffic_database(project), store, wanted)
     watch = TrafficWatch(project, traffic_database(project), store)
-    progress = ProjectProgress(project, lambda: controller.engine_starts.problem)
+    place = shared_place(project)
+    follower = None if place is None else VersionFollower(project, place)
+    progress = ProjectProgress(
+        project, lambda: [controller.engine_starts.problem, follower.problem if follower else None]
+    )
     pages = PageData(
         f"{config.project}/{config.name}", releases,
         PreferenceStore(traffic_database(project), redaction=redaction), store, writer, TrafficReader(),
@@ -107,6 +113,8 @@ def serve(project: Project) -> None:
     follow.start()
     upkeep = threading.Thread(target=keep, args=(project, store, rule, stop), name="upkeep", daemon=True)
     upkeep.start()
+    if follower is not None:
+        threading.Thread(target=follower.run, args=(stop,), name="follow", daemon=True).start()
     threading.Thread(target=watch.run, args=(stop,), name="watch", daemon=True).start()
     server = uvicorn.Server(
         server_config(app, _GRACE_S, host=host, port=config.explorer.proxy_port, log_config=None, proxy_headers=False)

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rft_platform.experience.file_names import round_key
@@ -22,10 +22,10 @@ _FRESH_S = 3.0
 class ProjectProgress:
     """Computes the progress of a project; several threads may call it."""
 
-    def __init__(self, project: Project, engine_problem: Callable[[], str | None] = lambda: None) -> None:
-        """``engine_problem`` says why the engine does not run; None: it runs."""
+    def __init__(self, project: Project, problems: Callable[[], Sequence[str | None]] = tuple) -> None:
+        """``problems``: of the service's own threads; None for a thread without one."""
         self._project = project
-        self._engine_problem = engine_problem
+        self._own_problems = problems
         self._lock = threading.Lock()
         self._found: tuple[float, Progress] | None = None
 
@@ -37,9 +37,8 @@ class ProjectProgress:
             return replace(self._found[1], problems=tuple(self.problems()))
 
     def problems(self) -> list[str]:
-        """Why a server of the project, or the engine, does not run."""
-        engine = self._engine_problem()
-        return [*([engine] if engine else []), *failing_servers(self._project.home.logs)]
+        """Why a server of the project or the engine does not run, or new versions cannot be read."""
+        return [*filter(None, self._own_problems()), *failing_servers(self._project.home.logs)]
 
     def _compute(self) -> Progress:
         if self._project.config.mode == "serve":

@@ -16,6 +16,9 @@ from rft_platform.rounds.maintenance import checkpoint_retention
 from rft_platform.rounds.maintenance.checkpoint_retention import DISCARDED, needed_to_repeat, thin_checkpoints
 from rft_platform.rounds.project.policy import Policy, publish, take_snapshot
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.production_rows import traffic_database
+from rft_platform.serving.release_store import ReleaseStore
+from rft_platform.serving.releases.canary import CanaryRule
 
 
 class Registry:
@@ -76,6 +79,18 @@ def test_policies_at_multiples_of_so_many_steps_stay_whole_too(project: Project)
     marked = Project(project.home, project.config.model_copy(update={"trainer": settings}))
     thin_checkpoints(marked, Registry())  # type: ignore[arg-type]
     assert whole(marked) == [0, 4, 5, 6]
+
+
+def test_versions_in_production_stay_whole(project: Project) -> None:
+    stored = yaml.safe_load(project.home.config_file.read_text())
+    online = {"trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
+    write_text(project.home.config_file, yaml.safe_dump({**stored, "buffer": online}))
+    opened = Project.open(project.home)
+    releases = ReleaseStore(traffic_database(opened))
+    releases.serve(2, "rolled_back", "by hand")
+    releases.start("canary", 2, 4, 0.1, "conversation", CanaryRule(), "a try")
+    thin_checkpoints(opened, Registry())  # type: ignore[arg-type]
+    assert whole(opened) == [0, 2, 4, 5, 6]
 
 
 def test_the_newest_and_the_first_stay_whole_and_lineage_goes_through_the_others(project: Project) -> None:

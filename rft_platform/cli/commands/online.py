@@ -20,8 +20,8 @@ def serve(
 ) -> None:
     """Serve the policy's OpenAI API with feedback and commit, and train on what was committed, until Ctrl-C.
 
-    Mode serve starts the service alone, mode train the training alone: two commands with one RFT_HOME, each with its
-    own file, make an online project together.
+    Mode serve starts the service alone, mode train the training alone: two commands, each with its own file, make an
+    online project together, with one RFT_HOME or on two hosts.
     """
     from rft_platform.cli.commands.servers import serve_until_interrupted
     from rft_platform.config.home import Home
@@ -30,6 +30,7 @@ def serve(
     from rft_platform.driver.run import use_home
     from rft_platform.driver.start import begin
     from rft_platform.jobs.driver_lock import refuse_if_served, servers_lock
+    from rft_platform.rounds.exchange.publication import publishing
     from rft_platform.rounds.project.project import Project
     from rft_platform.servers.ports import check_ports
     from rft_platform.servers.ui_servers import online_port, online_server, ui_ports, ui_servers
@@ -48,7 +49,8 @@ def serve(
     else:
         check_run(home, loaded, service=True)
     project = Project.open(home)
-    with servers_lock(home, mode, **({} if mode == "serve" else {"Dagster": f"port {port}"})):
+    dagster = {} if mode == "serve" else {"Dagster": f"port {port}"}
+    with servers_lock(home, mode, **dagster), publishing(project):
         servers = ui_servers(home, port, mlflow_port, daemon=trains) if mode != "serve" else []
         servers += [online_server(home, project, port)] if mode != "train" else []
         serve_until_interrupted(home, servers, sensors_of=f"http://127.0.0.1:{port}" if trains else None)

@@ -15,8 +15,10 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 
 def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iterator[str]:
     """One line for each missing file and for each request that exceeds this machine."""
-    root = config.checkpoint_root_dir
-    if root is not None and not Path(root).is_absolute():
+    root = config.checkpoint_folder
+    if root is None and config.checkpoint_root_dir is not None:
+        yield from _store_problems(config, config.checkpoint_root_dir)
+    elif root is not None and not Path(root).is_absolute():
         yield (
             f"checkpoint_root_dir {root}: is not an absolute path; give the folder for checkpoints in full, as in "
             f"/data/checkpoints, or as ./{root} for a folder beside the configuration file"
@@ -34,6 +36,27 @@ def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iter
     if config.mode in ("both", "train", "colocate"):
         yield from _trainer_problems(config, cpu_count, gpu_count)
         yield from _placement_problems(config, gpu_count)
+
+
+def _store_problems(config: RftConfig, url: str) -> Iterator[str]:
+    """One line for each reason why checkpoints cannot be passed on through an object store."""
+    from fsspec.core import split_protocol
+    from fsspec.registry import get_filesystem_class
+
+    if not (config.online and config.mode in ("serve", "train")):
+        yield (
+            f"checkpoint_root_dir {url}: an object store passes versions from mode train to mode serve of an online "
+            f"project; in mode {config.mode} give a folder"
+        )
+    elif config.buffer.trainer_input.experience_buffer.path is None:
+        yield (
+            f"checkpoint_root_dir {url}: both hosts need one database; set buffer.trainer_input.experience_buffer.path "
+            "to its URL, as in postgresql+psycopg2://rft@db/traffic"
+        )
+    try:
+        get_filesystem_class(split_protocol(url)[0])
+    except (ImportError, ValueError) as error:
+        yield f"checkpoint_root_dir {url}: {error}"
 
 
 def _model_problems(config: RftConfig) -> Iterator[str]:

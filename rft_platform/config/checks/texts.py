@@ -42,7 +42,9 @@ _QUERY_SECRET = re.compile(r"https?://[^\s?]+\?\S*(?:key|token|secret|password|s
 _INSTEAD = {
     "base_url": "put the key into an environment variable and name that in api_key_env, as in api_key_env: HELPER_KEY",
     "tracking_uri": "leave it out and set the environment variable MLFLOW_TRACKING_URI to it",
+    "database": "leave out the password, and give it by the environment variable PGPASSWORD or the file ~/.pgpass",
 }
+_DATABASE = "buffer.trainer_input.experience_buffer.path"
 _ELSEWHERE = "put it into an environment variable and read that in your code"
 
 
@@ -50,7 +52,7 @@ def secret_problems(config: RftConfig) -> Iterator[str]:
     """One line for each setting that contains a secret, also within a URL. The line masks the secret."""
     for key, value in flat_settings(config).items():
         if any(isinstance(text, str) and _is_secret(text) for text in (value if isinstance(value, list) else [value])):
-            field = re.split(r"[.\[]", key)[-1]
+            field = "database" if key == _DATABASE else re.split(r"[.\[]", key)[-1]
             yield (
                 f"{key} {redact(str(value))!r} contains a secret, and configurations are stored as plain text: "
                 f"{_INSTEAD.get(field, _ELSEWHERE)}"

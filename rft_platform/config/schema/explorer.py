@@ -147,8 +147,9 @@ class Explorer(Section):
     """Time-out of one attempt of a run, in seconds."""
     max_retry_times: NonNegativeInt = 2
     """Retries of a failed run."""
-    service_status_check_interval: PositiveFloat = 60.0
-    """Accepted for compatibility, without effect: the service looks for new versions twice a second."""
+    service_status_check_interval: PositiveFloat = 10.0
+    """Seconds between two looks for new versions that another host trains (``mode: serve`` with
+    ``checkpoint_root_dir``). New versions of the same ``RFT_HOME`` are looked for twice a second."""
     proxy_port: int = Field(default=8010, ge=1, le=65535)
     """Port of the explorer service (``rft serve``)."""
     listen_address: str = "127.0.0.1"

@@ -182,7 +182,8 @@ class RftConfig(Section):
     """Name of the experiment."""
     checkpoint_root_dir: str | None = None
     """Checkpoints are stored in ``<checkpoint_root_dir>/<project>/<name>``. Default: ``checkpoints`` below
-    ``RFT_HOME``."""
+    ``RFT_HOME``. An online project whose modes serve and train run on two hosts may name an object store, for example
+    ``s3://bucket/checkpoints``: then checkpoints are stored below ``RFT_HOME`` and copied there."""
     continue_from_checkpoint: bool = True
     """false: refuse to start in a folder that holds rounds already."""
     seed: NonNegativeInt = 42
@@ -221,6 +222,12 @@ class RftConfig(Section):
         """This configuration with lines about how its file was read."""
         self._notices = notices
         return self
+
+    @property
+    def checkpoint_folder(self) -> str | None:
+        """``checkpoint_root_dir`` if it is a folder; None for the default, and for an object store."""
+        root = self.checkpoint_root_dir
+        return None if root is None or "://" in root else root
 
     @property
     def offline_steps(self) -> int | None:

@@ -5,6 +5,7 @@ be traced. These policies keep all their files:
 
 - the newest ones, and those at multiples of ``trainer.keep_every`` steps;
 - the champion, its predecessor (for a rollback) and the starting policy;
+- the versions that serve production traffic, also as canary or in an A/B test;
 - the policies that untrained rounds explore with;
 - the newest policy whose trainer state is saved and all later ones, because a killed trainer repeats their trainings.
 """
@@ -25,7 +26,10 @@ from rft_platform.model_registry.models import PREVIOUS_TAG
 from rft_platform.rounds.project.notes import SNAPSHOT
 from rft_platform.rounds.project.policy import Policy, parent_of, parent_round, published, snapshot_of, started_again
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.servable_versions import policy_of_version, serving_policy
 from rft_platform.rounds.selection.pending_rows import trained_through
+from rft_platform.rounds.selection.production_rows import traffic_database
+from rft_platform.serving.release_store import ReleaseStore
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
@@ -40,7 +44,7 @@ def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
     """Remove the weights of policies beyond the limit; returns their folders. Without a limit nothing is removed."""
     if project.config.trainer.max_checkpoints_to_keep is None:
         return []
-    champions = _champions(registry)
+    champions = _champions(registry) | _in_production(project)
     thinned = [folder for name in project.policies for folder in _thin_policy(project, champions, name)]
     _delete_discarded(project)
     return thinned
@@ -66,6 +70,16 @@ def _champions(registry: "ModelRegistry") -> set[Path]:
     before = champion.tags.get(PREVIOUS_TAG)
     previous = [] if before is None else [v for v in registry.versions() if str(v.version) == str(before)]
     return {version.folder for version in (champion, *previous)}
+
+
+def _in_production(project: Project) -> set[Path]:
+    """The folders of the versions that serve production traffic: an engine that is restarted reads them again."""
+    if not project.config.online:
+        return set()
+    running = ReleaseStore(traffic_database(project)).running()
+    versions = () if running is None else (running.base_version, running.candidate_version)
+    serving = [serving_policy(project), *(policy_of_version(project, version) for version in versions)]
+    return {Path(policy.folder) for policy in serving if policy is not None}
 
 
 def in_use(project: Project, name: str = FIRST_POLICY) -> set[Path]:

@@ -47,8 +47,8 @@ class Project:
 
     @property
     def checkpoints(self) -> Path:
-        """``<checkpoint_root_dir>/<project>/<name>``."""
-        root = self.config.checkpoint_root_dir
+        """``<checkpoint_root_dir>/<project>/<name>``; below the home if that is an object store, which gets copies."""
+        root = self.config.checkpoint_folder
         return (Path(root) if root else self.home.checkpoints) / self.config.project / self.config.name
 
     def checkpoints_of(self, policy: str) -> Path:

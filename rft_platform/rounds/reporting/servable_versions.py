@@ -40,9 +40,12 @@ def is_released(project: Project, policy: Policy) -> bool:
     """Whether a policy may serve without a user's decision.
 
     With held-out tasks, the evaluation must have promoted the policy; without them, its round must have ended. The
-    starting policy may always serve.
+    starting policy may always serve. A host that only serves follows the decision of the host that trains
+    (``rounds.exchange``).
     """
     note = project.store.read_note(policy.round, EVALUATION)
+    if note is not None and "released" in note:
+        return bool(note["released"])
     gated = bool(project.config.buffer.explorer_input.eval_tasksets)
     return policy.round == 0 or (note is not None and (not gated or bool(note.get("promoted"))))
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.common.locks import locked
 from rft_platform.common.policy_names import policy_of_column
+from rft_platform.common.sqlite_files import database_file, network_file_system
 from rft_platform.experience.record import LARGEST_TOP_K, ModelCall, RolloutRow, row_id
 from rft_platform.rounds.project.project import Project
 from rft_platform.serving.database import Call, open_database
@@ -18,6 +20,8 @@ from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH
 from rft_platform.serving.rules.redaction import Redaction
 from rft_platform.serving.traffic import TrafficStore
 from rft_platform.tasks.task import Task
+
+_DATABASE = "traffic.db"
 
 
 def traffic_store(project: Project, redaction: Redaction | None = None) -> TrafficStore:
@@ -30,17 +34,36 @@ def traffic_store(project: Project, redaction: Redaction | None = None) -> Traff
 
 def traffic_database(project: Project) -> Engine:
     """The database of production traffic and releases; it is opened once per process."""
-    return _open(database_url(project))
+    url = database_url(project)
+    if (file := database_file(url)) is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return _open(url)
 
 
 def database_url(project: Project) -> str:
-    """The database's URL: ``experience_buffer.path``, or an SQLite file below the project's folder."""
+    """The database's URL: ``experience_buffer.path``, or an SQLite file.
+
+    The file is beside the checkpoints if ``checkpoint_root_dir`` is set, because a second home may share that folder.
+    """
     given = project.config.buffer.trainer_input.experience_buffer.path
     if given is not None:
         return given
     folder = project.home.root / "online"
-    folder.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{folder / 'traffic.db'}"
+    if project.config.checkpoint_folder is not None and not (folder / _DATABASE).exists():
+        folder = project.checkpoints / "buffer"
+    return f"sqlite:///{folder / _DATABASE}"
+
+
+def check_database(project: Project) -> None:
+    """Raise UserError if two hosts would use an SQLite file on a network file system."""
+    two_hosts = project.config.mode in ("serve", "train") and project.config.checkpoint_root_dir is not None
+    file = database_file(database_url(project)) if two_hosts else None
+    if file is not None and (kind := network_file_system(file)) is not None:
+        raise UserError(
+            f"the database of production traffic {file} is on a network file system ({kind}), where SQLite is not "
+            "safe: set buffer.trainer_input.experience_buffer.path to a PostgreSQL URL, as in "
+            "postgresql+psycopg2://rft@db/traffic"
+        )
 
 
 def home_id(project: Project) -> str:

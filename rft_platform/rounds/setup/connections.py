@@ -33,9 +33,14 @@ _OF_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 
 def start_all(project: Project) -> None:
-    """Start engines, trainer and registry in parallel: each takes seconds, mostly for imports."""
+    """Start engines, trainer and registry in parallel: each takes seconds, mostly for imports.
+
+    In mode train of an online project another process, perhaps on another host, serves the policy.
+    """
     with ThreadPoolExecutor(3) as pool:
         starts: tuple[Callable[[Project], object], ...] = (connect_engine, connect_policies, connect_trainer)
+        if project.config.online and project.config.mode == "train":
+            starts = (connect_trainer,)
         started = [pool.submit(start, project) for start in starts]
         connect_registry(project).prepare()
         for connection in started:
