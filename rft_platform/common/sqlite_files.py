@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from rft_platform.common.errors import StorageError
+
 #: Prefix of an SQLite database's URL.
 SQLITE_URI = "sqlite:///"
 _PATTERNS = ("dagster/**/*.db", "mlflow/*.db", "judging/*.sqlite")
@@ -21,6 +23,7 @@ _DAMAGED_IN_WORDS = re.compile(
     r"file is not a database|database disk image is malformed|malformed database schema|disk I/O error"
     r"|unsupported file format|\bno such table\b"
 )
+_BUSY_S = 30.0
 _IO_ERROR = "disk I/O error"
 _LEAST_FREE = 2**20  # bytes: SQLite needs space even to read a database, for an index of its write-ahead log
 #: Types of network file systems, and of FUSE, by which most object stores are mounted.
@@ -43,6 +46,26 @@ class DamagedDatabase:
 def database_file(uri: str) -> Path | None:
     """The file of the URL ``sqlite:///FILE``; None for servers and other databases."""
     return Path(uri.removeprefix(SQLITE_URI)) if uri.startswith(SQLITE_URI) else None
+
+
+def compact(uri: str) -> None:
+    """Remove deleted bytes from the SQLite file at ``uri``; other databases do so themselves.
+
+    Raises StorageError while another process writes to the file: deleted text is still there.
+    """
+    file = database_file(uri)
+    if file is None:
+        return
+    try:
+        with closing(sqlite3.connect(file, timeout=_BUSY_S, isolation_level=None)) as connection:
+            connection.execute("VACUUM").close()
+            busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError as error:
+        raise StorageError(f"{file} still holds deleted text ({error}): repeat this in a minute") from error
+    if busy:
+        raise StorageError(
+            f"{file} still holds deleted text, because another process reads it: repeat this in a minute"
+        )
 
 
 def network_file_system(path: Path) -> str | None:

@@ -1,14 +1,19 @@
-"""Write runs of a workflow to MLflow as traces: a span for each model call, and the judge's rewards as assessments."""
+"""Write runs of a workflow to MLflow as traces: a span for each model call, and rewards as assessments.
+
+Traces of production traffic have no messages. The feedback of users, with comments, are further assessments;
+``delete_traces`` removes them when a person is forgotten.
+"""
 
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.processes.gc_control import importing
+from rft_platform.common.sqlite_files import compact
 from rft_platform.model_registry.mlflow_client import opening
 from rft_platform.model_registry.tracking import TrainingRun
 
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 RUN_TAG = "rft.workflow_run"
 ROUND_TAG = "rft.round"
+FEEDBACK_ID = "rft.feedback_id"  #: metadata of a user's assessment
 _URI = "MLFLOW_TRACKING_URI"
 
 
@@ -32,6 +38,33 @@ class JudgedTranscript:
     judge: str  # name and version
     by_model: bool  # whether a language model judged
     dropped_by: str | None = None
+    with_texts: bool = True  # false for production traffic: `rft forget` must be able to erase all text
+    feedback: Sequence["GivenFeedback"] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFeedback:
+    """What a user said about a run."""
+
+    feedback_id: str
+    metric: str
+    value: float | None  # None: only a comment
+    comment: str | None
+
+
+def delete_traces(run: TrainingRun, tracking_uri: str, round_number: int, workflow_runs: Collection[str]) -> int:
+    """Delete the traces of these runs of a round, with their assessments; returns their number.
+
+    The bytes are removed from an SQLite file, too. Raises StorageError while another process uses that file, and
+    MlflowException if MLflow does not delete them.
+    """
+    experiment = run.client.get_run(run.run_id).info.experiment_id
+    known = _known(run, experiment, round_number)
+    found = [trace.info.trace_id for name, trace in known.items() if name in workflow_runs]
+    if found:
+        run.client.delete_traces(experiment, trace_ids=found)
+        compact(tracking_uri)
+    return len(found)
 
 
 def log_traces(run: TrainingRun, tracking_uri: str, transcripts: Sequence[JudgedTranscript]) -> int:
@@ -72,22 +105,25 @@ def _log(run: TrainingRun, experiment: str, transcript: JudgedTranscript) -> str
     tags = {RUN_TAG: first.run_id, ROUND_TAG: str(first.round), "rft.group": first.group_id, "rft.task": first.task_id}
     if transcript.dropped_by is not None:
         tags["rft.dropped_by"] = transcript.dropped_by
+    texts = transcript.with_texts
     root = run.client.start_trace(
-        first.taskset, span_type="AGENT", inputs={"messages": first.call.messages}, tags=tags, experiment_id=experiment,
-        run_id=run.run_id, start_time_ns=_ns(first.call.created_at),
+        first.taskset, span_type="AGENT", inputs={"messages": first.call.messages} if texts else None, tags=tags,
+        experiment_id=experiment, run_id=run.run_id, start_time_ns=_ns(first.call.created_at),
     )  # fmt: skip
     for row in transcript.calls:
         call = row.call
         span = run.client.start_span(
             "model call", root.trace_id, root.span_id, span_type="CHAT_MODEL", start_time_ns=_ns(call.created_at),
-            inputs={"messages": call.messages, **({"tools": call.tools} if call.tools else {})},
+            inputs={"messages": call.messages, **({"tools": call.tools} if call.tools else {})} if texts else None,
             attributes=_facts(row),
         )  # fmt: skip
         run.client.end_span(
-            root.trace_id, span.span_id, outputs=call.response, end_time_ns=_ns(call.created_at + call.duration_s)
-        )
+            root.trace_id, span.span_id, outputs=call.response if texts else None,
+            end_time_ns=_ns(call.created_at + call.duration_s),
+        )  # fmt: skip
     end = max(row.call.created_at + row.call.duration_s for row in transcript.calls)
-    run.client.end_trace(root.trace_id, outputs=last.run_output or last.call.response, end_time_ns=_ns(end))
+    outputs = (last.run_output or last.call.response) if texts else None
+    run.client.end_trace(root.trace_id, outputs=outputs, end_time_ns=_ns(end))
     return str(root.trace_id)
 
 
@@ -95,6 +131,7 @@ def _facts(row: "RolloutRow") -> dict[str, Any]:
     call = row.call
     return {
         "row_id": row.row_id,
+        "msg_id": call.msg_id,
         "step": row.step,
         "policy_version": call.policy_version,
         "prompt_tokens": len(call.prompt_ids),
@@ -105,8 +142,11 @@ def _facts(row: "RolloutRow") -> dict[str, Any]:
 
 
 def _assessed(trace: "Trace | None") -> set[tuple[str, str | None]]:
-    """The names and sources of the assessments that a trace has."""
-    return set() if trace is None else {(each.name, each.source.source_id) for each in trace.info.assessments}
+    """The names of the assessments that a trace has, each with its source: a judge, or a user's feedback."""
+    if trace is None:
+        return set()
+    known = trace.info.assessments
+    return {(each.name, (each.metadata or {}).get(FEEDBACK_ID) or each.source.source_id) for each in known}
 
 
 def _assess(trace_id: str, transcript: JudgedTranscript, known: set[tuple[str, str | None]]) -> None:
@@ -118,6 +158,14 @@ def _assess(trace_id: str, transcript: JudgedTranscript, known: set[tuple[str, s
     for name, value in transcript.rewards.items():
         if (name, transcript.judge) not in known:
             mlflow.log_feedback(trace_id=trace_id, name=name, value=value, source=source)
+    user = AssessmentSource(AssessmentSourceType.HUMAN, "user")
+    for given in transcript.feedback:
+        name, value = (given.metric, given.value) if given.value is not None else ("comment", True)
+        if (name, given.feedback_id) not in known:
+            mlflow.log_feedback(
+                trace_id=trace_id, name=name, value=value, source=user, rationale=given.comment,
+                metadata={FEEDBACK_ID: given.feedback_id},
+            )  # fmt: skip
 
 
 def _ns(seconds: float) -> int:

@@ -8,6 +8,7 @@ Read in this order:
    ``train`` with ``training_start``, ``register_checkpoint``, ``evaluate`` with ``heldout_evaluation``; before round 1
    ``warm_start``;
 2. ``project`` (what a stage works with) and ``setup`` (its configuration turned into running parts);
-3. ``selection`` (tasks and rows), ``planning`` (what runs next), ``reporting``, ``maintenance``;
+3. ``selection`` (tasks and rows), ``planning`` (what runs next), ``reporting``, ``maintenance``; ``exchange`` (versions
+   for a service on another host);
 4. ``offline`` and ``offline_dataset``: a training on a dataset, the only round of its project.
 """

@@ -430,12 +430,3 @@ def test_limits_by_the_mean_duration_are_refused_with_several_tasksets(make_conf
         "explorer.dynamic_timeout.enable",
         "explorer.over_rollout.ratio",
     ]
-
-
-def test_an_online_project_sends_no_messages_to_mlflow(make_config: MakeConfig) -> None:
-    online = {"explorer_input": {}, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
-    given = {"buffer": online, "algorithm": {"algorithm_type": "reinforce++"}}
-    assert not [line for line in problems(make_config(**given)) if "monitor.traces" in line]
-    (found,) = [line for line in problems(make_config(**given, monitor={"traces": 4})) if "monitor.traces" in line]
-    assert "`rft forget` cannot erase them there; set it to 0" in found
-    assert not [line for line in problems(make_config(monitor={"traces": 4})) if "monitor.traces" in line]

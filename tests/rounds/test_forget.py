@@ -2,21 +2,28 @@
 
 import hashlib
 import json
+import sqlite3
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rft_platform.common import sqlite_files
 from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.sqlite_files import compact
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.inference.canary import Canary
+from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.collect import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.maintenance.forget import forget
 from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.sampled_traces import log_round_traces
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.serving.database import CONSUMED, FORGOTTEN
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
@@ -143,3 +150,46 @@ def test_a_home_that_starts_again_does_not_train_on_rows_that_were_consumed_befo
     with pytest.raises(StorageError, match="has given its rows of r0001 to another home"):
         collect(fresh, 1)
     assert collect(project, 1)["rows"] == 4  # repeated after a crash: the same rows
+
+
+@pytest.mark.slow
+def test_the_feedback_of_a_forgotten_person_leaves_mlflow(
+    project: Project, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = project.home
+    home.mlflow.mkdir()
+    database = home.mlflow / "mlflow.db"
+    database.write_bytes(empty_store.read_bytes())
+    monitor = project.config.monitor.model_copy(update={"traces": 9})
+    traced = Project(home, project.config.model_copy(update={"monitor": monitor}))
+    registry = ModelRegistry(f"sqlite:///{database}", home.mlflow / "artifacts", "rft", "model")
+    assert log_round_traces(traced, registry, 1) == 4
+    assert log_round_traces(traced, registry, 1) == 4, "a repeated stage adds none"
+    run = registry.training_run(traced.config.name)
+    experiment = run.client.get_run(run.run_id).info.experiment_id
+    traces = run.client.search_traces(locations=[experiment])
+    said = {
+        (each.name, each.value, each.rationale, str(each.source.source_type))
+        for trace in traces
+        for each in trace.info.assessments
+        if each.source.source_id == "user"
+    }
+    assert said == {("reward", number / 4, SECRET if number % 2 else OTHER, "HUMAN") for number in range(4)}
+    spans = [span for trace in traces for span in trace.data.spans]
+    assert {span.attributes["msg_id"] for span in spans if span.parent_id} == {f"m{number}" for number in range(4)}
+    assert all(span.inputs is None and span.outputs is None for span in spans), "MLflow gets no messages"
+    assert files_with(home.mlflow, SECRET) == [database]
+    forget(traced, registry, "ann")
+    assert files_with(home.root, SECRET) == []
+    assert files_with(home.mlflow, OTHER) == [database]
+    assert len(run.client.search_traces(locations=[experiment])) == 2
+    monkeypatch.setattr(sqlite_files, "_BUSY_S", 0.1)
+    with pytest.raises(StorageError, match="still holds deleted text"):
+        reading_while(database, lambda: compact(f"sqlite:///{database}"))
+
+
+def reading_while(database: Path, work: Callable[[], None]) -> None:
+    """Do ``work`` while another connection writes to the database."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        work()

@@ -286,11 +286,6 @@ def _online_problems(config: RftConfig) -> Iterator[str]:
     for key, is_set in refused.items():
         if is_set:
             yield f"{key}: rounds of production traffic take committed rows once, in the style fixed; leave it out"
-    if config.monitor.traces:
-        yield (
-            f"monitor.traces {config.monitor.traces}: MLflow would get messages of production clients, and "
-            "`rft forget` cannot erase them there; set it to 0"
-        )
     service, replicas = config.service, config.explorer.rollout_model.engine_num
     if service.weight_update == "rolling" and service.least_in_service >= replicas:
         yield (

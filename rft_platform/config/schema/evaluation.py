@@ -82,8 +82,8 @@ class Monitor(Section):
     """Folder of the event files; default: ``tensorboard`` below ``RFT_HOME``."""
     traces: NonNegativeInt = 0
     """Runs of each round that MLflow gets as traces, with the judge's rewards as assessments: from the lowest to the
-    highest reward. The messages are sent as they are stored: online projects refuse it. A trace takes 0.05 to 0.2
-    seconds."""
+    highest reward. The messages are sent as they are stored. Online projects send no messages, but the feedback of
+    users with its comments, which ``rft forget`` deletes. A trace takes 0.05 to 0.2 seconds."""
     system_metrics: bool = False
     """Log the use of processors, memory, disk, network and NVIDIA GPUs (with package ``nvidia-ml-py``) to MLflow, as
     ``system/...``, every 10 seconds while a round trains."""

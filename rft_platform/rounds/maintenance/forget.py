@@ -13,13 +13,14 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import row_id
 from rft_platform.inference.canary import Canary
 from rft_platform.model_registry.lineage import trace_row, trained_with
+from rft_platform.model_registry.run_traces import delete_traces
 from rft_platform.rounds.exchange.following import followed_home
 from rft_platform.rounds.exchange.publication import publish_now
 from rft_platform.rounds.maintenance.erasure import erase_rows
 from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_demonstrations import CORRECTIONS_UNTIL, erase_demonstrations
-from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
+from rft_platform.rounds.selection.production_rows import run_name, traffic_database, traffic_store
 from rft_platform.serving.database import Call
 from rft_platform.serving.erasure import TrafficErasure
 
@@ -64,6 +65,9 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
     descendants: dict[str, CheckpointRef] = {}
     for number, held in sorted(by_round.items()):
         rows = [row_id(call.msg_id, 0, call.choice) for call in held]
+        if registry is not None:
+            runs = {run_name(call) for call in held}
+            delete_traces(registry.training_run(project.config.name), registry.tracking_uri, number, runs)
         _erase_canaries(project, erase_rows(project.store, number, rows))
         for row in _traced(project, number, set(rows)):
             trace = trace_row(row, project.store, project.home.checkpoints, registry)

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.experience.record import POLICY_REWARD
-from rft_platform.model_registry.run_traces import JudgedTranscript, log_traces
+from rft_platform.model_registry.run_traces import GivenFeedback, JudgedTranscript, log_traces
 from rft_platform.rounds.project.notes import JUDGE
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.production_rows import traffic_database
+from rft_platform.serving.reports.user_feedback import feedback_on
 
 if TYPE_CHECKING:
+    from rft_platform.experience.record import RolloutRow
     from rft_platform.model_registry.models import ModelRegistry
 
 _JUDGED = ["run_id", "step", "reward", "reward_parts", "dropped_by"]
@@ -41,6 +44,8 @@ def transcripts(project: Project, round_number: int, count: int) -> list[JudgedT
     chosen = spread(sorted(judged, key=lambda run_id: (judged[run_id]["reward"], run_id)), count)
     table = store.read_rollouts(round_number)
     rows = table_to_rows(table.filter(pc.is_in(table["run_id"], pa.array(chosen, pa.string()))))
+    texts = not project.config.online  # of production traffic MLflow gets no messages
+    feedback = {} if texts else _feedback(project, rows)
     names = (store.read_note(round_number, JUDGE) or {}).get("judge_names", {})
     judge = f"{names.get(version, '')} {version}".strip()
     return [
@@ -50,9 +55,21 @@ def transcripts(project: Project, round_number: int, count: int) -> list[JudgedT
             judge=judge,
             by_model="llm" in judge,
             dropped_by=judged[run_id]["dropped_by"],
+            with_texts=texts,
+            feedback=feedback.get(run_id, ()),
         )
         for run_id in chosen
     ]
+
+
+def _feedback(project: Project, rows: Sequence["RolloutRow"]) -> dict[str, list[GivenFeedback]]:
+    """What users said about the runs of production traffic, by run; each feedback once."""
+    given = feedback_on(traffic_database(project), sorted({row.call.msg_id for row in rows}))
+    found: dict[str, dict[str, GivenFeedback]] = {}
+    for row in rows:
+        for each in given.get(row.call.msg_id, ()):
+            found.setdefault(row.run_id, {})[each.feedback_id] = each
+    return {run_id: list(by_id.values()) for run_id, by_id in found.items()}
 
 
 def spread(ordered: Sequence[str], count: int) -> list[str]:

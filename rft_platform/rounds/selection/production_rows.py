@@ -85,12 +85,12 @@ def rows_of_traffic(calls: list[Call], round_number: int) -> list[RolloutRow]:
     last: dict[str, RolloutRow] = {}
     rows = []
     for call in calls:
-        run = _run_of(call)
+        run = run_name(call)
         row = _row(call, run, steps[run], round_number)
         steps[run] += 1
         last[run] = row
         rows.append(row)
-    rewards = {_run_of(call): call.reward for call in calls}
+    rewards = {run_name(call): call.reward for call in calls}
     for run, row in last.items():
         row.run_reward = rewards[run]
         row.run_output = row.call.response.get("content")
@@ -115,7 +115,7 @@ def _task_of(call: Call) -> str:
     return f"{call.tenant}/{call.task_id}" if call.tenant else str(call.task_id)
 
 
-def _run_of(call: Call) -> str:
+def run_name(call: Call) -> str:
     """Name of the run; each further choice of an answer is a separate run.
 
     The name is unique, because its last part is the run id, in which slashes are escaped.
