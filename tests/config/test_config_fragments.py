@@ -71,8 +71,8 @@ def test_the_plan_of_a_service_says_what_it_does_and_which_command_starts_it(tmp
     config = completed("explorer_service.yaml", tmp_path, tiny_model)
     plan = render_plan(check_run(Home(tmp_path / "home"), config, dry=True))
     assert "service    online service at 127.0.0.1:8010" in plan
-    assert "the service takes new versions of this RFT_HOME at once; another process there trains them" in plan
-    assert "explorer.service_status_check_interval has no effect here" in plan
+    assert f"the service takes new versions of this RFT_HOME at once, those of another host by {tmp_path}" in plan
+    assert "service_status_check_interval" not in plan
     assert "start it with `rft serve --config FILE`" in plan
     with pytest.raises(UserError, match=r"mode serve .* start it with `rft serve --config FILE`"):
         check_run(Home(tmp_path / "home"), config)

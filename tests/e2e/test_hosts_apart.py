@@ -143,14 +143,14 @@ def test_traffic_of_one_host_is_trained_on_another_and_served_again(
         until(lambda: service.poll() is not None or answers(serving, url), _START_S, hosts)
         assert service.poll() is None, serving.log.read_text()
         trainer = stack.enter_context(training.running(*ports))
-        talk = serving.inside([sys.executable, "-m", customers_module(), url, "2", str(_UPDATE_S)])
+        talk = serving.inside([sys.executable, "-m", customers_module(), url, "1", str(_UPDATE_S)])
         talked = subprocess.run(talk, capture_output=True, text=True, timeout=_UPDATE_S + 60)
         logs = "\n".join(host.log.read_text() for host in hosts)
         assert talked.returncode == 0, talked.stderr + logs
         assert (service.poll(), trainer.poll()) == (None, None), logs
     tally = json.loads(talked.stdout)
     versions = sorted(map(int, tally["answers"]))
-    assert tally["failures"] == [] and versions[0] == 0 and len(versions) >= 3, logs
+    assert tally["failures"] == [] and versions[0] == 0 and len(versions) >= 2, logs
     on_a, on_b = Project.open(serving.home), Project.open(training.home)
     assert (on_a.config.mode, on_b.config.mode) == ("serve", "train")
     rounds = [number for number in on_a.store.rounds() if published(on_a.store, number) is not None]

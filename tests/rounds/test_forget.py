@@ -13,6 +13,7 @@ import pytest
 
 from rft_platform.common import sqlite_files
 from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.files import write_json
 from rft_platform.common.sqlite_files import compact
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
@@ -150,6 +151,23 @@ def test_a_home_that_starts_again_does_not_train_on_rows_that_were_consumed_befo
     with pytest.raises(StorageError, match="has given its rows of r0001 to another home"):
         collect(fresh, 1)
     assert collect(project, 1)["rows"] == 4  # repeated after a crash: the same rows
+
+
+def test_versions_in_checkpoint_root_dir_are_named(project: Project, tmp_path: Path) -> None:
+    elsewhere = project.config.model_copy(update={"checkpoint_root_dir": str(tmp_path / "shared")})
+    moved = Project(project.home, elsewhere)
+    folder = moved.checkpoints / "global_step_1"
+    folder.mkdir(parents=True)
+    lineage = {"round": 1, "judge_version": project.store.judge_version(1)}
+    manifest = {
+        "files": {},
+        "parent": str(tmp_path),
+        "policy_version": 1,
+        "parent_version": 0,
+        "weights_digest": "1" * 64,
+    }
+    write_json(folder / "manifest.json", {**manifest, "lineage": lineage})
+    assert [ref.checkpoint for ref in forget(moved, None, "ann").trained] == [str(folder)]
 
 
 @pytest.mark.slow

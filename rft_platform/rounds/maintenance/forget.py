@@ -70,7 +70,7 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
             delete_traces(registry.training_run(project.config.name), registry.tracking_uri, number, runs)
         _erase_canaries(project, erase_rows(project.store, number, rows))
         for row in _traced(project, number, set(rows)):
-            trace = trace_row(row, project.store, project.home.checkpoints, registry)
+            trace = trace_row(row, project.store, project.checkpoints, registry)
             trained |= {ref.checkpoint: ref for ref in trace.trained}
             descendants |= {ref.checkpoint: ref for ref in trace.descendants}
     for ref in _trained_on_corrections(project, registry, {call.msg_id for call in calls}):
@@ -96,7 +96,7 @@ def _trained_on_corrections(
     first = erase_demonstrations(project, msg_ids)
     if first is None:
         return []
-    return trained_with(project.home.checkpoints, lambda lineage: lineage.get(CORRECTIONS_UNTIL, 0) >= first, registry)
+    return trained_with(project.checkpoints, lambda lineage: lineage.get(CORRECTIONS_UNTIL, 0) >= first, registry)
 
 
 def _traced(project: Project, number: int, rows: set[str]) -> set[str]:
