@@ -1,16 +1,17 @@
 """The report of a recipe: its figures before and after training, their curves, and transcripts to read."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.evaluation.transcripts import Transcript
+from rft_platform.recipes.recipe import Figure
 from rft_platform.rounds.reporting.round_history import evaluation_of
 
 if TYPE_CHECKING:
-    from rft_platform.recipes.recipe import Figure, Recipe
+    from rft_platform.recipes.recipe import Recipe
     from rft_platform.rounds.project.project import Project
 
 _Z = 1.96
@@ -30,7 +31,7 @@ class Value:
 class FigureCurve:
     """A figure of a recipe after every round that was evaluated; round 0 is the warm start."""
 
-    figure: "Figure"
+    figure: Figure
     values: list[Value]
 
     @property
@@ -59,6 +60,17 @@ class RecipeReport:
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON values."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "RecipeReport":
+        """The report that ``to_json`` converted; further keys are ignored."""
+        curves = [
+            FigureCurve(Figure(**curve["figure"]), [Value(**each) for each in curve["values"]])
+            for curve in value["curves"]
+        ]
+        known = {name: value[name] for name in ("recipe", "seed", "held_out_tasks", "published_by")}
+        before, after = ([Transcript(**each) for each in value[side]] for side in ("before", "after"))
+        return cls(**known, curves=curves, before=before, after=after)
 
 
 def report_of(project: "Project", recipe: "Recipe") -> RecipeReport | None:
@@ -103,10 +115,10 @@ def markdown(report: RecipeReport, picture: str) -> str:
 def draw(reports: Sequence[RecipeReport]) -> bytes:
     """Draw a PNG with a panel for each figure and a line for each report (for instance of several seeds)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Drawing
 
     curves = reports[0].curves
-    drawing = Figure(figsize=(3.6 * len(curves), 3.2), dpi=120, facecolor="white", layout="constrained")
+    drawing = Drawing(figsize=(3.6 * len(curves), 3.2), dpi=120, facecolor="white", layout="constrained")
     FigureCanvasAgg(drawing)
     for column, curve in enumerate(curves):
         axes = drawing.add_subplot(1, len(curves), column + 1)

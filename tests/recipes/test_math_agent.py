@@ -18,6 +18,7 @@ from rft_platform.recipes.math_agent.demonstrations import UNFORMATTED, demonstr
 from rft_platform.recipes.math_agent.prepare import prepare
 from rft_platform.recipes.math_agent.problems import HELD_OUT, THREE_STEPS, Problem, split_problems
 from rft_platform.recipes.recipe import MATH_AGENT
+from rft_platform.recipes.report import RecipeReport
 from rft_platform.rollout.workflows.calculator import calculate
 from rft_platform.rounds.project.project import Project
 
@@ -145,3 +146,4 @@ def test_a_shortened_run_ends_with_its_report(recipe: Path, tmp_path: Path) -> N
     assert (home.root / PICTURE).read_bytes().startswith(b"\x89PNG")
     written = json.loads((tmp_path / "report.json").read_text())
     assert written["curves"][0]["figure"]["label"] == "correct answers" and written["cpu_s"] > 0
+    assert RecipeReport.from_json(written).to_json() == json.loads(json.dumps(report.to_json()))

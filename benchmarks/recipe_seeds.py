@@ -1,0 +1,96 @@
+"""A recipe by several seeds: its figures before and after training, with intervals over the seeds, and one picture.
+
+``python benchmarks/recipe_seeds.py math-agent --seeds 1 2 3 --work FOLDER [--picture FILE]`` runs ``rft recipe`` once
+for each seed, in a separate home below the folder. Finished seeds are kept there, so an interrupted run continues.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from machine import describe
+
+from rft_platform.recipes.recipe import RECIPES
+from rft_platform.recipes.report import RecipeReport, draw
+
+HERE = Path(__file__).resolve().parent
+T_975 = {
+    1: 12.706,
+    2: 4.303,
+    3: 3.182,
+    4: 2.776,
+    5: 2.571,
+    6: 2.447,
+    7: 2.365,
+    8: 2.306,
+    9: 2.262,
+}  # Student, two-sided
+
+
+def run_seed(recipe: str, seed: int, work: Path) -> dict[str, Any]:
+    """The report of one seed, as JSON."""
+    written = work / f"seed-{seed}.json"
+    if not written.exists():
+        rft = [sys.executable, "-m", "rft_platform"]
+        environment = {**os.environ, "RFT_HOME": str(work / f"home-{seed}")}
+        command = [*rft, "recipe", recipe, "--seed", str(seed), "--json", str(written)]
+        subprocess.run(command, env=environment, check=True)
+        subprocess.run([*rft, "stop"], env=environment, check=True)
+    found: dict[str, Any] = json.loads(written.read_text())
+    return found
+
+
+def over_seeds(values: list[float]) -> dict[str, Any]:
+    """Mean and 95 % interval of the mean (Student's t over seeds); no interval for one seed."""
+    mean, found = statistics.fmean(values), {"values": [round(value, 4) for value in values]}
+    if len(values) < 2:
+        return {"mean": round(mean, 4), **found}
+    half = T_975[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+    return {"mean": round(mean, 4), "low": round(mean - half, 4), "high": round(mean + half, 4), **found}
+
+
+def main() -> None:
+    """Run the seeds and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", choices=list(RECIPES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--work", type=Path, required=True, help="where homes and reports are kept")
+    parser.add_argument("--out", type=Path, help="default: results/recipe_NAME.json")
+    parser.add_argument("--picture", type=Path, help="draw the curves of all seeds into this file")
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    found = [run_seed(given.recipe, seed, given.work.resolve()) for seed in given.seeds]
+    reports = [RecipeReport.from_json(each) for each in found]
+    figures = {}
+    for column, curve in enumerate(reports[0].curves):
+        ends = [(report.curves[column].before.mean, report.curves[column].after.mean) for report in reports]
+        relative = [after - before if curve.figure.is_share else after / before - 1 for before, after in ends]
+        figures[curve.figure.label] = {
+            "before": over_seeds([before for before, _ in ends]),
+            "after": over_seeds([after for _, after in ends]),
+            "change": over_seeds(relative),
+            "published": curve.figure.published,
+        }
+    kept = ("seed", "wall_s", "cpu_s", "machine", "curves")
+    result = {
+        "what": f"rft recipe {given.recipe}",
+        "machine": describe(),
+        "held_out_tasks": reports[0].held_out_tasks,
+        "figures": figures,
+        "runs": [{name: each[name] for name in kept} for each in found],
+    }
+    out = given.out or HERE / "results" / f"recipe_{given.recipe.replace('-', '_')}.json"
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    if given.picture is not None:
+        given.picture.write_bytes(draw(reports))
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
