@@ -2,7 +2,6 @@
 
 - ``arithmetic``: the demo (``rft demo``): a tiny model learns to add two numbers.
 - ``math_agent``: a tiny agent learns to solve word problems of several steps: correctly, briefly, in a set format.
-- ``calculator``: a tiny model learns to use a calculator through real tool calls.
 - ``front_desk``: online training: a tiny model learns from the ratings of simulated customers while it serves them.
 
 ``recipe`` has the type ``Recipe`` and the list of recipes that ``rft recipe`` runs, ``report`` what it reports. Each

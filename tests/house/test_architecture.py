@@ -23,7 +23,6 @@ SMALL = {
     "judging.operators.reward_filter",
     "judging.operators.std_filter",
     "judging.rules.reasoning_gym",
-    "recipes.calculator.prepare",
     "recipes.math_agent.prepare",
 }
 #: The only folder that uses Dagster's private modules, which any release may change.

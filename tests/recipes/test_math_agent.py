@@ -21,6 +21,8 @@ from rft_platform.recipes.recipe import MATH_AGENT
 from rft_platform.recipes.report import RecipeReport
 from rft_platform.rollout.workflows.calculator import calculate
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.demonstrations import write_demonstrations
+from rft_platform.training.data.offline_data import read_demonstrations
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +112,32 @@ def test_the_longest_conversation_fits_the_model(recipe: Path) -> None:
     assert text.startswith("<|im_start|>system\nTools: calculator(expression)<|im_end|>")
     shortened = [row for row in rows if len(row["messages"]) <= 2 + 2 * 9]
     assert len(shortened) > 0.97 * len(rows)
+
+
+def test_a_warm_start_learns_calls_and_answers_as_the_engine_renders_them(recipe: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    config = load_config(recipe)
+    assert config.warm_start is not None
+    lines = (recipe.parent / "tasks" / "demonstrations.jsonl").read_text().splitlines(keepends=True)[:20]
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(lines))
+    settings, file = config.warm_start.model_copy(update={"path": str(few)}), tmp_path / "demonstrations.parquet"
+    assert write_demonstrations(settings, file) == write_demonstrations(settings, tmp_path / "again.parquet")
+    samples = read_demonstrations(str(file), Path(config.model.model_path)).samples
+    conversations = [json.loads(line)["messages"] for line in lines]
+    said = [message for conversation in conversations for message in conversation if message["role"] == "assistant"]
+    assert len(samples) == len(said), "a row for each call and each answer"
+    tokenizer = AutoTokenizer.from_pretrained(config.model.model_path)
+    for sample, message in zip(samples, said, strict=True):
+        learned = tokenizer.decode(sample.token_ids[sample.loss_mask])
+        if "tool_calls" in message:
+            call = message["tool_calls"][0]["function"]
+            expected = f'<tool_call>\n{{"name": "calculator", "arguments": {call["arguments"]}}}\n</tool_call>'
+        else:
+            expected = message["content"]
+        assert learned == f"{expected}<|im_end|>"
+        assert len(sample.token_ids) < config.model.max_model_len
 
 
 @pytest.mark.slow
