@@ -67,6 +67,7 @@ def _write_model(folder: Path, work: Path) -> Path:
     """Write ``folder`` in MLflow's format below ``work``; returns the model's folder. The weights are not loaded."""
     import mlflow.transformers
     import transformers
+    from mlflow.models import Model
 
     source, model = work / "source", work / "model"
     source.mkdir()
@@ -78,6 +79,9 @@ def _write_model(folder: Path, work: Path) -> Path:
         task=TASK,
         pip_requirements=[f"transformers=={transformers.__version__}", "torch"],
     )
+    saved = Model.load(str(model))  # MLflow's server names the model in its answers: not by a path of this machine
+    saved.flavors["transformers"]["source_model_name"] = folder.name
+    saved.save(str(model / MLMODEL))
     return model
 
 

@@ -187,12 +187,12 @@ def test_a_service_that_fails_costs_a_warning_and_is_tried_again(
 
 
 @pytest.mark.slow
-def test_mlflow_has_the_same_names_but_for_one_character(registry: ModelRegistry) -> None:
+def test_mlflow_has_the_same_names_but_for_some_characters(registry: ModelRegistry) -> None:
     run = registry.training_run("one")
     run.log_steps([Step(1, {"loss": 0.5, "mfu": 0.25}), Step(2, {"loss": 0.25})])
-    run.log_round(2, {"sums/acc": {"mean@4": 0.75}, "engine": "vllm", "ok": True}, prefix="eval/")
+    run.log_round(2, {"sums/my:acc": {"mean@4": 0.75}, "engine": "vllm", "ok": True}, prefix="eval/")
     names = set(run.client.get_run(run.run_id).data.metrics)
-    assert names == {"train/loss", "train/mfu", "eval/sums/acc/mean_at_4"}
+    assert names == {"train/loss", "train/mfu", "eval/sums/my_acc/mean_at_4"}
 
 
 def test_a_killed_writer_leaves_the_last_complete_file(tmp_path: Path) -> None:

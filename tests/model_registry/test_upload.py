@@ -83,6 +83,7 @@ def test_another_machine_loads_and_serves_the_champion(mlflow_server: str, check
                 os.killpg(serving.pid, signal.SIGKILL)
             serving.wait()
     assert answer["choices"][0]["message"]["role"] == "assistant"
+    assert answer["model"] == "global_step_4", "no path of the machine that trained"
 
 
 def asked(url: str, body: dict[str, object], server: "subprocess.Popen[bytes]", log: Path) -> list[dict[str, list]]:

@@ -20,9 +20,11 @@ class SwanlabRun(ExperimentService):
         import swanlab
 
         self.folder.mkdir(parents=True, exist_ok=True)
+        default = swanlab.Settings()
         settings = swanlab.Settings(
             interactive=False,
-            terminal=swanlab.Settings().terminal.model_copy(update={"proxy_type": "none"}),
+            terminal=default.terminal.model_copy(update={"proxy_type": "none"}),
+            probe=default.probe.model_copy(update={"requirements": False}),  # the list of packages takes seconds
         )
         # without a login and a mode in the environment: data for a later upload
         mode = {} if settings.api_key or "SWANLAB_MODE" in os.environ else {"mode": "offline"}
