@@ -52,6 +52,7 @@ LONGEST = (
     "e2e/test_fragments_and_bench.py",
     "e2e/test_offline.py",
     "e2e/test_spine.py",  # it makes the project that the next two compare theirs with
+    "e2e/test_component.py",
     "e2e/test_kills.py",
     "e2e/test_hosts_apart.py",
     "e2e/test_replicas.py",
