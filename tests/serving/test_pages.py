@@ -175,7 +175,7 @@ def test_preferences_by_keyboard(site, tab) -> None:
             tab.run("document.activeElement.blur()")
         press(tab, key)
         tab.wait_for(f"document.querySelector('#left-text')?.innerText !== {json.dumps(left)}")
-    assert "No pair waits" in tab.run("document.body.innerText")
+    tab.wait_for("document.body.innerText.includes('No pair waits')")
     assert tab.run("document.title").startswith("Preferences"), "an answer is text, not HTML"
     assert site.preferences.decided() == 2
     (row,) = site.preferences.pairs()
