@@ -12,8 +12,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from rft_platform.common.errors import StorageError
 
 #: Prefix of an SQLite database's URL.
@@ -73,6 +71,8 @@ def network_file_system(path: Path) -> str | None:
 
     SQLite's write-ahead log needs memory that all processes share, so processes of two hosts would damage the file.
     """
+    import psutil  # here, because agents in environments without it import this module
+
     place = path.resolve()
     mounts = [each for each in psutil.disk_partitions(all=True) if place.is_relative_to(each.mountpoint)]
     found = max(mounts, key=lambda each: len(each.mountpoint), default=None)
