@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 PauseMode = Literal["keep", "abort", "wait"]
 FinishReason = Literal["stop", "length", "abort"]
+VERSION_HEADER = "x-policy-version"  # of every answer of an engine or gateway: the policy version that gave it
 
 
 @dataclass(frozen=True, slots=True)

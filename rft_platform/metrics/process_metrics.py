@@ -17,12 +17,12 @@ import httpx
 from rft_platform.assets.run_failure import FAULT_TAG, fault_of
 from rft_platform.common.processes.lease import Lease, is_alive, read_lease
 from rft_platform.config.home import Home
+from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.metrics.catalogue import Sample
 from rft_platform.training.protocol import PREFIX
 
 ANSWER_S = 1.0  # time-out of each process's answer
-_VERSION_HEADER = "x-policy-version"
 _COUNTERS = ("requests", "prompt_tokens", "completion_tokens", "generate_seconds", "weight_updates")
 
 
@@ -47,7 +47,7 @@ class ProcessMetrics:
             for name in _COUNTERS:
                 if name in counters:
                     yield Sample(f"rft_engine_{name}_total", counters[name], labels)
-            if (served := answer.headers.get(_VERSION_HEADER, "")).isdigit():
+            if (served := answer.headers.get(VERSION_HEADER, "")).isdigit():
                 yield Sample("rft_policy_version_served", int(served), labels)
 
     def trainer(self, home: Home) -> Iterator[Sample]:

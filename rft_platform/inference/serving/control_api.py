@@ -15,9 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from rft_platform.common import json_codec
 from rft_platform.common.errors import UserError
-from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.inference.interface import VERSION_HEADER, EngineStatus, Generation, PauseMode, SamplingParams
 from rft_platform.inference.serving.api_errors import ApiError
-from rft_platform.inference.serving.lifecycle import VERSION_HEADER
 from rft_platform.inference.serving.request_body import json_object
 
 PAUSE_MODES = ("keep", "abort", "wait")

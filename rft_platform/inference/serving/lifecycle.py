@@ -15,7 +15,6 @@ from rft_platform.common.processes.lease import Lease, remove_lease, write_lease
 
 LOG = logging.getLogger(__name__)
 HOST = "127.0.0.1"
-VERSION_HEADER = "X-Policy-Version"
 #: Paths that do not reset the idle time-out: monitoring must not keep an unused engine alive.
 UNCOUNTED_PATHS = ("/health", "/ping", "/metrics", "/v1/models", "/engine/metrics")
 EXIT_USER_ERROR = 2  # exit code of a server with wrong settings; the last line of its log gives the reason

@@ -13,9 +13,9 @@ from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rft_platform.common import json_codec
+from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.context_limit import check_text
-from rft_platform.inference.serving.lifecycle import VERSION_HEADER
 from rft_platform.inference.serving.openai_schema import ChatBody, CompletionBody, SamplingBody
 from rft_platform.inference.transformers_engine.answer_text import AnswerText
 from rft_platform.inference.transformers_engine.engine import TransformersEngine

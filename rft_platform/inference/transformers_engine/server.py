@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transformers.utils.logging import disable_progress_bar
 
 from rft_platform.common.errors import UserError
+from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.inference.serving import api_errors, control_api
 from rft_platform.inference.serving.api_guard import ApiGuard
 from rft_platform.inference.serving.http_server import server_config
@@ -23,7 +24,6 @@ from rft_platform.inference.serving.lifecycle import (
     EXIT_USER_ERROR,
     HOST,
     UNCOUNTED_PATHS,
-    VERSION_HEADER,
     ServerLifecycle,
 )
 from rft_platform.inference.transformers_engine import openai_api

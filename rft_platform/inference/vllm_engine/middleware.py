@@ -18,11 +18,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.inference.serving import api_errors, control_api
 from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.api_guard import ApiGuard
 from rft_platform.inference.serving.http_server import TimedProtocol
-from rft_platform.inference.serving.lifecycle import UNCOUNTED_PATHS, VERSION_HEADER, ServerLifecycle
+from rft_platform.inference.serving.lifecycle import UNCOUNTED_PATHS, ServerLifecycle
 from rft_platform.inference.serving.request_body import read_body, replayed
 from rft_platform.inference.vllm_engine.engine import VllmEngine
 from rft_platform.inference.vllm_engine.openai_wire import (

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import httpx
 import openai
 
+from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.recipes.front_desk.questions import ask
 
-VERSION_HEADER = "x-policy-version"
 _COMMIT_S = 1.0
 _TIMEOUT_S = 300.0
 

@@ -13,6 +13,7 @@ from typing import Any
 from rft_platform.common import json_codec
 from rft_platform.common.errors import UserError
 from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.inference.serving.context_limit import is_too_long
 from rft_platform.rollout.endpoints import events
 from rft_platform.rollout.endpoints.chat import ChatCall
@@ -27,7 +28,6 @@ ENDPOINTS: dict[str, type[Endpoint]] = {
     "/completions": CompletionCall,
     "/responses": ResponsesCall,
 }
-_VERSION_HEADER = "x-policy-version"
 _BYTES_A_TOKEN = 4  # rough size of a token in a request
 _MOST_TOKENS = 1 << 20  # upper limit of the estimate for one choice
 _RETRIES = b"x-stainless-retry-count"  # how often an OpenAI client has sent this request before
@@ -162,5 +162,5 @@ def _identity(endpoint: str, content: bytes, headers: Headers) -> tuple[tuple[st
 
 def _policy_version(answer: dict[str, Any], headers: Mapping[str, str]) -> int | None:
     """Version of the weights that answered, from a field of the answer or a header; ``None`` if both are missing."""
-    version = answer["policy_version"] if "policy_version" in answer else headers.get(_VERSION_HEADER)
+    version = answer["policy_version"] if "policy_version" in answer else headers.get(VERSION_HEADER)
     return None if version is None else int(version)
