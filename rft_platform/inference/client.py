@@ -123,8 +123,11 @@ class EngineClient:
         return self._post("metrics")
 
     def shutdown(self) -> None:
-        """End the server process and remove its lease."""
+        """End the server process and remove its lease; does nothing if the process has already ended."""
         process = holder(self.lease) if self.lease else None
+        if self.lease and process is None:
+            stop_holder(self.lease)
+            return
         self._post("shutdown")
         if self.lease and process:
             wait_until_ended([process], SHUTDOWN_TIMEOUT_S)

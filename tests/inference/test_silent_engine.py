@@ -33,3 +33,12 @@ def test_a_stopped_engine_is_ended_and_replaced(tiny_model: Path, tmp_path: Path
         assert engine.status().pid != pid
         assert len(engine.score([[5, 6, 7]])[0]) == 3
         engine.shutdown()
+
+
+def test_an_engine_that_has_ended_needs_no_shutdown(tiny_model: Path, tmp_path: Path) -> None:
+    start = (tiny_model, tmp_path / "leases", tmp_path / "logs")
+    with find_or_start_engine(*start, EngineSpec(dtype="float32", device="cpu")) as engine:
+        process = psutil.Process(engine.status().pid)
+        process.kill()
+        assert wait_until_ended([process], 20) == []
+        engine.shutdown()
