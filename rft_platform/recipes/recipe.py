@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rft_platform.recipes.arithmetic.prepare import prepare as prepare_arithmetic
+from rft_platform.recipes.email_search.prepare import prepare as prepare_email_search
 from rft_platform.recipes.math_agent.prepare import prepare as prepare_math_agent
 
 
@@ -51,4 +52,18 @@ MATH_AGENT = Recipe(
     ),
     "AgentScope's article on agentic RL (Qwen3-0.6B, PPO)",
 )
-RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in (ARITHMETIC, MATH_AGENT)})
+EMAIL_SEARCH = Recipe(
+    "email-search",
+    "a tiny agent learns to find messages in a mailbox by search and read",
+    prepare_email_search,
+    (
+        Figure("calls of the right tool", "tool_accuracy", published=(0.60, 0.85)),
+        Figure("calls with right arguments", "argument_accuracy", published=(0.45, 0.80)),
+        Figure("messages found", "sources_found", is_share=False, published=(3.2, 5.5)),
+        Figure("correct answers", "answered"),
+    ),
+    "AgentScope's article on agentic RL (Qwen3-0.6B, DPO)",
+)
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {recipe.name: recipe for recipe in (ARITHMETIC, MATH_AGENT, EMAIL_SEARCH)}
+)

@@ -1,26 +1,16 @@
 """The math agent: problems new in template and numbers, a careless teacher, and the report of a shortened run."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from rft_platform.cli.views.recipe_report import PICTURE, REPORT, write_report
-from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.recipes.math_agent.demonstrations import UNFORMATTED, demonstrate
 from rft_platform.recipes.math_agent.prepare import prepare
 from rft_platform.recipes.math_agent.problems import HELD_OUT, THREE_STEPS, Problem, split_problems
-from rft_platform.recipes.recipe import MATH_AGENT
-from rft_platform.recipes.report import RecipeReport
 from rft_platform.rollout.workflows.calculator import calculate
-from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.demonstrations import write_demonstrations
 from rft_platform.training.data.offline_data import read_demonstrations
 
@@ -94,12 +84,6 @@ def test_the_teacher_is_as_careless_as_the_recipe_says(split: tuple[list[Problem
             assert result["content"] == str(calculate(arguments["expression"]))
 
 
-def test_preparing_again_changes_nothing(recipe: Path) -> None:
-    before = {file: file.stat().st_mtime_ns for file in recipe.parent.rglob("*") if file.is_file()}
-    assert prepare(recipe.parent) == recipe
-    assert {file: file.stat().st_mtime_ns for file in recipe.parent.rglob("*") if file.is_file()} == before
-
-
 def test_the_longest_conversation_fits_the_model(recipe: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -138,40 +122,3 @@ def test_a_warm_start_learns_calls_and_answers_as_the_engine_renders_them(recipe
             expected = message["content"]
         assert learned == f"{expected}<|im_end|>"
         assert len(sample.token_ids) < config.model.max_model_len
-
-
-@pytest.mark.slow
-def test_a_shortened_run_ends_with_its_report(recipe: Path, tmp_path: Path) -> None:
-    content: dict[str, Any] = yaml.safe_load(recipe.read_text())
-    for name, lines in (("train", 8), ("test", 6)):
-        few = (recipe.parent / "tasks" / f"{name}.jsonl").read_text().splitlines(keepends=True)[:lines]
-        (tmp_path / "tasks").mkdir(exist_ok=True)
-        (tmp_path / "tasks" / f"{name}.jsonl").write_text("".join(few))
-    taskset = content["buffer"]["explorer_input"]["taskset"]
-    taskset["workflow_args"] = {"max_turns": 2}
-    content["buffer"]["explorer_input"]["eval_tasksets"] = [{**taskset, "name": "held-out", "split": "test"}]
-    content["buffer"] |= {"batch_size": 4, "train_batch_size": 16, "total_steps": 1}
-    content["model"]["model_path"] = str(recipe.parent / "model")
-    demonstrations = str(recipe.parent / "tasks" / "demonstrations.jsonl")
-    content["warm_start"] |= {"path": demonstrations, "steps": 2, "batch_size": 8, "stop_at": None}
-    config = tmp_path / "short.yaml"
-    config.write_text(yaml.safe_dump(content))
-    environment = {**os.environ, "RFT_HOME": str(tmp_path / "home")}
-    rft = [sys.executable, "-m", "rft_platform"]
-    try:
-        subprocess.run([*rft, "run", "--config", str(config)], env=environment, check=True)
-        home = Home(tmp_path / "home")
-        report = write_report(Project.open(home), MATH_AGENT, tmp_path / "report.json")
-    finally:
-        subprocess.run([*rft, "stop"], env=environment, check=True)
-    assert report is not None and report.held_out_tasks == 6
-    assert [curve.figure.label for curve in report.curves] == ["correct answers", "steps", "answers in the format"]
-    assert [[value.round for value in curve.values] for curve in report.curves] == [[0, 1]] * 3
-    steps = report.curves[1]
-    assert 1 <= steps.before.low <= steps.before.mean <= steps.before.high <= 2
-    page = (home.root / REPORT).read_text()
-    assert "| steps | " in page and "| 8.50 | 6.20 | -27 % |" in page and report.before[0].task_id in page
-    assert (home.root / PICTURE).read_bytes().startswith(b"\x89PNG")
-    written = json.loads((tmp_path / "report.json").read_text())
-    assert written["curves"][0]["figure"]["label"] == "correct answers" and written["cpu_s"] > 0
-    assert RecipeReport.from_json(written).to_json() == json.loads(json.dumps(report.to_json()))

@@ -14,6 +14,7 @@ from typing import Any
 
 from rft_platform.common.files import write_text
 from rft_platform.recipes.math_agent.problems import Problem, split_problems
+from rft_platform.recipes.tool_agent import tool_calls
 from rft_platform.rollout.workflows.calculator import CALCULATOR_TOOL, calculate
 
 MISREAD = 0.01  # share of steps with another operation
@@ -46,19 +47,11 @@ def demonstrate(problem: Problem, generator: random.Random) -> list[dict[str, An
             number = problem.distractor
         expression = f"{value}{operation}{number}"
         value = int(calculate(expression))
-        messages += _call(expression, value)
+        messages += tool_calls(("calculator", {"expression": expression}, str(value)))
         while generator.random() < REPEATED:
-            messages += _call(expression, value)
+            messages += tool_calls(("calculator", {"expression": expression}, str(value)))
     shown = str(value)
     if generator.random() < WRONG_ANSWER:
         shown = f"{shown[:-1]}{generator.choice('0123456789'.replace(shown[-1], ''))}"
     unformatted = generator.random() < UNFORMATTED
     return [*messages, {"role": "assistant", "content": shown if unformatted else f"Answer: {shown}"}]
-
-
-def _call(expression: str, value: int) -> list[dict[str, Any]]:
-    function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
-    return [
-        {"role": "assistant", "tool_calls": [{"id": "call", "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": "call", "content": str(value)},
-    ]

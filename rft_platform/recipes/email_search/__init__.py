@@ -1,0 +1,10 @@
+"""A tiny agent learns to find messages in a mailbox: the right tool, the right arguments, no invalid call.
+
+Read in this order:
+
+- ``mailbox``: ``Mailbox``: 2,400 generated messages in an SQLite database with full-text search.
+- ``questions``: ``Question`` and ``split_questions()``: questions about one message; threads and wordings are held out.
+- ``workflow``: ``EmailSearch``: the tools ``search`` and ``read``, and the reward of each call.
+- ``demonstrations``: ``demonstrate()``: conversations of a careless teacher for the warm start.
+- ``prepare``: ``prepare()`` writes everything into one folder.
+"""

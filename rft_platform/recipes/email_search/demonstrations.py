@@ -1,0 +1,76 @@
+"""Demonstrations of a careless teacher: conversations with real searches in the mailbox.
+
+A model that imitates them chooses the right tool in about 60 % of its calls and right arguments in about 45 %. One way
+to name a month the teacher misreads more often than not, so that even the model's most likely call is wrong there. Only
+the rewards show what is better.
+"""
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rft_platform.common.files import write_text
+from rft_platform.recipes.email_search.mailbox import MONTHS, TOPICS, mailbox_of
+from rft_platform.recipes.email_search.questions import Question, split_questions
+from rft_platform.recipes.email_search.workflow import TOOLS, Inquiry
+from rft_platform.recipes.tool_agent import tool_calls
+
+#: Probability that a search has the wrong month or none, by how the question names the month.
+WRONG_MONTH: Mapping[str, float] = MappingProxyType({"name": 0.3, "number": 0.4, "date": 0.65})
+WRONG_TOPIC = 0.05
+NOTICED = 0.4  # probability that the teacher searches again if the hits do not contain the message
+REPEATED = 0.45  # probability of a search that is not needed
+WRONG_HIT = 0.2  # probability that the first hit is read instead of the sender's
+UNKNOWN_TOOL = 0.1  # probability that a call names a tool that does not exist
+MAX_CALLS = 6
+
+
+def write_demonstrations(file: Path, mailbox: int = 0, seed: int = 0) -> None:
+    """Write one conversation for each explored question, in columns messages and tools."""
+    generator = random.Random(seed)
+    explored, _ = split_questions(mailbox, seed)
+    rows = [
+        {"messages": demonstrate(question, generator, Inquiry(mailbox_of(mailbox), question.source)), "tools": TOOLS}
+        for question in explored
+    ]
+    write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) -> list[dict[str, Any]]:
+    """Return a conversation: question, calls with their results, and the number of the message that was read last."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question.text}]
+    hits, text = "", ""
+
+    def call(name: str, arguments: dict[str, Any]) -> str:
+        name = "open" if generator.random() < UNKNOWN_TOOL else name
+        result = inquiry.call({"name": name, "arguments": json.dumps(arguments)})
+        messages.extend(tool_calls((name, arguments, result.text)))
+        return result.text if result.valid else ""
+
+    while not text and len(inquiry.calls) < MAX_CALLS:
+        if not hits or (not inquiry.is_listed and generator.random() < NOTICED) or generator.random() < REPEATED:
+            hits = call("search", _search_arguments(question, generator)) or hits
+        else:
+            text = call("read", {"id": _chosen_hit(hits, question, generator)})
+    return [*messages, {"role": "assistant", "content": text.rsplit(" ", 1)[-1] if text else "unknown"}]
+
+
+def _search_arguments(question: Question, generator: random.Random) -> dict[str, Any]:
+    topic = generator.choice(TOPICS) if generator.random() < WRONG_TOPIC else str(question.source.topic)
+    if generator.random() >= WRONG_MONTH[question.when]:
+        return {"topic": topic, "month": question.source.month}
+    if generator.random() < 0.5:
+        return {"topic": topic}
+    return {"topic": topic, "month": MONTHS[MONTHS.index(question.source.month) - 1]}
+
+
+def _chosen_hit(hits: str, question: Question, generator: random.Random) -> int:
+    listed = [line.split() for line in hits.splitlines() if line[0].isdigit()]
+    if not listed:
+        return generator.randrange(1000, 10_000)
+    by_sender = {sender: int(identifier) for identifier, sender in reversed(listed)}
+    first = int(listed[0][0])
+    return first if generator.random() < WRONG_HIT else by_sender.get(question.source.sender, first)
