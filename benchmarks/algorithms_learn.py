@@ -253,9 +253,11 @@ class Run:
         """A round of rollouts, judged and written."""
         runs = self.config.algorithm.repeat_times or self.preset.repeat_times
         chosen = [self.train_tasks[i] for i in self.draw.choice(len(self.train_tasks), ROUND_ROWS // runs, False)]
-        rollouts = self.sampler.rollouts(chosen, runs, seed=int(self.draw.integers(1 << 31)))
+        best = self.sampler.rollouts(chosen, 1, seed=None, temperature=0.0) if self.preset.greedy_run else []
+        sampled = self.sampler.rollouts(chosen, runs - bool(best), seed=int(self.draw.integers(1 << 31)))
+        rollouts = [*best, *sampled]
         rewards.append(round(float(np.mean([rollout.reward for rollout in rollouts])), 3))
-        rows = [self._row(number, index, rollout) for index, rollout in enumerate(rollouts)]
+        rows = [self._row(number, index, rollout, index < len(best)) for index, rollout in enumerate(rollouts)]
         tasks = {str(i): Task(str(i), "sums", task["question"], task["answer"], task) for i, task in enumerate(chosen)}
         judged = judge_rollouts(
             rows, tasks, self.judge, advantage_fn=self.preset.advantage, advantage_args=self.preset.advantage_args,
@@ -270,14 +272,14 @@ class Run:
             demonstrations=str(self.place.work / "demonstrations.parquet") if experts else None,
         )
 
-    def _row(self, number: int, index: int, rollout: Rollout) -> RolloutRow:
+    def _row(self, number: int, index: int, rollout: Rollout, is_greedy: bool) -> RolloutRow:
         done, run = rollout.completion, f"{number}-{index}"
         return RolloutRow.from_columns(
             row_id=row_id(run, 0), task_id=str(rollout.group), taskset="sums", group_id=f"{number}-{rollout.group}",
             run_id=run, step=0, msg_id=run, round=number, policy_version=self.request.parent_version,
             engine="transformers", template_hash="", prompt_ids=rollout.prompt_ids, response_ids=done.token_ids,
             rollout_logprobs=done.logprobs, loss_mask=[True] * len(done.token_ids),
-            temperature=1.0, top_p=1.0, top_k=-1,
+            temperature=0.0 if is_greedy else 1.0, top_p=1.0, top_k=-1,
             finish_reason=done.finish_reason, truncated=done.finish_reason == "length", messages=[], tools=[],
             response={"role": "assistant", "content": rollout.text if done.finish_reason == "stop" else ""},
             env_state_hash=state_hash(rollout.group),

@@ -44,6 +44,11 @@ class Preset:
     reward_threshold: float | None = None  # drop rows of runs with a lower reward
     overlong_penalty: float = 0.0  # weight of the soft over-long penalty in the reward
 
+    @property
+    def greedy_run(self) -> bool:
+        """Whether the first run of each task is decoded greedily, as a baseline that is not trained on."""
+        return self.advantage is not None and ADVANTAGES.get(self.advantage).greedy_run
+
 
 def _group(policy_loss: str, advantage: str, **others: Any) -> Preset:
     """Preset of an algorithm that compares the runs of a task."""
@@ -94,6 +99,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "rec": _group("rec", "grpo", advantage_args=_frozen(normalize_std=False)),
         "sppo": _group("sppo", "opmd", min_group=1),
         "rloo": _group("ppo", "rloo"),
+        "remax": _group("ppo", "remax"),
         "reinforce++": Preset("ppo", None, token_advantage="reinforce_plus_plus", reference="if_beta"),
         "reinforce++_baseline": Preset(
             "ppo",

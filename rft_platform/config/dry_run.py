@@ -166,12 +166,13 @@ def _batch_lines(batches: Batches, length: RunLength | None) -> list[str]:
     about = "about " if batches.dynamic else "" if batches.whole_round else least
     total = "" if length is None else f", {about}{length.steps} optimiser steps in all"
     steps = f"{least}{batches.steps_a_round} optimiser steps a round"
+    baseline = " (1 greedy)" if batches.baseline_runs else ""
     passes, whole = "", "one optimiser step a round, with all its experiences"
     if batches.epochs > 1:
         passes = f" x {batches.epochs} passes"
         whole = f"{batches.epochs} optimiser steps a round, each with all its experiences"
     return [
-        f"{batches.batch_size} tasks x {batches.repeat_times} runs x {batches.batches_a_round} batches = "
+        f"{batches.batch_size} tasks x {batches.repeat_times} runs{baseline} x {batches.batches_a_round} batches = "
         f"{least}{batches.experiences_a_round} experiences a round",
         f"{batches.train_batch_size} experiences a step, trained as soon as they are stored"
         if batches.dynamic

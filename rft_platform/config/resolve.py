@@ -31,13 +31,14 @@ class Batches:
     """
 
     batch_size: int  # tasks per explore batch
-    repeat_times: int  # runs per task
+    repeat_times: int  # runs per task, with those that are only a baseline
     batches_a_round: int
     train_batch_size: int  # experiences per optimiser step; ``WHOLE_ROUND``: all experiences of the round
     exact: bool
     dynamic: bool  # True: a step takes stored and judged rows of any round
     max_batches: int  # dynamic sampling: maximum task batches for one explore batch; 1: no further batches
     epochs: int = 1  # passes over the experiences of a round
+    baseline_runs: int = 0  # runs of each task that are not trained on
 
     @property
     def groups_a_round(self) -> int:
@@ -46,8 +47,8 @@ class Batches:
 
     @property
     def experiences_a_round(self) -> int:
-        """Runs per round, which is the number of experiences if every run is one experience."""
-        return self.groups_a_round * self.repeat_times
+        """Trained runs per round, which is the number of experiences if every run is one experience."""
+        return self.groups_a_round * (self.repeat_times - self.baseline_runs)
 
     @property
     def whole_round(self) -> bool:
@@ -187,7 +188,7 @@ def _batches(config: RftConfig, algorithm: Preset) -> Batches:
     if buffer.train_batch_size == "round":
         train_batch_size = WHOLE_ROUND
     elif buffer.train_batch_size is None:
-        train_batch_size = buffer.batch_size * repeat_times
+        train_batch_size = buffer.batch_size * max(1, repeat_times - algorithm.greedy_run)
     else:
         train_batch_size = buffer.train_batch_size * config.trainer.gradient_accumulation_steps
     return Batches(
@@ -199,6 +200,7 @@ def _batches(config: RftConfig, algorithm: Preset) -> Batches:
         dynamic=config.synchronizer.dynamic,
         max_batches=_max_batches(config, algorithm),
         epochs=config.algorithm.epochs,
+        baseline_runs=int(algorithm.greedy_run and repeat_times > 1),
     )
 
 

@@ -6,7 +6,7 @@ logarithms under the sampling distribution.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -32,6 +32,11 @@ class SamplingParams:
     Seeded draws depend on (seed, index of the prompt, choice, position). A batch that is split over several engines is
     therefore sampled as one engine would sample it.
     """
+
+
+def greedy(sampling: SamplingParams) -> SamplingParams:
+    """The same parameters with greedy decoding, without truncation of the distribution."""
+    return replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)
 
 
 @dataclass(slots=True)

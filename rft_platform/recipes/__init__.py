@@ -2,10 +2,10 @@
 
 - ``arithmetic``: the demo (``rft demo``): a tiny model learns to add two numbers.
 - ``math_agent``: a tiny agent learns to solve word problems of several steps: correctly, briefly, in a set format.
+- ``email_search``: a tiny agent learns to find messages in a mailbox by search and read.
 - ``front_desk``: online training: a tiny model learns from the ratings of simulated customers while it serves them.
 
-``recipe`` has the type ``Recipe`` and the list of recipes that ``rft recipe`` runs, ``report`` what it reports. Each
-recipe has ``prepare``, which writes model, tasks and ``rft.yaml`` into a folder, and the command
-``python -m rft_platform.recipes.NAME FOLDER`` to run it; ``front_desk`` works in ``RFT_HOME`` instead. Read
-``arithmetic`` first.
+``recipe`` has the type ``Recipe`` and the list of recipes that ``rft recipe`` runs, ``report`` what it reports, and
+``tool_agent`` what recipes of agents with tools share. Each recipe has ``prepare``, which writes model, tasks and
+``rft.yaml`` into a folder; ``front_desk`` works in ``RFT_HOME`` instead. Read ``arithmetic`` first.
 """

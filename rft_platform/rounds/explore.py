@@ -133,6 +133,7 @@ def _roll_out(
         limits=project.settings.limits,
         auxiliary_models=auxiliaries,
         policies=engines,
+        greedy_first=project.settings.algorithm.greedy_run,
         on_progress=lambda done, total: report(what, done, total),
     )
 

@@ -63,8 +63,10 @@ def test_without_std_rewards_are_only_centred() -> None:
 
 
 def rows_of(name: str, count: int) -> dict[str, Any]:
-    """What an advantage needs besides rewards: every row in its own state."""
-    return {"columns": {"env_state_hash": [str(i) for i in range(count)]}} if ADVANTAGES.get(name).needs else {}
+    """What an advantage needs besides rewards: every row in its own state, the first row from a greedy run."""
+    columns = {"env_state_hash": [str(i) for i in range(count)], "temperature": [float(i > 0) for i in range(count)]}
+    read = {*ADVANTAGES.get(name).needs, *ADVANTAGES.get(name).reads}
+    return {"columns": {column: values for column, values in columns.items() if column in read}}
 
 
 @pytest.mark.parametrize("name", ADVANTAGES.names())
@@ -113,6 +115,26 @@ def test_rloo_leaves_one_out(seed: int) -> None:
         others = [value for other, value in outcomes(rows, task).items() if other != run]
         want.append(reward - sum(others) / len(others))
     np.testing.assert_allclose(compute("rloo", rows), want, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_remax_subtracts_the_outcome_of_the_greedy_run(seed: int) -> None:
+    rows = random_runs(seed)
+    greedy = {"run3", "run7"}  # of task0 and task1; task2 lost its greedy run
+    groups, runs, steps, rewards, _ = zip(*rows, strict=True)
+    columns: Any = {"temperature": [0.0 if run in greedy else 0.7 for run in runs]}
+    got = compute_advantages("remax", rewards, groups, runs, steps, columns=columns)
+    for value, (task, run, _, reward, _) in zip(got, rows, strict=True):
+        baseline = {"task0": outcomes(rows, "task0")["run3"], "task1": outcomes(rows, "task1")["run7"]}.get(task)
+        assert value == (0.0 if baseline is None or run in greedy else reward - baseline)
+
+
+def test_remax_needs_a_run_whose_calls_are_all_greedy() -> None:
+    columns: Any = {"temperature": [0.0, 1.0, 1.0]}  # the first run has a greedy and a sampled call
+    with pytest.raises(UserError, match="no run was decoded greedily"):
+        compute_advantages("remax", [1.0, 1.0, 0.0], ["x"] * 3, ["a", "a", "b"], [0, 1, 0], columns=columns)
+    with pytest.raises(UserError, match="no run was decoded greedily"):
+        compute_advantages("remax", [1.0, 0.0], ["x"] * 2, ["a", "b"], [0, 0])
 
 
 @pytest.mark.parametrize("seed", range(5))

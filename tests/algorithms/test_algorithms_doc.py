@@ -25,7 +25,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: ADVANTAGES.get(name).function for name in ADVANTAGES.names()},
     **{name: TOKEN_ADVANTAGES.get(name).function for name in TOKEN_ADVANTAGES.names()},
 }
-GIVEN = {"env_state_hash", "step_reward"}
+GIVEN = {"env_state_hash", "step_reward", "temperature"}
 
 
 def section(title: str) -> str:

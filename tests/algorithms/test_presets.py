@@ -34,6 +34,7 @@ TABLE = {
     "rec": ("rec", "grpo", None, "token-mean", "if_beta", 2),
     "sppo": ("sppo", "opmd", None, "token-mean", "if_beta", 1),
     "rloo": ("ppo", "rloo", None, "token-mean", "if_beta", 2),
+    "remax": ("ppo", "remax", None, "token-mean", "if_beta", 2),
     "reinforce++": ("ppo", None, "reinforce_plus_plus", "token-mean", "if_beta", 1),
     "reinforce++_baseline": ("ppo", None, "reinforce_plus_plus", "token-mean", "if_beta", 2),
     "gigpo": ("ppo", "gigpo", None, "token-mean", "if_beta", 2),

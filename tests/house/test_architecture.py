@@ -23,6 +23,7 @@ SMALL = {
     "judging.operators.reward_filter",
     "judging.operators.std_filter",
     "judging.rules.reasoning_gym",
+    "recipes.email_search.prepare",
     "recipes.math_agent.prepare",
 }
 #: The only folder that uses Dagster's private modules, which any release may change.

@@ -17,7 +17,13 @@ from rft_platform.experience.record import TRUNCATED_METRIC, RolloutRow, row_id
 from rft_platform.experience.responses import encode_response
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.execution.compose import build_judge
-from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts, judge_runs
+from rft_platform.judging.execution.judge_rollouts import (
+    GREEDY_BASELINE,
+    JUDGE_ERROR,
+    WORKFLOW_REWARD,
+    judge_rollouts,
+    judge_runs,
+)
 from rft_platform.judging.types import JudgeOutput
 from rft_platform.rounds.judge import run_metrics
 from rft_platform.tasks.task import Task
@@ -294,3 +300,15 @@ def test_the_bound_on_rewards_holds_for_workflows_too_and_can_be_lifted() -> Non
         UserCodeError, match=r"no run has a usable reward; the first invalid one: run g0-1 .* the reward is -1e\+300"
     ):
         judge_runs(rows[1:], TASKS, None)
+
+
+def test_greedy_runs_are_a_baseline_and_are_not_trained_on() -> None:
+    rows = [row(1, 0, "2"), row(1, 1, "2"), row(1, 2, "5"), row(2, 0, "5"), row(2, 1, "4")]
+    for made in (rows[0], rows[3]):
+        made.call.temperature = 0.0
+    judged = judge_rollouts(rows, TASKS, build_judge("exact_match"), advantage_fn="remax").rows
+    assert [one.advantage for one in judged] == [0.0, 0.0, -1.0, 0.0, 1.0]
+    assert [one.dropped_by for one in judged] == [GREEDY_BASELINE, None, None, GREEDY_BASELINE, None]
+    assert [one.masked for one in judged] == [True, False, False, True, False]
+    others = judge_rollouts(rows, TASKS, build_judge("exact_match"), advantage_fn="grpo").rows
+    assert not any(one.dropped_by for one in others)

@@ -15,7 +15,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.recipes.recipe import EMAIL_SEARCH, MATH_AGENT, Recipe
 from rft_platform.recipes.report import RecipeReport
-from rft_platform.recipes.tool_agent import DEMONSTRATIONS
+from rft_platform.recipes.tool_agent.prepare import DEMONSTRATIONS
 from rft_platform.rounds.project.project import Project
 
 AGENTS = (MATH_AGENT, EMAIL_SEARCH)

@@ -14,7 +14,7 @@ from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.runner.single_turn import SingleTurn
-from rft_platform.rollout.workflow import Workflow
+from rft_platform.rollout.workflow import WorkerWorkflow, Workflow
 from rft_platform.rollout.workflows.calculator import CalculatorWorkflow
 
 from .samples import ask_blocking, ask_once, tasks
@@ -45,6 +45,29 @@ def test_rows_are_what_the_engine_sampled(policy_engine: PolicyEngine, workflow:
     store = ExperienceStore(tmp_path)
     store.write_rollouts(1, 0, rows)
     assert [row.response_ids for row in store.rollout_rows(1)] == [row.response_ids for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "workflow",
+    [SingleTurn(), ask_once, ask_blocking, WorkerWorkflow(f"{ask_once.__module__}:ask_once", count=1)],
+    ids=["single turn", "async", "blocking", "worker"],
+)
+def test_the_first_run_of_each_task_is_greedy_on_request(policy_engine: PolicyEngine, workflow: Workflow) -> None:
+    def explore(temperature: float, **options: Any) -> list[RolloutRow]:
+        sampling = SamplingParams(max_tokens=8, temperature=temperature, top_p=0.9 if temperature else 1.0)
+        return run_rollouts(
+            policy_engine, tasks(3), workflow, round=1, batch=0, repeat_times=3, sampling=sampling, **options
+        ).rows
+
+    rows, best = explore(1.3, greedy_first=True), explore(0.0)
+    assert [row.run_id for row in rows] == [row.run_id for row in best]
+    for position, (row, greedy) in enumerate(zip(rows, best, strict=True)):
+        first = position % 3 == 0
+        assert (row.temperature, row.top_p) == ((0.0, 1.0) if first else (1.3, 0.9))
+        assert (row.response_ids == greedy.response_ids) or not first
+    assert any(row.response_ids != greedy.response_ids for row, greedy in zip(rows, best, strict=True))
+    assert {row.temperature for row in explore(1.3)} == {1.3}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -26,6 +26,7 @@ class Advantage:
     min_group: int = 1  # minimum number of runs per task
     needs: tuple[str, ...] = ()  # further columns of the rollout rows, passed as integer codes
     reads: tuple[str, ...] = ()  # optional columns of numbers, passed as float64
+    greedy_run: bool = False  # the first run of each task is decoded greedily, as a baseline that is not trained on
     drops_at: str | None = None  # name of the option with the largest standard deviation of groups left out of training
 
 
@@ -38,12 +39,13 @@ def advantage(
     min_group: int = 1,
     needs: tuple[str, ...] = (),
     reads: tuple[str, ...] = (),
+    greedy_run: bool = False,
     drops_at: str | None = None,
 ) -> Callable[[AdvantageFunction], AdvantageFunction]:
     """Register the decorated function under ``name`` (``algorithm.advantage_fn`` of the configuration)."""
 
     def decorate(function: AdvantageFunction) -> AdvantageFunction:
-        ADVANTAGES.add(name, Advantage(function, min_group, needs, reads, drops_at), function)
+        ADVANTAGES.add(name, Advantage(function, min_group, needs, reads, greedy_run, drops_at), function)
         return function
 
     return decorate

@@ -28,6 +28,8 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
         yield f"algorithm.critic: {name} has no critic; leave it out, or set algorithm_type: ppo"
     if not preset.critic and config.model.critic_model_path is not None:
         yield f"model.critic_model_path: {name} has no critic; leave it out, or set algorithm_type: ppo"
+    if preset.greedy_run and config.online:
+        yield f"algorithm_type {name}: its baseline is a greedy run of each task, which online runs lack; use ppo"
     if preset.experts and preset.token_advantage is not None:
         yield (
             f"algorithm.advantage_fn {preset.token_advantage} is computed from rewards in the trainer, and "

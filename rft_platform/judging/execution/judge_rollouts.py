@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rft_platform.algorithms.advantages.registry import compute_advantages
+from rft_platform.algorithms.advantages.registry import ADVANTAGES, compute_advantages
 from rft_platform.common.errors import NAMED, StorageError, UserCodeError, UserError
 from rft_platform.common.files import digest_json
 from rft_platform.common.policy_names import FIRST_POLICY
@@ -25,6 +25,7 @@ from rft_platform.judging.types import declared_responses
 from rft_platform.tasks.task import Task
 
 JUDGE_ERROR = "judge_error"  #: ``dropped_by`` of the rows of a run on which its judge failed
+GREEDY_BASELINE = "greedy_baseline"  #: ``dropped_by`` of the rows of greedy runs that are only a baseline
 WORKFLOW_REWARD = "workflow"  #: ``judge_version`` of rewards that the workflow itself set
 
 _log = logging.getLogger(__name__)
@@ -218,6 +219,9 @@ class _Learning:
     def judged(self, rows: Sequence[RolloutRow], runs: list[RunJudgement], policy: str) -> JudgedRollouts:
         """Return the judged rows of one policy, with rewards and advantages."""
         runs, out, reports = _processed(rows, runs, self.pipeline, self.wanted_groups)
+        if self.advantage_fn is not None and ADVANTAGES.get(self.advantage_fn).greedy_run:
+            greedy = {row.row_id: GREEDY_BASELINE for row in rows if row.call.temperature == 0}
+            out = _LeftOut({**greedy, **out.rows}, out.runs)
         by_run = {run.run_id: run for run in runs}
         advantages = self._advantages([row for row in rows if row.run_id not in out.runs], by_run, out)
         judged = [_judged(row, by_run[row.run_id], advantages.get(row.row_id, 0.0), self.version, out) for row in rows]
@@ -240,6 +244,7 @@ class _Learning:
             columns={
                 "env_state_hash": [row.call.env_state_hash for row in kept],
                 "step_reward": [row.call.step_reward for row in kept],
+                "temperature": [row.call.temperature for row in kept],
             },
             **self.advantage_args,
         )

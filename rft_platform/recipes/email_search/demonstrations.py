@@ -16,7 +16,7 @@ from rft_platform.common.files import write_text
 from rft_platform.recipes.email_search.mailbox import MONTHS, TOPICS, mailbox_of
 from rft_platform.recipes.email_search.questions import Question, split_questions
 from rft_platform.recipes.email_search.workflow import TOOLS, Inquiry
-from rft_platform.recipes.tool_agent import tool_calls
+from rft_platform.recipes.tool_agent.prepare import tool_calls
 
 #: Probability that a search has the wrong month or none, by how the question names the month.
 WRONG_MONTH: Mapping[str, float] = MappingProxyType({"name": 0.3, "number": 0.4, "date": 0.65})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rft_platform.recipes.email_search.demonstrations import write_demonstrations
 from rft_platform.recipes.email_search.questions import sentences, write_tasks
-from rft_platform.recipes.tool_agent import DEMONSTRATIONS, prepare_tool_agent
+from rft_platform.recipes.tool_agent.prepare import DEMONSTRATIONS, prepare_tool_agent
 
 
 def prepare(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rft_platform.common.files import write_text
 from rft_platform.recipes.math_agent.problems import Problem, split_problems
-from rft_platform.recipes.tool_agent import tool_calls
+from rft_platform.recipes.tool_agent.prepare import tool_calls
 from rft_platform.rollout.workflows.calculator import CALCULATOR_TOOL, calculate
 
 MISREAD = 0.01  # share of steps with another operation

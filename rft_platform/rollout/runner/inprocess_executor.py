@@ -50,7 +50,7 @@ class InProcessExecutor:
 
     async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
         """Make an attempt in this event loop."""
-        history = RunHistory(self._model, self._sampling, seed, run.record_key, self._policies)
+        history = RunHistory(self._model, run.sampling(self._sampling), seed, run.record_key, self._policies)
         return await make_attempt(
             self._workflow,
             run.task,

@@ -49,6 +49,7 @@ def run_rollouts(
     auxiliary_models: Mapping[str, Any] | None = None,
     on_progress: Progress | None = None,
     policies: Mapping[str, PolicyEngine] | None = None,
+    greedy_first: bool = False,
 ) -> RolloutBatch:
     """Run ``workflow`` ``repeat_times`` times on every task.
 
@@ -60,6 +61,7 @@ def run_rollouts(
             ``workflow`` has the sampling parameters of each taskset.
         policies: engines of further trainable policies, by the names that calls give as their model. A call with any
             other name goes to the policy of ``engine``.
+        greedy_first: decode the first run of every task greedily.
 
     Raises:
         EngineError: the engine died, or caused the failure of every run.
@@ -67,7 +69,7 @@ def run_rollouts(
     """
     started, cpu = perf_counter(), process_time()
     status = engine.status()
-    explored = ExploreBatch(round, batch, tasks, repeat_times, seed)
+    explored = ExploreBatch(round, batch, tasks, repeat_times, seed, greedy_first=greedy_first)
     if isinstance(workflow, Mapping):
         parts = [(workflow[name], part) for name, part in explored.parts().items()]
     else:

@@ -5,7 +5,7 @@ from time import perf_counter, time
 from typing import Any
 
 from rft_platform.experience.record import ModelCall, RolloutRow
-from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
+from rft_platform.inference.interface import EngineStatus, Generation, PolicyEngine, SamplingParams, greedy
 from rft_platform.rollout.recording.run_ids import derive_seed
 from rft_platform.rollout.runs.run import ExploreBatch, Run, row_of_call
 from rft_platform.rollout.workflow import SingleTurnWorkflow
@@ -35,7 +35,7 @@ def run_single_turn(
     """Return one row for each answer that the engine did not abort, and the runs whose prompt is too long.
 
     A prompt of more than ``max_prompt_tokens`` is not sampled. The whole batch takes three engine calls: render all
-    prompts, sample all groups, decode all answers.
+    prompts, sample all groups, decode all answers. Greedy runs are a call more.
     """
     conversations = [workflow.messages(task) for task in batch.tasks]
     rendered = engine.render(conversations)
@@ -46,14 +46,9 @@ def run_single_turn(
         return [], too_long
     prompts = [prompt for prompt, fitting in zip(rendered, fits, strict=True) if fitting]
     conversations = [messages for messages, fitting in zip(conversations, fits, strict=True) if fitting]
-    sampling = replace(
-        sampling,
-        n=batch.repeat_times,
-        seed=derive_seed(batch.seed, batch.round, batch.number),
-        first_prompt=batch.first_prompt,
-    )
+    seeded = replace(sampling, seed=derive_seed(batch.seed, batch.round, batch.number), first_prompt=batch.first_prompt)
     created_at, started = time(), perf_counter()
-    generations = engine.generate(prompts, sampling)
+    generations = _generate(engine, prompts, seeded, batch)
     duration_s = perf_counter() - started
     sampled = [
         (conversation, generation, completion)
@@ -72,9 +67,9 @@ def run_single_turn(
             response_ids=completion.token_ids,
             rollout_logprobs=completion.logprobs,
             finish_reason=completion.finish_reason,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
+            temperature=run.sampling(sampling).temperature,
+            top_p=run.sampling(sampling).top_p,
+            top_k=run.sampling(sampling).top_k,
             messages=messages,
             tools=[],
             response={"role": "assistant", "content": text},
@@ -85,3 +80,19 @@ def run_single_turn(
         row.run_output = text
         rows.append(row)
     return rows, too_long
+
+
+def _generate(
+    engine: PolicyEngine, prompts: list[list[int]], sampling: SamplingParams, batch: ExploreBatch
+) -> list[Generation]:
+    """The completions of every prompt, one for each run of its task, in the order of the runs."""
+    if not batch.greedy_first:
+        return engine.generate(prompts, replace(sampling, n=batch.repeat_times))
+    first = engine.generate(prompts, replace(greedy(sampling), n=1))
+    if batch.repeat_times == 1:
+        return first
+    others = engine.generate(prompts, replace(sampling, n=batch.repeat_times - 1))
+    return [
+        replace(sampled, completions=[*best.completions, *sampled.completions])
+        for best, sampled in zip(first, others, strict=True)
+    ]

@@ -18,7 +18,7 @@ from rft_platform.experience.record import (
     valid_text,
 )
 from rft_platform.experience.responses import encode_response
-from rft_platform.inference.interface import EngineStatus
+from rft_platform.inference.interface import EngineStatus, SamplingParams, greedy
 from rft_platform.rollout.recording.run_ids import derive_seed, group_id, record_key, run_id
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
@@ -33,6 +33,7 @@ class Run:
     index: int
     repeat: int
     task: Task
+    greedy: bool = False  # decoded with temperature 0
 
     @property
     def group_id(self) -> str:
@@ -48,6 +49,10 @@ class Run:
     def record_key(self) -> str:
         """Name of the run for an agent outside this process."""
         return record_key(self.round, self.batch, self.index, self.repeat)
+
+    def sampling(self, usual: SamplingParams) -> SamplingParams:
+        """The sampling parameters of the run: ``usual``, or greedy decoding."""
+        return greedy(usual) if self.greedy else usual
 
     def seed(self, base: int, attempt: int) -> int:
         """Sampling seed of an attempt. Each attempt has another seed, so that a retry differs from a failed attempt."""
@@ -65,11 +70,12 @@ class ExploreBatch:
     seed: int
     places: Sequence[int] = ()  # positions of the tasks in the whole batch; empty: this is the whole batch
     first_prompt: int = 0  # tasks in the parts before this part
+    greedy_first: bool = False  # the first run of each task is decoded greedily
 
     def runs(self) -> list[Run]:
         """Return all runs; the runs of a task are adjacent."""
         return [
-            Run(self.round, self.number, index, repeat, task)
+            Run(self.round, self.number, index, repeat, task, self.greedy_first and repeat == 0)
             for index, task in zip(self.places or range(len(self.tasks)), self.tasks, strict=True)
             for repeat in range(self.repeat_times)
         ]

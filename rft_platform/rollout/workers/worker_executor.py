@@ -154,6 +154,7 @@ class WorkerSlot:
                 "task": task_to_json(run.task),
                 "seed": seed,
                 "key": run.record_key,
+                "greedy": run.greedy,
                 "replicas": _addresses(replicas, home),
             }
             message = message_line({"attempt": request}, f"task {run.task.task_id}")

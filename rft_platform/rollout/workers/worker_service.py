@@ -15,6 +15,7 @@ from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.common.fault_classification import described, user_place
 from rft_platform.common.threads import DaemonThreads
 from rft_platform.common.user_code import drop_safe_path
+from rft_platform.inference.interface import greedy
 from rft_platform.inference.pool.replicas import Replica, Replicas
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.policy_routes import PolicyRoute
@@ -144,7 +145,8 @@ class Worker:
     async def _attempt(self, request: Mapping[str, Any], connection: Connection) -> RunResult:
         asyncio.get_running_loop().set_default_executor(DaemonThreads("workflow"))
         task = Task(**request["task"])
-        history = RunHistory(self._model, self._sampling, request["seed"], request["key"], self._policies)
+        sampling = greedy(self._sampling) if request["greedy"] else self._sampling
+        history = RunHistory(self._model, sampling, request["seed"], request["key"], self._policies)
         try:
             return await make_attempt(
                 self._workflow, task, self._clients, history, self._auxiliary, self._truncated_reward, connection

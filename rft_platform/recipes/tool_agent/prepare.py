@@ -21,7 +21,7 @@ def prepare_tool_agent(
     demonstrations. The chat template of the model names the tools with their parameters only, so that a small context
     is enough.
     """
-    template = Path(__file__).with_name("tool_agent.jinja").read_text(encoding="utf-8")
+    template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
     build_model(folder / "model", size=size, corpus=(*CORPUS, *corpus), template=template)
     if not (folder / "tasks" / DEMONSTRATIONS).exists():
         write_tasks(folder / "tasks")
