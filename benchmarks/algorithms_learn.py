@@ -71,7 +71,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "reinforce++": {"algorithm": {"repeat_times": 4}},
     "on_policy_distill": {"algorithm": {"repeat_times": 4}},
     "gkd": {"rounds": 20, "lr": 1e-3, "algorithm": {"repeat_times": 4}},
-    **{name: {"rounds": 20, "lr": 1e-4} for name in ("dpo", "ipo", "hinge", "simpo")},
+    **{name: {"rounds": 20, "lr": 1e-4} for name in ("dpo", "ipo", "hinge", "kto", "simpo")},
     "cispo": {"lr": 2e-4},  # its ratio has no lower bound: at 5e-4 it falls before it rises
     # the defaults are for responses of thousands of tokens: here they would select nothing
     "clip_b": {"algorithm": {"policy_loss_fn_args": {"mu": 1.0}}},

@@ -114,6 +114,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "dpo": _preferences("dpo", reference="always"),
         "ipo": _preferences("ipo", reference="always"),
         "hinge": _preferences("hinge", reference="always"),
+        "kto": _preferences("kto", reference="always"),
         "simpo": _preferences("simpo"),
         "orpo": _preferences("orpo"),
         "sft": Preset("sft", None, trains_on="demonstrations", needs_reward=False),

@@ -47,6 +47,7 @@ class Case:
             divergence=leaf(self.divergence),
             expert=torch.from_numpy(self.expert),
             selected=torch.from_numpy(self.selected),
+            kl_baseline=torch.full((len(self.logp),), KL_BASELINE, dtype=torch.float64),
         )
 
     @property
@@ -87,6 +88,8 @@ def random_case(seed: int, *, spread: float = 0.8, pairs: bool = False) -> Case:
         (rng.random(n) < 0.3).astype(float),
     )
 
+
+KL_BASELINE = 0.7  # of every case, in nats
 
 Reference = Callable[..., tuple[Array, Array]]
 """``(case, **options) -> (value [N], gradient of the SUM of the values by logp [N])``."""
@@ -261,6 +264,19 @@ def hinge(c: Case, beta: float = 0.1) -> tuple[Array, Array]:
     return _per_pair(c, loss_of)
 
 
+def kto(
+    c: Case, beta: float = 0.1, desirable_weight: float = 1.0, undesirable_weight: float = 1.0
+) -> tuple[Array, Array]:
+    def loss_of(w: Array, lost: Array) -> tuple[float, float, float]:
+        r = (c.logp - c.reference)[w].sum(), (c.logp - c.reference)[lost].sum()
+        up, down = 1 / (1 + np.exp(-beta * (r[0] - KL_BASELINE))), 1 / (1 + np.exp(-beta * (KL_BASELINE - r[1])))
+        loss = (desirable_weight * (1 - up) + undesirable_weight * (1 - down)) / 2
+        slopes = -desirable_weight * beta * up * (1 - up) / 2, undesirable_weight * beta * down * (1 - down) / 2
+        return float(loss), *slopes
+
+    return _per_pair(c, loss_of)
+
+
 def simpo(c: Case, beta: float = 2.0, gamma: float = 1.0) -> tuple[Array, Array]:
     def loss_of(w: Array, lost: Array) -> tuple[float, float, float]:
         z = beta * c.logp[w].mean() - beta * c.logp[lost].mean() - gamma
@@ -291,10 +307,10 @@ REFERENCES: dict[str, Reference] = {
     "ppo": ppo, "gspo": gspo, "gmpo": gmpo, "rec": rec, "cispo": cispo, "sapo": sapo, "topr": topr,
     "clip_cov": clip_cov, "kl_cov": kl_cov, "clip_b": entropy_clip, "clip_v": entropy_clip, "sppo": sppo,
     "reinforce": reinforce, "opmd": opmd, "sft": sft, "dpo": dpo, "ipo": ipo, "hinge": hinge, "simpo": simpo,
-    "orpo": orpo, "mix": mix,
+    "orpo": orpo, "kto": kto, "mix": mix,
 }  # fmt: skip
 #: Losses of preference pairs.
-PAIRED = {"dpo", "ipo", "hinge", "simpo", "orpo"}
+PAIRED = {"dpo", "ipo", "hinge", "simpo", "orpo", "kto"}
 
 
 def with_wide_rows(case: Case) -> Case:

@@ -13,7 +13,7 @@ from rft_platform.common.errors import UserError
 def test_every_module_of_the_package_is_found_without_being_named() -> None:
     assert ADVANTAGES.names() == ["asymre", "gigpo", "grpo", "opmd", "remax", "rloo", "step_wise_grpo"]
     assert LOSSES.names() == [
-        "cispo", "clip_b", "clip_cov", "clip_v", "dpo", "gkd", "gmpo", "gspo", "hinge", "ipo", "kl_cov", "mix",
+        "cispo", "clip_b", "clip_cov", "clip_v", "dpo", "gkd", "gmpo", "gspo", "hinge", "ipo", "kl_cov", "kto", "mix",
         "opmd", "orpo", "ppo", "rec", "reinforce", "sapo", "sft", "simpo", "sppo", "topr",
     ]  # fmt: skip
 

@@ -231,6 +231,7 @@ def pair_gradient(name: str, policy: Tensor, reference: Tensor, reward: Tensor, 
         rows=2 * pairs,
         reference_logprobs=torch.cat([ref[winner], ref[loser]]),
         row_group=torch.arange(pairs).repeat(2),
+        kl_baseline=torch.full((2 * pairs,), 0.3, dtype=torch.float64),
     )
     loss = Objective.build(ObjectiveSpec(name, args))(tokens).loss
     preferred = torch.sigmoid(reward[winner] - reward[loser]) / pairs
@@ -249,12 +250,19 @@ def orpo_slopes(pi: Tensor, ref: Tensor) -> tuple[Tensor, Tensor]:
     return -1 - 0.7 * wrong / (1 - p)[:, None], 0.7 * wrong / (1 - p)[None]
 
 
+def kto_slopes(pi: Tensor, ref: Tensor) -> tuple[Tensor, Tensor]:
+    good = torch.sigmoid(0.7 * (pi - ref - 0.3))
+    by_reward = 0.7 * good * (1 - good) / 2  # the same for both sides, as the sigmoid is even around 1/2
+    return -by_reward[:, None].expand(-1, len(pi)), by_reward[None].expand(len(pi), -1)
+
+
 #: Derivative of each pair's loss by the log-probs of its winner and its loser, [winner, loser], as worked out on paper.
 PAIR_SLOPES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "dpo": lambda pi, ref: (-0.7 * torch.sigmoid(-0.7 * apart(pi - ref)), 0.7 * torch.sigmoid(-0.7 * apart(pi - ref))),
     "ipo": lambda pi, ref: (2 * apart(pi - ref) - 1 / 0.7, 1 / 0.7 - 2 * apart(pi - ref)),
     "hinge": lambda pi, ref: (-0.7 * (0.7 * apart(pi - ref) < 1), 0.7 * (0.7 * apart(pi - ref) < 1)),
     "simpo": lambda pi, ref: (-0.7 * torch.sigmoid(1 - 0.7 * apart(pi)), 0.7 * torch.sigmoid(1 - 0.7 * apart(pi))),
+    "kto": kto_slopes,
     "orpo": orpo_slopes,
 }
 

@@ -333,7 +333,7 @@ def test_float32_is_enough() -> None:
     for name, reference in REFERENCES.items():
         case: Case = random_case(2, pairs=name in PAIRED)
         tokens = case.tokens()
-        for field in ("logp", "advantage", "rollout_logprobs", "old_logprobs", "reference_logprobs"):
+        for field in ("logp", "advantage", "rollout_logprobs", "old_logprobs", "reference_logprobs", "kl_baseline"):
             setattr(tokens, field, getattr(tokens, field).detach().float())
         got = bind(name, {}).function(tokens).loss
         assert got.dtype == torch.float32

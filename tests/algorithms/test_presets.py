@@ -41,6 +41,7 @@ TABLE = {
     "dpo": ("dpo", None, None, "seq-mean-token-sum", "always", 1),
     "ipo": ("ipo", None, None, "seq-mean-token-sum", "always", 1),
     "hinge": ("hinge", None, None, "seq-mean-token-sum", "always", 1),
+    "kto": ("kto", None, None, "seq-mean-token-sum", "always", 1),
     "simpo": ("simpo", None, None, "seq-mean-token-sum", "never", 1),
     "orpo": ("orpo", None, None, "seq-mean-token-sum", "never", 1),
     "sft": ("sft", None, None, "token-mean", "never", 1),

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec, OptimizerSpec
 from rft_platform.common.errors import TrainingCancelled, UserError
-from rft_platform.training.data.offline_data import read_preferences
+from rft_platform.training.data.offline_data import answer_sample, read_preferences
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop import precompute
 from rft_platform.training.loop.session import TrainingSession
@@ -161,21 +161,41 @@ FORMULAS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.T
 }  # fmt: skip
 
 
+def kto_formula(x: torch.Tensor, ref: torch.Tensor, z: float) -> torch.Tensor:
+    """KTO with beta 0.1 and the default weights; ``z`` is the estimate of the KL from mismatched rows."""
+    good, bad = torch.sigmoid(0.1 * ((x - ref)[:, 0] - z)), torch.sigmoid(0.1 * (z - (x - ref)[:, 1]))
+    return torch.cat([1 - good, 1 - bad])
+
+
+def with_answers_of_the_next_pair(samples: list[Sample]) -> list[Sample]:
+    """Each row's prompt with the answer of the same side of the next pair."""
+    mismatched = []
+    for index, sample in enumerate(samples):
+        other = samples[(index + 2) % len(samples)]
+        answer = other.token_ids[other.loss_mask].tolist()
+        prompt = sample.token_ids[~sample.loss_mask].tolist()
+        mismatched.append(answer_sample(sample.row_id, prompt, answer))
+    return mismatched
+
+
 def paper_step(name: str, folder: Path, reference: Path, samples: list[Sample]) -> tuple[float, Any]:
     """Loss, and model with its gradients, in float64, straight from the paper's formula."""
     load = {"dtype": torch.float64, "local_files_only": True}
     model = AutoModelForCausalLM.from_pretrained(folder, **load)
+    start = AutoModelForCausalLM.from_pretrained(reference, **load)
+    others = with_answers_of_the_next_pair(samples)
     with torch.no_grad():
-        ref = sequence_logps(AutoModelForCausalLM.from_pretrained(reference, **load), samples)
+        ref = sequence_logps(start, samples)
+        z = max(0.0, float((sequence_logps(model, others) - sequence_logps(start, others)).mean()))
     n = torch.tensor([sample.loss_mask.sum() for sample in samples])
     x, ref, n = (values.unflatten(0, (-1, 2)) for values in (sequence_logps(model, samples), ref, n))
-    loss = FORMULAS[name](x, ref, n).mean()
+    loss = (kto_formula(x, ref, z) if name == "kto" else FORMULAS[name](x, ref, n)).mean()
     loss.backward()
     return loss.item(), model
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("name", [*FORMULAS, "kto"])
 def test_loss_and_gradients_are_those_of_the_paper(
     session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -203,6 +223,35 @@ def test_loss_and_gradients_are_those_of_the_paper(
     assert events[0].metrics["packs"] > 1
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(gradients[name].double(), parameter.grad, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_kto_has_the_same_baseline_in_packs_of_any_size_and_resumes_equal(
+    session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path
+) -> None:
+    kto = AlgorithmSpec(policy_loss="kto", loss_agg_mode="seq-mean-token-sum")
+    baselines = []
+    for size in (40, 4096):
+        request = dpo_request(algorithm=kto, max_steps=3, max_tokens_per_pack=size, output=str(tmp_path / str(size)))
+        result, events = train(session, request)
+        baselines.append([event.metrics["kl_baseline"] for event in events])
+    assert baselines[0] == pytest.approx(baselines[1], rel=1e-4, abs=1e-6)
+    assert baselines[0][0] == 0 and max(baselines[0]) > 0  # the policy starts as its reference
+    half, _ = train(session, dpo_request(algorithm=kto, max_steps=1, output=str(tmp_path / "half")))
+    rest, _ = train(
+        session,
+        dpo_request(
+            algorithm=kto, parent=half.checkpoint, parent_version=1, max_steps=2, output=str(tmp_path / "half")
+        ),
+    )
+    assert rest.weights_digest == result.weights_digest
+
+
+@pytest.mark.slow
+def test_kto_needs_two_pairs(session: TrainingSession, dpo_request: Callable[..., TrainRequest]) -> None:
+    kto = AlgorithmSpec(policy_loss="kto", loss_agg_mode="seq-mean-token-sum")
+    with pytest.raises(UserError, match="the dataset has one pair"):
+        train(session, dpo_request(ROWS[:1], algorithm=kto, train_batch_size=1))
 
 
 @pytest.mark.slow

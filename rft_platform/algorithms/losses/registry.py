@@ -33,6 +33,7 @@ class TokenBatch:
     row_group: Tensor | None = None  # int64 [rows], for ``whole_groups`` losses: equal for the rows of a pair
     expert: Tensor | None = None  # 1.0 on tokens of demonstrations mixed into rollouts, else 0.0
     selected: Tensor | None = None  # 1.0 on the tokens that the loss's ``selects`` chose, else 0.0
+    kl_baseline: Tensor | None = None  # for ``mismatched`` losses: the step's KL estimate, in nats, on every token
 
     def __post_init__(self) -> None:
         if self.old_logprobs is None:
@@ -104,6 +105,7 @@ class PolicyLoss:
     whole_rows: bool = False  # needs all tokens of a row together (a sequence-level ratio)
     whole_groups: bool = False  # needs all rows of a group together (a preference pair); implies ``whole_rows``
     reference: bool = False  # needs the reference model's log-probs
+    mismatched: bool = False  # needs the KL to the reference on answers to other prompts: ``TokenBatch.kl_baseline``
     teacher: bool = False  # uses the divergence to the teacher's full distribution
     experts: bool = False  # also learns from demonstrations mixed into rollouts (``TokenBatch.expert``)
     correction: Correction = "ratio"
@@ -125,6 +127,7 @@ def loss(
     whole_rows: bool = False,
     whole_groups: bool = False,
     reference: bool = False,
+    mismatched: bool = False,
     teacher: bool = False,
     experts: bool = False,
     correction: Correction = "ratio",
@@ -137,7 +140,8 @@ def loss(
 
     ``zero_advantage_is_inert`` declares that a token with advantage 0 has loss 0 and gradient 0 for any log-probs; the
     trainer then leaves out rows and steps without an advantage. ``loss_agg_modes`` are the values of
-    ``algorithm.loss_agg_mode`` that the loss allows; None allows all. ``selects`` is called once per optimiser step;
+    ``algorithm.loss_agg_mode`` that the loss allows; None allows all. ``mismatched`` losses are losses of pairs; they
+    cost a forward pass of one more row for each row. ``selects`` is called once per optimiser step;
     ``entropy_change`` says what it reads besides log-probs and advantages, at the price of a forward pass.
     Raises ValueError for a ``teacher`` loss without the option ``beta``, which selects its divergence.
     """
@@ -149,7 +153,8 @@ def loss(
             zero_advantage_is_inert=zero_advantage_is_inert,
             whole_rows=whole_rows or whole_groups,
             whole_groups=whole_groups,
-            reference=reference,
+            reference=reference or mismatched,
+            mismatched=mismatched,
             teacher=teacher,
             experts=experts,
             correction=correction,

@@ -31,6 +31,8 @@ class Sample:
     returns: np.ndarray | None = None  # training targets of the critic
     entropy_change: np.ndarray | None = None  # how the entropy depends on each token (``entropy_change.py``)
     selected: np.ndarray | None = None  # 1.0 on tokens that the loss selects from a step; ``token_selection`` sets it
+    mismatched: "Sample | None" = None  # this row's prompt with the answer of another row (``kl_baseline``)
+    kl_baseline: np.ndarray | None = None  # the step's KL estimate on every token; ``kl_baseline`` sets it
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)

@@ -9,6 +9,6 @@ optimiser steps, checkpoint, result. Read it first, then:
    ``entropy_change`` (how the entropy depends on each token);
 4. ``optimizer_step`` (``OptimizerStep``: gradients, clipping, AdamW, critic, metrics);
 5. ``gradients`` (log-probs, loss and backward pass, pack by pack), ``step_batch`` (the rows and counts of a step),
-   ``token_selection`` (tokens that a loss selects from a whole step);
+   ``token_selection`` (tokens that a loss selects from a whole step), ``kl_baseline`` (the KL that KTO subtracts);
 6. ``critic_step``, ``distillation``, ``step_metrics``.
 """

@@ -13,6 +13,7 @@ from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.distributed import Reduce, one_rank
 from rft_platform.training.loop.distillation import distillation_loss
+from rft_platform.training.loop.kl_baseline import set_kl_baseline
 from rft_platform.training.loop.step_batch import Window
 from rft_platform.training.loop.step_metrics import DeviceClock
 from rft_platform.training.loop.token_selection import select_tokens
@@ -52,9 +53,11 @@ def accumulate_gradients(
     ``share_prefixes`` True computes shared tokens once, False computes each row separately, None chooses the option
     with fewer operations. ``clock`` times packing, forward and backward. Distillation losses use ``teacher``.
     """
-    reduce, clock = reduce or one_rank, clock or DeviceClock(policy.device)
+    reduce, clock, objective = reduce or one_rank, clock or DeviceClock(policy.device), Objective.build(algorithm)
+    with clock.time("forward"):
+        set_kl_baseline(policy, samples, objective, reduce, max_tokens_per_pack)
     with clock.time("pack", on_host=True):
-        select_tokens(samples, Objective.build(algorithm), reduce)
+        select_tokens(samples, objective, reduce)
         cost = TrainingCost.of(policy)
         window = _window(policy, samples, algorithm, max_tokens_per_pack, skip_zero_advantage, share_prefixes, cost)
         idle = idle_pack(policy, max_tokens_per_pack)

@@ -24,6 +24,7 @@ from rft_platform.training.distributed import Ranks, Reduce
 from rft_platform.training.loop.critic_step import compute_values
 from rft_platform.training.loop.distillation import check_vocabulary
 from rft_platform.training.loop.entropy_change import compute_entropy_change
+from rft_platform.training.loop.kl_baseline import attach_mismatched
 from rft_platform.training.loop.training_run import TrainingRun
 from rft_platform.training.models.loading import load_policy
 from rft_platform.training.packed.packed_policy import PackedPolicy, score
@@ -96,7 +97,7 @@ class Precompute:
         With an adapter, the base model below the adapter is used in this case. The base model is also the reference if
         the request names no reference.
         """
-        request, state = run.request, run.state
+        request, state, mismatched = run.request, run.state, run.plan.objective.policy_loss.mismatched
         folder = state.base_model if request.reference is None else Path(request.reference).absolute()
         assert folder is not None, "the plan checks that there is a reference"
         own = state.base_model or Path(request.parent).absolute()
@@ -106,10 +107,11 @@ class Precompute:
             compute_reference,
             rows=run.plan.rows,
             needed=np.unique(np.concatenate(run.plan.steps)),
-            source=digest_json([digest, request.seed, request.max_tokens_per_pack]),
+            source=digest_json([digest, request.seed, request.max_tokens_per_pack, mismatched]),
             seed=request.seed,
             max_tokens_per_pack=request.max_tokens_per_pack,
             ranks=run.ranks,
+            mismatched=mismatched,
         )
         if digest == own_digest:
             with without_adapter(state.policy) as policy:
@@ -171,18 +173,22 @@ def compute_reference(
     seed: int,
     max_tokens_per_pack: int,
     ranks: Ranks,
+    mismatched: bool = False,
 ) -> None:
     """Set the reference log-probs of the ``needed`` rows, unless they already have those of the same ``source``.
 
     Log-probs are computed for whole blocks of groups, in the order in which the stream of ``seed`` first reads the
     groups. A row is therefore always computed with the same other rows, and its values are bit-identical in every
     call. In the first pass of the stream, few rows are computed beyond the needed rows. The ranks share the work and
-    exchange the results. ``load`` is called only if a value is missing. All ranks must make the same call.
+    exchange the results. ``load`` is called only if a value is missing. With ``mismatched``, mismatched rows are
+    attached to the rows and computed with them. All ranks must make the same call.
     """
     if rows.reference_source != source:
         rows.reference_source = source
         for sample in rows.samples:
             sample.reference_logprobs = None
+        if mismatched:
+            attach_mismatched(rows)
     missing = np.array([rows.samples[row].reference_logprobs is None for row in needed], bool)
     if not missing.any():
         return
@@ -193,7 +199,11 @@ def compute_reference(
     for index in np.unique(number):
         members = blocks[index]
         own = position[members] % ranks.world_size == ranks.rank
-        _score_together(policy, [rows.samples[row] for row in members], own, max_tokens_per_pack, ranks)
+        samples = [rows.samples[row] for row in members]
+        if mismatched:
+            samples += [sample.mismatched for sample in samples if sample.mismatched is not None]
+            own = np.concatenate([own, own])
+        _score_together(policy, samples, own, max_tokens_per_pack, ranks)
 
 
 def _score_together(

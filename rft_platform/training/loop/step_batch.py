@@ -103,6 +103,8 @@ def _columns(samples: Sequence[Sample], objective: Objective, *, mixed: bool) ->
             values[name] = [_present(sample, name) for sample in samples]
     if objective.policy_loss.selects is not None:
         values["selected"] = [s.selected for s in samples]
+    if objective.policy_loss.mismatched:
+        values["kl_baseline"] = [s.kl_baseline for s in samples]
     if mixed:
         values["expert"] = [np.broadcast_to(float(s.expert), len(s.token_ids)) for s in samples]
     return {name: np.concatenate([np.zeros(0), *column]).astype(np.float32) for name, column in values.items()}
