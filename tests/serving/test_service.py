@@ -44,6 +44,7 @@ class Service:
         most_waiting: int = 10_000,
         limits: RateLimits | None = None,
         metrics: DeclaredMetrics | None = None,
+        sampling: SamplingParams | None = None,
     ):
         self.store = TrafficStore(open_database(f"sqlite:///{folder / 'traffic.db'}"))
         writer = TrafficWriter(self.store, most_waiting)
@@ -54,7 +55,11 @@ class Service:
             return ServedEngine(status, clients, engine.base_url)
 
         self.gateway = TrafficApp(
-            find, writer, Selection([SamplingRateStrategy.of(rate)]), SamplingParams(max_tokens=8), tenants=keys
+            find,
+            writer,
+            Selection([SamplingRateStrategy.of(rate)]),
+            sampling or SamplingParams(max_tokens=8),
+            tenants=keys,
         )
         self.limits = limits
         app = build_app(self.gateway, writer, CommitRule(), dict, limits=limits, metrics=metrics)
