@@ -52,6 +52,7 @@ MATH_AGENT = Recipe(
     ),
     "AgentScope's article on agentic RL (Qwen3-0.6B, PPO)",
 )
+#: Not in ``RECIPES`` yet: after 800 steps of warm start the 1M model looks up almost no message id.
 EMAIL_SEARCH = Recipe(
     "email-search",
     "a tiny agent learns to find messages in a mailbox by search and read",
@@ -64,6 +65,4 @@ EMAIL_SEARCH = Recipe(
     ),
     "AgentScope's article on agentic RL (Qwen3-0.6B, DPO)",
 )
-RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {recipe.name: recipe for recipe in (ARITHMETIC, MATH_AGENT, EMAIL_SEARCH)}
-)
+RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in (ARITHMETIC, MATH_AGENT)})
