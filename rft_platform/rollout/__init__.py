@@ -9,6 +9,7 @@ Read in this order:
 - ``recording``: the ``model`` argument of a workflow; clients and gateway that record every model call of a run.
 - ``endpoints``: the OpenAI endpoints whose calls are recorded.
 - ``workflows``: built-in workflows, and auxiliary models for workflows and judges.
+- ``environments``: episodes that the workflow ``environment`` plays: Gymnasium, OpenEnv servers, and your own classes.
 
-Imports point downward: runner, workers, runs, workflows, workflow, recording, endpoints.
+Imports point downward: runner, workers, runs, workflows, environments, workflow, recording, endpoints.
 """

@@ -81,6 +81,7 @@ BUILT_IN = {
     "tool_call": "rft_platform.rollout.workflows.tool_call:ToolCallWorkflow",
     "frozen_lake": "rft_platform.rollout.workflows.frozen_lake:FrozenLakeWorkflow",
     "dialogue": "rft_platform.rollout.workflows.dialogue:DialogueWorkflow",
+    "environment": "rft_platform.rollout.workflows.environment:EnvironmentWorkflow",
 }
 
 

@@ -3,7 +3,8 @@
 Read in this order:
 
 - ``calculator``: a tool-using workflow; ``dialogue``: the policy talks with a simulated user; ``tool_call``: one
-  call with the tools of the row; ``frozen_lake``: a game on a grid.
+  call with the tools of the row; ``frozen_lake``: a game on a grid; ``environment``: an episode of any environment
+  (``rollout.environments``).
 - ``agentscope``: AgentScope's ReAct agent and chat model; importing it imports AgentScope.
 - ``auxiliary``, ``auxiliary_clients``: ``AuxiliaryModel``, a served model that is neither trained nor recorded, and
   its OpenAI clients.

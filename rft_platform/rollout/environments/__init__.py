@@ -1,0 +1,9 @@
+"""Environments: episodes that a policy plays turn by turn. The workflow ``environment`` drives them.
+
+Read in this order:
+
+- ``interface``: ``Environment``, ``Turn`` and ``ToolCall``: what every environment provides.
+- ``gymnasium_env``: environments of the package Gymnasium, as text.
+- ``openenv_client``: a client of OpenEnv servers.
+- ``loading``: ``make_environment()``: an environment by its name in a configuration.
+"""

@@ -1,0 +1,93 @@
+"""Environments of the package Gymnasium with text or numbered actions, played as text.
+
+The observation is what ``render_mode="ansi"`` draws if the environment has it, else its observation as text.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.rollout.environments.interface import Action, ToolCall, Turn
+
+_COLOURS = re.compile(r"\x1b\[(\d+;?)*m")  # ansi renderings mark the player by a background
+_MARKED = re.compile(r"\x1b\[41m(.)\x1b\[0m")
+
+
+class GymnasiumEnvironment:
+    """An environment of Gymnasium. ``actions`` names the numbered actions, in order; default: the numbers themselves.
+
+    The last action that an answer names is taken. Further options go to ``gymnasium.make``. Raises UserError if the
+    package or the environment is missing, or its actions are neither ``Discrete`` nor ``Text``.
+    """
+
+    def __init__(self, name: str, *, actions: Sequence[str] = (), **options: Any) -> None:
+        self._env = _make(name, options)
+        space = self._env.action_space
+        self._start = int(getattr(space, "start", 0))
+        self._names: list[str] | None = None
+        if type(space).__name__ == "Discrete":
+            count = int(space.n)
+            self._names = [str(each).lower() for each in actions or range(self._start, self._start + count)]
+            if len(set(self._names)) != count:
+                raise UserError(f"environment gymnasium:{name}: actions {list(actions)} given, expected {count} names")
+        elif type(space).__name__ != "Text":
+            raise UserError(f"environment gymnasium:{name}: its actions are {space}, expected Discrete or Text")
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """None: the answer's text is the action."""
+        return ()
+
+    async def reset(self, row: Mapping[str, Any]) -> Turn:
+        """Start with the row's ``seed``, a whole number; without one the start is random."""
+        seed = row.get("seed")
+        observation, _ = self._env.reset(seed=None if seed is None else int(seed))
+        return Turn(self._shown(observation))
+
+    async def step(self, action: Action) -> Turn:
+        """Take the last action that the text names; an answer without one changes nothing."""
+        text = action.name if isinstance(action, ToolCall) else action
+        chosen: Any = text
+        if self._names is not None:
+            found = [word for word in re.findall(r"[\w-]+", text.lower()) if word in self._names]
+            if not found:
+                return Turn(f"No valid action. Choose one of: {', '.join(self._names)}.", valid=False)
+            chosen = self._start + self._names.index(found[-1])
+        observation, reward, terminated, truncated, _ = self._env.step(chosen)
+        return Turn(self._shown(observation), float(reward), bool(terminated or truncated))
+
+    async def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _shown(self, observation: Any) -> str:
+        if self._env.render_mode != "ansi":
+            return str(observation)
+        drawn = _MARKED.sub(r"[\1]", str(self._env.render()))
+        return _COLOURS.sub("", drawn).strip()
+
+
+def _make(name: str, options: Mapping[str, Any]) -> Any:
+    try:
+        import gymnasium
+    except ImportError:
+        raise UserError(
+            f"environment gymnasium:{name} needs the package gymnasium: pip install 'rft-platform[gymnasium]'"
+        ) from None
+    try:
+        mode = {"render_mode": "ansi"} if "ansi" in _render_modes(gymnasium, name) else {}
+        return gymnasium.make(name, **mode, **options)
+    except (gymnasium.error.Error, TypeError, ValueError) as error:
+        raise UserError(f"environment gymnasium:{name} with {dict(options)}: {error}") from None
+
+
+def _render_modes(gymnasium: Any, name: str) -> Sequence[str]:
+    from importlib import import_module
+
+    entry = gymnasium.spec(name).entry_point
+    if isinstance(entry, str):
+        module, _, attribute = entry.partition(":")
+        entry = getattr(import_module(module), attribute)
+    modes: Sequence[str] = getattr(entry, "metadata", {}).get("render_modes", ())
+    return modes

@@ -1,0 +1,115 @@
+"""A built-in workflow that lets the policy play an episode of an environment."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.rollout.environments.interface import Action, Environment, ToolCall, Turn
+from rft_platform.rollout.environments.loading import make_environment
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.workflow import WorkflowOutput
+from rft_platform.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentWorkflow:
+    """Play an episode of ``environment``: at most ``max_turns`` answers of the model.
+
+    The reward of a run is the sum of its actions' rewards; each action's reward is also the step reward of its call. An
+    episode of tools ends with the first answer that calls none; ``invalid_reward`` is added for an action that the
+    environment does not understand.
+    """
+
+    environment: str
+    environment_args: Mapping[str, Any] = field(default_factory=dict)
+    max_turns: int = 16
+    invalid_reward: float = 0.0
+    system_prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_turns < 1:
+            raise UserError(f"workflow environment: max_turns {self.max_turns}: expected 1 or more")
+        make_environment(self.environment, self.environment_args)  # refuses what cannot be made, before a run
+
+    async def run(
+        self, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
+    ) -> WorkflowOutput:
+        """Return the reward, and the last observation as the response.
+
+        Metrics: turns, invalid_actions, finished (1 if the environment ended the episode), and those of the
+        environment.
+        """
+        environment = make_environment(self.environment, self.environment_args)
+        try:
+            episode = _Episode(environment, model, await environment.reset(task.raw), self.invalid_reward)
+            await episode.play(self._opening(task, episode.turn), self.max_turns)
+        finally:
+            await environment.close()
+        return WorkflowOutput(episode.reward, episode.turn.observation, episode.metrics())
+
+    def _opening(self, task: Task, turn: Turn) -> list[dict[str, Any]]:
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        shown = "\n\n".join(text for text in (task.prompt, turn.observation) if text)
+        return [*system, {"role": "user", "content": shown}]
+
+
+@dataclass(slots=True)
+class _Episode:
+    """The turns of one run."""
+
+    environment: Environment
+    model: ModelHandle
+    turn: Turn
+    invalid_reward: float
+    reward: float = 0.0
+    turns: int = 0
+    invalid: int = 0
+    state: Mapping[str, float] = field(default_factory=dict)
+
+    async def play(self, messages: list[dict[str, Any]], max_turns: int) -> None:
+        """Alternate answers of the model and turns of the environment."""
+        tools = list(self.environment.tools) or None
+        while not self.turn.done and self.turns < max_turns:
+            self.model.set_env_state(self.turn.observation)
+            answer = await self.model.chat(messages, tools=tools)
+            self.turns += 1
+            messages = [*messages, answer]
+            calls = answer.get("tool_calls") or []
+            if tools and not calls:
+                break
+            for call in calls:
+                await self._act(_tool_call(call["function"]))
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": self.turn.observation})
+            if not calls:
+                await self._act(answer.get("content") or "")
+                messages.append({"role": "user", "content": self.turn.observation})
+
+    async def _act(self, action: Action | None) -> None:
+        if self.turn.done:  # a further call of the answer that ended the episode
+            self.turn = Turn("the episode has ended", done=True)
+            return
+        if action is None:
+            self.turn = Turn("error: the arguments are no JSON object", valid=False)
+        else:
+            self.turn = await self.environment.step(action)
+        reward = self.turn.reward + (0.0 if self.turn.valid else self.invalid_reward)
+        self.invalid += not self.turn.valid
+        self.reward += reward
+        self.state = {**self.state, **self.turn.metrics}
+        self.model.give_step_reward(reward)
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the run."""
+        own = {"turns": float(self.turns), "invalid_actions": float(self.invalid), "finished": float(self.turn.done)}
+        return {**self.state, **own}
+
+
+def _tool_call(function: Mapping[str, str]) -> ToolCall | None:
+    """The call with its arguments; None if they are no JSON object."""
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return None
+    return ToolCall(function["name"], arguments) if isinstance(arguments, dict) else None
