@@ -158,12 +158,23 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
 #: The platform's own losses and advantages. All other functions are the user's own; their arguments keep their names.
 LOSSES = frozenset(
     {
-        "cispo", "clip_b", "clip_cov", "clip_v", "dpo", "gkd", "gmpo", "gspo", "hinge", "ipo", "kl_cov", "mix",
+        "cispo", "clip_b", "clip_cov", "clip_v", "dpo", "gkd", "gmpo", "gspo", "hinge", "ipo", "kl_cov", "kto", "mix",
         "opmd", "orpo", "ppo", "rec", "reinforce", "sapo", "sft", "simpo", "sppo", "topr",
     }
 )  # fmt: skip
 ADVANTAGES = frozenset(
-    {"asymre", "gae", "gigpo", "grpo", "on_policy_distill", "opmd", "reinforce_plus_plus", "rloo", "step_wise_grpo"}
+    {
+        "asymre",
+        "gae",
+        "gigpo",
+        "grpo",
+        "on_policy_distill",
+        "opmd",
+        "reinforce_plus_plus",
+        "remax",
+        "rloo",
+        "step_wise_grpo",
+    }
 )
 
 _BATCHES_OF_VERL = "rows are packed up to trainer.max_token_len_per_gpu"
