@@ -17,8 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from rft_platform.algorithms.losses.registry import LOSSES
 from rft_platform.algorithms.spec import AlgorithmSpec
+from rft_platform.training.data.rollout_rows import TrainingRows
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.gradients import accumulate_gradients
+from rft_platform.training.loop.kl_baseline import attach_mismatched
 from rft_platform.training.packed.packed_policy import PackedPolicy
 
 #: Settings that weight, correct, mask and add to a loss's tokens in every way there is.
@@ -81,6 +83,11 @@ def rows_for(loss: str) -> list[Sample]:
     if LOSSES.get(loss).whole_groups:
         for index, row in enumerate(rows):
             row.group, row.advantage = index // 2, 1.0 - 2.0 * (index % 2)
+    if LOSSES.get(loss).mismatched:
+        attach_mismatched(TrainingRows(rows, np.array([row.group for row in rows]), ""))
+        for row in rows:
+            assert row.mismatched is not None
+            row.mismatched.reference_logprobs = np.full(len(row.mismatched.token_ids), -6.0, np.float32)
     if loss == "mix":
         for row in rows[::4]:
             row.expert, row.rollout_logprobs, row.old_logprobs = True, None, None
