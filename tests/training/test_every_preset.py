@@ -58,7 +58,10 @@ def project_of(tmp_path: Path, model: Path, tasks: Path, name: str, **algorithm:
 
 
 def explore(project: Project, model_folder: Path) -> None:
-    """Two-step runs of four tasks: half the answers are right, task 0 is always right, run 3 of each is too long."""
+    """Two-step runs of four tasks: half the answers are right, task 0 is always right, run 3 of each is too long.
+
+    If the algorithm asks for a greedy run of each task, it is run 0.
+    """
     model, rng = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32), np.random.default_rng(3)
     rows = []
     for index, task in enumerate(project.tasks.tasks):
@@ -70,6 +73,8 @@ def explore(project: Project, model_folder: Path) -> None:
                 answer = [*rng.integers(5, 500, length - 1).tolist(), END]
                 logprobs = sampled_logprobs(model, prompt, answer)
                 rows.append(row(task, f"{index}-{repeat}", step, prompt, answer, logprobs, right))
+                if repeat == 0 and project.settings.algorithm.greedy_run:
+                    rows[-1].call.temperature = 0.0
                 prompt = [*prompt, *answer, 7, 8]
     project.store.write_rollouts(1, 0, rows)
 
@@ -122,6 +127,7 @@ def test_from_configuration_to_checkpoint(
     assert summary["sound"]
     assert summary["mean_reward"] == pytest.approx(0.375 if name == "dapo" else 0.625)  # dropped runs count too
     with_signal = {"dapo": 24, "rft": 20, "opmd": 24, "asymre": 32}  # asymre imitates where all runs are right
+    with_signal["remax"] = 12  # the greedy runs are right, as is run 2
     assert summary["rows_with_signal"] == with_signal.get(name, 24 if found.advantage else 32)
     request = train_request(project, required(project.store, 0), 1, "run")
     events: list[Any] = []
@@ -132,6 +138,6 @@ def test_from_configuration_to_checkpoint(
     assert 0 < metrics["grad_norm"] < 1e3
     if found.policy_loss == "ppo":
         assert metrics["mismatch_abs"] < 1e-4
-    assert metrics["rows"] == {"dapo": 24, "rft": 20, "mix": 34}.get(name, 32)
+    assert metrics["rows"] == {"dapo": 24, "rft": 20, "mix": 34, "remax": 24}.get(name, 32)
     column = pq.read_table(request.judged[0])["advantage"].to_numpy()
     assert np.any(column) == (found.advantage is not None)
