@@ -13,6 +13,7 @@ import aiohttp
 _OK, _UNAVAILABLE = 200, 503
 _TIMEOUT = aiohttp.ClientTimeout(60)
 _RETRY_S = 0.05
+_ENGINE_GONE = b'"code":"engine_unavailable"'
 _ENDS = b"data: [DONE]"
 
 
@@ -77,6 +78,9 @@ class Customers:
             return None
         if not stream:
             return str(json.loads(content)["id"])
+        if _ENGINE_GONE in content:  # the engine was killed in the middle of the answer, and the client is told
+            self.diary.statuses["chat ended by an error event"] += 1
+            return None
         if _ENDS not in content:
             self.diary.failed.append(f"a stream without its end: {content[-200:]!r}")
             return None
