@@ -145,7 +145,9 @@ def shown(value: float, is_share: bool) -> str:
 
 
 def change(before: float, after: float, is_share: bool) -> str:
-    """``+12.1 points`` for a share, ``-27 %`` for a mean."""
+    """``+12.1 points`` for a share, ``-27 %`` for a mean, and the difference where a mean was 0."""
+    if not is_share and before == 0:
+        return f"{after:+.2f}"
     return f"{100 * (after - before):+.1f} points" if is_share else f"{100 * (after / before - 1):+.0f} %"
 
 
