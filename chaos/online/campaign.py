@@ -210,6 +210,7 @@ class Campaign:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         if victim == "engine":
+            self.customers.diary.engine_kills.append(time.monotonic())
             self._engine.wait()
         while psutil.pid_exists(pid):
             time.sleep(0.005)

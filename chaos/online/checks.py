@@ -10,6 +10,8 @@ from typing import Any
 from chaos.online.customers import Diary
 from rft_platform.rounds.project.project import Project
 
+ENGINE_GONE_S = 30.0  # longest time from the kill of an engine to the end of a stream that it answered
+
 
 @dataclass
 class Found:
@@ -20,16 +22,26 @@ class Found:
     rounds: int = 0
     collected_rows: int = 0
     violations: list[str] = field(default_factory=list)
+    streams_without_engine: int = 0  # streams that ended with the event engine_unavailable
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
         return asdict(self)
 
 
+def unexplained(diary: Diary) -> int:
+    """Number of streams that lost their engine although no engine had been killed shortly before.
+
+    A stream cannot continue without its engine, but only a kill may end an engine.
+    """
+    return sum(not any(0 <= at - kill <= ENGINE_GONE_S for kill in diary.engine_kills) for at in diary.engine_gone)
+
+
 def check(project: Project, database: Path, diary: Diary) -> Found:
     """Compare the database, the rounds' files and the customers' diary."""
-    found = Found(acknowledged=len(diary.acknowledged))
+    found = Found(acknowledged=len(diary.acknowledged), streams_without_engine=len(diary.engine_gone))
     found.violations += [f"a chat failed: {each}" for each in diary.failed] + diary.wrong
+    found.violations += ["a stream ended with engine_unavailable without a kill of the engine"] * unexplained(diary)
     with closing(sqlite3.connect(database)) as connection:
         if connection.execute("PRAGMA integrity_check").fetchone() != ("ok",):
             found.violations.append("the database is damaged")

@@ -26,6 +26,8 @@ class Diary:
     failed: list[str] = field(default_factory=list)  # chats that were answered with an error
     wrong: list[str] = field(default_factory=list)  # answers of other routes that should never occur
     cut: int = 0  # requests that ended with the process that served them
+    engine_kills: list[float] = field(default_factory=list)  # monotonic times; the campaign adds them
+    engine_gone: list[float] = field(default_factory=list)  # when a stream ended with the event engine_unavailable
 
 
 class Customers:
@@ -72,15 +74,15 @@ class Customers:
         except (aiohttp.ClientError, OSError, TimeoutError):
             self.diary.cut += 1
             return None
+        if stream and answer.status == _OK and _ENGINE_GONE in content:
+            self.diary.engine_gone.append(time.monotonic())
+            return None
         self.diary.statuses[f"chat {answer.status}"] += 1
         if answer.status != _OK:
             self.diary.failed.append(f"{answer.status} {content[:200]!r}")
             return None
         if not stream:
             return str(json.loads(content)["id"])
-        if _ENGINE_GONE in content:  # the engine was killed in the middle of the answer, and the client is told
-            self.diary.statuses["chat ended by an error event"] += 1
-            return None
         if _ENDS not in content:
             self.diary.failed.append(f"a stream without its end: {content[-200:]!r}")
             return None

@@ -116,6 +116,8 @@ class ServedCampaign:
         before, at = current_progress(self.home), time.monotonic()
         for each in found:
             _end(each)
+        if role == "engine":
+            self.customers.diary.engine_kills.append(at)
         victims = {each.pid for each in found}
         await self._until(lambda: self._is_back(role, victims, before), f"kill {number + 1}: the {role} is back")
         if role in ("service", "engine"):
