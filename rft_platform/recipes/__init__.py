@@ -2,7 +2,7 @@
 
 - ``arithmetic``: the demo (``rft demo``): a tiny model learns to add two numbers.
 - ``math_agent``: a tiny agent learns to solve word problems of several steps: correctly, briefly, in a set format.
-- ``email_search``: a tiny agent learns to find messages in a mailbox by search and read.
+- ``email_search``: a tiny agent is to find messages in a mailbox; not offered by ``rft recipe`` yet.
 - ``front_desk``: online training: a tiny model learns from the ratings of simulated customers while it serves them.
 
 ``recipe`` has the type ``Recipe`` and the list of recipes that ``rft recipe`` runs, ``report`` what it reports, and

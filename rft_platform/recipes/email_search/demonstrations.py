@@ -1,8 +1,8 @@
 """Demonstrations of a careless teacher: conversations with real searches in the mailbox.
 
-A model that imitates them chooses the right tool in about 60 % of its calls and right arguments in about 45 %. One way
-to name a month the teacher misreads more often than not, so that even the model's most likely call is wrong there. Only
-the rewards show what is better.
+The teacher chooses the right tool in about 71 % of its calls and right arguments in about 50 %. It misreads one way to
+name a month more often than not, so that even the most likely call of a model that imitates it is wrong there. Only the
+rewards show what is better.
 """
 
 import json

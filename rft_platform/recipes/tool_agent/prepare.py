@@ -12,9 +12,7 @@ from rft_platform.recipes.arithmetic.model import CORPUS, build_model
 DEMONSTRATIONS = "demonstrations.jsonl"
 
 
-def prepare_tool_agent(
-    folder: Path, package: str, corpus: Iterable[str], write_tasks: Callable[[Path], None], size: str = "1m"
-) -> Path:
+def prepare_tool_agent(folder: Path, package: str, corpus: Iterable[str], write_tasks: Callable[[Path], None]) -> Path:
     """Write ``model/``, ``tasks/`` and the package's ``rft.yaml`` below ``folder``; return its path. Idempotent.
 
     The tokenizer learns its vocabulary from ``corpus``. ``write_tasks`` writes files into ``tasks/``, last of all the
@@ -22,7 +20,7 @@ def prepare_tool_agent(
     is enough.
     """
     template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
-    build_model(folder / "model", size=size, corpus=(*CORPUS, *corpus), template=template)
+    build_model(folder / "model", corpus=(*CORPUS, *corpus), template=template)
     if not (folder / "tasks" / DEMONSTRATIONS).exists():
         write_tasks(folder / "tasks")
     config = folder / "rft.yaml"

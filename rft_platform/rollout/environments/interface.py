@@ -31,8 +31,7 @@ class Turn:
 class Environment(Protocol):
     """One episode. Every run makes a new object, resets it once, and closes it, also after an error.
 
-    ``__init__`` only keeps its arguments, because the check of the configuration makes an object too; ``reset`` takes
-    what the episode needs.
+    ``__init__`` must be cheap and must not need closing, because the check of the configuration makes an object too.
     An error that an implementation raises fails the run's attempt, which is retried as other attempts are.
     """
 

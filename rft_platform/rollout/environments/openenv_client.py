@@ -110,7 +110,9 @@ def _websockets() -> Any:
         import websockets.asyncio.client
         import websockets.exceptions
     except ImportError:
-        raise UserError("environments of OpenEnv servers need the package websockets: pip install websockets") from None
+        raise UserError(
+            "environments of OpenEnv servers need the package websockets: pip install 'rft-platform[openenv]'"
+        ) from None
     return _Websockets(websockets.asyncio.client.connect, websockets.exceptions.WebSocketException)
 
 
