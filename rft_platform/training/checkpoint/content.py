@@ -83,23 +83,27 @@ class Draft:
     ) -> "Draft":
         """Snapshot ``state`` for a checkpoint. With ``copy``, training may continue before it is written.
 
-        Without ``with_state``, the snapshot has only the published weights and the small files.
-
-        Without ``hf``, a model's weights are written as float32 shards only; an adapter is small and always written.
-        Every rank must call it.
+        Without ``copy``, the trainer state is only referred to: see ``copied``. Without ``with_state``, the snapshot
+        has only the published weights and the small files. Without ``hf``, a model's weights are written as float32
+        shards only; an adapter is small and always written. Every rank must call it.
         """
         publish = hf or state.lora is not None
         shards = _shards(state, ranks, with_master=not publish) if with_state else {}
         weights = gather_weights(state) if publish else None
         critic = _gather_critic(state.critic) if with_state and state.critic is not None else None
+        draft = cls(state, shards, weights, critic, random_state(), _progress(state, position))
+        return draft.copied(ranks) if copy else draft
+
+    def copied(self, ranks: Ranks) -> "Draft":
+        """Return the draft with its own memory on the host, so that training can continue."""
+        shards, weights = self.shards, self.weights
         if ranks.world_size == 1:
             shards = {place: on_host(_local(tensors)) for place, tensors in shards.items()}
-        if copy and (ranks.world_size > 1 or ranks.device.type == "cpu" or ranks.layout.cpu_offload):
+        if ranks.world_size > 1 or ranks.device.type == "cpu" or ranks.layout.cpu_offload:
             shards = {place: _copied(tensors) for place, tensors in shards.items()}
             weights = None if weights is None else {name: value.clone() for name, value in weights.items()}
-        if copy:
-            critic = None if critic is None else critic.copied()
-        return cls(state, shards, weights, critic, random_state(), _progress(state, position))
+        critic = None if self.critic is None else self.critic.copied()
+        return replace(self, shards=shards, weights=weights, critic=critic)
 
     def split(self) -> tuple["Draft", "Draft"]:
         """Split into two drafts: the weights and small files, to publish now, and the trainer state, to save later."""

@@ -17,6 +17,7 @@ from rft_platform.training.loop.kl_baseline import set_kl_baseline
 from rft_platform.training.loop.step_batch import Window
 from rft_platform.training.loop.step_metrics import DeviceClock
 from rft_platform.training.loop.token_selection import select_tokens
+from rft_platform.training.packed.attention import has_tiles
 from rft_platform.training.packed.flops import TrainingCost, Work, sharing_pays
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.packed_policy import PackedPolicy, idle_pack
@@ -147,8 +148,8 @@ def _window(
     cost: TrainingCost,
 ) -> Window:
     """Build the window. If ``share_prefixes`` is None, prefixes are shared if that saves enough operations."""
-    static = policy.static
-    window = Window.of(samples, algorithm, max_tokens, skip, share_prefixes is not False, static)
+    static, tile_cost = policy.static, cost.tile if has_tiles(policy.device, policy.compute_dtype) else 0.0
+    window = Window.of(samples, algorithm, max_tokens, skip, share_prefixes is not False, static, tile_cost)
     if share_prefixes is None and not sharing_pays(cost, Work.of_packs(window.packs), Work.of_rows(window.packs)):
         return Window.of(samples, algorithm, max_tokens, skip, False, static)
     return window

@@ -45,8 +45,12 @@ class Window:
         skip: bool,
         share_prefixes: bool = True,
         static: StaticLengths | None = None,
+        tile_cost: float = 0.0,
     ) -> "Window":
-        """Pack ``samples``. With ``skip``, samples that cannot have a gradient are counted but not computed."""
+        """Pack ``samples``. With ``skip``, samples that cannot have a gradient are counted but not computed.
+
+        The other parameters are those of ``pack``.
+        """
         objective = Objective.build(algorithm)
         aggregation = Aggregation(algorithm.loss_agg_mode, algorithm.loss_norm_length)
         samples = [s for s in samples if s.loss_mask.any()]
@@ -54,7 +58,14 @@ class Window:
         run = [s for s in samples if s.expert or np.any(s.advantage)] if inert else samples
         columns = _columns(run, objective, mixed=algorithm.expert_weight is not None)
         whole_groups = objective.policy_loss.whole_groups
-        packs = pack(run, max_tokens, share_prefixes=share_prefixes, whole_groups=whole_groups, static=static)
+        packs = pack(
+            run,
+            max_tokens,
+            share_prefixes=share_prefixes,
+            whole_groups=whole_groups,
+            static=static,
+            tile_cost=tile_cost,
+        )
         tokens = np.array([np.count_nonzero(s.loss_mask) for s in run], np.int64)
         counts = {
             "tokens": sum(np.count_nonzero(s.loss_mask) for s in samples),

@@ -110,13 +110,17 @@ class TrainingRun:
         manifest, saving = self.manifest(events), None
         with self.watch.time("save"):
             due = not later or self._is_due(events[-1].step)
-            draft = Draft.take(state, self.plan.position, self.ranks, hf=hf, copy=later and due, with_state=due)
+            draft = Draft.take(state, self.plan.position, self.ranks, hf=hf, copy=False, with_state=due)
             # If the disk is full, the state is saved now, so that this round reports the error.
             later = later and (not due or self._has_room(target, draft.nbytes))
             manifest = replace(manifest, deferred_state=later)
             at_once, rest = draft.split() if later else (draft, None)
             writing = Publication(target, at_once, self.ranks, manifest=manifest, steps=steps)
-            manifest = writing.start(background=False).finish()
+            writing.start(background=rest is not None)
+            try:
+                rest = None if rest is None else rest.copied(self.ranks)  # while the weights are written
+            finally:
+                manifest = writing.finish()
             if rest is not None:
                 saving = StateSaving(target, rest, self.ranks, with_state=due)
                 saving.begin(background=True)

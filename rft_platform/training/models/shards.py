@@ -64,7 +64,7 @@ def write_shards(folder: Path, name: str, tensors: Mapping[str, Tensor], rank: i
     if not mine:
         return
     if world_size == 1:
-        whole = {key: local_part(tensor).contiguous() for key, tensor in mine.items()}
+        whole = on_host({key: local_part(tensor).contiguous() for key, tensor in mine.items()})
         save_file(whole, folder / shard_file(name, rank, 1))
         return  # full tensors: the same file, without a header of parts, is written in a third of the time
     work = folder / f"{shard_file(name, rank, world_size)}.parts"

@@ -55,7 +55,7 @@ class AttentionPlan:
 def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> AttentionPlan:
     """Build the plan for ``pack`` on ``device`` with activations of ``dtype``."""
     plan = AttentionPlan(pack.length, int(np.diff(pack.path_start).max()), [], None)
-    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+    if has_tiles(device, dtype):
         if pack.shared.any():
             plan.mask = tree_mask(pack, device)
         else:
@@ -73,6 +73,11 @@ def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> Atte
         offset += len(members) * width
     plan.slot = to_device(slot, device)
     return plan
+
+
+def has_tiles(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether CUDA kernels compute attention on ``device``: tree attention works on tiles then."""
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
 def _cut(pack: Pack) -> tuple[np.ndarray, np.ndarray]:

@@ -17,6 +17,7 @@ from rft_platform.training.data.samples import Sample
 
 WORTH_SHARING = 8  # sorted rows that share less than 1/8 of their tokens may be in different packs
 TILE = 128  # tile size of CUDA's attention kernels; static lengths are multiples of it
+_TILES_SAVED = 0.6  # key tiles per query tile, if a prefix lies directly before the rest of a row: counted in examples
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +90,18 @@ def pack(
     share_prefixes: bool = True,
     whole_groups: bool = False,
     static: StaticLengths | None = None,
+    tile_cost: float = 0.0,
 ) -> list[Pack]:
     """Pack ``samples`` into tries of at most ``max_tokens`` nodes each; a longer row gets its own pack.
 
     Rows without a trainable token are left out. The order of the samples does not change the tries. Without
     ``share_prefixes`` every row is a separate tree. With ``whole_groups`` the rows of a group are in one pack, however
-    long it gets. With ``static``, packs have one of its lengths; rows are then distributed to keep padding small.
+    long it gets. With ``static``, packs have one of its lengths; rows are then distributed to keep padding small. A
+    prefix is not shared if the tiles of tree attention that this adds cost more than the tokens that it saves; a tile
+    costs as much as ``tile_cost`` tokens (0: attention has no tiles).
     """
     rows = _sort_rows(samples)
-    if not share_prefixes:
-        rows.shared[:] = 0
+    rows.shared[_is_costly(rows, tile_cost) if share_prefixes else slice(None)] = 0
     if not len(rows.sample):
         return []
     units = _units_of_groups(rows, samples) if whole_groups else _units(rows)
@@ -176,6 +179,26 @@ def _common_prefixes(ids: np.ndarray, start: np.ndarray, length: np.ndarray) -> 
     where = np.flatnonzero(differs)
     begin = np.cumsum(compared) - compared
     return np.minimum(where[np.searchsorted(where, begin)] - begin, compared)
+
+
+def _is_costly(rows: _Rows, tile_cost: float) -> np.ndarray:
+    """Whether the prefix that a row shares with its predecessor costs more than it saves; bool [R].
+
+    It is the prefix of this row and of the next rows, up to one that shares no more. If the predecessor continues after
+    the prefix, the prefix lies apart from the rest of these rows. Without sharing, it would lie directly before the
+    rest, and the query tiles of these rows would read fewer key tiles.
+    """
+    own = rows.length - rows.shared
+    before = np.append(0, np.cumsum(own))
+    below = np.zeros_like(own)
+    later: list[int] = []  # rows that share no more than all rows between, the nearest last
+    for row in range(len(own) - 1, -1, -1):
+        while later and rows.shared[later[-1]] > rows.shared[row]:
+            later.pop()
+        below[row] = before[later[-1] if later else -1] - before[row]
+        later.append(row)
+    lies_apart = np.append(False, rows.length[:-1] > rows.shared[1:])
+    return lies_apart & (rows.shared * TILE < _TILES_SAVED * tile_cost * below)
 
 
 def ragged(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

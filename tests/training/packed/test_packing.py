@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.training.data.samples import Sample, rollout_sample
+from rft_platform.training.packed.cuda_attention import _tiles
 from rft_platform.training.packed.packing import Pack, StaticLengths, pack
 
 
@@ -129,6 +130,59 @@ def test_little_of_static_packs_is_padding(longest: int, seed: int, share: bool)
     packs = pack(rows, 16_384, share_prefixes=share, static=StaticLengths())
     nodes, padded = sum(len(p.input_ids) for p in packs), sum(p.length for p in packs)
     assert padded <= 1.06 * nodes + 4096  # and the last pack
+
+
+def prompts_and_answers(system: int, prompt: int, answer: int, seed: int) -> list[Sample]:
+    """Rows of 24 groups of 8 over one system prompt; sizes vary by half."""
+    rng = np.random.default_rng(seed)
+
+    def some(count: int) -> np.ndarray:
+        return rng.integers(0, 1000, rng.integers(count // 2, 1 + 3 * count // 2))
+
+    start, rows = rng.integers(0, 1000, system), []
+    for group in range(24):
+        whole = np.concatenate([start, some(prompt)])
+        for run in range(8):
+            ids = some(answer)
+            rows.append(rollout_sample(f"{group}-{run}", whole, ids, np.zeros(len(ids)), ids >= 0, advantage=1.0))
+    return rows
+
+
+def total_cost(packs: list[Pack], tile_cost: float) -> float:
+    """Cost in nodes: those that are computed and the tiles of attention."""
+    return sum(len(p.input_ids) + tile_cost * _tiles(p)[0].sum() for p in packs)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(10, 60, 512), (100, 60, 512), (12, 500, 600), (300, 30, 60), (600, 200, 900), (5, 30, 40)]
+)
+@pytest.mark.parametrize("tile_cost", [1.4, 12.0])
+def test_prefixes_are_shared_only_if_that_saves_more_than_their_tiles_cost(
+    sizes: tuple[int, int, int], tile_cost: float
+) -> None:
+    rows = prompts_and_answers(*sizes, seed=0)
+    every, chosen = (pack(rows, 16_384, static=StaticLengths(), tile_cost=cost) for cost in (0.0, tile_cost))
+    assert total_cost(chosen, tile_cost) <= 1.01 * total_cost(every, tile_cost)
+    trained = [sorted(np.concatenate([p.token_source for p in packs]).tolist()) for packs in (every, chosen)]
+    assert trained[0] == trained[1]
+
+
+def test_a_few_common_tokens_of_all_prompts_are_not_shared() -> None:
+    rows = prompts_and_answers(10, 60, 512, seed=1)
+    every, chosen = (pack(rows, 16_384, static=StaticLengths(), tile_cost=cost) for cost in (0.0, 12.0))
+    assert sum(len(p.input_ids) for p in chosen) == pytest.approx(sum(len(p.input_ids) for p in every), rel=0.01)
+    assert sum(_tiles(p)[0].sum() for p in chosen) < 0.9 * sum(_tiles(p)[0].sum() for p in every)
+
+
+def test_the_turns_of_a_run_stay_one_path() -> None:
+    rng = np.random.default_rng(2)
+    ids = rng.integers(0, 1000, 4000)
+    rows = []
+    for turn in range(1, 19):
+        prompt, answer = ids[: turn * 200], ids[turn * 200 :][:150]
+        rows.append(rollout_sample(str(turn), prompt, answer, np.zeros(150), answer >= 0, advantage=1.0))
+    (alone,) = pack(rows, 16_384, tile_cost=12.0)
+    assert len(alone.input_ids) == 18 * 200 + 149
 
 
 def test_best_fit_fills_packs() -> None:
