@@ -29,7 +29,7 @@ from rft_platform.common.files import (
     write_sealed_json,
 )
 from rft_platform.training.checkpoint.content import Draft
-from rft_platform.training.checkpoint.manifest import STEPS, Manifest, describe_files, write_manifest
+from rft_platform.training.checkpoint.manifest import STEPS, EarlyDigests, Manifest, describe_files, write_manifest
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.models.shards import TRAINER_STATE
 
@@ -170,10 +170,11 @@ class Publication(_SharedWriting):
         return str(temp / TRAINER_STATE)
 
     def _lead(self) -> None:
-        self.draft.write_all(self._temp, self._shards, self.ranks)
-        write_json(self._temp / STEPS, self.steps)
-        self._await_others()
-        files = describe_files(self._temp)
+        with EarlyDigests(self._temp) as early:
+            self.draft.write_all(self._temp, self._shards, self.ranks)
+            write_json(self._temp / STEPS, self.steps)
+            self._await_others()
+            files = describe_files(self._temp, early.digest)
         digest = self.draft.weights_digest(self._temp, files, self.ranks)
         self.manifest = replace(self.manifest, weights_digest=digest, files=files)
         write_manifest(self._temp, self.manifest)
