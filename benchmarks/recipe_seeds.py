@@ -69,11 +69,12 @@ def main() -> None:
     reports = [RecipeReport.from_json(each) for each in found]
     figures = {}
     for column, curve in enumerate(reports[0].curves):
-        ends = [(report.curves[column].before.mean, report.curves[column].after.mean) for report in reports]
-        relative = [after - before if curve.figure.is_share else after / before - 1 for before, after in ends]
+        ends = [[value.mean for value in report.curves[column].ends] for report in reports]
+        is_share = curve.figure.is_share or not all(each[0] for each in ends)
+        relative = [each[-1] - each[0] if is_share else each[-1] / each[0] - 1 for each in ends]
+        stages = zip(reports[0].stages, zip(*ends, strict=True), strict=True)
         figures[curve.figure.label] = {
-            "before": over_seeds([before for before, _ in ends]),
-            "after": over_seeds([after for _, after in ends]),
+            **{stage: over_seeds(list(values)) for stage, values in stages},
             "change": over_seeds(relative),
             "published": curve.figure.published,
         }

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.evaluation.results import EvaluationResult
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rft_platform.recipes.recipe import Recipe
     from rft_platform.rounds.project.project import Project
 
+ENDS = ("before", "after")
+LAST_STAGE = "rounds"
 _Z = 1.96
 
 
@@ -29,20 +31,19 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class FigureCurve:
-    """A figure of a recipe after every round that was evaluated; round 0 is the warm start."""
+    """A figure of a recipe after every round that was evaluated; round 0 is the start.
+
+    ``stages`` are its values after the trainings before the rounds, if there are any.
+    """
 
     figure: Figure
     values: list[Value]
+    stages: list[Value] = field(default_factory=list)
 
     @property
-    def before(self) -> Value:
-        """After the warm start, before the first round."""
-        return self.values[0]
-
-    @property
-    def after(self) -> Value:
-        """After the last evaluated round."""
-        return self.values[-1]
+    def ends(self) -> list[Value]:
+        """After each stage, the last evaluated round included; without stages: before and after the rounds."""
+        return [*(self.stages or self.values[:1]), self.values[-1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class RecipeReport:
     seed: int
     held_out_tasks: int
     published_by: str
+    stages: list[str]  # names of what ``FigureCurve.ends`` holds
     curves: list[FigureCurve]
     before: list[Transcript]  # of the warm-started policy: the first failed and the first passed run that were kept
     after: list[Transcript]  # of the last evaluated policy, chosen in the same way
@@ -65,27 +67,43 @@ class RecipeReport:
     def from_json(cls, value: Mapping[str, Any]) -> "RecipeReport":
         """The report that ``to_json`` converted; further keys are ignored."""
         curves = [
-            FigureCurve(Figure(**curve["figure"]), [Value(**each) for each in curve["values"]])
+            FigureCurve(
+                Figure(**curve["figure"]),
+                [Value(**each) for each in curve["values"]],
+                [Value(**each) for each in curve.get("stages", [])],
+            )
             for curve in value["curves"]
         ]
         known = {name: value[name] for name in ("recipe", "seed", "held_out_tasks", "published_by")}
         before, after = ([Transcript(**each) for each in value[side]] for side in ("before", "after"))
-        return cls(**known, curves=curves, before=before, after=after)
+        stages = value.get("stages", list(ENDS))
+        return cls(**known, stages=stages, curves=curves, before=before, after=after)
 
 
-def report_of(project: "Project", recipe: "Recipe") -> RecipeReport | None:
-    """The report of a project of the recipe; None before its first evaluation."""
-    found = [result for number in project.store.rounds() if (result := evaluation_of(project.store, number))]
+def report_of(project: "Project", recipe: "Recipe", before: Sequence["Project"] = ()) -> RecipeReport | None:
+    """The report of a project of the recipe; None before its first evaluation.
+
+    ``before`` are the projects of the recipe's stages.
+    """
+    found = _evaluations(project)
     if not found:
         return None
+    stages = [_evaluations(each)[-1] for each in before]
     curves = [
-        FigureCurve(figure, values)
+        FigureCurve(figure, values, _values(stages, figure))
         for figure in recipe.figures
-        if (values := [value for result in found if (value := _value(result, figure.metric))])
+        if (values := _values(found, figure))
     ]
-    first, last = found[0], found[-1]
+    first, last = (stages or found)[0], found[-1]
     return RecipeReport(
-        recipe.name, project.config.seed, last.tasks, recipe.published_by, curves, _chosen(first), _chosen(last)
+        recipe.name,
+        project.config.seed,
+        last.tasks,
+        recipe.published_by,
+        [*recipe.stages, LAST_STAGE] if stages else list(ENDS),
+        curves,
+        _chosen(first),
+        _chosen(last),
     )
 
 
@@ -97,8 +115,7 @@ def markdown(report: RecipeReport, picture: str) -> str:
         "",
         f"{report.held_out_tasks} held-out tasks, one sampled run of each; 95 % intervals over tasks.",
         "",
-        f"| figure | before | after | change |{' published before | after | change |' if published else ''}",
-        f"|---|---|---|---|{'---|---|---|' if published else ''}",
+        *_head(report),
         *(_row(curve, published) for curve in report.curves),
         "",
     ]
@@ -151,6 +168,14 @@ def change(before: float, after: float, is_share: bool) -> str:
     return f"{100 * (after - before):+.1f} points" if is_share else f"{100 * (after / before - 1):+.0f} %"
 
 
+def _evaluations(project: "Project") -> list[EvaluationResult]:
+    return [result for number in project.store.rounds() if (result := evaluation_of(project.store, number))]
+
+
+def _values(results: Sequence[EvaluationResult], figure: Figure) -> list[Value]:
+    return [value for result in results if (value := _value(result, figure.metric))]
+
+
 def _value(result: EvaluationResult, metric: str) -> Value | None:
     by_name = {name.split("/", 2)[2]: value for name, value in result.metrics.items()}
     (count,) = {name.rsplit("@", 1)[1] for name in by_name if name.startswith("reward/mean@")}
@@ -164,15 +189,20 @@ def _chosen(result: EvaluationResult) -> list[Transcript]:
     return [*failed[:1], *passed[:1]]
 
 
+def _head(report: RecipeReport) -> list[str]:
+    published = ["published " + report.stages[0], *report.stages[1:], "change"] if report.published_by else []
+    cells = ["figure", *report.stages, "change", *published]
+    return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
+
+
 def _row(curve: FigureCurve, with_published: bool) -> str:
-    share, published = curve.figure.is_share, curve.figure.published
-    ends = (curve.before, curve.after)
+    share, published, ends = curve.figure.is_share, curve.figure.published, curve.ends
     intervals = [f"{shown(end.mean, share)} [{shown(end.low, share)}, {shown(end.high, share)}]" for end in ends]
-    cells = [curve.figure.label, *intervals, change(curve.before.mean, curve.after.mean, share)]
+    cells = [curve.figure.label, *intervals, change(ends[0].mean, ends[-1].mean, share)]
     if with_published and published is None:
-        cells += [""] * 3
+        cells += [""] * (len(ends) + 1)
     elif published is not None:
-        cells += [*(shown(value, share) for value in published), change(*published, share)]
+        cells += [*(shown(value, share) for value in published), change(published[0], published[-1], share)]
     return f"| {' | '.join(cells)} |"
 
 

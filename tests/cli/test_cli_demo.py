@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from rft_platform.cli.commands.demo import move_aside, recipe_config
+from rft_platform.cli.commands.demo import move_aside, prepare
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
@@ -49,4 +49,4 @@ def test_another_project_is_not_overwritten(home: Home, write_config: Callable[.
     start.write_config(home, load_config(write_config()))
 
     with pytest.raises(UserError, match=r"holds the project sums/one.*`rft demo --fresh`, which renames /"):
-        recipe_config(home, ARITHMETIC, "demo", seed=None)
+        prepare(home, ARITHMETIC, "demo", seed=None)

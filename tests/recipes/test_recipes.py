@@ -81,7 +81,7 @@ def test_a_shortened_run_ends_with_its_report(recipe: Recipe, config_file: Path,
     assert [curve.figure for curve in report.curves] == list(recipe.figures)
     assert [[value.round for value in curve.values] for curve in report.curves] == [[0, 1]] * len(recipe.figures)
     for curve in report.curves:
-        assert curve.before.low <= curve.before.mean <= curve.before.high
+        assert curve.ends[0].low <= curve.ends[0].mean <= curve.ends[0].high
     page = (home.root / REPORT).read_text()
     assert all(f"| {figure.label} | " in page for figure in recipe.figures) and report.before[0].task_id in page
     assert (home.root / PICTURE).read_bytes().startswith(b"\x89PNG")

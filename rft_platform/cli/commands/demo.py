@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rft_platform.config.home import Home
     from rft_platform.config.schema.rft_config import RftConfig
     from rft_platform.recipes.recipe import Recipe
@@ -78,7 +80,10 @@ def train(
     json_file: Path | None,
     engine: str | None,
 ) -> "Project":
-    """Train the recipe's project in ``RFT_HOME`` to its last round, or continue it; ``command`` continues it again."""
+    """Train the recipe's project in ``RFT_HOME`` to its last round, or continue it; ``command`` continues it again.
+
+    The recipe's stages are trained before it.
+    """
     from rft_platform.config.home import Home
     from rft_platform.driver.console import notes
     from rft_platform.driver.next_steps import rft_command
@@ -97,7 +102,10 @@ def train(
     if fresh and (moved := move_aside(home)):
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
     with console.status("preparing model and tasks"):
-        config = with_rounds(with_engine(recipe_config(home, recipe, command, seed), engine), rounds)
+        file, chosen = prepare(home, recipe, command, seed)
+    for stage, root in zip(recipe.stages, recipe.stage_homes(home.root), strict=True):
+        train_stage(with_engine(load_recipe(file.with_name(f"{stage}.yaml"), chosen), engine), root, console)
+    config = with_rounds(with_engine(load_recipe(file, chosen), engine), rounds)
     check_run(home, config)
     write_config(home, config)
     project = Project.open(home)
@@ -116,10 +124,13 @@ def train(
     return project
 
 
-def recipe_config(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> "RftConfig":
-    """The recipe's configuration; creates its model and data in the home on first use, and keeps an existing seed."""
+def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> tuple[Path, int | None]:
+    """The recipe's configuration file and the seed; creates model and data in the home on first use.
+
+    An existing project keeps its seed. None: the seed of the file.
+    """
     from rft_platform.common.errors import UserError
-    from rft_platform.config.load import load_config, load_config_of
+    from rft_platform.config.load import load_config_of
 
     folder = home.root / recipe.name
     in_force = load_config_of(home) if home.config_file.exists() else None
@@ -133,9 +144,38 @@ def recipe_config(home: "Home", recipe: "Recipe", command: str, seed: int | None
             f"--seed {seed}: the project in {home.root} has seed {in_force.seed}; leave it out to continue, or add "
             "--fresh"
         )
-    config = load_config(recipe.prepare(folder))
-    chosen = seed if seed is not None else in_force.seed if in_force is not None else config.seed
-    return config.model_copy(update={"seed": chosen})
+    return recipe.prepare(folder), seed if seed is not None or in_force is None else in_force.seed
+
+
+def load_recipe(file: Path, seed: int | None) -> "RftConfig":
+    """The configuration in ``file``, with ``seed`` unless it is None."""
+    from rft_platform.config.load import load_config
+
+    config = load_config(file)
+    return config if seed is None else config.model_copy(update={"seed": seed})
+
+
+def train_stage(config: "RftConfig", root: Path, console: "Console") -> None:
+    """Run the training ``config`` in the home ``root``, in a process of its own; a complete one ends at once."""
+    import os
+    import subprocess
+    import sys
+
+    from rft_platform.common.errors import UserError
+    from rft_platform.config.home import Home
+    from rft_platform.driver.preflight import is_finished
+    from rft_platform.driver.start import write_config
+    from rft_platform.rounds.project.project import Project
+
+    home = Home(root)
+    if home.config_file.exists() and is_finished(Project.open(home)):
+        return
+    write_config(home, config)
+    environment = {**os.environ, "RFT_HOME": str(root)}
+    command = [sys.executable, "-m", "rft_platform", "run", "--config", str(home.config_file)]
+    console.print(f"stage {config.name}: {root}", markup=False, soft_wrap=True)
+    if code := subprocess.run(command, env=environment).returncode:
+        raise UserError(f"stage {config.name} ended with code {code}: correct the cause, then run the command again")
 
 
 def with_engine(config: "RftConfig", kind: str | None) -> "RftConfig":

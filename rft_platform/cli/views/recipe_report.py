@@ -25,14 +25,19 @@ def print_recipes(console: "Console") -> None:
 
 def write_report(project: "Project", recipe: Recipe, json_file: Path | None) -> RecipeReport | None:
     """Write the report and its picture into ``RFT_HOME``, and JSON if asked for; None before the first evaluation."""
-    report = report_of(project, recipe)
+    from rft_platform.config.home import Home
+    from rft_platform.rounds.project.project import Project
+
+    homes = [Home(root) for root in recipe.stage_homes(project.home.root)]
+    before = [Project.open(home) for home in homes if home.config_file.exists()]
+    report = report_of(project, recipe, before)
     if report is None:
         return None
     with atomic_path(project.home.root / PICTURE) as temp:
         temp.write_bytes(draw([report]))
     write_text(project.home.root / REPORT, markdown(report, PICTURE))
     if json_file is not None:
-        costs = drive_costs(project.home)
+        costs = [cost for each in (*before, project) for cost in drive_costs(each.home)]
         cost = {"wall_s": sum(each.wall_s for each in costs), "cpu_s": sum(each.cpu_s for each in costs)}
         write_json(json_file.absolute(), {**report.to_json(), **cost, "machine": machine_facts()})
     return report
@@ -46,13 +51,13 @@ def print_report(report: RecipeReport, project: "Project", console: "Console") -
     title = f"{report.recipe}, seed {report.seed}: {report.held_out_tasks} held-out tasks"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column("")
-    for name in ("before", "after", "change", *(("published", "change") if report.published_by else ())):
+    for name in (*report.stages, "change", *(("published", "change") if report.published_by else ())):
         table.add_column(name, justify="right")
     for curve in report.curves:
-        share, ends = curve.figure.is_share, (curve.before.mean, curve.after.mean)
-        cells = [*(shown(end, share) for end in ends), change(*ends, share)]
+        share, ends = curve.figure.is_share, [end.mean for end in curve.ends]
+        cells = [*(shown(end, share) for end in ends), change(ends[0], ends[-1], share)]
         if (published := curve.figure.published) is not None:
-            cells += [" -> ".join(shown(end, share) for end in published), change(*published, share)]
+            cells += [" -> ".join(shown(end, share) for end in published), change(published[0], published[-1], share)]
         table.add_row(curve.figure.label, *cells)
     console.print(table)
     costs = drive_costs(project.home)

@@ -51,32 +51,39 @@ SHAPES = {
 
 
 def build_model(
-    folder: Path, seed: int = 0, size: str = "1m", corpus: Sequence[str] = CORPUS, template: str | None = None
+    folder: Path,
+    seed: int = 0,
+    size: str = "1m",
+    corpus: Sequence[str] = CORPUS,
+    template: str | None = None,
+    vocabulary: int = VOCABULARY,
 ) -> Path:
     """Write the Hugging Face folder (safetensors, generation config, tokenizer, chat template) and return it.
 
-    The vocabulary is learned from ``corpus``; the default chat template is ``chat_template.jinja``. Equal arguments
-    give equal bytes. A folder that already holds this model is left unchanged.
+    The tokenizer learns its ``vocabulary`` tokens from ``corpus``; the default chat template is
+    ``chat_template.jinja``. Equal arguments give equal bytes. A folder that already holds this model is left unchanged.
 
     Raises ``UserError`` for an unknown size.
     """
     if size not in SHAPES:
         raise UserError(f"model size {size!r}: expected one of {', '.join(SHAPES)}")
     template = _template() if template is None else template
-    digest = digest_json([BUILD, asdict(SHAPES[size]), seed, VOCABULARY, CONTEXT, ROLES, corpus, template])
+    digest = digest_json([BUILD, asdict(SHAPES[size]), seed, vocabulary, CONTEXT, ROLES, corpus, template])
     stamp = folder / BUILD_FILE
     if stamp.exists() and read_json(stamp)["digest"] == digest:
         return folder
     with atomic_path(folder) as temp:
-        tokenizer = build_tokenizer(corpus, template)
+        tokenizer = build_tokenizer(corpus, template, vocabulary)
         tokenizer.save_pretrained(temp)
-        _write_weights(temp, tokenizer, SHAPES[size], seed)
+        _write_weights(temp, tokenizer, SHAPES[size], vocabulary, seed)
         write_json(temp / BUILD_FILE, {"digest": digest, "size": size, "seed": seed})
     return folder
 
 
-def build_tokenizer(corpus: Sequence[str] = CORPUS, template: str | None = None) -> "PreTrainedTokenizerFast":
-    """Build a byte-level BPE of 512 tokens: every digit is one token, turns end with ``<|im_end|>``."""
+def build_tokenizer(
+    corpus: Sequence[str] = CORPUS, template: str | None = None, vocabulary: int = VOCABULARY
+) -> "PreTrainedTokenizerFast":
+    """Build a byte-level BPE of ``vocabulary`` tokens: every digit is one token, turns end with ``<|im_end|>``."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -87,7 +94,7 @@ def build_tokenizer(corpus: Sequence[str] = CORPUS, template: str | None = None)
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(TAGS),
+        vocab_size=vocabulary - len(TAGS),
         special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -112,13 +119,15 @@ def _template() -> str:
     return Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 
 
-def _write_weights(folder: Path, tokenizer: "PreTrainedTokenizerFast", shape: Shape, seed: int) -> None:
+def _write_weights(
+    folder: Path, tokenizer: "PreTrainedTokenizerFast", shape: Shape, vocabulary: int, seed: int
+) -> None:
     import torch
     from safetensors.torch import save_file
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,

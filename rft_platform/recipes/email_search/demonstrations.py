@@ -1,8 +1,9 @@
-"""Demonstrations of a careless teacher: conversations with real searches in the mailbox.
+"""Demonstrations of a careless teacher: conversations with real searches in other mailboxes.
 
-The teacher chooses the right tool in about 71 % of its calls and right arguments in about 50 %. It misreads one way to
-name a month more often than not, so that even the most likely call of a model that imitates it is wrong there. Only the
-rewards show what is better.
+The mailboxes are others than that of the tasks, and many: in one mailbox a model would learn the ids by heart instead
+of looking them up. The teacher chooses the right tool in about 77 % of its calls and right arguments in about 51 %. It
+misreads one way to name a month more often than not, so that even the most likely call of a model that imitates it is
+wrong there. Only the rewards show what is better.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 
 from rft_platform.common.files import write_text
 from rft_platform.recipes.email_search.mailbox import MONTHS, TOPICS, mailbox_of
-from rft_platform.recipes.email_search.questions import Question, split_questions
+from rft_platform.recipes.email_search.questions import EXPLORED, Question, explored_questions
 from rft_platform.recipes.email_search.workflow import TOOLS, Inquiry
 from rft_platform.recipes.tool_agent.prepare import tool_calls
 
@@ -22,20 +23,21 @@ from rft_platform.recipes.tool_agent.prepare import tool_calls
 WRONG_MONTH: Mapping[str, float] = MappingProxyType({"name": 0.3, "number": 0.4, "date": 0.65})
 WRONG_TOPIC = 0.05
 NOTICED = 0.4  # probability that the teacher searches again if the hits do not contain the message
-REPEATED = 0.45  # probability of a search that is not needed
-WRONG_HIT = 0.2  # probability that the first hit is read instead of the sender's
+REPEATED = 0.2  # probability of a search that is not needed
+WRONG_HIT = 0.35  # probability that the first hit is read instead of the sender's
 UNKNOWN_TOOL = 0.1  # probability that a call names a tool that does not exist
 MAX_CALLS = 6
+MAILBOXES = range(1, 65)  # seeds; mailbox 0 is that of the tasks
 
 
-def write_demonstrations(file: Path, mailbox: int = 0, seed: int = 0) -> None:
-    """Write one conversation for each explored question, in columns messages and tools."""
-    generator = random.Random(seed)
-    explored, _ = split_questions(mailbox, seed)
-    rows = [
-        {"messages": demonstrate(question, generator, Inquiry(mailbox_of(mailbox), question.source)), "tools": TOOLS}
-        for question in explored
-    ]
+def write_demonstrations(file: Path, seed: int = 0) -> None:
+    """Write as many conversations as there are explored questions, in columns messages and tools."""
+    generator, rows = random.Random(seed), []
+    for number in MAILBOXES:
+        mailbox = mailbox_of(number)
+        for question in explored_questions(number, EXPLORED // len(MAILBOXES), seed):
+            messages = demonstrate(question, generator, Inquiry(mailbox, question.source))
+            rows.append({"messages": messages, "tools": TOOLS})
     write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -67,10 +69,9 @@ def _search_arguments(question: Question, generator: random.Random) -> dict[str,
     return {"topic": topic, "month": MONTHS[MONTHS.index(question.source.month) - 1]}
 
 
-def _chosen_hit(hits: str, question: Question, generator: random.Random) -> int:
-    listed = [line.split() for line in hits.splitlines() if line[0].isdigit()]
+def _chosen_hit(hits: str, question: Question, generator: random.Random) -> str:
+    listed = [line for line in hits.splitlines() if line[-1].isdigit()]
     if not listed:
-        return generator.randrange(1000, 10_000)
-    by_sender = {sender: int(identifier) for identifier, sender in reversed(listed)}
-    first = int(listed[0][0])
-    return first if generator.random() < WRONG_HIT else by_sender.get(question.source.sender, first)
+        return f"{question.source.sender}{generator.randrange(1000, 10_000)}"
+    of_sender = [identifier for identifier in listed if identifier.startswith(question.source.sender)]
+    return listed[0] if not of_sender or generator.random() < WRONG_HIT else of_sender[0]

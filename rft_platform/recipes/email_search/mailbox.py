@@ -26,9 +26,9 @@ HITS = 6  # messages that a search returns at most
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. ``number`` is what it says about ``detail`` of its topic."""
+    """One message. Its id names the sender. ``number`` is what it says about ``detail`` of its topic."""
 
-    id: int
+    id: str
     sender: str
     month: str
     subject: str
@@ -43,11 +43,12 @@ class Mailbox:
 
     def __init__(self, seed: int = 0) -> None:
         generator = random.Random(f"mailbox {seed}")
-        identifiers = iter(generator.sample(range(1000, 10_000), 4000))
-        self.messages = {message.id: message for message in _messages(generator, identifiers)}
+        numbers = iter(generator.sample(range(1000, 10_000), 4000))
+        self.messages = {message.id: message for message in _messages(generator, numbers)}
+        self._ids = list(self.messages)
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
         self._database.execute("CREATE VIRTUAL TABLE mail USING fts5(subject, month, text)")
-        rows = [(each.id, each.subject, each.month, each.text) for each in self.messages.values()]
+        rows = [(row, each.subject, each.month, each.text) for row, each in enumerate(self.messages.values())]
         self._database.executemany("INSERT INTO mail(rowid, subject, month, text) VALUES (?, ?, ?, ?)", rows)
 
     def thread(self, topic: str, month: str) -> list[Message]:
@@ -67,7 +68,7 @@ class Mailbox:
             "SELECT rowid FROM mail WHERE mail MATCH ? ORDER BY bm25(mail, 20.0, 1.0, 1.0), rowid LIMIT ?",
             (" AND ".join(terms), HITS),
         )
-        return [self.messages[row] for (row,) in found]
+        return [self.messages[self._ids[row]] for (row,) in found]
 
 
 @cache
@@ -76,29 +77,27 @@ def mailbox_of(seed: int) -> Mailbox:
     return Mailbox(seed)
 
 
-def _messages(generator: random.Random, identifiers: Iterator[int]) -> Iterator[Message]:
+def _messages(generator: random.Random, numbers: Iterator[int]) -> Iterator[Message]:
     for number, month in enumerate(MONTHS):
         for topic in TOPICS:
-            thread = list(_thread(generator, identifiers, topic, month))
+            thread = list(_thread(generator, numbers, topic, month))
             yield from thread
             if number and generator.random() < FORWARDED:
                 copied, other = generator.choice(thread), _number(generator)
                 text = f"old: the {topic} {copied.detail} is {other}"
-                yield Message(next(identifiers), copied.sender, month, "fwd", text)
+                yield Message(f"{copied.sender}{next(numbers)}", copied.sender, month, "fwd", text)
         for _ in range(DIGESTS):
             mentioned = " ".join(generator.sample(TOPICS, 4))
-            yield Message(next(identifiers), generator.choice(PEOPLE), month, "digest", f"this month: {mentioned}")
+            sender = generator.choice(PEOPLE)
+            yield Message(f"{sender}{next(numbers)}", sender, month, "digest", f"this month: {mentioned}")
 
 
-def _thread(generator: random.Random, identifiers: Iterator[int], topic: str, month: str) -> Iterator[Message]:
+def _thread(generator: random.Random, numbers: Iterator[int], topic: str, month: str) -> Iterator[Message]:
     for position, sender in enumerate(generator.sample(PEOPLE, THREAD)):
-        subject, detail, number = (
-            topic if position == 0 else f"re {topic}",
-            generator.choice(DETAILS),
-            _number(generator),
-        )
+        subject = topic if position == 0 else f"re {topic}"
+        detail, number = generator.choice(DETAILS), _number(generator)
         text = f"the {topic} {detail} is {number}"
-        yield Message(next(identifiers), sender, month, subject, text, topic, detail, number)
+        yield Message(f"{sender}{next(numbers)}", sender, month, subject, text, topic, detail, number)
 
 
 def _number(generator: random.Random) -> int:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from rft_platform.recipes.email_search.corrections import write_corrections
 from rft_platform.recipes.email_search.demonstrations import write_demonstrations
 from rft_platform.recipes.email_search.questions import sentences, write_tasks
 from rft_platform.recipes.tool_agent.prepare import DEMONSTRATIONS, prepare_tool_agent
@@ -14,10 +15,12 @@ def prepare(folder: Path) -> Path:
 
     def write(tasks: Path) -> None:
         write_tasks(tasks)
+        write_corrections(tasks / "corrections.jsonl")
         write_demonstrations(tasks / DEMONSTRATIONS)
 
     corpus = (*calls, *sentences(), "Tools: search(topic, month) read(id)")
-    return prepare_tool_agent(folder, "rft_platform.recipes.email_search", corpus, write)
+    return prepare_tool_agent(folder, "rft_platform.recipes.email_search", corpus, write, vocabulary=VOCABULARY)
 
 
-_CALLS = (("search", {"topic": "", "month": ""}), ("read", {"id": 0}), ("open", {"id": 0}))
+VOCABULARY = 544  # every word of the mailbox is one token
+_CALLS = (("search", {"topic": "", "month": ""}), ("read", {"id": ""}), ("open", {"id": ""}))

@@ -45,11 +45,13 @@ class Question:
 
 def split_questions(mailbox: int = 0, seed: int = 0, held_out_seed: int = 0) -> tuple[list[Question], list[Question]]:
     """Return (explored, held out); no question occurs twice, and the two share neither threads nor wordings."""
-    explored, held_out = random.Random(f"explored {seed}"), random.Random(f"held out {held_out_seed}")
-    return (
-        _distinct(explored, mailbox, EXPLORED, held_out=False),
-        _distinct(held_out, mailbox, HELD_OUT, held_out=True),
-    )
+    held_out = _distinct(random.Random(f"held out {held_out_seed}"), mailbox, HELD_OUT, held_out=True)
+    return explored_questions(mailbox, EXPLORED, seed), held_out
+
+
+def explored_questions(mailbox: int, count: int, seed: int = 0) -> list[Question]:
+    """Return ``count`` different questions, with threads and wordings that are not held out."""
+    return _distinct(random.Random(f"explored {seed}"), mailbox, count, held_out=False)
 
 
 def write_tasks(folder: Path, mailbox: int = 0, seed: int = 0, held_out_seed: int = 0) -> None:
@@ -67,7 +69,7 @@ def sentences() -> Iterator[str]:
     for topic in TOPICS:
         yield f'the {topic} is\n"topic": "{topic}"'
     for sender in PEOPLE:
-        yield f" {sender.title()} wrote, {sender.title()}: {sender.title()} {sender}\n"
+        yield f" {sender.title()} wrote, {sender.title()}: {sender.title()}\n{sender}1\n{sender}2"
     for month in MONTHS:
         yield f'in {month.title()}, "month": "{month}"'
     yield from (f"the {detail} is Which {detail} {detail} that" for detail in DETAILS)

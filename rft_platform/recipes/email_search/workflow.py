@@ -27,7 +27,7 @@ def _tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
 
 TOOLS = [
     _tool("search", "List at most six messages on a topic in a month.", topic="string", month="string"),
-    _tool("read", "Return the text of a message.", id="integer"),
+    _tool("read", "Return the text of a message.", id="string"),
 ]
 
 
@@ -81,9 +81,9 @@ class Inquiry:
         self.found = sum((hit.topic, hit.month) == (self.source.topic, self.source.month) for hit in hits)
         self.is_listed = self.is_listed or self.source in hits
         right = (topic, month) == (self.source.topic, self.source.month)
-        return CallResult("\n".join(f"{hit.id} {hit.sender}" for hit in hits) or "nothing", right_tool, right)
+        return CallResult("\n".join(hit.id for hit in hits) or "nothing", right_tool, right)
 
-    def _read(self, id: int) -> CallResult:
+    def _read(self, id: str) -> CallResult:
         message = self.mailbox.messages.get(id)
         if message is None:
             raise ValueError("no such message")
@@ -121,7 +121,7 @@ class EmailSearch:
     ) -> WorkflowOutput:
         """Return the reward, the answer as the response, and the metrics of ``Inquiry.metrics``."""
         mailbox = mailbox_of(self.mailbox)
-        inquiry = Inquiry(mailbox, mailbox.messages[int(task.raw["source"])])
+        inquiry = Inquiry(mailbox, mailbox.messages[task.raw["source"]])
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
         text = ""
         for _ in range(self.max_turns):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from rft_platform.recipes.arithmetic.model import CORPUS
 from rft_platform.recipes.math_agent.demonstrations import write_demonstrations
 from rft_platform.recipes.math_agent.problems import sentences, write_tasks
 from rft_platform.recipes.tool_agent.prepare import DEMONSTRATIONS, prepare_tool_agent
@@ -16,4 +17,5 @@ def prepare(folder: Path) -> Path:
         write_tasks(tasks)
         write_demonstrations(tasks / DEMONSTRATIONS)
 
-    return prepare_tool_agent(folder, "rft_platform.recipes.math_agent", (call, *sentences(), "Tools: Answer: "), write)
+    corpus = (*CORPUS, call, *sentences(), "Tools: Answer: ")
+    return prepare_tool_agent(folder, "rft_platform.recipes.math_agent", corpus, write)

@@ -7,27 +7,35 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.files import write_text
-from rft_platform.recipes.arithmetic.model import CORPUS, build_model
+from rft_platform.recipes.arithmetic.model import VOCABULARY, build_model
 
 DEMONSTRATIONS = "demonstrations.jsonl"
 
 
-def prepare_tool_agent(folder: Path, package: str, corpus: Iterable[str], write_tasks: Callable[[Path], None]) -> Path:
-    """Write ``model/``, ``tasks/`` and the package's ``rft.yaml`` below ``folder``; return its path. Idempotent.
+def prepare_tool_agent(
+    folder: Path,
+    package: str,
+    corpus: Iterable[str],
+    write_tasks: Callable[[Path], None],
+    *,
+    vocabulary: int = VOCABULARY,
+) -> Path:
+    """Write ``model/``, ``tasks/`` and the package's configurations to ``folder``; return ``rft.yaml``. Idempotent.
 
-    The tokenizer learns its vocabulary from ``corpus``. ``write_tasks`` writes files into ``tasks/``, last of all the
-    demonstrations. The chat template of the model names the tools with their parameters only, so that a small context
-    is enough.
+    The tokenizer learns its ``vocabulary`` tokens from ``corpus``. ``write_tasks`` writes files into ``tasks/``, last
+    of all the demonstrations. The chat template of the model names the tools with their parameters only, so that a
+    small context is enough.
     """
     template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
-    build_model(folder / "model", corpus=(*CORPUS, *corpus), template=template)
+    build_model(folder / "model", corpus=tuple(corpus), template=template, vocabulary=vocabulary)
     if not (folder / "tasks" / DEMONSTRATIONS).exists():
         write_tasks(folder / "tasks")
-    config = folder / "rft.yaml"
-    recipe = resources.files(package).joinpath("rft.yaml").read_text(encoding="utf-8")
-    if not config.exists() or config.read_text(encoding="utf-8") != recipe:
-        write_text(config, recipe)
-    return config
+    for written in resources.files(package).iterdir():
+        if written.name.endswith(".yaml"):
+            target, content = folder / written.name, written.read_text(encoding="utf-8")
+            if not target.exists() or target.read_text(encoding="utf-8") != content:
+                write_text(target, content)
+    return folder / "rft.yaml"
 
 
 def tool_calls(*calls: tuple[str, dict[str, Any], str]) -> list[dict[str, Any]]:
