@@ -2,13 +2,16 @@
 
 import json
 import random
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from rft_platform.recipes.email_search.demonstrations import demonstrate
-from rft_platform.recipes.email_search.mailbox import HITS, MONTHS, THREAD, TOPICS, Mailbox, mailbox_of
-from rft_platform.recipes.email_search.questions import HELD_OUT, Question, split_questions
+from rft_platform.recipes.email_search.corrections import corrections
+from rft_platform.recipes.email_search.demonstrations import MAILBOXES, demonstrate
+from rft_platform.recipes.email_search.mailbox import HITS, MONTHS, PEOPLE, THREAD, TOPICS, Mailbox, mailbox_of
+from rft_platform.recipes.email_search.prepare import VOCABULARY, prepare
+from rft_platform.recipes.email_search.questions import HELD_OUT, Question, explored_questions, split_questions
 from rft_platform.recipes.email_search.workflow import Inquiry
 
 
@@ -158,7 +161,43 @@ def test_the_teacher_is_as_careless_as_the_recipe_says(
         assert conversation[0]["content"] == question.text and conversation[-1]["role"] == "assistant"
         assert sum("tool_calls" in message for message in conversation) == len(inquiry.calls)
         metrics.append(inquiry.metrics(conversation[-1]["content"]))
-    assert 0.65 < fmean(each["tool_accuracy"] for each in metrics) < 0.76
+    assert 0.72 < fmean(each["tool_accuracy"] for each in metrics) < 0.82
     assert 0.45 < fmean(each["argument_accuracy"] for each in metrics) < 0.55
     assert 3.3 < fmean(each["sources_found"] for each in metrics) < 4.0
     assert 0.04 < fmean(each["invalid_calls"] for each in metrics) < 0.12
+
+
+def test_a_correction_is_right_and_begins_with_what_the_teacher_did(mailbox: Mailbox) -> None:
+    generator, kinds = random.Random(5), set()
+    for question in explored_questions(0, 60, seed=7):
+        messages = demonstrate(question, generator, Inquiry(mailbox, question.source))
+        for before, chosen, rejected in corrections(messages, question, Inquiry(mailbox, question.source)):
+            assert messages[: len(before) + 1] == [*before, rejected] and chosen != rejected
+            inquiry = Inquiry(mailbox, question.source)
+            for call in (call for message in before for call in message.get("tool_calls", ())):
+                inquiry.call(call["function"])
+            if "content" in chosen:
+                assert chosen["content"] == question.answer and inquiry.is_read
+                continue
+            (call,) = chosen["tool_calls"]
+            result = inquiry.call(call["function"])
+            assert result.valid and result.right_tool and result.right_arguments
+            kinds.add(call["function"]["name"])
+    assert kinds == {"search", "read"}
+
+
+def test_demonstrations_are_of_other_mailboxes_than_the_tasks(split: tuple[list[Question], list[Question]]) -> None:
+    assert 0 not in MAILBOXES
+    ids = {question.source.id for question in split[0] + split[1]}
+    for number in list(MAILBOXES)[:3]:
+        others = {question.source.id for question in explored_questions(number, 200)}
+        assert len(ids & others) < 0.1 * len(others)
+
+
+def test_the_mailbox_needs_few_tokens(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(prepare(tmp_path).parent / "model")
+    assert len(tokenizer) == VOCABULARY
+    for word in (*TOPICS, *PEOPLE, *MONTHS):
+        assert len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1, word

@@ -5,5 +5,6 @@ Read in this order:
 - ``interface``: ``Environment``, ``Turn`` and ``ToolCall``: what every environment provides.
 - ``gymnasium_env``: environments of the package Gymnasium, as text.
 - ``openenv_client``: a client of OpenEnv servers.
+- ``mcp_tools``: the tools of an MCP server.
 - ``loading``: ``make_environment()``: an environment by its name in a configuration.
 """

@@ -8,18 +8,22 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import load_object
 from rft_platform.rollout.environments.gymnasium_env import GymnasiumEnvironment
 from rft_platform.rollout.environments.interface import Environment
+from rft_platform.rollout.environments.mcp_tools import McpEnvironment
 from rft_platform.rollout.environments.openenv_client import OpenEnvEnvironment
 
-GYMNASIUM, OPENENV = "gymnasium:", "openenv:"
+GYMNASIUM, MCP, OPENENV = "gymnasium:", "mcp:", "openenv:"
 
 
 def make_environment(name: str, args: Mapping[str, Any]) -> Environment:
-    """A new episode of ``gymnasium:ID``, ``openenv:URL``, ``package.module:Class`` or ``file.py:Class``.
+    """A new episode of ``gymnasium:ID``, ``mcp:SERVER``, ``openenv:URL`` or of a class.
 
-    ``args`` are the keyword arguments of the class. Raises UserError if the environment cannot be made of them.
+    A class is named ``package.module:Class`` or ``file.py:Class``. ``args`` are the keyword arguments. Raises UserError
+    if the environment cannot be made of them.
     """
     if name.startswith(GYMNASIUM):
         return _made(name, GymnasiumEnvironment, (name.removeprefix(GYMNASIUM),), args)
+    if name.startswith(MCP):
+        return _made(name, McpEnvironment, (name.removeprefix(MCP),), args)
     if name.startswith(OPENENV):
         return _made(name, OpenEnvEnvironment, (name.removeprefix(OPENENV),), args)
     return _made(name, load_object(name, "environment"), (), args)

@@ -36,7 +36,7 @@ class EnvironmentWorkflow:
     async def run(
         self, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
     ) -> WorkflowOutput:
-        """Return the reward, and the last observation as the response.
+        """Return the reward, and as the response the answer that ended an episode of tools, or the last observation.
 
         Metrics: turns, invalid_actions, finished (1 if the environment ended the episode), and those of the
         environment.
@@ -47,7 +47,8 @@ class EnvironmentWorkflow:
             await episode.play(self._opening(task, episode.turn), self.max_turns)
         finally:
             await environment.close()
-        return WorkflowOutput(episode.reward, episode.turn.observation, episode.metrics())
+        response = episode.turn.observation if episode.answer is None else episode.answer
+        return WorkflowOutput(episode.reward, response, episode.metrics())
 
     def _opening(self, task: Task, turn: Turn) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
@@ -66,6 +67,7 @@ class _Episode:
     reward: float = 0.0
     turns: int = 0
     invalid: int = 0
+    answer: str | None = None  # the answer without a call that ended an episode of tools
     state: Mapping[str, float] = field(default_factory=dict)
 
     async def play(self, messages: list[dict[str, Any]], max_turns: int) -> None:
@@ -78,6 +80,7 @@ class _Episode:
             messages = [*messages, answer]
             calls = answer.get("tool_calls") or []
             if tools and not calls:
+                self.answer = answer.get("content") or ""
                 break
             for call in calls:
                 await self._act(_tool_call(call["function"]))
