@@ -24,9 +24,10 @@ WRONG_MONTH: Mapping[str, float] = MappingProxyType({"name": 0.3, "number": 0.4,
 WRONG_TOPIC = 0.05
 NOTICED = 0.4  # probability that the teacher searches again if the hits do not contain the message
 REPEATED = 0.2  # probability of a search that is not needed
-WRONG_HIT = 0.35  # probability that the first hit is read instead of the sender's
+ANY_HIT = 0.4  # probability that any hit is read, instead of the sender's
+CHECKED = 0.6  # probability that the teacher reads on after a message of another sender
 UNKNOWN_TOOL = 0.1  # probability that a call names a tool that does not exist
-MAX_CALLS = 6
+MAX_CALLS = 7
 MAILBOXES = range(1, 65)  # seeds; mailbox 0 is that of the tasks
 
 
@@ -52,11 +53,14 @@ def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) 
         messages.extend(tool_calls((name, arguments, result.text)))
         return result.text if result.valid else ""
 
-    while not text and len(inquiry.calls) < MAX_CALLS:
+    while len(inquiry.calls) < MAX_CALLS:
         if not hits or (not inquiry.is_listed and generator.random() < NOTICED) or generator.random() < REPEATED:
             hits = call("search", _search_arguments(question, generator)) or hits
         else:
-            text = call("read", {"id": _chosen_hit(hits, question, generator)})
+            chosen = _chosen_hit(hits, question, generator)
+            text = call("read", {"id": chosen}) or text
+            if text and (chosen.startswith(question.source.sender) or generator.random() >= CHECKED):
+                break
     return [*messages, {"role": "assistant", "content": text.rsplit(" ", 1)[-1] if text else "unknown"}]
 
 
@@ -74,4 +78,4 @@ def _chosen_hit(hits: str, question: Question, generator: random.Random) -> str:
     if not listed:
         return f"{question.source.sender}{generator.randrange(1000, 10_000)}"
     of_sender = [identifier for identifier in listed if identifier.startswith(question.source.sender)]
-    return listed[0] if not of_sender or generator.random() < WRONG_HIT else of_sender[0]
+    return generator.choice(listed) if not of_sender or generator.random() < ANY_HIT else of_sender[0]
