@@ -110,10 +110,10 @@ def test_a_state_that_cannot_be_written_is_written_before_the_next_training(
 ) -> None:
     broken = [True, True]
 
-    def write_state(draft: Draft, folder: Path, ranks: object, write=Draft.write_state) -> None:
+    def write_state(draft: Draft, folder: Path, ranks: object, write=Draft.write_state) -> dict[Path, str]:
         if broken and broken.pop():
             raise OSError(28, "No space left on device")
-        write(draft, folder, ranks)
+        return write(draft, folder, ranks)
 
     monkeypatch.setattr(Draft, "write_state", write_state)
     (one,) = chain(session, round_request, 1, save_state="later")

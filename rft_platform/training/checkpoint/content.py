@@ -130,22 +130,28 @@ class Draft:
     def write_all(self, folder: Path, trainer_state: Path, ranks: Ranks) -> None:
         """Write rank 0's shards and everything that only rank 0 writes. Large files are written in parallel."""
         writers = self._shard_writers(trainer_state, ranks)
-        writers.append(partial(self._write_weights, folder))
-        with ThreadPoolExecutor(len(writers)) as pool:
-            for written in [pool.submit(write) for write in writers]:
-                written.result()
+        with ThreadPoolExecutor(len(writers) + 1) as pool:
+            weights = pool.submit(self._write_weights, folder)
+            for shards in [pool.submit(write) for write in writers]:
+                shards.result()
+            weights.result()
         self._write_rest(folder, trainer_state)
 
-    def write_state(self, trainer_state: Path, ranks: Ranks) -> None:
-        """Write rank 0's shards and the critic, in parallel."""
+    def write_state(self, trainer_state: Path, ranks: Ranks) -> dict[Path, str]:
+        """Write rank 0's shards and the critic, in parallel; return the digests that are known without reading."""
         writers = self._shard_writers(trainer_state, ranks)
-        if self.state.critic is not None and self.critic is not None:
-            writers.append(partial(_write_critic, trainer_state, self.state.critic, self.critic))
-        with ThreadPoolExecutor(max(1, len(writers))) as pool:
-            for written in [pool.submit(write) for write in writers]:
-                written.result()
+        with ThreadPoolExecutor(len(writers) + 1) as pool:
+            if self.state.critic is not None and self.critic is not None:
+                critic = pool.submit(_write_critic, trainer_state, self.state.critic, self.critic)
+            else:
+                critic = None
+            written = [pool.submit(write) for write in writers]
+            digests = {file: digest for shards in written for file, digest in shards.result().items()}
+            if critic is not None:
+                critic.result()
+        return digests
 
-    def _shard_writers(self, folder: Path, ranks: Ranks) -> list[Callable[[], None]]:
+    def _shard_writers(self, folder: Path, ranks: Ranks) -> list[Callable[[], dict[Path, str]]]:
         return [
             partial(write_shards, folder / place, name, tensors, ranks.rank, ranks.world_size)
             for (place, name), tensors in self.shards.items()

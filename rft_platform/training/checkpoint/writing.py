@@ -11,8 +11,8 @@ when they are complete. The ranks synchronise in ``end``.
 import logging
 import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rft_platform.common.digests import SAVED_STATE
 from rft_platform.common.errors import DiskFullError, StorageError
 from rft_platform.common.files import (
     atomic_path,
+    digest_file,
     fsync,
     fsync_tree,
     is_disk_full,
@@ -204,13 +205,13 @@ class StateSaving(_SharedWriting):
 
     def _lead(self) -> None:
         with self._described_errors():
-            with synced_while_written(self._shards):
-                self.draft.write_state(self._shards, self.ranks)
+            with synced_while_written(self._shards) if self.ranks.world_size > 1 else nullcontext():
+                known = self.draft.write_state(self._shards, self.ranks)
                 self._await_others()
             fsync_tree(self.folder)
             fsync(self.folder.parent)
             if self.with_state:
-                self._put_in_place()
+                self._put_in_place(known)
         self.draft = replace(self.draft, shards={}, critic=None)  # free the copies
 
     @contextmanager
@@ -226,8 +227,8 @@ class StateSaving(_SharedWriting):
                 raise DiskFullError(f"{self.folder}: no space for the trainer state, which needs {needs}") from error
             raise StorageError(f"{self.folder}: the trainer state cannot be saved: {error}") from error
 
-    def _put_in_place(self) -> None:
-        files = describe_files(self._shards)
+    def _put_in_place(self, known: Mapping[Path, str]) -> None:
+        files = describe_files(self._shards, lambda file: known.get(file) or digest_file(file))
         for written in self._shards.iterdir():
             target = self._shards.parent / written.name
             if target.is_dir():
