@@ -1,5 +1,7 @@
 """A tiny agent is to find messages in a mailbox: the right tool, the right arguments, no invalid call.
 
+``rft recipe`` does not offer it yet, because the agent seldom finds the id of a message.
+
 Read in this order:
 
 - ``mailbox``: ``Mailbox``: more than 2,000 generated messages in an SQLite database with full-text search.

@@ -1,7 +1,7 @@
 """Demonstrations of a careless teacher: conversations with real searches in other mailboxes.
 
 The mailboxes are others than that of the tasks, and many: in one mailbox a model would learn the ids by heart instead
-of looking them up. The teacher chooses the right tool in about 77 % of its calls and right arguments in about 51 %. It
+of looking them up. The teacher chooses the right tool in about 75 % of its calls and right arguments in about 50 %. It
 misreads one way to name a month more often than not, so that even the most likely call of a model that imitates it is
 wrong there. Only the rewards show what is better.
 """
