@@ -61,8 +61,8 @@ MATH_AGENT = Recipe(
     ),
     "AgentScope's article on agentic RL (Qwen3-0.6B, PPO)",
 )
-#: Not in ``RECIPES`` yet: after 1,000 steps of fine-tuning the 1M model finds the id of a sender in few lists only (none
-#: of the held-out questions is answered without an error), and the rounds teach it to avoid invalid calls, not to look up.
+#: Not in ``RECIPES`` yet: after 1,000 steps of fine-tuning the 1M model seldom finds the id of a sender in a list, and
+#: answers no held-out question without an error. The rounds teach it to avoid invalid calls, not to look up.
 EMAIL_SEARCH = Recipe(
     "email-search",
     "a tiny agent learns to find messages in a mailbox by search and read",
