@@ -45,7 +45,7 @@ def fail() -> str:
 
 
 @server.tool()
-def secret() -> str:
+def variable() -> str:
     """The variable."""
     return os.environ.get("COUNTER_SECRET", "none")
 
@@ -99,7 +99,7 @@ async def episode(name: str, **args: Any) -> AsyncIterator[Environment]:
 async def test_the_tools_are_offered_and_called(name: str) -> None:
     async with episode(name) as environment:
         tools = {tool["function"]["name"]: tool["function"] for tool in environment.tools}
-        assert set(tools) == {"add", "fail", "secret"}
+        assert set(tools) == {"add", "fail", "variable"}
         assert tools["add"]["description"] == "Add to the counter."
         assert tools["add"]["parameters"]["properties"]["by"]["type"] == "integer"
         before = await environment.step(ToolCall("add", {"by": 0}))
@@ -138,8 +138,8 @@ async def test_each_episode_has_a_process_that_ends_with_it(script: Path, monkey
         assert len(children) >= 2
         assert (await one.step(ToolCall("add", {"by": 5}))).observation == "count 5"
         assert (await two.step(ToolCall("add", {"by": 1}))).observation == "count 1"
-        assert (await one.step(ToolCall("secret", {}))).observation == "tulip"
-        assert (await two.step(ToolCall("secret", {}))).observation == "none"
+        assert (await one.step(ToolCall("variable", {}))).observation == "tulip"
+        assert (await two.step(ToolCall("variable", {}))).observation == "none"
     assert not any(child.is_running() for child in children if str(script) in " ".join(_command(child)))
 
 
