@@ -125,7 +125,7 @@ async def test_only_the_chosen_tools_are_offered(name: str) -> None:
     async with episode(name, tools=["add"]) as environment:
         assert [tool["function"]["name"] for tool in environment.tools] == ["add"]
         assert not (await environment.step(ToolCall("fail", {}))).valid
-    with pytest.raises(UserError, match=r"no tools \['multiply'\]; it has \['add', 'fail', 'secret'\]"):
+    with pytest.raises(UserError, match=r"no tools \['multiply'\]; it has \['add', 'fail', 'variable'\]"):
         async with episode(name, tools=["multiply"]):
             pass
 
