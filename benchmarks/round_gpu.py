@@ -1,18 +1,20 @@
-"""Whole GRPO rounds on one GPU through ``rft run``, beside TRL with Liger on the same host, one after the other.
+"""Whole GRPO rounds on GPUs through ``rft run``, beside TRL with Liger on the same host.
 
 ``python benchmarks/round_gpu.py --out FILE`` (``make bench-gpu``) runs two tasks. *even*: prompts of about 60 tokens,
 answers of 512. *uneven*: prompts of 60 to 1,000 tokens, answers of 1 to 1,024 that end by chance. The model has the
-shape of a 0.6 billion parameter Qwen3 with random weights. Our round holds everything: rollouts with text, reward and
-Parquet of every answer, judging, training, publishing, the weights in vLLM, and Dagster. It is measured from the end of
-the round before to its own end. The first round compiles, the last one saves its state at once, and with ``--offset 1``
-has no exploration beside it, so both are left out of the medians; so is the peer's first step.
+shape of a Qwen3 of 0.6, 4 or 8 billion parameters (``--shape``) with random weights. Our round holds everything:
+rollouts with text, reward and Parquet of every answer, judging, training, publishing, the weights in vLLM, and Dagster.
+It is measured from the end of the round before to its own end. The first round compiles, the last one saves its state
+at once, and with ``--offset 1`` has no exploration beside it, so both are left out of the medians; so is the peer's
+first step.
 
 With two GPUs visible, engine and trainer use one each. With ``--ranks 2`` (``mode: colocate``) the trainer uses both,
-and the engine shares one of them. ``--lora RANK`` trains an adapter instead of the full weights.
+and the engine shares one of them. ``--lora RANK`` trains an adapter instead of the full weights, and ``--set
+KEY=VALUE`` sets any key of rft.yaml.
 
-The peer's script and environment are not part of the repository: ``--peer SCRIPT`` names the script (by default
-``peers/trl_gpu.py`` below ``RFT_TEST_DATA``), ``--peer-python`` its interpreter. ``--small`` runs a tiny model and the
-embedded engine on a CPU: it checks the benchmark, not the speed.
+The peer is ``trl_gpu_side.py`` in an interpreter that has TRL, vLLM and Liger (``--peer-python``; ``--no-peer`` leaves
+it out). ``--beside`` runs it at the same time on the second of two GPUs, otherwise it runs after our side. ``--small``
+runs a tiny model and the embedded engine on a CPU: it checks the benchmark, not the speed.
 """
 
 import argparse
@@ -35,7 +37,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe
-from shape_model import build_shape_model
+from shape_model import SHAPES
 
 from rft_platform.common.files import read_json, write_json
 from rft_platform.recipes.arithmetic.model import build_model
@@ -48,7 +50,9 @@ def judge(task: dict, response: str) -> float:
     """A reward that costs nothing and differs within a group."""
     return float(zlib.crc32(response[:64].encode()) % 7)
 '''
-PEER_ROWS = {"even": 64, "uneven": 16}  # rows a batch, found by trial: 64 uneven rows do not fit
+PEER = Path(__file__).parent / "trl_gpu_side.py"
+#: Rows a batch of the peer, found by trial on a GPU of 80 GB: twice as many do not fit.
+PEER_ROWS = {("0.6b", "even"): 32, ("0.6b", "uneven"): 8, ("4b", "even"): 8, ("4b", "uneven"): 4}
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,7 @@ def write_project(work: Path, task: Task, model: Path, given: argparse.Namespace
             file.write(json.dumps({"question": question, "answer": str(number)}) + "\n")
     (work / "judge.py").write_text(JUDGE)
     source = {"prompt_key": "question", "response_key": "answer"}
-    fast: dict[str, Any] = {"max_token_len_per_gpu": 32768, "torch_compile": True}
-    config = {
+    config: dict[str, Any] = {
         "project": "bench",
         "name": task.name,
         "seed": 1,
@@ -118,12 +121,31 @@ def write_project(work: Path, task: Task, model: Path, given: argparse.Namespace
             "nproc": given.ranks,
             "max_checkpoints_to_keep": 1,
             "save_interval": given.save_interval,
-            **({} if small else fast),
+            **({} if small else {"max_token_len_per_gpu": 24576}),
         },
         "synchronizer": {"sync_offset": given.offset},
         "evaluation": {"every": 1000},
     }
+    for key, value in given.set:
+        *sections, name = key.split(".")
+        section = config
+        for each in sections:
+            section = section.setdefault(each, {})
+        section[name] = value
     (work / "rft.yaml").write_text(yaml.safe_dump(config))
+
+
+def key_and_value(text: str) -> tuple[str, Any]:
+    """``trainer.nproc=2`` as a key of rft.yaml and a value of YAML."""
+    key, _, value = text.partition("=")
+    return key, yaml.safe_load(value)
+
+
+def make_shape_model(folder: Path, shape: str) -> Path:
+    """Write the model in a process of its own, whose GPU memory is free again when it ends."""
+    script = Path(__file__).with_name("shape_model.py")
+    subprocess.run([sys.executable, str(script), str(folder), shape], check=True, stdout=subprocess.DEVNULL)
+    return folder
 
 
 def with_chance_ends(model: Path, target: Path) -> Path:
@@ -138,10 +160,10 @@ def with_chance_ends(model: Path, target: Path) -> Path:
     return target
 
 
-def run_rounds(work: Path, logs: Path | None) -> dict[str, Any]:
+def run_rounds(work: Path, logs: Path | None, environment: dict[str, str]) -> dict[str, Any]:
     """Drive the project in ``work``; seconds and throughput of each round, and the medians of the steady ones."""
     home = work / "home"
-    environment = {**os.environ, "RFT_HOME": str(home)}
+    environment = {**environment, "RFT_HOME": str(home)}
     rft = [sys.executable, "-m", "rft_platform"]
     started = time.perf_counter()
     try:
@@ -206,65 +228,99 @@ def _token_counts(file: Path) -> list[tuple[int, int]]:
     ]
 
 
-def run_peer(script: Path, python: str, task: Task) -> dict[str, Any]:
-    """Seconds of the peer's steps on the same task; its script prints one JSON line at the end."""
-    environment = {**os.environ, "UNEVEN": str(int(task.name == "uneven"))}
-    command = [python, str(script), "liger", str(PEER_ROWS[task.name])]
-    done = subprocess.run(command, cwd=script.parent, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    steps = [step["step"] for step in found["rows"]]
-    return {**found, "median_step_s": statistics.median(steps[1:])}
+class Peer:
+    """The peer's steps on the same task; its script prints one JSON line at the end."""
+
+    def __init__(self, python: str, task: Task, model: Path, given: argparse.Namespace, environment: dict[str, str]):
+        rows = given.peer_rows or PEER_ROWS[given.shape, task.name]
+        sizes = {
+            "steps": given.rounds,
+            "group": task.group,
+            "prompts": task.tasks,
+            "new-tokens": task.new_tokens,
+            "context": task.context,
+        }
+        options = {
+            "model": model,
+            "rows": rows,
+            "lora": given.lora,
+            "repeats": "-".join(map(str, task.repeats)),
+            **sizes,
+        }
+        command = [python, str(PEER), *(f"--{name}={value}" for name, value in options.items())]
+        self._process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def result(self) -> dict[str, Any]:
+        """Wait for its end; the first step compiles and is left out of the median."""
+        output, _ = self._process.communicate()
+        if self._process.returncode:
+            return {"failed": self._process.returncode}
+        found: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return {**found, "median_step_s": statistics.median(found["step_s"][1:])}
 
 
 def main() -> None:
     """Run both sides of every task, and write the file."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    data = os.environ.get("RFT_TEST_DATA")
-    options.add_argument("--out", type=Path, required=True)
-    options.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    options.add_argument("--rounds", type=int, default=5, help="three or more; the first and the last do not count")
-    options.add_argument("--peer", type=Path, default=Path(data) / "peers" / "trl_gpu.py" if data else None)
-    options.add_argument("--peer-python", default=sys.executable)
-    options.add_argument("--offset", type=int, default=0, help="rounds that exploration leads training")
-    options.add_argument("--ranks", type=int, default=1, help="trainer ranks")
-    options.add_argument("--save-interval", type=int, help="rounds between two saves of the trainer state; default: 1")
-    options.add_argument("--lora", type=int, default=0, metavar="RANK", help="train an adapter of this rank")
-    options.add_argument("--logs", type=Path, help="folder that gets the logs of the processes")
-    options.add_argument("--no-peer", action="store_true")
-    options.add_argument("--small", action="store_true", help="a tiny model on a CPU, without the peer")
-    given = options.parse_args()
-    if given.rounds < 3:
-        options.error(f"--rounds {given.rounds}: give at least 3, because the first and the last do not count")
-    left_out = given.small or given.no_peer or given.peer is None or not given.peer.exists()
-    peer = None if left_out else given.peer
-    if peer is None:
-        print("the peer is left out: --small, --no-peer, or --peer names no script", flush=True)
+    given = read_options()
     result: dict[str, Any] = {
         "machine": describe("cpu" if given.small else "cuda"),
         "settings": {
+            "shape": given.shape,
             "rounds": given.rounds,
             "offset": given.offset,
             "ranks": given.ranks,
             "save_interval": given.save_interval,
             "lora_rank": given.lora or None,
+            "set": dict(given.set),
+            "beside": given.beside,
         },
         "tasks": {},
     }
+    ours, theirs = ({**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if given.beside else dict(os.environ) for gpu in "01")
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        model = build_model(work / "model") if given.small else build_shape_model(work / "model")
+        model = build_model(work / "model") if given.small else make_shape_model(work / "model", given.shape)
         for name in given.tasks:
             task = (SMALL if given.small else TASKS)[name]
             uneven = name == "uneven" and not given.small
             weights = with_chance_ends(model, work / "model-uneven") if uneven else model
             write_project(work / name, task, weights, given)
-            found = run_rounds(work / name, given.logs)
-            if peer is not None:
-                found["peer"] = run_peer(peer, given.peer_python, task)
-                found["times_faster"] = round(found["peer"]["median_step_s"] / found["medians"]["seconds"], 2)
+            peer = Peer(given.peer_python, task, weights, given, theirs) if given.beside else None
+            found = run_rounds(work / name, given.logs, ours)
+            if not given.no_peer and not given.small:
+                peer = peer or Peer(given.peer_python, task, weights, given, theirs)
+                found["peer"] = peer.result()
+                if "median_step_s" in found["peer"]:
+                    found["times_faster"] = round(found["peer"]["median_step_s"] / found["medians"]["seconds"], 2)
             result["tasks"][name] = found
             print(name, found["medians"], found.get("times_faster", ""), flush=True)
             write_json(given.out, result)
+
+
+def read_options() -> argparse.Namespace:
+    """The command line; the defaults fit one GPU of 80 GB."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    options.add_argument("--shape", choices=list(SHAPES), default="0.6b")
+    options.add_argument("--rounds", type=int, default=5, help="three or more; the first and the last do not count")
+    options.add_argument("--peer-python", default=sys.executable)
+    options.add_argument("--peer-rows", type=int, help="rows a batch of the peer")
+    options.add_argument("--offset", type=int, default=0, help="rounds that exploration leads training")
+    options.add_argument("--ranks", type=int, default=1, help="trainer ranks")
+    options.add_argument("--save-interval", type=int, help="rounds between two saves of the trainer state; default: 1")
+    options.add_argument("--lora", type=int, default=0, metavar="RANK", help="train an adapter of this rank")
+    options.add_argument("--set", type=key_and_value, action="append", default=[], metavar="KEY=VALUE")
+    options.add_argument("--logs", type=Path, help="folder that gets the logs of the processes")
+    options.add_argument("--beside", action="store_true", help="our side on GPU 0, the peer on GPU 1, at the same time")
+    options.add_argument("--no-peer", action="store_true")
+    options.add_argument("--small", action="store_true", help="a tiny model on a CPU, without the peer")
+    given = options.parse_args()
+    if given.rounds < 3:
+        options.error(f"--rounds {given.rounds}: give at least 3, because the first and the last do not count")
+    if given.beside and given.no_peer:
+        options.error("--beside runs the peer, --no-peer leaves it out: give one of them")
+    return given
 
 
 if __name__ == "__main__":

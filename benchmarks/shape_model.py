@@ -1,50 +1,54 @@
-"""A random-weight model of a real one's shape: 0.6 billion parameters, with the tiny model's tokenizer made as large.
+"""A model with random weights and the shape of a Qwen3 model: 0.6, 4 or 8 billion parameters.
 
-``python benchmarks/shape_model.py FOLDER`` writes it. Every id decodes to text, as a trained model's vocabulary does.
+``python benchmarks/shape_model.py FOLDER [SHAPE]`` writes it, with the tiny model's tokenizer. Every id decodes to
+text, as a trained model's vocabulary does.
 """
 
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from rft_platform.common.files import atomic_path, read_json
 from rft_platform.recipes.arithmetic.model import CONTEXT, build_tokenizer
 
-SHAPE = {
-    "vocab_size": 151936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
+VOCABULARY = 151936
+_COMMON = {"vocab_size": VOCABULARY, "num_key_value_heads": 8, "head_dim": 128}
+
+#: The Qwen3 models of these sizes: https://arxiv.org/abs/2505.09388, table 1.
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.6b": _COMMON
+    | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+    | {"tie_word_embeddings": True},
+    "4b": _COMMON
+    | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32}
+    | {"tie_word_embeddings": True},
+    "8b": _COMMON
+    | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
+    | {"tie_word_embeddings": False},
 }
 
 
-def build_shape_model(folder: Path, dtype: str = "bfloat16", seed: int = 0) -> Path:
-    """Write the Hugging Face folder, unless it is there, and return it."""
+def build_shape_model(folder: Path, shape: str = "0.6b", dtype: str = "bfloat16", seed: int = 0) -> Path:
+    """Write the Hugging Face folder in files of up to 2 GB, unless it is there, and return it."""
     import torch
-    from safetensors.torch import save_file
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
-    if (folder / "model.safetensors").exists():
+    if (folder / "config.json").exists():
         return folder
     tokenizer = build_tokenizer()
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = Qwen3Config(
-        max_position_embeddings=CONTEXT, tie_word_embeddings=True, bos_token_id=None, dtype=dtype, **ends, **SHAPE
-    )
+    sizes = SHAPES[shape]
+    config = Qwen3Config(max_position_embeddings=CONTEXT, bos_token_id=None, dtype=dtype, **ends, **sizes)
     with atomic_path(folder) as temp:
         tokenizer.save_pretrained(temp)
-        fill_vocabulary(temp / "tokenizer.json", SHAPE["vocab_size"])
-        with torch.random.fork_rng(devices=[]):
+        fill_vocabulary(temp / "tokenizer.json", VOCABULARY)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        with torch.random.fork_rng(), torch.device(device):
             torch.manual_seed(seed)
-            model = Qwen3ForCausalLM(config).to(getattr(torch, dtype))
-        weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied
-        save_file(weights, temp / "model.safetensors", metadata={"format": "pt"})
-        config.architectures = [type(model).__name__]
-        config.save_pretrained(temp)
-        GenerationConfig(do_sample=True, **ends).save_pretrained(temp)
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        model.generation_config = GenerationConfig(do_sample=True, **ends)
+        model.save_pretrained(temp, max_shard_size="2GB")
     return folder
 
 
@@ -60,4 +64,6 @@ def fill_vocabulary(file: Path, size: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    print(build_shape_model(parser.parse_args().folder))
+    parser.add_argument("shape", nargs="?", choices=list(SHAPES), default="0.6b")
+    given = parser.parse_args()
+    print(build_shape_model(given.folder, given.shape))

@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe
-from shape_model import SHAPE, build_shape_model
+from shape_model import VOCABULARY, build_shape_model
 
 from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.training.data.samples import Sample, rollout_sample
@@ -42,10 +42,10 @@ def rows_of(mix: str, seed: int) -> list[Sample]:
     rng = np.random.default_rng(seed)
     rows = []
     for group in range(GROUPS if mix != "long" else 4):
-        prompt = rng.integers(0, SHAPE["vocab_size"], {"even": 60, "long": 512}.get(mix) or int(rng.integers(60, 1000)))
+        prompt = rng.integers(0, VOCABULARY, {"even": 60, "long": 512}.get(mix) or int(rng.integers(60, 1000)))
         for run in range(RUNS):
             count = {"even": 512, "long": LONG - 512}.get(mix) or min(LONGEST, 1 + int(rng.geometric(1 / 600)))
-            answer = rng.integers(0, SHAPE["vocab_size"], count)
+            answer = rng.integers(0, VOCABULARY, count)
             rows.append(
                 rollout_sample(
                     f"{group}-{run}", prompt, answer, np.full(count, -11.9), np.ones(count, bool),

@@ -1,10 +1,15 @@
-"""Fixtures shared by all folders: the tiny model, and test data that is not part of the repository."""
+"""Fixtures shared by all folders: the tiny model, and test data that is not part of the repository.
+
+No test sees a home, a setting or a service of the machine: the suite removes their environment variables and runs in an
+empty folder, because the platform looks for a project in the current one.
+"""
 
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,6 +31,12 @@ if TYPE_CHECKING:
 # A deadline would measure the machine, not the code.
 settings.register_profile("rft", deadline=None)
 settings.load_profile("rft")
+
+#: Prefixes of variables that choose a home, a service or a key; and the ones that choose what the suite tests.
+FOREIGN = ("RFT_", "DAGSTER_", "MLFLOW_", "OPENAI_", "ANTHROPIC_", "WANDB_", "SWANLAB_")
+CHOICES = ("RFT_TEST_", "RFT_VLLM_PYTHON", "RFT_AGENTSCOPE_PYTHON", "RFT_AGENT_ENVS", "RFT_MUTATIONS", "RFT_OPENAI")
+for variable in [name for name in os.environ if name.startswith(FOREIGN) and not name.startswith(CHOICES)]:
+    del os.environ[variable]
 
 # One thread each, for what is tried in this process and for what it starts: the suite has a core a worker.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -78,6 +89,34 @@ ENGINES = {"policy_engine", "running_engines", "thinking", "vllm_python"}
 
 #: Seconds that a test without the mark ``slow`` may take on a busy machine. A quiet one needs about 1 s.
 UNIT_S = 60
+
+
+#: The current folder of the tests. It is empty, and each test leaves it empty.
+EMPTY_FOLDER = Path(tempfile.mkdtemp(prefix="rft-tests-"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave the checkout, which may hold the home of a demo: modules under test read the current folder at import."""
+    starts_workers = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    if not starts_workers:  # xdist's workers read pyproject.toml from the folder in which they start
+        os.chdir(EMPTY_FOLDER)
+
+
+def pytest_unconfigure() -> None:
+    """Remove the empty folder."""
+    os.chdir(REPOSITORY)
+    shutil.rmtree(EMPTY_FOLDER)
+
+
+@pytest.fixture(autouse=True)
+def _current_folder_stays_empty() -> Iterator[None]:
+    """Fail a test that writes into the current folder, where the next test would find it."""
+    yield
+    if written := sorted(path.name for path in EMPTY_FOLDER.iterdir()):
+        shutil.rmtree(EMPTY_FOLDER)
+        EMPTY_FOLDER.mkdir()
+        os.chdir(EMPTY_FOLDER)
+        pytest.fail(f"the test left {written} in the current folder: use tmp_path and monkeypatch.chdir")
 
 
 @pytest.hookimpl(tryfirst=True)
