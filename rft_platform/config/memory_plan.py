@@ -1,8 +1,9 @@
 """The GPU memory that trainer and engine need, computed before a run starts.
 
 The trainer's part is the sum of what training keeps on each GPU: float32 weights, gradients and AdamW's two moments (16
-bytes a parameter, divided by the ranks), frozen models, the activations of one pack, and the chunk of logits. Compared
-with four measurements of a 0.6B model on an H200 (``benchmarks/results/training_step_gpu.json``) it is 1 to 4 % low.
+bytes a parameter, divided by the ranks), frozen models in the dtype of the activations, gathered weights, the
+activations of one pack, and the chunk of logits. Compared with four measurements of a 0.6B model on an H200
+(``benchmarks/results/training_step_gpu.json``) it is within 3 %.
 """
 
 import json
@@ -20,7 +21,9 @@ _STATE_BYTES = 16  # of a trained parameter: float32 weight, gradient and two mo
 _EAGER = 1.3  # activations without torch.compile, which keeps fewer intermediate tensors
 _HEAD_BYTES = 2 * GIB  # chunk of logits and its gradient at the peak
 _CONTEXT_BYTES = GIB  # CUDA context and libraries of a process
-_ENGINE_BYTES = 2 * GIB  # CUDA graphs and the largest forward pass of an engine
+_ENGINE_BYTES = 2 * GIB  # the largest forward pass of an engine, within its share
+_GRAPHS_BYTES = 2 * GIB  # CUDA graphs and context of an engine, beyond its share
+_ADAPTER_GRAPHS_BYTES = 2 * GIB  # with adapters an engine has graphs for both kinds of batches: 3.1 to 3.4 GiB in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +65,14 @@ class TrainerMemory:
     """Bytes of each trainer rank."""
 
     state: int  # weights, gradients, moments, and frozen models
+    gathered: int  # weights of whole layers in the dtype of the activations
     activations: int  # of one pack
     head: int  # logits, and the gathered embedding with its gradient
 
     @property
     def total(self) -> int:
         """All of it, with the process's CUDA context."""
-        return self.state + self.activations + self.head + _CONTEXT_BYTES
+        return self.state + self.gathered + self.activations + self.head + _CONTEXT_BYTES
 
 
 def trainer_memory(run: RunSettings, shape: ModelShape) -> TrainerMemory:
@@ -79,8 +83,12 @@ def trainer_memory(run: RunSettings, shape: ModelShape) -> TrainerMemory:
         trained, frozen = trained - 1, frozen + 1  # the base model is the reference, too
     elif run.algorithm.reference == "always" or run.spec.beta or run.spec.kl_penalty is not None:
         frozen += 1
-    state = (_STATE_BYTES * trained + 4 * frozen) * shape.parameters
+    state = (_STATE_BYTES * trained + size * frozen) * shape.parameters
     state = 0 if trainer.cpu_offload else state // trainer.nproc
+    keeps_all = (
+        trainer.nproc == 1 and trained
+    )  # a single rank keeps what it gathers (``training.models.loading.shard``)
+    gathered = shape.parameters if keeps_all else 2 * shape.parameters // shape.layers
     layer = 4 * shape.hidden + 3 * shape.queries + 4 * shape.keys + 3 * shape.intermediate  # values of a token
     kept = shape.layers * layer
     if trainer.gradient_checkpointing:
@@ -89,6 +97,7 @@ def trainer_memory(run: RunSettings, shape: ModelShape) -> TrainerMemory:
     embedding = shape.vocabulary * shape.hidden * (size + 4)
     return TrainerMemory(
         state=state,
+        gathered=gathered * size if size == 2 or trainer.nproc > 1 else 0,
         activations=int(trainer.max_token_len_per_gpu * kept * size * eager),
         head=_HEAD_BYTES + embedding,
     )
@@ -136,6 +145,8 @@ def memory_problems(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> 
             )
     if not _trains(run):
         return
+    if engine:
+        engine += config.explorer.engines_per_gpu * (_GRAPHS_BYTES + (_ADAPTER_GRAPHS_BYTES if run.lora else 0))
     needed, room = trainer_memory(run, shape), gpu_bytes - (engine if placement.shared else 0)
     if needed.total <= room:
         return

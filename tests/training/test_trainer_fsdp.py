@@ -16,6 +16,7 @@ from rft_platform.training.distributed import Ranks
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.models.loading import check_tied, load_policy
+from rft_platform.training.packed.packed_policy import score
 from rft_platform.training.protocol import Layout
 
 SFT = AlgorithmSpec(policy_loss="sft")
@@ -71,6 +72,34 @@ def test_mixed_precision_keeps_float32_masters_and_sums(tiny_model, ranks) -> No
     for name, gradient in exact.items():
         assert rounded[name].dtype == torch.float32
         assert torch.nn.functional.cosine_similarity(gradient.ravel(), rounded[name].ravel(), dim=0) > 0.98
+
+
+@pytest.mark.slow
+def test_an_adapter_trains_in_float32_on_a_base_model_in_bfloat16(tiny_model, ranks) -> None:
+    policy = load_policy(tiny_model, ranks, torch.bfloat16, lora=LoraSpec(rank=4, alpha=8))
+    adapter = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    assert adapter
+    for name, parameter in policy.named_parameters():
+        assert parameter.dtype == (torch.float32 if name in adapter else torch.bfloat16), name
+    spec = LoraSpec(rank=4, alpha=8)
+    exact, rounded = (gradients(tiny_model, ranks, dtype=dtype, lora=spec) for dtype in (torch.float32, torch.bfloat16))
+    for name, gradient in exact.items():
+        assert rounded[name].dtype == torch.float32
+        if gradient.norm():  # of half of the matrices it is 0 at first
+            assert torch.nn.functional.cosine_similarity(gradient.ravel(), rounded[name].ravel(), dim=0) > 0.98, name
+
+
+@pytest.mark.slow
+def test_a_frozen_model_scores_the_same_whether_its_weights_are_rounded_when_loaded_or_when_used(
+    tiny_model, ranks
+) -> None:
+    ids = np.random.default_rng(0).integers(5, 500, 60).tolist()
+    sample = demonstration_sample("0", ids, np.arange(60) > 0)
+    once, twice = (
+        score(load_policy(tiny_model, ranks, torch.bfloat16, trained=trained), [sample], max_tokens_per_pack=4096)
+        for trained in (False, True)
+    )
+    np.testing.assert_array_equal(once[0], twice[0])
 
 
 def test_tied_embeddings_stay_one_tensor_and_an_untied_one_is_refused(tiny_model, ranks) -> None:

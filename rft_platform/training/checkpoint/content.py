@@ -98,7 +98,7 @@ class Draft:
         """Return the draft with its own memory on the host, so that training can continue."""
         shards, weights = self.shards, self.weights
         if ranks.world_size == 1:
-            shards = {place: on_host(_local(tensors)) for place, tensors in shards.items()}
+            shards = {place: on_host(_local(tensors).items()) for place, tensors in shards.items()}
         if ranks.world_size > 1 or ranks.device.type == "cpu" or ranks.layout.cpu_offload:
             shards = {place: _copied(tensors) for place, tensors in shards.items()}
             weights = None if weights is None else {name: value.clone() for name, value in weights.items()}

@@ -50,7 +50,7 @@ class FrozenModel:
         if self._loaded is None or self._loaded[0] != digest:
             self._loaded = None
             self._ranks.from_first(lambda: verified_weights(folder))
-            policy = load_policy(folder, self._ranks, self._dtype)
+            policy = load_policy(folder, self._ranks, self._dtype, trained=False)
             policy.requires_grad_(False)
             self._loaded = (digest, policy)
         return self._loaded[1]

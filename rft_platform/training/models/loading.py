@@ -41,18 +41,23 @@ def load_policy(
     *,
     lora: LoraSpec | None = None,
     adapter: Path | None = None,
+    trained: bool = True,
     seed: int = 0,
     resumed: bool = False,
 ) -> PackedPolicy:
-    """Load the causal LM of ``folder`` on every rank: float32 master weights, activations of ``dtype``.
+    """Load the causal LM of ``folder`` on every rank, with activations of ``dtype``.
+
+    Trained weights are float32. Frozen weights, of a model that is not ``trained`` or has an adapter, are of ``dtype``:
+    the activations are the same, because float32 weights are rounded to ``dtype`` before use.
 
     If ``folder`` is a checkpoint of the platform, its master weights replace the published, rounded weights. ``lora``
     adds a new adapter, initialised from ``seed``; ``adapter`` is the folder of a saved adapter. With an adapter, only
     the adapter is trainable. If the checkpoint's state is saved later, its master weights are read only if ``resumed``:
     otherwise the result would depend on whether they are already saved.
     """
-    model = _read(folder)
     with_adapter = lora is not None or adapter is not None
+    frozen = with_adapter or not trained
+    model = _read(folder, dtype if frozen else torch.float32)
     if with_adapter:
         _read_master(model, folder, resumed)
         model = _with_adapter(model, folder, lora, adapter, seed)
@@ -63,7 +68,7 @@ def load_policy(
     policy.runs_on = ranks.device
     prepare_policy(policy, policy.causal, ranks, dtype)
     if is_sharded(ranks, dtype):
-        shard(policy, policy.layers, ranks, dtype)
+        shard(policy, policy.layers, ranks, dtype, keep_gathered=not frozen)
     if not with_adapter:
         _read_master(model, folder, resumed)  # each rank reads its part
     check_tied(policy.causal, folder)
@@ -77,7 +82,7 @@ def check_tied(model: Any, folder: Path) -> None:
         raise UserError(f"{folder}: config.json ties embedding and LM head, but the loaded model has two tensors")
 
 
-def _read(folder: Path) -> Any:
+def _read(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():
@@ -85,9 +90,9 @@ def _read(folder: Path) -> Any:
     try:
         if _has_master(folder) and not any(folder.glob("*.safetensors")):
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: transformers cannot load a causal LM from it: {error}") from error
@@ -198,10 +203,14 @@ def shard(
     ranks: Ranks,
     dtype: torch.dtype,
     in_float32: Iterable[nn.Module] = (),
+    *,
+    keep_gathered: bool = True,
 ) -> None:
     """Shard ``model`` over the ranks, layer by layer.
 
-    The model computes in ``dtype``, except for the modules of ``in_float32``, which compute in float32.
+    The model computes in ``dtype``, except for the modules of ``in_float32``, which compute in float32. A single rank
+    keeps the gathered copy of a layer, in ``dtype``, from the forward to the backward pass if ``keep_gathered``: this
+    saves a copy and costs 2 bytes a parameter.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -210,7 +219,7 @@ def shard(
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=DTYPES[layout.reduce_dtype])
     for part in in_float32:
         fully_shard(part, mesh=mesh, offload_policy=offload)
-    gathered = ranks.world_size > 1  # a single rank need not free gathered weights between forward and backward
+    free = ranks.world_size > 1 or not keep_gathered
     for layer in layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=gathered)
+        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=free)
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from io import FileIO
@@ -52,18 +52,19 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def on_host(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors in host memory. GPU tensors are copied to pinned memory, which is 40 times as fast."""
-    found = {}
-    for name, tensor in tensors.items():
+    copies, on_gpu = {}, False
+    for name, tensor in tensors:
         if tensor.is_cuda:
-            found[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            found[name].copy_(tensor, non_blocking=True)
+            on_gpu = True
+            copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            copies[name].copy_(tensor, non_blocking=True)
         else:
-            found[name] = tensor
-    if any(tensor.is_cuda for tensor in tensors.values()):
+            copies[name] = tensor
+    if on_gpu:
         torch.cuda.synchronize()
-    return found
+    return copies
 
 
 def write_shards(folder: Path, name: str, tensors: Mapping[str, Tensor], rank: int, world_size: int) -> dict[Path, str]:
@@ -77,7 +78,7 @@ def write_shards(folder: Path, name: str, tensors: Mapping[str, Tensor], rank: i
         return {}
     if world_size == 1:  # full tensors: a file without a header of parts
         file = folder / shard_file(name, rank, 1)
-        whole = on_host({key: local_part(tensor).contiguous() for key, tensor in mine.items()})
+        whole = on_host((key, local_part(tensor).contiguous()) for key, tensor in mine.items())
         return {file: write_tensors(file, whole)}
     work = folder / f"{shard_file(name, rank, world_size)}.parts"
     writer = HuggingFaceStorageWriter(str(work), save_distributed=True)

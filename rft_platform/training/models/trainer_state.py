@@ -1,11 +1,12 @@
 """Trainer state held between two requests: a policy, its optimizer, and their origin."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from rft_platform.algorithms.kl import KlControl
@@ -15,9 +16,6 @@ from rft_platform.training.models.loading import master_weights
 from rft_platform.training.models.optimizer import build_optimizer
 from rft_platform.training.models.shards import local_part, on_host
 from rft_platform.training.packed.packed_policy import PackedPolicy
-
-#: Gather full tensors, not shards, for the published weights.
-_GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 @dataclass(slots=True)
@@ -55,19 +53,27 @@ class TrainerState:
 
 
 def gather_weights(state: TrainerState) -> dict[str, Tensor]:
-    """Gather the full trainable tensors on the CPU, by name, in the published dtype. All ranks must call it.
+    """Gather the full trainable tensors in host memory, by name, in the published dtype. All ranks must call it.
 
-    A shared tensor is returned once. One rank rounds the tensors on its device and copies the result; several ranks
-    gather float32 tensors for rank 0.
+    A shared tensor is returned once. Each rank rounds its part before it is gathered; only rank 0 gets the tensors.
     """
+    return on_host(_published(state))
+
+
+def _published(state: TrainerState) -> Iterator[tuple[str, Tensor]]:
+    """The full tensors one at a time, so that a GPU holds one of them; nothing on ranks other than 0."""
     model = state.policy.model
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    kept = {name: tensor for name, tensor in master_weights(model).items() if state.lora is None or name in trained}
-    sharded = [tensor for tensor in kept.values() if isinstance(tensor, DTensor)]
-    if sharded and sharded[0].device_mesh.size() > 1:
-        whole = get_model_state_dict(model, options=_GATHER)
-        return {name: whole[name].contiguous() for name in kept if name in whole}
-    return on_host({name: local_part(tensor).to(state.dtype).contiguous() for name, tensor in kept.items()})
+    for name, tensor in master_weights(model).items():
+        if state.lora is not None and name not in trained:
+            continue
+        if isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1:
+            mesh = tensor.device_mesh
+            whole = tensor.to(device=mesh.device_type, dtype=state.dtype).full_tensor()
+            if mesh.get_rank() == 0:
+                yield name, whole.contiguous()
+        elif not dist.is_initialized() or dist.get_rank() == 0:
+            yield name, local_part(tensor).to(state.dtype).contiguous()
 
 
 def random_state() -> dict[str, Tensor]:
