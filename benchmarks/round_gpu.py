@@ -114,14 +114,13 @@ def write_project(work: Path, task: Task, model: Path, given: argparse.Namespace
         "explorer": {
             "runner_per_model": task.tasks * task.group,
             "eval_on_startup": False,
-            "rollout_model": {} if small else {"gpu_memory_utilization": 0.35, "dtype": "bfloat16"},
+            "rollout_model": {} if small else {"dtype": "bfloat16"},
         },
         "engine": {"kind": "transformers" if small else "vllm"},
         "trainer": {
             "nproc": given.ranks,
             "max_checkpoints_to_keep": 1,
             "save_interval": given.save_interval,
-            **({} if small else {"max_token_len_per_gpu": 24576}),
         },
         "synchronizer": {"sync_offset": given.offset},
         "evaluation": {"every": 1000},

@@ -1,4 +1,7 @@
-"""The GPU memory that trainer and engine need, computed before a run starts.
+"""The GPU memory that trainer and engine need, computed before a run starts, and the settings that fit.
+
+``choose_memory`` fills in what the configuration leaves open: first the fastest trainer settings that fit beside the
+smallest useful engine, then the largest engine that fits beside this trainer.
 
 The trainer's part is the sum of what training keeps on each GPU: float32 weights, gradients and AdamW's two moments (16
 bytes a parameter, divided by the ranks), frozen models in the dtype of the activations, gathered weights, the
@@ -9,9 +12,11 @@ activations of one pack, and the chunk of logits. Compared with four measurement
 import json
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from psutil import virtual_memory
 
 from rft_platform.config.gpu_placement import place
 from rft_platform.config.resolve import RunSettings
@@ -24,6 +29,24 @@ _CONTEXT_BYTES = GIB  # CUDA context and libraries of a process
 _ENGINE_BYTES = 2 * GIB  # the largest forward pass of an engine, within its share
 _GRAPHS_BYTES = 2 * GIB  # CUDA graphs and context of an engine, beyond its share
 _ADAPTER_GRAPHS_BYTES = 2 * GIB  # with adapters an engine has graphs for both kinds of batches: 3.1 to 3.4 GiB in all
+
+
+_LARGEST_PACK, _FAST_PACK, _PACK_STEP = 32768, 8192, 1024  # tokens; smaller packs than _FAST_PACK cost throughput
+_CPU_PACK = 16384
+_HOST_FACTOR = 1.25  # host memory for an offloaded state, relative to its size
+_USABLE = 0.97  # of a GPU's memory: the rest is lost to the driver and to fragmentation
+_ALONE_SHARE, _LARGEST_SHARE, _UNKNOWN_SHARE = 0.9, 0.5, 0.4  # of a GPU, for an engine: alone; beside a trainer
+_USEFUL_CACHE = 65536  # tokens of running answers that an engine should hold
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChoice:
+    """The settings that decide about the memory: the user's, or chosen by ``choose_memory``."""
+
+    max_tokens_per_pack: int
+    gradient_checkpointing: bool
+    cpu_offload: bool
+    engine_share: float  # of a GPU, for each engine of the policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +62,32 @@ class ModelShape:
     vocabulary: int
 
     @classmethod
+    def of(cls, model: str) -> "ModelShape | None":
+        """The shape of a local model, or of a Hugging Face model whose configuration is in the cache; None: unknown."""
+        if Path(model).is_dir() or model.startswith("models:/"):
+            return cls.read(Path(model))
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            file = try_to_load_from_cache(model, "config.json")
+        except HFValidationError:
+            return None
+        return cls.read(Path(file).parent) if isinstance(file, str) else None
+
+    @classmethod
     def read(cls, folder: Path) -> "ModelShape | None":
-        """The shape of the model in ``folder``; None if it is not a local folder of safetensors."""
+        """The shape of the model in ``folder``; None if it has no readable configuration.
+
+        Without weights, as when only the configuration was fetched, the parameters are computed from the sizes.
+        """
         try:
             config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             config = config.get("text_config", config)
             heads, hidden = config["num_attention_heads"], config["hidden_size"]
             size = config.get("head_dim") or hidden // heads
             experts = config.get("num_experts_per_tok") or 0
-            return cls(
+            shape = cls(
                 parameters=sum(map(_parameters, folder.glob("*.safetensors"))),
                 layers=config["num_hidden_layers"],
                 hidden=hidden,
@@ -56,6 +96,11 @@ class ModelShape:
                 keys=(config.get("num_key_value_heads") or heads) * size,
                 vocabulary=config["vocab_size"],
             )
+            if shape.parameters or experts:
+                return shape if shape.parameters else None
+            embeddings = 1 if config.get("tie_word_embeddings") else 2
+            layer = shape.hidden * (2 * shape.queries + 2 * shape.keys + 3 * shape.intermediate)
+            return replace(shape, parameters=embeddings * shape.vocabulary * hidden + shape.layers * layer)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -75,7 +120,7 @@ class TrainerMemory:
         return self.state + self.gathered + self.activations + self.head + _CONTEXT_BYTES
 
 
-def trainer_memory(run: RunSettings, shape: ModelShape) -> TrainerMemory:
+def trainer_memory(run: RunSettings, shape: ModelShape, choice: MemoryChoice) -> TrainerMemory:
     """What each trainer rank needs on its GPU."""
     trainer, size = run.config.trainer, 4 if run.config.trainer.dtype == "float32" else 2
     trained, frozen = 1 + (run.spec.critic is not None), int(run.algorithm.teacher)
@@ -84,77 +129,169 @@ def trainer_memory(run: RunSettings, shape: ModelShape) -> TrainerMemory:
     elif run.algorithm.reference == "always" or run.spec.beta or run.spec.kl_penalty is not None:
         frozen += 1
     state = (_STATE_BYTES * trained + size * frozen) * shape.parameters
-    state = 0 if trainer.cpu_offload else state // trainer.nproc
+    state = 0 if choice.cpu_offload else state // trainer.nproc
     keeps_all = (
         trainer.nproc == 1 and trained
     )  # a single rank keeps what it gathers (``training.models.loading.shard``)
     gathered = shape.parameters if keeps_all else 2 * shape.parameters // shape.layers
     layer = 4 * shape.hidden + 3 * shape.queries + 4 * shape.keys + 3 * shape.intermediate  # values of a token
     kept = shape.layers * layer
-    if trainer.gradient_checkpointing:
+    if choice.gradient_checkpointing:
         kept = shape.layers * shape.hidden + layer
     eager = 1.0 if trainer.torch_compile is not False and size == 2 else _EAGER
     embedding = shape.vocabulary * shape.hidden * (size + 4)
     return TrainerMemory(
         state=state,
         gathered=gathered * size if size == 2 or trainer.nproc > 1 else 0,
-        activations=int(trainer.max_token_len_per_gpu * kept * size * eager),
+        activations=int(choice.max_tokens_per_pack * kept * size * eager),
         head=_HEAD_BYTES + embedding,
     )
 
 
+def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> MemoryChoice:
+    """The user's values, and for those left open values that fit a GPU of ``gpu_bytes``.
+
+    If nothing fits, the values that need least memory; ``memory_problems`` then refuses the run.
+    """
+    trainer, placement = run.config.trainer, place(run.config, gpu_count)
+    shape = ModelShape.of(run.config.model.model_path) if gpu_count and gpu_bytes is not None else None
+    if shape is None or gpu_bytes is None:
+        share = _UNKNOWN_SHARE if placement.shared else _ALONE_SHARE
+        pack = trainer.max_token_len_per_gpu or _CPU_PACK
+        return MemoryChoice(pack, bool(trainer.gradient_checkpointing), bool(trainer.cpu_offload), _share(run, share))
+    usable = int(_USABLE * gpu_bytes)
+    beside = _smallest_engine(run, shape, gpu_bytes) if placement.shared and placement.engines else 0
+    choice = None
+    for choice in _trainer_choices(run, shape, usable - beside):  # the last one needs least
+        if trainer_memory(run, shape, choice).total <= usable - beside:
+            break
+    assert choice is not None
+    if not placement.shared:
+        return replace(choice, engine_share=_share(run, _ALONE_SHARE))
+    left = usable - trainer_memory(run, shape, choice).total - _beyond_share(run)
+    least = beside - _beyond_share(run)
+    share = min(_LARGEST_SHARE, max(left, least) / gpu_bytes)
+    return replace(choice, engine_share=_share(run, int(share * 100) / 100))
+
+
+def _trainer_choices(run: RunSettings, shape: ModelShape, room: int) -> Iterator[MemoryChoice]:
+    """The possible settings of the trainer, fastest first, each with the largest pack that ``room`` bytes allow."""
+    trainer = run.config.trainer
+    longest = -(-(run.config.model.max_model_len or 1) // _PACK_STEP) * _PACK_STEP
+    given = trainer.gradient_checkpointing
+    offloads = (False, True) if trainer.cpu_offload is None else (trainer.cpu_offload,)
+    if trainer.cpu_offload is None and _HOST_FACTOR * _STATE_BYTES * shape.parameters > virtual_memory().total:
+        offloads = (False,)
+    modes = [
+        (offload, checkpointing, least)
+        for offload in offloads
+        for checkpointing, least in ((False, _FAST_PACK), (True, _FAST_PACK), (True, _PACK_STEP), (False, _PACK_STEP))
+        if (checkpointing if given is None else given) == checkpointing
+        and (given is False or checkpointing or least == _FAST_PACK)
+    ]
+    for offload, checkpointing, least in modes:
+        smallest = max(least, longest)
+        choice = MemoryChoice(trainer.max_token_len_per_gpu or smallest, checkpointing, offload, 0.0)
+        if trainer.max_token_len_per_gpu is None:
+            needed = trainer_memory(run, shape, choice)
+            most = smallest * (room - needed.total + needed.activations) // max(needed.activations, 1)
+            largest = min(max(_LARGEST_PACK, longest), most // _PACK_STEP * _PACK_STEP)
+            choice = replace(choice, max_tokens_per_pack=max(smallest, largest))
+        yield choice
+
+
+def _share(run: RunSettings, of_all: float) -> float:
+    """Share of each engine of the policy: the user's, or its part of ``of_all``."""
+    given = run.config.explorer.rollout_model.gpu_memory_utilization
+    return of_all / run.config.explorer.engines_per_gpu if given is None else given
+
+
+def _smallest_engine(run: RunSettings, shape: ModelShape, gpu_bytes: int) -> int:
+    """Bytes of a GPU for its engines: the user's share, or weights and a cache for some answers."""
+    explorer, longest = run.config.explorer, run.config.model.max_model_len or _USEFUL_CACHE
+    if explorer.rollout_model.gpu_memory_utilization is not None:
+        return _engine_bytes(run, gpu_bytes, explorer.rollout_model.gpu_memory_utilization) + _beyond_share(run)
+    cache = max(longest, min(64 * longest, _USEFUL_CACHE)) * _cache_bytes(run, shape)
+    weights = 2 * shape.parameters // explorer.rollout_model.tensor_parallel_size
+    return explorer.engines_per_gpu * (weights + _ENGINE_BYTES + cache) + _beyond_share(run)
+
+
+def _beyond_share(run: RunSettings) -> int:
+    """Bytes that the engines of a GPU use beyond their share."""
+    graphs = _GRAPHS_BYTES + (_ADAPTER_GRAPHS_BYTES if run.lora is not None else 0)
+    return graphs * run.config.explorer.engines_per_gpu
+
+
 def memory_lines(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> list[str]:
-    """The lines of the dry run: what each process needs on a GPU. Empty without a GPU or a local model."""
-    shape = ModelShape.read(Path(run.config.model.model_path))
-    if not gpu_count or shape is None:
+    """The lines of the dry run: what each process needs on a GPU. Empty without a GPU or a known model."""
+    shape = ModelShape.of(run.config.model.model_path) if gpu_count else None
+    if shape is None:
         return []
-    lines, config = [], run.config
+    lines, config, choice = [], run.config, choose_memory(run, gpu_count, gpu_bytes)
     if _trains(run):
-        needed, ranks = trainer_memory(run, shape), config.trainer.nproc
+        needed, ranks = trainer_memory(run, shape, choice), config.trainer.nproc
         lines.append(
             f"trainer: {_gb(needed.total)} on each of {ranks} GPU(s): weights, gradients and optimiser "
-            f"{_gb(needed.state)}, activations of {config.trainer.max_token_len_per_gpu:,} tokens "
-            f"{_gb(needed.activations)}, logits {_gb(needed.head)}"
+            f"{_gb(needed.state)}, gathered weights {_gb(needed.gathered)}, activations of "
+            f"{choice.max_tokens_per_pack:,} tokens {_gb(needed.activations)}, logits {_gb(needed.head)}"
         )
     if place(config, gpu_count).engines and gpu_bytes is not None:
-        share = _engine_bytes(run, gpu_bytes)
+        share = _engine_bytes(run, gpu_bytes, choice.engine_share)
         cache = share - 2 * shape.parameters // config.explorer.rollout_model.tensor_parallel_size - _ENGINE_BYTES
         lines.append(
             f"engine: {_gb(share)} of {_gb(gpu_bytes)} (gpu_memory_utilization), of which about {_gb(max(cache, 0))} "
             f"hold {max(cache, 0) // _cache_bytes(run, shape):,} tokens of running answers"
         )
+    if gpu_bytes is not None and (chosen := _chosen(run, choice, gpu_count)):
+        lines.append(f"chosen for this GPU: {', '.join(chosen)}")
     return lines
+
+
+def _chosen(run: RunSettings, choice: MemoryChoice, gpu_count: int) -> list[str]:
+    """The values that the configuration leaves open, with the reason where one slows training down."""
+    trainer, serving = run.config.trainer, run.config.explorer.rollout_model
+    chosen = []
+    if _trains(run):
+        if trainer.max_token_len_per_gpu is None:
+            chosen.append(f"trainer.max_token_len_per_gpu {choice.max_tokens_per_pack}")
+        if trainer.gradient_checkpointing is None:
+            why = f" (without it packs of {_FAST_PACK:,} tokens do not fit)" if choice.gradient_checkpointing else ""
+            chosen.append(f"trainer.gradient_checkpointing {str(choice.gradient_checkpointing).lower()}{why}")
+        if trainer.cpu_offload is None and choice.cpu_offload:
+            chosen.append("trainer.cpu_offload true (the optimiser's state does not fit on the GPU)")
+    if serving.gpu_memory_utilization is None and place(run.config, gpu_count).engines:
+        chosen.append(f"explorer.rollout_model.gpu_memory_utilization {choice.engine_share:g}")
+    return chosen
 
 
 def memory_problems(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Iterator[str]:
     """One line for each process that does not fit on a GPU of ``gpu_bytes``; nothing if that is unknown."""
-    shape = ModelShape.read(Path(run.config.model.model_path))
-    if not gpu_count or gpu_bytes is None or shape is None:
+    shape = ModelShape.of(run.config.model.model_path) if gpu_count and gpu_bytes is not None else None
+    if gpu_bytes is None or shape is None:
         return
-    config, placement = run.config, place(run.config, gpu_count)
+    config, placement, choice = run.config, place(run.config, gpu_count), choose_memory(run, gpu_count, gpu_bytes)
     serving, engine = config.explorer.rollout_model, 0
     if placement.engines:
-        engine = _engine_bytes(run, gpu_bytes)
+        share = _engine_bytes(run, gpu_bytes, choice.engine_share)
+        engine = share + _beyond_share(run)
         weights = 2 * shape.parameters // serving.tensor_parallel_size
         longest = config.model.max_model_len or 0
-        if weights + _ENGINE_BYTES + longest * _cache_bytes(run, shape) > engine:
+        if weights + _ENGINE_BYTES + longest * _cache_bytes(run, shape) > share:
             yield (
-                f"explorer.rollout_model.gpu_memory_utilization {serving.gpu_memory_utilization:g} gives an engine "
-                f"{_gb(engine)}, and {_gb(weights)} of weights with one answer of {longest:,} tokens do not fit: raise "
-                "it, or raise tensor_parallel_size"
+                f"explorer.rollout_model.gpu_memory_utilization {choice.engine_share:g} gives an engine {_gb(share)}, "
+                f"and {_gb(weights)} of weights with one answer of {longest:,} tokens do not fit: raise it, or raise "
+                "tensor_parallel_size"
             )
     if not _trains(run):
         return
-    if engine:
-        engine += config.explorer.engines_per_gpu * (_GRAPHS_BYTES + (_ADAPTER_GRAPHS_BYTES if run.lora else 0))
-    needed, room = trainer_memory(run, shape), gpu_bytes - (engine if placement.shared else 0)
+    needed, room = trainer_memory(run, shape, choice), gpu_bytes - (engine if placement.shared else 0)
     if needed.total <= room:
         return
     beside = f" beside the engine's {_gb(engine)}" if placement.shared and engine else ""
     yield (
         f"trainer: needs about {_gb(needed.total)} on a GPU of {_gb(gpu_bytes)}{beside} (weights, gradients and "
         f"optimiser {_gb(needed.state)}, activations {_gb(needed.activations)}, logits {_gb(needed.head)}): "
-        f"{_remedy(run, needed, room, bool(beside))}"
+        f"{_remedy(run, choice, needed, room, bool(beside))}"
     )
 
 
@@ -168,18 +305,17 @@ def gpu_bytes() -> int | None:
         return None
 
 
-def _remedy(run: RunSettings, needed: TrainerMemory, room: int, shared: bool) -> str:
-    trainer = run.config.trainer
+def _remedy(run: RunSettings, choice: MemoryChoice, needed: TrainerMemory, room: int, shared: bool) -> str:
     ways = []
     rest = needed.total - needed.activations
-    if rest < room and trainer.max_token_len_per_gpu > 1024:
-        fitting = int(trainer.max_token_len_per_gpu * (room - rest) / needed.activations) // 1024 * 1024
+    if rest < room and choice.max_tokens_per_pack > _PACK_STEP:
+        fitting = int(choice.max_tokens_per_pack * (room - rest) / needed.activations) // _PACK_STEP * _PACK_STEP
         if fitting >= (run.config.model.max_model_len or 1):
-            ways.append(f"set trainer.max_token_len_per_gpu to {fitting} or less")
-    if not trainer.gradient_checkpointing:
-        ways.append("set trainer.gradient_checkpointing to true")
-    if shared:
-        ways.append("lower explorer.rollout_model.gpu_memory_utilization")
+            ways.append(f"set trainer.max_token_len_per_gpu to {fitting} or less, or leave it out")
+    if not choice.gradient_checkpointing:
+        ways.append("leave out trainer.gradient_checkpointing, or set it to true")
+    if shared and run.config.explorer.rollout_model.gpu_memory_utilization is not None:
+        ways.append("lower explorer.rollout_model.gpu_memory_utilization, or leave it out")
     if needed.state > room // 2:
         ways.append("raise trainer.nproc, set trainer.cpu_offload to true, or train an adapter (model.lora_configs)")
     return "; or ".join(ways) or "use a GPU with more memory"
@@ -189,10 +325,9 @@ def _trains(run: RunSettings) -> bool:
     return run.config.mode in ("both", "train", "colocate") or run.config.online
 
 
-def _engine_bytes(run: RunSettings, gpu: int) -> int:
-    """Memory of a GPU that its engines take."""
-    explorer = run.config.explorer
-    return int(gpu * explorer.rollout_model.gpu_memory_utilization) * explorer.engines_per_gpu
+def _engine_bytes(run: RunSettings, gpu: int, share: float) -> int:
+    """Memory of a GPU within the shares of its engines."""
+    return int(gpu * share) * run.config.explorer.engines_per_gpu
 
 
 def _cache_bytes(run: RunSettings, shape: ModelShape) -> int:

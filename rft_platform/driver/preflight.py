@@ -146,7 +146,7 @@ def _problems(project: "Project") -> Iterator[str]:
     if not (is_finished(project) or (config.online and home.holds_results)):  # a restart does not wait for services
         yield from service_problems(config)
     if _serves(project):
-        yield from _attempt(check_engines, config)
+        yield from _attempt(check_engines, project)
     if model.is_dir():
         yield from _attempt(check_model_folder, model)
     for key, name in _models(config).items():

@@ -113,7 +113,7 @@ def offline_request(project: Project, dataset: DatasetFile, parent: Policy, dags
         train_batch_size=project.batches.train_batch_size,
         max_steps=config.offline_steps,
         epochs=config.buffer.total_epochs,
-        max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
+        max_tokens_per_pack=project.memory.max_tokens_per_pack,
         max_tokens_per_row=config.model.max_model_len,
         seed=config.seed,
         fresh_optimizer=True,

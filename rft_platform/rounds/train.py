@@ -122,7 +122,7 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
         judged=tuple(str(_judged_file(store, number, selection)) for number in rounds),
         selection=None if selection is None else str(selection_file(store, round_number, policy)),
         train_batch_size=project.batches.train_batch_size,
-        max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
+        max_tokens_per_pack=project.memory.max_tokens_per_pack,
         max_tokens_per_row=config.model.max_model_len,
         seed=config.seed + round_number,
         epochs=project.batches.epochs,

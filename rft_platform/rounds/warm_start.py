@@ -143,7 +143,7 @@ class WarmStartCourse:
             demonstrations=str(demonstrations),
             train_batch_size=self.settings.batch_size,
             max_steps=steps,
-            max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
+            max_tokens_per_pack=self.project.memory.max_tokens_per_pack,
             max_tokens_per_row=config.model.max_model_len,
             seed=config.seed,
             lineage={

@@ -16,7 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rft_platform.common.errors import UserError
+from rft_platform.config.gpu_placement import gpu_count
 from rft_platform.config.load import load_config
+from rft_platform.config.memory_plan import choose_memory, gpu_bytes
+from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.training.launch import TrainerSpec, command, configured_layout, configured_rendezvous
 
@@ -50,9 +53,11 @@ def node_command(config: RftConfig, node_rank: int, scratch: Path) -> list[str]:
             f"node rank {node_rank}: with cluster.node_num {config.cluster.node_num} and trainer.rendezvous.endpoint "
             f"{rendezvous.endpoint!r}, expected a node rank from 1 to {rendezvous.nodes - 1}"
         )
+    gpus = gpu_count()
+    memory = choose_memory(resolve(config), gpus, gpu_bytes() if gpus else None)
     spec = TrainerSpec(
         scratch, scratch, settings.nproc, settings.threads, settings.dtype, "auto", settings.idle_timeout_s,
-        configured_layout(config), rendezvous,
+        configured_layout(config, memory), rendezvous,
     )  # fmt: skip
     return command(spec, node_rank)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rft_platform.common.errors import UserError
+from rft_platform.config.memory_plan import MemoryChoice
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.training.protocol import HEARTBEAT_TIMEOUT_S, Layout
 
@@ -73,13 +74,13 @@ class TrainerSpec:
         return START_TIMEOUT_S + (self.rendezvous.timeout_s if self.rendezvous.nodes > 1 else 0.0)
 
 
-def configured_layout(config: RftConfig) -> Layout:
+def configured_layout(config: RftConfig, memory: MemoryChoice) -> Layout:
     """Return the layout: how the ranks store and compute the models."""
     settings = config.trainer
     return Layout(
         reduce_dtype=settings.reduce_dtype,
-        cpu_offload=settings.cpu_offload,
-        gradient_checkpointing=settings.gradient_checkpointing,
+        cpu_offload=memory.cpu_offload,
+        gradient_checkpointing=memory.gradient_checkpointing,
         compile=settings.torch_compile,
     )
 

@@ -263,9 +263,11 @@ def test_the_devices_of_a_process_are_a_part_of_the_callers(monkeypatch: pytest.
 
 def test_replicas_that_share_a_gpu_must_fit_it(make_config: MakeConfig) -> None:
     two = {"explorer__rollout_model__engine_num": 2, "explorer__engines_per_gpu": 2}
+    assert problems(make_config(**two), gpu_count=1) == []  # the default is divided by the engines
+    full = {**two, "explorer__rollout_model__gpu_memory_utilization": 0.9}
     assert (
         "2 * gpu_memory_utilization 0.9 is more than a GPU has; set gpu_memory_utilization to 0.5 or less"
-        in (problems(make_config(**two), gpu_count=1)[0])
+        in (problems(make_config(**full), gpu_count=1)[0])
     )
     half = {**two, "explorer__rollout_model__gpu_memory_utilization": 0.4}
     assert problems(make_config(**half), gpu_count=1) == []

@@ -3,12 +3,23 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rft_platform.config import memory_plan
 from rft_platform.config.dry_run import render_plan, run_plan
-from rft_platform.config.memory_plan import GIB, ModelShape, memory_lines, memory_problems, trainer_memory
+from rft_platform.config.memory_plan import (
+    GIB,
+    MemoryChoice,
+    ModelShape,
+    TrainerMemory,
+    choose_memory,
+    memory_lines,
+    memory_problems,
+    trainer_memory,
+)
 from rft_platform.config.resolve import RunSettings, resolve
 from rft_platform.config.schema.rft_config import RftConfig
 
@@ -41,10 +52,15 @@ def settings(folder: Path, **sections: Any) -> RunSettings:
     config: dict[str, Any] = {
         "model": {"model_path": str(folder), "max_model_len": 2048},
         "buffer": {"explorer_input": {"taskset": {"path": "t.jsonl"}}},
-        "trainer": {"max_token_len_per_gpu": 32768, **sections.pop("trainer", {})},
+        "trainer": {"max_token_len_per_gpu": 32768, "cpu_offload": False, **sections.pop("trainer", {})},
         "explorer": {"rollout_model": {"gpu_memory_utilization": 0.35}},
     }
     return resolve(RftConfig.model_validate({**config, **sections}))
+
+
+def planned(run: RunSettings, shape: ModelShape) -> TrainerMemory:
+    """The trainer's memory with the values of ``run``, which sets all of them."""
+    return trainer_memory(run, shape, choose_memory(run, 0, None))
 
 
 def test_the_trainers_memory_is_near_the_measured_peak(model: Path) -> None:
@@ -59,8 +75,8 @@ def test_the_trainers_memory_is_near_the_measured_peak(model: Path) -> None:
     assert set(measured) == {(16384, False), (32768, False), (32768, True)}
     for (tokens, checkpointing), peak in measured.items():
         trainer = {"max_token_len_per_gpu": tokens, "gradient_checkpointing": checkpointing}
-        planned = trainer_memory(settings(model, trainer=trainer), shape)
-        assert (planned.total / GIB - 1) == pytest.approx(peak, rel=0.05)
+        needed = planned(settings(model, trainer=trainer), shape)
+        assert (needed.total / GIB - 1) == pytest.approx(peak, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +84,9 @@ def test_the_trainers_memory_is_near_the_measured_peak(model: Path) -> None:
     [
         ({}, 1, 141, None),
         ({}, 2, 64, None),
-        ({}, 1, 80, "set trainer.max_token_len_per_gpu to 28672 or less; or set trainer.gradient_checkpointing"),
-        ({"trainer": {"gradient_checkpointing": True}}, 1, 80, None),
-        ({}, 1, 24, "trainer.gradient_checkpointing"),
+        ({"trainer": {"gradient_checkpointing": False}}, 1, 80, "set trainer.max_token_len_per_gpu to 28672 or less"),
+        ({}, 1, 80, None),
+        ({}, 1, 24, "lower explorer.rollout_model.gpu_memory_utilization, or leave it out"),
         ({"trainer": {"nproc": 2, "max_token_len_per_gpu": 8192}, "mode": "colocate"}, 2, 32, None),
         (
             {"model": {"max_model_len": 900_000}}, 2, 141,
@@ -92,7 +108,7 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_the_remedy_for_a_long_pack_is_right(model: Path) -> None:
-    run = settings(model)
+    run = settings(model, trainer={"gradient_checkpointing": False})
     (problem,) = memory_problems(run, 1, 80 * GIB)
     tokens = int(problem.partition("max_token_len_per_gpu to ")[2].split()[0])
     trainer = run.config.trainer.model_copy(update={"max_token_len_per_gpu": tokens})
@@ -112,30 +128,125 @@ def test_the_dry_run_shows_the_memory_where_there_is_a_gpu(model: Path) -> None:
 def test_what_the_algorithm_adds_counts(model: Path) -> None:
     shape = ModelShape.read(model)
     assert shape is not None
-    plain = trainer_memory(settings(model), shape).state
+    plain = planned(settings(model), shape).state
     assert plain == 16 * PARAMETERS
-    assert trainer_memory(settings(model, trainer={"nproc": 2}), shape).state == plain // 2
-    assert trainer_memory(settings(model, trainer={"cpu_offload": True}), shape).state == 0
+    assert planned(settings(model, trainer={"nproc": 2}), shape).state == plain // 2
+    assert planned(settings(model, trainer={"cpu_offload": True}), shape).state == 0
     assert (
-        trainer_memory(
-            settings(model, algorithm={"kl_loss_fn": "k2", "kl_loss_fn_args": {"kl_coef": 0.1}}), shape
-        ).state
+        planned(settings(model, algorithm={"kl_loss_fn": "k2", "kl_loss_fn_args": {"kl_coef": 0.1}}), shape).state
         == plain + 2 * PARAMETERS
     )
-    assert trainer_memory(settings(model, algorithm={"algorithm_type": "ppo"}), shape).state == 2 * plain
+    assert planned(settings(model, algorithm={"algorithm_type": "ppo"}), shape).state == 2 * plain
 
 
 def test_an_adapter_needs_the_base_model_once_in_16_bits(model: Path) -> None:
     shape = ModelShape.read(model)
     assert shape is not None
     sections = {"model": {"model_path": str(model), "lora_configs": [{"lora_rank": 16}]}}
-    adapter = trainer_memory(settings(model, **sections), shape)
+    adapter = planned(settings(model, **sections), shape)
     assert adapter.state == 2 * PARAMETERS
     assert adapter.gathered < adapter.state // 10
-    assert trainer_memory(settings(model), shape).gathered == 2 * PARAMETERS
+    assert planned(settings(model), shape).gathered == 2 * PARAMETERS
 
 
 def test_a_model_that_is_not_a_local_folder_has_no_shape(tmp_path: Path) -> None:
     assert ModelShape.read(tmp_path / "Qwen" / "Qwen3-0.6B") is None
     (tmp_path / "config.json").write_text("[]")
     assert ModelShape.read(tmp_path) is None
+
+
+#: Qwen3 shapes, each with its number of parameters.
+SHAPES = {
+    "0.6b": ({}, PARAMETERS),
+    "4b": (
+        {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+        4.02e9,
+    ),
+    "8b": (
+        {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
+        8.19e9,
+    ),
+}
+H100 = 81559 * 2**20
+LORA = {"lora_configs": [{"lora_rank": 16}]}
+
+
+def open_settings(tmp_path: Path, name: str, **sections: Any) -> RunSettings:
+    """A project that leaves all memory settings open, on a model of which only the configuration was fetched."""
+    sizes, _ = SHAPES[name]
+    folder = tmp_path / name
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**SHAPE, **sizes, "tie_word_embeddings": name != "8b"}))
+    config: dict[str, Any] = {
+        "model": {"model_path": str(folder), "max_model_len": 2048, **sections.pop("model", {})},
+        "buffer": {"explorer_input": {"taskset": {"path": "t.jsonl"}}},
+        **sections,
+    }
+    return resolve(RftConfig.model_validate(config))
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_parameters_are_computed_where_only_the_configuration_is_there(tmp_path: Path, name: str) -> None:
+    run = open_settings(tmp_path, name)
+    shape = ModelShape.of(run.config.model.model_path)
+    assert shape is not None
+    assert shape.parameters == pytest.approx(SHAPES[name][1], rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("name", "sections", "gpus", "checkpointing", "offload", "least_pack"),
+    [
+        ("0.6b", {}, 1, False, False, 24576),
+        ("0.6b", {}, 2, False, False, 32768),
+        ("4b", {"model": LORA}, 1, False, False, 8192),
+        ("4b", {}, 1, False, True, 8192),
+        ("4b", {}, 2, True, False, 2048),
+        ("4b", {"mode": "colocate", "trainer": {"nproc": 2}}, 2, True, False, 8192),
+        ("4b", {"trainer": {"nproc": 4}}, 8, False, False, 8192),
+        ("8b", {"model": LORA}, 1, True, False, 8192),
+        ("8b", {"model": LORA}, 2, False, False, 8192),
+        ("8b", {"trainer": {"nproc": 4}}, 8, False, False, 8192),
+        ("8b", {"mode": "colocate", "trainer": {"nproc": 4}}, 4, True, False, 8192),
+    ],
+)
+def test_open_values_are_chosen_so_that_training_fits_h100s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str, sections: dict[str, Any], gpus: int, checkpointing: bool, offload: bool, least_pack: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(memory_plan, "virtual_memory", lambda: SimpleNamespace(total=128 * GIB))
+    run = open_settings(tmp_path, name, **sections)
+    assert list(memory_problems(run, gpus, H100)) == []
+    choice = choose_memory(run, gpus, H100)
+    assert (choice.gradient_checkpointing, choice.cpu_offload) == (checkpointing, offload)
+    assert least_pack <= choice.max_tokens_per_pack <= 32768
+    assert 0.1 <= choice.engine_share <= 0.9
+    lines = "\n".join(memory_lines(run, gpus, H100))
+    assert f"trainer.max_token_len_per_gpu {choice.max_tokens_per_pack}" in lines
+    assert ("packs of 8,192 tokens do not fit" in lines) == checkpointing
+
+
+def test_a_state_is_offloaded_only_to_a_host_that_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = open_settings(tmp_path, "4b")
+    for gib, offload in ((128, True), (64, False)):
+        monkeypatch.setattr(memory_plan, "virtual_memory", lambda gib=gib: SimpleNamespace(total=gib * GIB))
+        assert choose_memory(run, 1, H100).cpu_offload == offload
+    assert "train an adapter" in next(memory_problems(run, 1, H100))
+
+
+def test_values_of_the_user_are_kept(tmp_path: Path) -> None:
+    trainer = {"max_token_len_per_gpu": 4096, "gradient_checkpointing": True, "cpu_offload": True}
+    explorer = {"rollout_model": {"gpu_memory_utilization": 0.31}}
+    run = open_settings(tmp_path, "4b", trainer=trainer, explorer=explorer)
+    assert choose_memory(run, 1, H100) == MemoryChoice(4096, True, True, 0.31)
+    assert "chosen" not in "\n".join(memory_lines(run, 1, H100))
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_what_to_change(tmp_path: Path) -> None:
+    run = open_settings(tmp_path, "8b", trainer={"cpu_offload": False})
+    (problem,) = memory_problems(run, 1, H100)
+    assert "set trainer.cpu_offload to true" in problem
+
+
+def test_without_a_gpu_nothing_is_chosen(tmp_path: Path) -> None:
+    run = open_settings(tmp_path, "0.6b")
+    assert choose_memory(run, 0, None) == MemoryChoice(16384, False, False, 0.9)

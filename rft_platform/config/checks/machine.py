@@ -153,10 +153,11 @@ def _sharing_problems(serving: RolloutModel, engines_per_gpu: int) -> Iterator[s
     if serving.tensor_parallel_size > 1:
         size = serving.tensor_parallel_size
         yield f"{key}: a replica of tensor_parallel_size {size} cannot share its GPUs; set it to 1"
-    if engines_per_gpu * serving.gpu_memory_utilization > 1:
+    share = serving.gpu_memory_utilization
+    if share is not None and engines_per_gpu * share > 1:
         yield (
-            f"{key}: {engines_per_gpu} * gpu_memory_utilization {serving.gpu_memory_utilization:g} is more than a GPU "
-            f"has; set gpu_memory_utilization to {1 / engines_per_gpu:.2g} or less"
+            f"{key}: {engines_per_gpu} * gpu_memory_utilization {share:g} is more than a GPU has; set "
+            f"gpu_memory_utilization to {1 / engines_per_gpu:.2g} or less, or leave it out"
         )
 
 

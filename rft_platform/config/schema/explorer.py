@@ -31,8 +31,9 @@ class RolloutModel(Section):
     """The chat template's switch for thinking. null: the template's own default."""
     enable_prefix_caching: bool = True
     """vLLM: reuse the KV cache of prompts with a common beginning."""
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """vLLM: share of the GPU's memory that the engine may use."""
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """vLLM: share of the GPU's memory that the engine may use. Default: 0.9; on a GPU that the trainer uses too, what
+    the trainer leaves, at most 0.5."""
     enforce_eager: bool = False
     """vLLM: do not capture CUDA graphs; starts faster, samples more slowly."""
     dtype: str = "bfloat16"

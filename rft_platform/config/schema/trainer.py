@@ -40,8 +40,9 @@ class Trainer(Section):
     steps."""
     ulysses_sequence_parallel_size: PositiveInt = 1
     """Accepted for compatibility: sequences are not split over GPUs, so it must be 1."""
-    max_token_len_per_gpu: PositiveInt = 16384
-    """Maximum tokens of a packed forward pass."""
+    max_token_len_per_gpu: PositiveInt | None = None
+    """Maximum tokens of a packed forward pass. Default: what fits on the GPU beside the engine, at most 32,768; 16,384
+    without a GPU."""
     grad_clip: PositiveFloat | None = None
     """Synonym of ``algorithm.optimizer.clip_grad``."""
     total_steps: PositiveInt | None = None
@@ -58,11 +59,12 @@ class Trainer(Section):
     elsewhere."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type in which gradients are summed over ranks."""
-    cpu_offload: bool = False
+    cpu_offload: bool | None = None
     """Keep parameters, gradients and AdamW's moments in host memory; the GPU holds only what the current layer
-    needs."""
-    gradient_checkpointing: bool = False
-    """Recompute a layer's activations in the backward pass: less memory, a third more work."""
+    needs. Default: only if the model does not fit otherwise."""
+    gradient_checkpointing: bool | None = None
+    """Recompute a layer's activations in the backward pass: less memory, a third more work. Default: only if packs of
+    8,192 tokens do not fit otherwise."""
     torch_compile: bool | None = None
     """Compile the layers for packs of a few static lengths. Default: on for GPUs in bfloat16, where it halves the time
     of a step after half a minute of compilation in the first one; off elsewhere."""

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
 from rft_platform.common.policy_names import stored_name
+from rft_platform.config.gpu_placement import gpu_count
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
+from rft_platform.config.memory_plan import MemoryChoice, choose_memory, gpu_bytes
 from rft_platform.config.resolve import Batches, PolicySettings, RunLength, RunSettings, policies_of, resolve
 from rft_platform.config.schema.buffer import ExploredTaskset, Taskset
 from rft_platform.config.schema.rft_config import Mode, RftConfig
@@ -110,6 +112,12 @@ class Project:
     def settings(self) -> RunSettings:
         """All settings derived from the configuration."""
         return resolve(self.config)
+
+    @cached_property
+    def memory(self) -> MemoryChoice:
+        """The settings that decide about GPU memory on this machine."""
+        gpus = gpu_count()
+        return choose_memory(self.settings, gpus, gpu_bytes() if gpus else None)
 
     @property
     def batches(self) -> Batches:

@@ -64,7 +64,7 @@ def connect_engine(project: Project) -> PolicyEngine:
 
 def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineClient":
     """Find or start one engine process of the project, for the base model in ``folder``."""
-    return start_engine(project, POLICY_ENGINE, folder, policy_spec(project.config, number), number)
+    return start_engine(project, POLICY_ENGINE, folder, policy_spec(project, number), number)
 
 
 def start_engine(project: Project, name: str, folder: Path, spec: "EngineSpec", replica: int = 0) -> "EngineClient":
@@ -86,7 +86,7 @@ def connect_policies(project: Project) -> dict[str, "EngineClient"]:
     config = project.config
 
     def connect(entry: "FurtherPolicy") -> "EngineClient":
-        return start_engine(project, entry.lease, start_folder(project, entry.name, verify=False), policy_spec(config))
+        return start_engine(project, entry.lease, start_folder(project, entry.name, verify=False), policy_spec(project))
 
     with ThreadPoolExecutor(len(config.policies) or 1) as pool:
         clients = list(pool.map(connect, config.policies))
@@ -107,6 +107,7 @@ def engine_spec(
     max_model_len: int | None = None,
     chat_template: str | None = None,
     lora_rank: int = 0,
+    gpu_share: float | None = None,
 ) -> "EngineSpec":
     """Engine settings for ``serving``, the policy's model or an auxiliary one."""
     from rft_platform.inference.launch.launcher import EngineSpec
@@ -126,12 +127,13 @@ def engine_spec(
         enable_thinking=serving.enable_thinking,
         chat_template=chat_template,
         python=engine.python,
-        vllm=_vllm_options(engine, serving, lora_rank),
+        vllm=_vllm_options(engine, serving, lora_rank, gpu_share or serving.gpu_memory_utilization),
     )
 
 
-def policy_spec(config: "RftConfig", replica: int = 0) -> "EngineSpec":
+def policy_spec(project: Project, replica: int = 0) -> "EngineSpec":
     """Engine settings for a trained policy."""
+    config = project.config
     model, rank = config.model, config.engine.max_lora_rank
     if rank is None:
         rank = max((adapter.lora_rank for adapter in model.lora_configs), default=0)
@@ -142,33 +144,35 @@ def policy_spec(config: "RftConfig", replica: int = 0) -> "EngineSpec":
         max_model_len=model.max_model_len,
         chat_template=model.custom_chat_template,
         lora_rank=rank,
+        gpu_share=project.memory.engine_share,
     )
 
 
-def _vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int) -> "VllmOptions":
+def _vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int, gpu_share: float | None) -> "VllmOptions":
     """The settings for ``serving`` that only a vLLM engine has."""
     from rft_platform.inference.vllm_engine.server_settings import VllmOptions
 
+    given = {} if gpu_share is None else {"gpu_memory_utilization": gpu_share}
     return VllmOptions(
         enable_prefix_caching=serving.enable_prefix_caching,
         gpu_dtype=serving.dtype,
-        gpu_memory_utilization=serving.gpu_memory_utilization,
         enforce_eager=serving.enforce_eager,
         tensor_parallel_size=serving.tensor_parallel_size,
         kv_cache_gb=engine.kv_cache_gb,
         max_lora_rank=lora_rank,
         arguments=engine.vllm_args,
+        **given,
     )
 
 
-def check_engines(config: "RftConfig") -> None:
+def check_engines(project: Project) -> None:
     """Raise UserError if the engine of the policy or of an auxiliary model could not start on this machine."""
     from rft_platform.inference.launch.launcher import check_engine
 
-    check_engine(policy_spec(config))
-    for entry in config.explorer.auxiliary_models:
+    check_engine(policy_spec(project))
+    for entry in project.config.explorer.auxiliary_models:
         if not entry.base_url:
-            check_engine(engine_spec(config, entry))
+            check_engine(engine_spec(project.config, entry))
 
 
 def connect_trainer(project: Project) -> "TrainerClient":
@@ -194,7 +198,7 @@ def trainer_client(project: Project) -> "TrainerClient":
             dtype=settings.dtype,
             device="auto",
             idle_timeout_s=settings.idle_timeout_s,
-            layout=configured_layout(project.config),
+            layout=configured_layout(project.config, project.memory),
             rendezvous=configured_rendezvous(project.config),
             gpus=None if own is None else visible_devices(own),
             heartbeat_timeout_s=settings.heartbeat_timeout_s,

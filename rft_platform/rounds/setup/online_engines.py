@@ -20,7 +20,7 @@ def connect_evaluation_engine(project: Project) -> PolicyEngine:
     """The engine that evaluations and warm starts use."""
     if not project.config.online or shares_engine(project):
         return connect_engine(project)
-    return start_engine(project, EVALUATION_ENGINE, base_model_folder(project), policy_spec(project.config))
+    return start_engine(project, EVALUATION_ENGINE, base_model_folder(project), policy_spec(project))
 
 
 def connect_candidate_engine(project: Project) -> "EngineClient":
@@ -29,7 +29,7 @@ def connect_candidate_engine(project: Project) -> "EngineClient":
         raise UserError(
             "no GPU is left for the engine of a candidate: lower explorer.rollout_model.engine_num or trainer.nproc"
         )
-    return start_engine(project, CANDIDATE_ENGINE, base_model_folder(project), policy_spec(project.config))
+    return start_engine(project, CANDIDATE_ENGINE, base_model_folder(project), policy_spec(project))
 
 
 def shares_engine(project: Project) -> bool:
