@@ -109,7 +109,7 @@ def _write_description(folder: Path, adapter: bool) -> None:
 def _base_model(folder: Path) -> str:
     """The folder of an adapter's full weights: relative to ``folder`` if both move together, otherwise absolute."""
     manifest = read_sealed_json(folder / MANIFEST)
-    base = from_manifest(manifest["base_model"], manifest["request"].get("output"), folder)
+    base = from_manifest(manifest["base_model"], manifest["request"].get("output"), folder).absolute()
     home = home_of(folder)
     return os.path.relpath(base, folder) if home is not None and base.is_relative_to(home) else str(base)
 

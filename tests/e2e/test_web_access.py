@@ -20,6 +20,7 @@ from interface import Ui, running_ui
 
 from rft_platform.common.processes.spawn import free_port
 from rft_platform.config.home import Home
+from rft_platform.model_registry.pages import WORKFLOW
 from rft_platform.rounds.project.project import Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -270,4 +271,7 @@ def test_links_of_an_asset_open_its_run_and_its_model_version_in_mlflow(
             tab.wait_for(f"location.href.startsWith('{mlflow}/#')")
             tab.wait_for(f"document.body.innerText.includes({words!r})")
             tab.picture(tmp_path / f"{label}.png")
-    assert entries["mlflow_model"]["url"].endswith(f"/models/{name}/versions/{version}")
+        experiment = entries["mlflow_run"]["url"].partition("/runs/")[0].rpartition("/")[2]
+        tab.open(f"{mlflow}/#/experiments/{experiment}")  # on its runs, not on MLflow's part for traces
+        tab.wait_for(f"location.href.startsWith('{mlflow}/#/experiments/{experiment}/runs')")
+    assert entries["mlflow_model"]["url"].endswith(f"/models/{name}/versions/{version}?workflowType={WORKFLOW}")
