@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 import uuid
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
@@ -17,9 +17,6 @@ from rft_platform.model_registry.pages import WORKFLOW
 from rft_platform.servers.ports import MLFLOW_PORT
 from rft_platform.web_guard.asgi import WebGuard
 from rft_platform.web_guard.token import access_token
-
-if TYPE_CHECKING:
-    from flask import Response
 
 HEALTH = "/health"
 #: MLflow opens the part of its interface for traces until a user chooses the one for training. Only the browser stores
@@ -72,8 +69,11 @@ def guarded_application(options: argparse.Namespace, token: str) -> WebGuard:
     return WebGuard(app, token, public={HEALTH})
 
 
-def _open_runs(response: "Response") -> "Response":
-    """Make MLflow's page open the part with runs, charts and models, unless the browser's user has chosen another."""
+def _open_runs(response: Any) -> Any:
+    """Make MLflow's page open the part with runs, charts and models, unless the browser's user has chosen another.
+
+    ``response`` is one of Flask, by which MLflow serves its page.
+    """
     if response.mimetype == "text/html":
         response.direct_passthrough = False
         response.set_data(response.get_data().replace(b"<head>", b"<head>" + _OPEN_RUNS, 1))

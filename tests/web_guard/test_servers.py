@@ -58,12 +58,12 @@ def test_mlflow_without_a_database_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_mlflows_page_opens_the_part_for_training() -> None:
     with warnings.catch_warnings(action="ignore"):
-        from flask import Response
         from mlflow import server
 
-    page = mlflow_server._open_runs(Response("<html><head><title>MLflow</title></head></html>", mimetype="text/html"))
+    response = server.app.response_class
+    page = mlflow_server._open_runs(response("<html><head><title>MLflow</title></head></html>", mimetype="text/html"))
     assert page.get_data(as_text=True).startswith("<html><head><script>")
-    answer = Response('{"head": "<head>"}', mimetype="application/json")
+    answer = response('{"head": "<head>"}', mimetype="application/json")
     assert mlflow_server._open_runs(answer).get_data(as_text=True) == '{"head": "<head>"}'
     scripts = Path(server.__file__).with_name("js").glob("build/static/js/main.*.js")
     code = "".join(script.read_text() for script in scripts)
