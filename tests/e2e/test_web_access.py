@@ -261,7 +261,7 @@ def test_links_of_an_asset_open_its_run_and_its_model_version_in_mlflow(
     address, mlflow = ui.url.replace("127.0.0.1", host), ui.mlflow_url.replace("127.0.0.1", host)
     entries = ui.metadata("policy_checkpoint", "r0001")
     name, version = Project.open(Home(project.home)).model_name, first_round["model_version"]
-    shown = {"mlflow_run": "eval/sampled_pass", "mlflow_model": f"Version {version}"}
+    shown = {"mlflow_run": "sampled_pass", "mlflow_model": f"Version {version}"}
     with browser(tmp_path / "profile") as tab:
         for label, words in shown.items():
             tab.open(f"{address}/assets/policy_checkpoint?view=partitions&partition=r0001&token={ui.token}")
