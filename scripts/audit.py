@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.lock import DEVELOPMENT, REPOSITORY, RUNTIME, TORCH, VLLM
+from scripts.lock import DEVELOPMENT, GPU, REPOSITORY, RUNTIME, TORCH, VLLM
 
 OSV = "https://api.osv.dev/v1/query"
 VULNERABLE, NOT_AUDITED = 1, 3
@@ -55,4 +55,4 @@ def _audit(file: Path) -> int:
 
 if __name__ == "__main__":
     examples = sorted(REPOSITORY.glob("examples/*/lock*.txt"))
-    sys.exit(main([RUNTIME, DEVELOPMENT, TORCH, VLLM, *examples]))
+    sys.exit(main([RUNTIME, DEVELOPMENT, GPU, TORCH, VLLM, *examples]))

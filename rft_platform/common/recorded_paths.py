@@ -11,6 +11,11 @@ CHECKPOINT_PREFIX = "global_step_"
 _OF_A_HOME = ("rounds", "leases", "dagster")
 
 
+def home_of(path: Path) -> Path | None:
+    """The home that ``path`` lies in; None if it is in no home."""
+    return next((folder for folder in path.parents if any((folder / name).exists() for name in _OF_A_HOME)), None)
+
+
 def to_record(path: str | Path, home: Path) -> str:
     """``path`` as it is stored: relative to the home if both are moved together, otherwise unchanged.
 

@@ -15,6 +15,7 @@ from rft_platform.common.policy_names import FIRST_POLICY, stored_name
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import database_file
 from rft_platform.model_registry.mlflow_client import check_name, is_server, open_client
+from rft_platform.model_registry.mlflow_model import describe_checkpoint
 from rft_platform.model_registry.pages import run_link
 from rft_platform.model_registry.tracking import TrainingRun
 from rft_platform.model_registry.upload import upload_model
@@ -29,8 +30,9 @@ CHECKPOINT_TAG = "checkpoint"  # tag with the checkpoint folder; on a server, ML
 DIGEST_TAG = "weights_digest"
 UPLOADED_TAG = "weights_uploaded"  # whether other machines can load the version from the server
 PREVIOUS_TAG = "previous_champion"
-#: MLflow's page of an experiment shows training runs; without the tag it asks which kind of experiment it is.
+#: For MLflow servers before 3.17, whose page of an experiment asks for its kind. Later ones ignore the tag (``pages``).
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+_HELD_OUT = {"sampled_pass": "of the sampled runs pass", "greedy_pass": "pass with greedy decoding"}
 _SKIPPED = "skipped"  # source of a version that is created only to be deleted
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
 
@@ -150,6 +152,7 @@ class ModelRegistry:
             )
         folder = folder.absolute()
         client = self._open()[0]
+        describe_checkpoint(folder)
         version = self.find(folder, str(tags[DIGEST_TAG])) or self._create(client, folder, policy_version, tags, run_id)
         candidate = self._by_alias(self.model_name, CANDIDATE)
         if candidate is None or candidate.version < version:
@@ -187,10 +190,12 @@ class ModelRegistry:
             client.delete_registered_model_tag(self.model_name, name)
 
     def annotate(self, version: int, tags: Mapping[str, Any]) -> None:
-        """Add tags to a version, such as the results of its evaluation and gate."""
+        """Add tags to a version, such as the results of its evaluation and gate. Tags that are None are left out."""
         client = self._open()[0]
         for name, value in tags.items():
-            client.set_model_version_tag(self.model_name, str(version), name, str(value))
+            if value is not None:
+                client.set_model_version_tag(self.model_name, str(version), name, str(value))
+        self._describe(version)
 
     def champion(self) -> RegisteredModel | None:
         """Return the promoted version, or None before the first promotion."""
@@ -313,8 +318,7 @@ class ModelRegistry:
         every = {**tags, "policy_version": policy_version, CHECKPOINT_TAG: folder}
         if is_server(self.tracking_uri) and run_id is not None:
             path = _artifact_path(folder)
-            uploaded = upload_model(self.tracking_uri, run_id, folder, path, self._upload_max_bytes)
-            every[UPLOADED_TAG] = uploaded
+            every[UPLOADED_TAG] = upload_model(client, run_id, folder, path, self._upload_max_bytes)
         created = client.create_model_version(
             self.model_name,
             source=self._source(folder, run_id),
@@ -322,7 +326,14 @@ class ModelRegistry:
             tags={name: str(value) for name, value in every.items() if value is not None},
             await_creation_for=0,
         )
+        self._describe(int(created.version))
         return int(created.version)
+
+    def _describe(self, version: int) -> None:
+        """Write what the tags of a version say into its description, which MLflow's pages show."""
+        client = self._open()[0]
+        tags = client.get_model_version(self.model_name, str(version)).tags
+        client.update_model_version(self.model_name, str(version), describe_version(self.model_name, version, tags))
 
     def _source(self, folder: Path, run_id: str | None) -> str:
         """MLflow's source of a version: ``folder``; on a server, which rejects folders of this machine, the run."""
@@ -381,6 +392,22 @@ def lost(what: str, noted: NotedVersion, model_name: str) -> RegistryLostError:
         f"{what}, but {noted.note} names version {noted.version} of model {model_name}: restore MLflow's database "
         "(or correct its address), or run `rft models rebuild`, which registers the project's checkpoints again"
     )
+
+
+def describe_version(name: str, version: int, tags: Mapping[str, str]) -> str:
+    """What a version is, how good it is, and how to load it, from its tags; Markdown."""
+    lines = [f"Policy after round {tags['round']}." if "round" in tags else "Policy."]
+    if "base_model" in tags:
+        method = f"Trained with `{tags['algorithm']}`, from" if "algorithm" in tags else "Trained from"
+        lines.append(f"{method} the base model `{tags['base_model']}`.")
+    passes = [(what, float(tags[tag])) for tag, what in _HELD_OUT.items() if tag in tags]
+    if passes:
+        lines.append("Held-out tasks: " + ", ".join(f"{value:.1%} {what}" for what, value in passes) + ".")
+    if tags.get(UPLOADED_TAG) != "False":
+        lines.append(f'Load it with `mlflow.transformers.load_model("models:/{name}/{version}")`.')
+    else:
+        lines.append(f"Load it from the folder in the tag `{CHECKPOINT_TAG}`.")
+    return "\n\n".join(lines)
 
 
 def _registered(version: "ModelVersion", aliases: Sequence[str]) -> RegisteredModel:

@@ -9,12 +9,14 @@ import os
 from urllib.parse import quote
 
 MLFLOW_PATH = "/mlflow"
+#: MLflow shows runs, charts and models only in this part of its interface; otherwise it opens the part for traces.
+WORKFLOW = "machine_learning"
 ADDRESS = "RFT_MLFLOW_URL"  #: environment variable with the address of MLflow's interface, as a browser reaches it
 
 
 def run_page(experiment_id: str, run_id: str) -> str:
     """The page with the curves of a training run, as the part of an address after ``#``."""
-    return f"/experiments/{experiment_id}/runs/{run_id}/model-metrics"
+    return f"/experiments/{experiment_id}/runs/{run_id}/model-metrics?workflowType={WORKFLOW}"
 
 
 def run_link(experiment_id: str, run_id: str) -> str:
@@ -24,7 +26,7 @@ def run_link(experiment_id: str, run_id: str) -> str:
 
 def version_link(model_name: str, version: int | str) -> str:
     """Link to the page of a model version."""
-    return _link(f"/models/{quote(model_name, safe='')}/versions/{version}")
+    return _link(f"/models/{quote(model_name, safe='')}/versions/{version}?workflowType={WORKFLOW}")
 
 
 def _link(page: str) -> str:

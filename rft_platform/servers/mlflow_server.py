@@ -9,14 +9,21 @@ import argparse
 import os
 import sys
 import uuid
+from typing import Any
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
+from rft_platform.model_registry.pages import WORKFLOW
 from rft_platform.servers.ports import MLFLOW_PORT
 from rft_platform.web_guard.asgi import WebGuard
 from rft_platform.web_guard.token import access_token
 
 HEALTH = "/health"
+#: MLflow opens the part of its interface for traces until a user chooses the one for training. Only the browser stores
+#: this choice, so the page sets it at the first visit.
+_OPEN_RUNS = f"""<script>
+if (!localStorage.getItem("mlflow.workflowType_v1")) localStorage.setItem("mlflow.workflowType_v1", '"{WORKFLOW}"')
+</script>""".encode()
 BACKEND = "MLFLOW_BACKEND_STORE_URI"
 
 
@@ -55,9 +62,22 @@ def guarded_application(options: argparse.Namespace, token: str) -> WebGuard:
     if options.artifacts_destination:
         os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR] = options.artifacts_destination
     initialize_backend_stores(backend, backend, root)
+    from mlflow.server import app as pages
     from mlflow.server.fastapi_app import app  # reads the environment at import
 
+    pages.after_request(_open_runs)
     return WebGuard(app, token, public={HEALTH})
+
+
+def _open_runs(response: Any) -> Any:
+    """Make MLflow's page open the part with runs, charts and models, unless the browser's user has chosen another.
+
+    ``response`` is one of Flask, by which MLflow serves its page.
+    """
+    if response.mimetype == "text/html":
+        response.direct_passthrough = False
+        response.set_data(response.get_data().replace(b"<head>", b"<head>" + _OPEN_RUNS, 1))
+    return response
 
 
 def options_parser() -> argparse.ArgumentParser:

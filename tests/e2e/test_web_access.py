@@ -20,6 +20,7 @@ from interface import Ui, running_ui
 
 from rft_platform.common.processes.spawn import free_port
 from rft_platform.config.home import Home
+from rft_platform.model_registry.pages import WORKFLOW
 from rft_platform.rounds.project.project import Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -260,7 +261,7 @@ def test_links_of_an_asset_open_its_run_and_its_model_version_in_mlflow(
     address, mlflow = ui.url.replace("127.0.0.1", host), ui.mlflow_url.replace("127.0.0.1", host)
     entries = ui.metadata("policy_checkpoint", "r0001")
     name, version = Project.open(Home(project.home)).model_name, first_round["model_version"]
-    shown = {"mlflow_run": "eval/sampled_pass", "mlflow_model": f"Version {version}"}
+    shown = {"mlflow_run": "sampled_pass", "mlflow_model": f"Version {version}"}
     with browser(tmp_path / "profile") as tab:
         for label, words in shown.items():
             tab.open(f"{address}/assets/policy_checkpoint?view=partitions&partition=r0001&token={ui.token}")
@@ -270,4 +271,7 @@ def test_links_of_an_asset_open_its_run_and_its_model_version_in_mlflow(
             tab.wait_for(f"location.href.startsWith('{mlflow}/#')")
             tab.wait_for(f"document.body.innerText.includes({words!r})")
             tab.picture(tmp_path / f"{label}.png")
-    assert entries["mlflow_model"]["url"].endswith(f"/models/{name}/versions/{version}")
+        experiment = entries["mlflow_run"]["url"].partition("/runs/")[0].rpartition("/")[2]
+        tab.open(f"{mlflow}/#/experiments/{experiment}")  # on its runs, not on MLflow's part for traces
+        tab.wait_for(f"location.href.startsWith('{mlflow}/#/experiments/{experiment}/runs')")
+    assert entries["mlflow_model"]["url"].endswith(f"/models/{name}/versions/{version}?workflowType={WORKFLOW}")

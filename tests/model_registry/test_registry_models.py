@@ -73,6 +73,23 @@ def test_rollback_without_a_champion_says_so(registry: ModelRegistry) -> None:
         registry.rollback()
 
 
+def test_a_version_has_a_description_that_follows_its_tags(registry: ModelRegistry, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, 8)
+    origin = {"weights_digest": "d8", "round": 3, "algorithm": "grpo", "base_model": "/models/small"}
+    version = registry.register_checkpoint(folder, 8, origin)
+
+    def description() -> str:
+        return str(registry._open()[0].get_model_version("demo-model", str(version)).description)
+
+    assert "Policy after round 3." in description()
+    assert "Trained with `grpo`, from the base model `/models/small`." in description()
+    assert f'mlflow.transformers.load_model("models:/demo-model/{version}")' in description()
+    assert "Held-out" not in description()
+    registry.annotate(version, {"sampled_pass": 0.95, "greedy_pass": None})
+    assert "Held-out tasks: 95.0% of the sampled runs pass." in description()
+    assert "greedy_pass" not in registry.resolve(f"models:/demo-model/{version}").tags
+
+
 def test_addresses_are_resolved_or_explained(registry: ModelRegistry, tmp_path: Path) -> None:
     version = register(registry, tmp_path, 8)
     registry.annotate(version, {"gate": "passed"})
@@ -153,7 +170,8 @@ def test_the_training_run_is_found_in_the_file(registry: ModelRegistry, tmp_path
     registry.training_run("second")
     run = registry.training_run("first")
     assert read_training_run(uri, "demo", "first") == ("1", run.run_id)
-    assert registry.run_link("first") == f"/mlflow#/experiments/1/runs/{run.run_id}/model-metrics"
+    page = f"/mlflow#/experiments/1/runs/{run.run_id}/model-metrics"
+    assert registry.run_link("first").startswith(f"{page}?")
     assert read_training_run("http://127.0.0.1:1", "demo", "first") is None
     (tmp_path / "mlflow" / "mlflow.db").write_bytes(b"damaged")
     assert read_training_run(uri, "demo", "first") is None

@@ -14,8 +14,9 @@ import pytest
 
 from rft_platform.common.processes.spawn import free_port
 from rft_platform.model_registry.mlflow_client import open_client
+from rft_platform.model_registry.mlflow_model import MLMODEL, describe_checkpoint
 from rft_platform.model_registry.models import UPLOADED_TAG, ModelRegistry
-from rft_platform.model_registry.upload import MLMODEL, upload_model
+from rft_platform.model_registry.upload import upload_model
 
 pytestmark = pytest.mark.slow
 QUESTION = "2 + 3 ="
@@ -59,6 +60,7 @@ def test_another_machine_loads_and_serves_the_champion(mlflow_server: str, check
     uploaded = open_client(mlflow_server).list_artifacts(run_id, "checkpoints/global_step_4")
     assert MLMODEL in {Path(file.path).name for file in uploaded}
     assert [file.name for file in checkpoint.parent.iterdir()] == ["global_step_4"], "no temporary files stay"
+    assert not {"manifest.json", "trainer_state"} & {Path(file.path).name for file in uploaded}
     shutil.rmtree(tmp_path / "home")  # the other machine does not have it
 
     folder = tmp_path / "elsewhere"
@@ -104,7 +106,8 @@ def test_what_is_too_large_or_has_no_weights_is_not_uploaded(mlflow_server: str,
     assert version.tags[UPLOADED_TAG] == "False" and version.folder == checkpoint
     assert open_client(mlflow_server).list_artifacts(run_id, "checkpoints") == []
     (checkpoint / "model.safetensors").unlink()
-    assert not upload_model(mlflow_server, run_id, checkpoint, "checkpoints/global_step_4", 1e9)
+    client = open_client(mlflow_server)
+    assert not upload_model(client, run_id, checkpoint, "checkpoints/global_step_4", 1e9)
 
 
 def test_a_repeated_upload_sends_nothing_and_an_incomplete_one_is_completed(
@@ -113,10 +116,11 @@ def test_a_repeated_upload_sends_nothing_and_an_incomplete_one_is_completed(
     client = open_client(mlflow_server)
     run_id = ModelRegistry(mlflow_server, None, "shop", "helper").training_run("first").run_id
     path = "checkpoints/global_step_4"
-    client.log_artifact(run_id, str(checkpoint / "config.json"), f"{path}/model")  # killed before its end
-    assert upload_model(mlflow_server, run_id, checkpoint, path, 1e9)
+    describe_checkpoint(checkpoint)
+    client.log_artifact(run_id, str(checkpoint / "config.json"), path)  # killed before its end
+    assert upload_model(client, run_id, checkpoint, path, 1e9)
     assert MLMODEL in {Path(file.path).name for file in client.list_artifacts(run_id, path)}
-    (checkpoint / "config.json").write_text("no JSON")  # a second upload would fail
-    assert upload_model(mlflow_server, run_id, checkpoint, path, 1e9)
-    assert not upload_model(mlflow_server, run_id, checkpoint, "checkpoints/other", 1e9)
+    (checkpoint / "python_env.yaml").unlink()  # a second upload would fail
+    assert upload_model(client, run_id, checkpoint, path, 1e9)
+    assert not upload_model(client, run_id, checkpoint, "checkpoints/other", 1e9)
     assert "was not uploaded to MLflow" in caplog.text and "registry.upload_max_gb: 0" in caplog.text

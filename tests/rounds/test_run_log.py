@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.run_log import monitor_round, monitor_steps
+from rft_platform.rounds.reporting.run_log import charted, monitor_round, monitor_steps
 from rft_platform.training.protocol import StepEvent
 
 
@@ -31,6 +31,19 @@ def test_steps_and_evaluations_of_rounds_become_curves(tmp_path: Path) -> None:
     assert [e.step for e in losses] == [1, 2, 3, 4]
     assert [e.value for e in losses] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
     assert [(e.step, e.value) for e in events.Scalars("eval/greedy_pass")] == [(1, 0.25), (2, 0.5)]
+
+
+def test_bounds_and_incomplete_runs_have_groups_of_charts_of_their_own() -> None:
+    scores = dict.fromkeys(
+        ("failed_runs", "mean_reward", "sampled_pass", "sampled_pass_low", "vs_start/mean_reward_high"), 0.5
+    )
+    assert list(charted(scores)) == [
+        "incomplete/failed_runs",
+        "mean_reward",
+        "sampled_pass",
+        "interval/sampled_pass_low",
+        "interval/vs_start/mean_reward_high",
+    ]
 
 
 def test_curves_go_where_the_configuration_says(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints: sharded state without pickle, on the way through a training, with and without Hugging Face weights."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, LoraSpec, OptimizerSpec
-from rft_platform.common.digests import digest_weights
+from rft_platform.common.digests import checkpoint_damage, digest_weights
 from rft_platform.common.errors import RftError, StorageError, TrainingCancelled
 from rft_platform.common.files import read_json
+from rft_platform.model_registry.mlflow_model import describe_checkpoint
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.loop.training_run import TrainingRun
 from rft_platform.training.models.shards import ShardReader, write_shards
@@ -100,6 +102,23 @@ def test_going_on_from_the_way_equals_an_undisturbed_run(session, round_request,
     assert largest_difference(result.checkpoint, straight.checkpoint) <= 1e-6
     assert result.weights_digest == straight.weights_digest
     assert not Path(request.output, "intermediate").exists()
+
+
+@pytest.mark.slow
+def test_mlflow_loads_a_trained_adapter_over_its_base_model(session, round_request, monkeypatch) -> None:
+    result, _ = run(session, round_request(lora=LORA, groups=2, max_steps=1))
+    folder = Path(result.checkpoint)
+    assert describe_checkpoint(folder)
+    assert checkpoint_damage(folder) is None
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with warnings.catch_warnings(action="ignore"):  # of MLflow's imports
+        import mlflow.transformers
+
+        pipeline = mlflow.transformers.load_model(str(folder))
+    assert pipeline.model.peft_config["default"].r == LORA.rank
+    trained = load_file(folder / "adapter_model.safetensors")
+    loaded = {name.replace(".default", ""): weight for name, weight in pipeline.model.state_dict().items()}
+    assert trained and all(np.array_equal(loaded[name].numpy(), weight) for name, weight in trained.items())
 
 
 @pytest.mark.slow

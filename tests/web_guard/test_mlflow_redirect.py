@@ -9,6 +9,8 @@ import pytest
 from rft_platform.model_registry.pages import ADDRESS, run_link, version_link
 from rft_platform.servers.mlflow_redirect import MlflowRedirect
 
+TRAINING = "?workflowType=machine_learning"  # MLflow's part for training
+
 
 async def dagster(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -55,9 +57,9 @@ def test_without_an_address_the_link_says_what_is_missing(monkeypatch: pytest.Mo
 
 def test_links_begin_with_the_address_where_nothing_redirects_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ADDRESS, "https://mlflow.example/base/")
-    assert run_link("3", "abc") == "https://mlflow.example/base/#/experiments/3/runs/abc/model-metrics"
+    assert run_link("3", "abc") == f"https://mlflow.example/base/#/experiments/3/runs/abc/model-metrics{TRAINING}"
 
 
 def test_links_name_the_page_after_the_hash() -> None:
-    assert run_link("3", "abc") == "/mlflow#/experiments/3/runs/abc/model-metrics"
-    assert version_link("team/model one", 2) == "/mlflow#/models/team%2Fmodel%20one/versions/2"
+    assert run_link("3", "abc") == f"/mlflow#/experiments/3/runs/abc/model-metrics{TRAINING}"
+    assert version_link("team/model one", 2) == f"/mlflow#/models/team%2Fmodel%20one/versions/2{TRAINING}"

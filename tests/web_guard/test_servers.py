@@ -2,10 +2,12 @@
 
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 
 from rft_platform.common.errors import RftError, UserError
+from rft_platform.model_registry.pages import WORKFLOW
 from rft_platform.servers import dagster_server, mlflow_server
 from rft_platform.servers.mlflow_redirect import MlflowRedirect
 from rft_platform.servers.ui_servers import serves_guarded
@@ -52,6 +54,21 @@ def test_mlflow_without_a_database_is_refused(monkeypatch: pytest.MonkeyPatch) -
     options = mlflow_server.options_parser().parse_args(["--artifact-root", "folder"])
     with pytest.raises(UserError, match="MLFLOW_BACKEND_STORE_URI is not set"):
         mlflow_server.guarded_application(options, "0123456789abcdef")
+
+
+def test_mlflows_page_opens_the_part_for_training() -> None:
+    with warnings.catch_warnings(action="ignore"):
+        from mlflow import server
+
+    response = server.app.response_class
+    page = mlflow_server._open_runs(response("<html><head><title>MLflow</title></head></html>", mimetype="text/html"))
+    assert page.get_data(as_text=True).startswith("<html><head><script>")
+    answer = response('{"head": "<head>"}', mimetype="application/json")
+    assert mlflow_server._open_runs(answer).get_data(as_text=True) == '{"head": "<head>"}'
+    scripts = Path(server.__file__).with_name("js").glob("build/static/js/main.*.js")
+    code = "".join(script.read_text() for script in scripts)
+    assert 'key:"mlflow.workflowType",version:1' in code, "stored in the browser as mlflow.workflowType_v1"
+    assert f'="{WORKFLOW}"' in code and 'get("workflowType")' in code
 
 
 def test_a_server_without_the_guard_is_not_taken_for_ready(unguarded: str) -> None:

