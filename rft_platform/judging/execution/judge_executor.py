@@ -21,7 +21,7 @@ from rft_platform.common.errors import JudgeUnavailableError, UserError
 from rft_platform.common.fault_classification import described, user_place
 from rft_platform.common.processes.signals import interruptible_loop
 from rft_platform.common.threads import call_in_thread
-from rft_platform.experience.record import METRIC_EXPECTED, is_metric_value
+from rft_platform.experience.record import METRIC_EXPECTED, is_metric_value, valid_text
 from rft_platform.judging.execution.compose import JudgePart, JudgeSpec
 from rft_platform.judging.judge_context import JudgeContext, JudgeState
 from rft_platform.judging.judged_run import JudgedRun
@@ -64,7 +64,7 @@ class Verdict:
         value = _number(part, "", getattr(output, "reward", output), output)
         self.parts[part.name] = value
         for name, metric in (getattr(output, "metrics", None) or {}).items():
-            self.parts[f"{part.name}/{name}"] = _number(part, f"metric {name!r}: ", metric, metric)
+            self.parts[valid_text(f"{part.name}/{name}")] = _number(part, f"metric {name!r}: ", metric, metric)
             if not is_metric_value(metric):
                 raise _wrong_result(part, f"metric {name!r}: ", metric, METRIC_EXPECTED)
         rewards = getattr(output, "rewards", None) or {}
