@@ -2,25 +2,35 @@
 
 import asyncio
 import os
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 from rft_platform.common.threads import end_forked_child
+
+Result = TypeVar("Result")
 
 #: Seconds in which cancelled user code must end, including its ``finally`` blocks.
 STOP_S = 2.0
 
 
 class UserCodeLoop(asyncio.SelectorEventLoop):
-    """An event loop that a SystemExit in a task does not end. The code that awaits the task gets it."""
+    """An event loop that a SystemExit ends only in its main task. In another task, the code that awaits it gets it."""
+
+    _main: asyncio.Future[Any] | None = None
+
+    def run_until_complete(self, future: Awaitable[Result]) -> Result:
+        """Run until ``future``, the main task, is done."""
+        self._main = main = asyncio.ensure_future(future, loop=self)
+        return super().run_until_complete(main)
 
     def run_forever(self) -> None:
         """Run until the loop is stopped."""
         while True:
             try:
                 return super().run_forever()
-            except SystemExit:  # asyncio lets it through, after it has become the result of the task
-                continue
+            except SystemExit:  # asyncio lets it through, after it has become the result of its task
+                if self._main is None or self._main.done():
+                    raise
 
 
 async def await_user_code(coroutine: Coroutine[Any, Any, Any], what: str) -> Any:

@@ -153,5 +153,10 @@ def test_a_callback_that_exits_does_not_end_the_loop() -> None:
         assert runner.run(main()) == "done"
 
 
+def test_a_main_task_that_exits_ends_the_loop() -> None:
+    with asyncio.Runner(loop_factory=UserCodeLoop) as runner, pytest.raises(SystemExit):
+        runner.run(leave())
+
+
 def _exit() -> None:
     raise SystemExit(1)
