@@ -18,6 +18,7 @@ from rft_platform.common.files import last_lines
 from rft_platform.common.processes.parent import STOP_APART_S, STOP_S, SUPERVISOR
 from rft_platform.common.processes.signals import undisturbed
 from rft_platform.common.processes.spawn import kill_process, stop_process, wait_until_ended
+from rft_platform.common.threads import DaemonThreads
 from rft_platform.observability.log_rotation import bound_logs_now_and_then
 from rft_platform.servers.restarts import (
     AT_ONCE,
@@ -183,7 +184,7 @@ class _Probes:
     """Checks in a thread whether each server is ready, one after another, and stores the time of each success."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1)
+        self._pool = DaemonThreads("probes")  # the end of the command does not wait for a check
         self._asked: Future[None] | None = None
         self._asked_at = time.monotonic()
         self._ready_at: dict[int, float] = {}  # by process id

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.hub_messages import without_hub_messages
 from rft_platform.config.paths import DATA_SUFFIXES
 from rft_platform.config.schema.buffer import REASONING_GYM
 from rft_platform.tasks.readers import NumberedRow, plain, read_rows, split_files
@@ -30,7 +31,8 @@ def read_hub(name: str, split: str, subset_name: str | None) -> Iterator[Numbere
             "the package datasets: pip install datasets"
         ) from None
     try:
-        dataset = datasets.load_dataset(name, subset_name, split=split)
+        with without_hub_messages():
+            dataset = datasets.load_dataset(name, subset_name, split=split)
     except (OSError, ValueError) as error:  # not found, offline, unknown subset or split
         reason = " ".join(str(error).split())[:300]
         raise UserError(

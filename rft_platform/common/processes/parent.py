@@ -17,7 +17,7 @@ from rft_platform.common.processes.spawn import stop_process
 #: Environment variable with the process id of the supervisor that started a server.
 SUPERVISOR = "RFT_SUPERVISOR"
 #: Seconds that a server has to end, and then its descendants in other process groups, before they are killed.
-STOP_S, STOP_APART_S = 8.0, 4.0
+STOP_S, STOP_APART_S = 7.0, 4.0
 _POLL_S = 0.5
 
 

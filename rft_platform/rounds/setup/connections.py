@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.hub_messages import without_hub_messages
 from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import database_file
@@ -298,7 +299,8 @@ def _from_hub(name: str, key: str, patterns: Sequence[str] = _OF_MODEL) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+        with without_hub_messages():
+            return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"{key} {name!r} is neither a folder nor a model of the Hugging Face hub that can be "
