@@ -12,7 +12,7 @@ _PACKAGES = ("huggingface_hub", "datasets")
 
 @contextmanager
 def without_hub_messages() -> Iterator[None]:
-    """Hide warnings of the Hugging Face packages in the block. Import ``datasets`` before, because it sets its level."""
+    """Hide warnings of the Hugging Face packages in the block. Import them before: an import sets their level."""
     loggers = [logging.getLogger(name) for name in _PACKAGES]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

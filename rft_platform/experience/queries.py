@@ -211,8 +211,8 @@ def rollout_transcripts(connection: duckdb.DuckDBPyConnection, round: int, n: in
 def _rows(connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
     try:
         cursor = connection.execute(query, list(parameters))
-    except (duckdb.IOException, duckdb.InvalidInputException) as error:  # DuckDB opens most files only now
-        raise StorageError(f"a file cannot be read: {_first_line(error)}; `rft store check` names such files") from error
+    except (duckdb.IOException, duckdb.InvalidInputException) as error:  # most files are opened only now
+        raise StorageError(f"rows cannot be read: {_first_line(error)}; `rft store check` names such files") from error
     names = [column[0] for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 

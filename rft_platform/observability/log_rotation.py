@@ -31,7 +31,8 @@ def max_log_bytes() -> int:
 def bound_logs(folder: Path, max_bytes: int | None = None) -> list[Path]:
     """Copy the end of every ``*.log`` larger than ``max_bytes`` to ``*.log.1`` and truncate it.
 
-    The copy has at most ``max_bytes`` and replaces the previous one. Returns the truncated files. Does nothing while another process rotates the logs of this folder.
+    The copy has at most ``max_bytes`` and replaces the previous one. Returns the truncated files. Does nothing while
+    another process rotates the logs of this folder.
     """
     limit = max_log_bytes() if max_bytes is None else max_bytes
     large = [file for file in folder.glob("*.log") if file.stat().st_size > limit]

@@ -1,6 +1,5 @@
 """A file system fault for the daemon is in force when the daemon starts."""
 
-import subprocess
 import time
 from types import SimpleNamespace
 from typing import cast

@@ -98,7 +98,7 @@ def test_a_server_ends_although_the_clock_was_set(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_one_signal_ends_a_command_in_the_background_with_all_it_started(programs: Path, number: signal.Signals) -> None:
+def test_one_signal_ends_a_background_command_with_all_it_started(programs: Path, number: signal.Signals) -> None:
     command, servers = start_in_background(programs)
     command.send_signal(number)
     assert wait_until_ended([command, *servers], 15) == []

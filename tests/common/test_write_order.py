@@ -20,10 +20,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
     def name(path: Any) -> str:
         cut = files._TEMPORARY.fullmatch(Path(path).name)
-        return Path(path).name if cut is None else f"{cut['target']}.{'old' if Path(path).name.endswith('old') else 'tmp'}"
+        return Path(path).name if cut is None else cut["target"] + Path(path).suffix
 
     def record_fsync(handle: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        path = Path(f"/proc/self/fd/{handle}").readlink()
         content = sorted(map(name, path.iterdir())) if path.is_dir() else [path.read_text()]
         found.append(("fsync", name(path), *content))
         fsync(handle)

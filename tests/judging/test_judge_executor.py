@@ -159,8 +159,8 @@ def test_whatever_a_judge_raises_fails_its_own_run_alone() -> None:
         if response == "cancel":
             asyncio.current_task().cancel()  # type: ignore[union-attr]
             return 1.0
-        errors = {"exit": SystemExit(3), "halt": Halt("stop"), "close": GeneratorExit(), "interrupt": KeyboardInterrupt()}
-        raise {**errors, "cancelled": asyncio.CancelledError()}[response]
+        errors: dict[str, BaseException] = {"exit": SystemExit(3), "halt": Halt("stop"), "close": GeneratorExit()}
+        raise {**errors, "interrupt": KeyboardInterrupt(), "cancelled": asyncio.CancelledError()}[response]
 
     async def judge(task: Any, response: Any) -> Any:
         return 1.0 if response == "a" else raise_error(response)

@@ -17,8 +17,8 @@ from rft_platform.model_registry.sinks.tensorboard import TensorBoardRun
 from rft_platform.model_registry.tracking import metric_name
 
 ODD = (
-    "tool//errors", "tool/errors", "/tool/errors", "tool/errors/", "./tool/errors", "../../x/..", "x", "..", "..0", ".", "/",
-    "", " ", "a:b", "a_b", "a\nb", "a\0b", "mean@4", "mean_at_4", "mean@4\n", "mean@", "@4", "a@b@4", "numeric#2",
+    "tool//errors", "tool/errors", "/tool/errors", "tool/errors/", "./tool/errors", "../../x/..", "x", "..", "..0", ".",
+    "/", "", " ", "a:b", "a_b", "a\nb", "a\0b", "mean@4", "mean_at_4", "mean@4\n", "mean@", "@4", "a@b@4", "numeric#2",
     "numeric_2", "m" * 250, "m" * 251, "m" * 300, "é" * 251, "错误//x", "\ud800", "\udfff", "𝔘", "a" * 249 + "@4",
 )  # fmt: skip
 PIECES = st.sampled_from(["/", "//", ".", "..", "@", "@4", "_at_4", "#2", ":", " ", "\n", "\0", "a", "错", "\ud800"])
@@ -112,7 +112,7 @@ def test_tensorboard_leaves_out_a_name_that_it_cannot_write(tmp_path: Path, capl
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     sink = TensorBoardRun(tmp_path, "run")
-    sink.log_round("r0001-round", 1, {name: 1.0 for name in ODD})
+    sink.log_round("r0001-round", 1, dict.fromkeys(ODD, 1.0))
     events = EventAccumulator(str(tmp_path / "run")).Reload()
     assert set(events.Tags()["scalars"]) == {name for name in ODD if name.isprintable() or "\n" in name or "\0" in name}
     assert "'\\ud800'" in caplog.text

@@ -1,7 +1,7 @@
 """End a server whose supervisor is gone, however that ended: a killed supervisor stops nothing itself.
 
-``python -m rft_platform.common.processes.parent PID`` stops process PID as its supervisor would have done. It is another
-process, because it has to outlive the server that starts it.
+``python -m rft_platform.common.processes.parent PID`` stops process PID as its supervisor would have done. It is
+another process, because it has to outlive the server that starts it.
 """
 
 import os

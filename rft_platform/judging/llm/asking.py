@@ -153,7 +153,7 @@ async def _one_call(
             if allowed is not None and spent >= allowed:
                 raise BudgetSpentError(
                     f"the judge's budget is used up: this judging has made {usage.calls:,} calls with at least "
-                    f"{usage.tokens:,} tokens (those of answers that are not here yet are unknown), budget.{name} allows "
+                    f"{usage.tokens:,} tokens (those of outstanding answers are not known yet), budget.{name} allows "
                     f"{allowed:,}; raise it and judge again (received answers are kept)"
                 )
         context.answers.reserve_call(context.project, budget.project_calls, budget.project_tokens)

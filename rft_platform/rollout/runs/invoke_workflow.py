@@ -22,6 +22,7 @@ LOGGER = logging.getLogger("rft_platform.rollout")
 
 T = TypeVar("T")
 
+
 async def call_workflow(
     workflow: LocalWorkflow, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None
 ) -> Any:

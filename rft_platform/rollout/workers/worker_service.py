@@ -123,7 +123,8 @@ class Worker:
         self._model, self._truncated_reward = setup["model"], setup["truncated_reward"]
         self._sampling = sampling_from_json(setup["sampling"])
         self._tasks_left = False  # True if tasks could not be stopped: the parent then replaces this process
-        self._loop = asyncio.Runner(loop_factory=UserCodeLoop)  # one for all attempts: clients that libraries cache are bound to a loop
+        # one loop for all attempts: clients that libraries cache are bound to a loop
+        self._loop = asyncio.Runner(loop_factory=UserCodeLoop)
 
     def attempt(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Make an attempt and return the message for the parent."""
