@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from rft_platform.common.threads import end_forked_child
@@ -18,7 +18,7 @@ class UserCodeLoop(asyncio.SelectorEventLoop):
 
     _main: asyncio.Future[Any] | None = None
 
-    def run_until_complete(self, future: Awaitable[Result]) -> Result:
+    def run_until_complete(self, future: Generator[Any, None, Result] | Awaitable[Result]) -> Result:
         """Run until ``future``, the main task, is done."""
         self._main = main = asyncio.ensure_future(future, loop=self)
         return super().run_until_complete(main)

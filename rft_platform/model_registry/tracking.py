@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 LOG = logging.getLogger(__name__)
+_warned: set[tuple[str, str]] = set()  # destination and value
 RUN_TAG = "rft.run"  # identity of a training run: a continued project finds its MLflow run by this tag
 _NOTE = "mlflow.note.content"  # MLflow's page of the run shows it as the description
 _AXES = (
@@ -213,10 +213,11 @@ class TrainingRun:
         return found & asked
 
 
-@cache
 def warn_once(destination: str, what: str, error: str) -> None:
-    """Log that a destination refused a value; the project's files have it. Equal calls log one line per process."""
-    LOG.warning("%s refused %s: %s; it is in the project's files", destination, what, error)
+    """Log that a destination refused a value, once per process; the project's files have it."""
+    if (destination, what) not in _warned:
+        _warned.add((destination, what))
+        LOG.warning("%s refused %s: %s; it is in the project's files", destination, what, error)
 
 
 def flatten(value: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:

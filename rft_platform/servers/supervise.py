@@ -33,6 +33,7 @@ LOG = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 180.0
 _POLL_S = 0.2
+_KILLED_S = 5.0
 _PROBE_INTERVAL_S = 10.0
 _EARLY_S = 20.0  # only a server that ends so soon after its start waits for its restart
 _STABLE_S = 60.0  # a server that runs for this long is no longer reported as failing
@@ -254,8 +255,7 @@ def _stop(children: Children) -> None:
                 for child in [*children, *children.left]:
                     kill_process(child.process)
                     _kill_group(child)  # processes that a killed server left behind
-                for child in children:
-                    child.process.wait()
+                wait_until_ended([child.process for child in children], _KILLED_S)
 
 
 def _end_group(child: Child) -> None:
