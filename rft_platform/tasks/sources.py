@@ -1,12 +1,13 @@
 """Locate and read rows of a dataset: a file, the files of a split, or a dataset of the hub or of reasoning-gym."""
 
+import logging
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import UserError
-from rft_platform.common.hub_messages import without_hub_messages
 from rft_platform.config.paths import DATA_SUFFIXES
 from rft_platform.config.schema.buffer import REASONING_GYM
 from rft_platform.tasks.readers import NumberedRow, plain, read_rows, split_files
@@ -19,6 +20,23 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 def is_hub_name(path: str) -> bool:
     """Whether ``path`` can be the name of a Hugging Face dataset: ``name`` or ``owner/name``."""
     return bool(_HUB_NAME.fullmatch(path))
+
+
+@contextmanager
+def without_hub_messages() -> Iterator[None]:
+    """Hide messages of the Hugging Face packages in the block: without a network they log two lines for each retry.
+
+    Import the packages before: an import sets their level.
+    """
+    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def read_hub(name: str, split: str, subset_name: str | None) -> Iterator[NumberedRow]:

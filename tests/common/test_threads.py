@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import asyncio, os, sys
-from rft_platform.common.user_tasks import await_user_code
+from rft_platform.common.threads import await_user_code
 from rft_platform.common.threads import call_in_thread
 
 def fork(raises):

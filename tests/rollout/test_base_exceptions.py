@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rft_platform.common.user_tasks import UserCodeLoop
+from rft_platform.common.threads import UserCodeLoop
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, WorkflowOutput

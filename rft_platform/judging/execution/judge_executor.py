@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from rft_platform.common.errors import JudgeUnavailableError, UserError
 from rft_platform.common.fault_classification import described, user_place
 from rft_platform.common.processes.signals import interruptible_loop
-from rft_platform.common.threads import call_in_thread
-from rft_platform.common.user_tasks import UserCodeLoop, await_user_code, is_cancellation
+from rft_platform.common.threads import UserCodeLoop, await_user_code, call_in_thread, is_cancellation
 from rft_platform.experience.record import METRIC_EXPECTED, is_metric_value, valid_text
 from rft_platform.judging.execution.compose import JudgePart, JudgeSpec
 from rft_platform.judging.judge_context import JudgeContext, JudgeState

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
-from rft_platform.common.threads import DaemonThreads
-from rft_platform.common.user_tasks import is_cancellation
+from rft_platform.common.threads import DaemonThreads, is_cancellation
 from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.row_checks import check_storable

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import UserCodeError
-from rft_platform.common.user_tasks import await_user_code
+from rft_platform.common.threads import await_user_code
 from rft_platform.experience.record import UNFINISHED_METRIC
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.model_handle import ModelHandle

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from rft_platform.common.call_signature import accepted_arguments
 from rft_platform.common.processes.signals import interruptible_loop
-from rft_platform.common.threads import call_in_thread
-from rft_platform.common.user_tasks import STOP_S, UserCodeLoop
+from rft_platform.common.threads import STOP_S, UserCodeLoop, call_in_thread
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.workflow import AgentWorkflow, LocalWorkflow, SingleTurnWorkflow, WorkflowOutput
 from rft_platform.rollout.workflows.chat_models import framework_model, framework_models

@@ -13,9 +13,8 @@ from typing import Any, cast
 
 from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.common.fault_classification import described, user_place
-from rft_platform.common.threads import DaemonThreads
+from rft_platform.common.threads import DaemonThreads, UserCodeLoop
 from rft_platform.common.user_code import drop_safe_path
-from rft_platform.common.user_tasks import UserCodeLoop
 from rft_platform.inference.interface import greedy
 from rft_platform.inference.pool.replicas import Replica, Replicas
 from rft_platform.rollout.recording.history import RunHistory

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
-from rft_platform.common.hub_messages import without_hub_messages
 from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import database_file
@@ -17,6 +16,7 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.noted_versions import configured_uri, local_uri, newest_noted
+from rft_platform.tasks.sources import without_hub_messages
 
 if TYPE_CHECKING:
     from rft_platform.config.schema.explorer import Engine, RolloutModel
