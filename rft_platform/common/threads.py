@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 Result = TypeVar("Result")
 
@@ -88,7 +88,7 @@ class UserCodeLoop(asyncio.SelectorEventLoop):
 
     def run_until_complete(self, future: Generator[Any, None, Result] | Awaitable[Result]) -> Result:
         """Run until ``future``, the main task, is done."""
-        self._main = main = asyncio.ensure_future(future, loop=self)
+        self._main = main = asyncio.ensure_future(cast("Awaitable[Result]", future), loop=self)
         return super().run_until_complete(main)
 
     def run_forever(self) -> None:
