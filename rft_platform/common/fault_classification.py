@@ -51,8 +51,9 @@ def as_fault(error: BaseException) -> RftError:
 
 
 def described(error: BaseException) -> str:
-    """Type and text of ``error`` for a message, a note or a report, with secrets masked."""
-    return redact(f"{type(error).__name__}: {error}")
+    """Type and text of ``error`` for a message, a note or a report, with secrets masked. A group's errors follow it."""
+    inner = "; ".join(map(described, error.exceptions)) if isinstance(error, BaseExceptionGroup) else ""
+    return redact(f"{type(error).__name__}: {error}{f': {inner}' if inner else ''}")
 
 
 def cause_line(error: RftError) -> str:

@@ -1,4 +1,8 @@
-"""Run blocking code in separate daemon threads, so that hanging code delays neither other work nor the process end."""
+"""Run user code in daemon threads and in asyncio tasks of its own.
+
+Blocking code that hangs delays neither other work nor the end of the process. Whatever the code raises, it ends neither
+its event loop nor other code that runs there.
+"""
 
 import asyncio
 import contextvars
@@ -6,10 +10,15 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
+
+Result = TypeVar("Result")
+
+#: Seconds in which cancelled user code must end, including its ``finally`` blocks.
+STOP_S = 2.0
 
 
 class DaemonThreads(ThreadPoolExecutor):
@@ -70,6 +79,65 @@ def _work(work: Callable[[], Any], future: "Future[Any]") -> None:
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+class UserCodeLoop(asyncio.SelectorEventLoop):
+    """An event loop that a SystemExit ends only in its main task. In another task, the code that awaits it gets it."""
+
+    _main: asyncio.Future[Any] | None = None
+
+    def run_until_complete(self, future: Generator[Any, None, Result] | Awaitable[Result]) -> Result:
+        """Run until ``future``, the main task, is done."""
+        self._main = main = asyncio.ensure_future(cast("Awaitable[Result]", future), loop=self)
+        return super().run_until_complete(main)
+
+    def run_forever(self) -> None:
+        """Run until the loop is stopped."""
+        while True:
+            try:
+                return super().run_forever()
+            except SystemExit:  # asyncio lets it through, after it has become the result of its task
+                if self._main is None or self._main.done():
+                    raise
+
+
+async def await_user_code(coroutine: Coroutine[Any, Any, Any], what: str) -> Any:
+    """Await user code in its own asyncio task. If the caller is cancelled, that task has ``STOP_S`` seconds to end.
+
+    Raises what the code raises, which need not be an Exception, and RuntimeError if the code cancels itself. ``what``
+    names the code in that error.
+    """
+    task = asyncio.get_running_loop().create_task(_outcome(coroutine))
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task], timeout=STOP_S)
+        raise
+    if task.cancelled():
+        raise RuntimeError(f"the {what} cancelled itself; the platform did not cancel it")
+    returned, error = task.result()
+    if error is not None:
+        raise error
+    return returned
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether ``error`` is the cancellation of the current task, and not a failure of the code that it runs."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    owner, returned, raised = os.getpid(), None, None
+    try:
+        returned = await coroutine
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # Ctrl-C is no KeyboardInterrupt here: it cancels the main task of the loop
+        raised = error
+    end_forked_child(owner, raised)
+    return returned, raised
 
 
 def end_forked_child(owner: int, error: BaseException | None = None) -> None:

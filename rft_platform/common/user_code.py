@@ -39,7 +39,7 @@ def load_object(reference: str, what: str) -> Any:
         raise UserError(f"{what} {reference!r}: cannot import {module_name} ({error}); is it on PYTHONPATH?") from error
     except FileNotFoundError as error:
         raise UserError(f"{what} {reference!r}: there is no file {module_name}") from error
-    except Exception as error:  # user code may raise anything
+    except (Exception, SystemExit) as error:  # a script may end itself, because it is not meant to be imported
         place = user_place(error)
         cause = f"{described(error)}{f' ({place})' if place else ''}"
         raise UserError(f"{what} {reference!r}: importing {module_name} raised {cause}") from error

@@ -209,7 +209,10 @@ def rollout_transcripts(connection: duckdb.DuckDBPyConnection, round: int, n: in
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-    cursor = connection.execute(query, list(parameters))
+    try:
+        cursor = connection.execute(query, list(parameters))
+    except (duckdb.IOException, duckdb.InvalidInputException) as error:  # most files are opened only now
+        raise StorageError(f"rows cannot be read: {_first_line(error)}; `rft store check` names such files") from error
     names = [column[0] for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
@@ -313,8 +316,13 @@ def _create_view(
     except duckdb.Error as error:
         count = sum(len(paths) for _, paths in groups)
         raise StorageError(
-            f"the view {name} over {count} files cannot be created: {error}: `rft store check` names damaged files"
+            f"the view {name} over {count} files cannot be created: {_first_line(error)}; `rft store check` names "
+            "missing and damaged files"
         ) from error
+
+
+def _first_line(error: duckdb.Error) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _empty(connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema) -> str:

@@ -9,6 +9,7 @@ import sys
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.processes.gc_control import keep_imports
+from rft_platform.common.processes.parent import end_with_supervisor
 from rft_platform.config.home import Home
 from rft_platform.jobs.dagster_internals.daemon_patches import patch_daemon, run_dagster_daemon
 from rft_platform.jobs.instance import end_stranded_launches, open_instance
@@ -18,6 +19,7 @@ from rft_platform.jobs.singleton_lock import singleton_lock
 
 def main() -> None:
     """Run the daemon until it is interrupted; exit code 2 if another daemon serves this home."""
+    end_with_supervisor()
     keep_imports()
     home = Home.from_environment()
     try:

@@ -4,6 +4,7 @@ MLflow appends every metric value that it receives and cannot remove one. A stag
 duplicate its points. A metric is therefore logged once per name and step; the first value is kept.
 """
 
+import hashlib
 import logging
 import re
 import time
@@ -12,21 +13,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rft_platform.common.errors import DiskFullError
 from rft_platform.common.redaction import redact
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 LOG = logging.getLogger(__name__)
+_warned: set[tuple[str, str]] = set()  # destination and value
 RUN_TAG = "rft.run"  # identity of a training run: a continued project finds its MLflow run by this tag
 _NOTE = "mlflow.note.content"  # MLflow's page of the run shows it as the description
 _AXES = (
     "x axis (step) of the metrics: `train/...`: optimiser step (`train/round`: the round of a step); `round/...` and "
     "`eval/...`: round; `system/...`: number of the sample."
 )
-_BATCH_LIMIT = 1000  # entities that MLflow accepts in one call
-_PARAM_LIMIT = 100
+_BATCH_LIMITS = {"metrics": 1000, "params": 100, "tags": 100}  # entities that MLflow accepts in one call
+_NAME_LIMIT = 250  # characters
+_DIGEST_LENGTH = 8  # characters of a changed name
 _DISALLOWED = re.compile(r"[^/\w.\- ]")
+_COUNT, _COUNT_IN_MLFLOW = re.compile(r"@(?=\d+\Z)"), re.compile(r"_at_(?=\d+\Z)")  # ``mean@4``
 
 
 class StepLike(Protocol):
@@ -51,8 +56,19 @@ class MetricLink:
 
 
 def metric_name(name: str) -> str:
-    """Replace the characters that MLflow does not allow: ``mean@4`` becomes ``mean_at_4``."""
-    return _DISALLOWED.sub("_", name.replace("@", "_at_"))
+    """The name under which MLflow stores a metric or a parameter; different names stay different.
+
+    A name that MLflow accepts stays as it is, and ``mean@4`` becomes ``mean_at_4``. In any other name, disallowed
+    characters become ``_`` and parts such as ``..`` are removed; it ends in a digest of the original name.
+    """
+    parts = _DISALLOWED.sub("_", _COUNT.sub("_at_", name)).split("/")
+    accepted = "/".join(part for part in parts if part not in ("", ".", ".."))
+    if accepted.startswith(".."):
+        accepted = f"_{accepted}"
+    if 0 < len(accepted) <= _NAME_LIMIT and _COUNT_IN_MLFLOW.sub("@", accepted) == name:
+        return accepted
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_LENGTH]
+    return f"{accepted[: _NAME_LIMIT - _DIGEST_LENGTH - 1]}-{digest}"
 
 
 class TrainingRun:
@@ -109,21 +125,24 @@ class TrainingRun:
         known = self.client.get_run(self.run_id).data.params
         flat = {metric_name(name): redact(str(value))[:6000] for name, value in flatten(params, ".")}
         new = [Param(name, value) for name, value in flat.items() if name not in known]
-        changed = [RunTag(f"changed.{name}", value) for name, value in flat.items() if known.get(name, value) != value]
-        for part in _chunks(new, _PARAM_LIMIT):
-            self.client.log_batch(self.run_id, params=part)
-        for tags in _chunks(changed, _PARAM_LIMIT):
-            self.client.log_batch(self.run_id, tags=tags)
+        changed = {f"changed.{name}": value for name, value in flat.items() if known.get(name, value) != value}
+        self._log("params", new)
+        self._log("tags", [RunTag(metric_name(name), value) for name, value in changed.items()])
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Set tags of the run, in one call."""
         from mlflow.entities import RunTag
 
-        self.client.log_batch(self.run_id, tags=[RunTag(name, str(value)) for name, value in tags.items()])
+        self._log("tags", [RunTag(name, str(value)) for name, value in tags.items()])
 
     def log_artifact(self, path: Path, folder: str = "") -> None:
-        """Copy a file (a report, a picture) to the run's artifacts, below ``folder``."""
-        self.client.log_artifact(self.run_id, str(path), folder or None)
+        """Copy a file of the project (a report, a picture) to the run's artifacts. A failure is only a warning."""
+        try:
+            self.client.log_artifact(self.run_id, str(path), folder or None)
+        except DiskFullError:
+            raise
+        except Exception as error:  # also of the libraries of an artifact store, such as S3
+            self._warn("artifacts", f"{folder}/{path.name}", error)
 
     def finish(self) -> None:
         """Mark the run as finished; ``reopen`` continues it."""
@@ -148,10 +167,37 @@ class TrainingRun:
             for (key, step), value in points.items()
             if (key, step) not in logged
         ]
-        for part in _chunks(metrics, _BATCH_LIMIT):
-            self.client.log_batch(self.run_id, metrics=part)
+        self._log("metrics", metrics)
         if logged:
             LOG.info("MLflow run %s already has %d of %d metric values", self.run_id, len(logged), len(points))
+
+    def _log(self, kind: str, entities: Sequence[Any]) -> None:
+        """Log metrics, params or tags, in as few calls as possible."""
+        size = _BATCH_LIMITS[kind]
+        for start in range(0, len(entities), size):
+            self._log_part(kind, entities[start : start + size])
+
+    def _log_part(self, kind: str, entities: Sequence[Any]) -> None:
+        """Log entities in one call. If MLflow refuses the call, log each half; a single refused entity is a warning.
+
+        The project's files have every value, so a refusal must not end a round. That MLflow is unavailable is an error.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.log_batch(self.run_id, **{kind: entities})
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            if len(entities) == 1:
+                self._warn(kind, entities[0].key, error)
+                return
+            middle = len(entities) // 2
+            self._log_part(kind, entities[:middle])
+            self._log_part(kind, entities[middle:])
+
+    def _warn(self, kind: str, name: str, error: Exception) -> None:
+        warn_once(f"MLflow run {self.run_id}", f"{kind} {name[:_NAME_LIMIT]!r}", redact(str(error))[:500])
 
     def _logged(self, points: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
         """Return those ``points`` (name and step) that MLflow already has.
@@ -167,8 +213,11 @@ class TrainingRun:
         return found & asked
 
 
-def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+def warn_once(destination: str, what: str, error: str) -> None:
+    """Log that a destination refused a value, once per process; the project's files have it."""
+    if (destination, what) not in _warned:
+        _warned.add((destination, what))
+        LOG.warning("%s refused %s: %s; it is in the project's files", destination, what, error)
 
 
 def flatten(value: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:

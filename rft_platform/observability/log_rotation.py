@@ -15,7 +15,7 @@ from pathlib import Path
 from rft_platform.common.files import atomic_path
 from rft_platform.common.locks import try_lock
 
-DEFAULT_MAX_BYTES = 32 * 2**20
+DEFAULT_MAX_BYTES = 8 * 2**20
 _CHECK_EVERY_S = 10.0
 _WATCH_EVERY_S = 2.0
 _LOCK = ".bounding.lock"
@@ -23,15 +23,16 @@ _checked: dict[Path, float] = {}
 
 
 def max_log_bytes() -> int:
-    """Size above which a log is rotated: ``RFT_LOG_MAX_BYTES``, by default 32 MiB."""
+    """Size above which a log is rotated: ``RFT_LOG_MAX_BYTES``, by default 8 MiB."""
     given = os.environ.get("RFT_LOG_MAX_BYTES", "")
     return int(given) if given.isdigit() and int(given) > 0 else DEFAULT_MAX_BYTES
 
 
 def bound_logs(folder: Path, max_bytes: int | None = None) -> list[Path]:
-    """Copy every ``*.log`` larger than ``max_bytes`` to ``*.log.1`` (replacing the previous copy) and truncate it.
+    """Copy the end of every ``*.log`` larger than ``max_bytes`` to ``*.log.1`` and truncate it.
 
-    Returns the truncated files. Does nothing while another process rotates the logs of this folder.
+    The copy has at most ``max_bytes`` and replaces the previous one. Returns the truncated files. Does nothing while
+    another process rotates the logs of this folder.
     """
     limit = max_log_bytes() if max_bytes is None else max_bytes
     large = [file for file in folder.glob("*.log") if file.stat().st_size > limit]
@@ -41,8 +42,11 @@ def bound_logs(folder: Path, max_bytes: int | None = None) -> list[Path]:
         if not try_lock(lock):
             return []
         for file in large:
-            with atomic_path(file.with_name(file.name + ".1")) as copy:
-                shutil.copy(file, copy)  # keeps the mode: logs are readable by their owner only
+            with atomic_path(file.with_name(file.name + ".1")) as copy, file.open("rb") as source:
+                source.seek(-min(limit, file.stat().st_size), os.SEEK_END)
+                with copy.open("xb") as target:
+                    shutil.copyfileobj(source, target)
+                shutil.copymode(file, copy)  # logs are readable by their owner only
             os.truncate(file, 0)
     return large
 

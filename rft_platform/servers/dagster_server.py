@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.processes.parent import end_with_supervisor
 from rft_platform.config.home import Home
 from rft_platform.servers.mlflow_redirect import MlflowRedirect
 from rft_platform.web_guard.asgi import WebGuard
@@ -23,6 +24,7 @@ _MAKE_APP = "create_app_from_workspace_process_context"
 
 def main() -> None:
     """Serve until interrupted; exit code 2 for an invalid token."""
+    end_with_supervisor()
     from dagster_webserver import cli
 
     try:

@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.processes.parent import end_with_supervisor
 from rft_platform.config.home import Home
 from rft_platform.model_registry.pages import WORKFLOW
 from rft_platform.servers.ports import MLFLOW_PORT
@@ -29,6 +30,7 @@ BACKEND = "MLFLOW_BACKEND_STORE_URI"
 
 def main() -> None:
     """Serve until interrupted; exit code 2 for bad options."""
+    end_with_supervisor()
     options = options_parser().parse_args()
     try:
         app = guarded_application(options, access_token(Home.from_environment().web_token))

@@ -13,6 +13,7 @@ import uvicorn
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.processes.gc_control import keep_imports
+from rft_platform.common.processes.parent import end_with_supervisor
 from rft_platform.common.user_code import load_object
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import SamplingParams
@@ -161,6 +162,7 @@ def keep(project: Project, store: TrafficStore, rule: CommitRule, stop: threadin
 
 def main() -> None:
     """Serve the project of ``RFT_HOME``; exit status 2 for a user's mistake."""
+    end_with_supervisor()
     keep_imports()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     configure("service")

@@ -15,7 +15,10 @@ import psutil
 
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import last_lines
-from rft_platform.common.processes.spawn import stop_process, wait_until_ended
+from rft_platform.common.processes.parent import STOP_APART_S, STOP_S, SUPERVISOR
+from rft_platform.common.processes.signals import undisturbed
+from rft_platform.common.processes.spawn import kill_process, stop_process, wait_until_ended
+from rft_platform.common.threads import DaemonThreads
 from rft_platform.observability.log_rotation import bound_logs_now_and_then
 from rft_platform.servers.restarts import (
     AT_ONCE,
@@ -29,8 +32,8 @@ from rft_platform.servers.restarts import (
 LOG = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 180.0
-_STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.2
+_KILLED_S = 5.0
 _PROBE_INTERVAL_S = 10.0
 _EARLY_S = 20.0  # only a server that ends so soon after its start waits for its restart
 _STABLE_S = 60.0  # a server that runs for this long is no longer reported as failing
@@ -59,8 +62,8 @@ class Child:
     """A started server. It has its own session, so Ctrl-C in the terminal does not reach it."""
 
     server: Server
-    process: subprocess.Popen[bytes]
-    created: float
+    process: psutil.Popen
+    started: float  # monotonic time
     log: Path
 
     def check(self) -> None:
@@ -91,7 +94,7 @@ class Children(list[Child]):
         for number, child in enumerate(self):
             name = child.server.name
             if child.process.poll() is None:
-                if name in self._reported and time.time() - child.created > _STABLE_S:
+                if name in self._reported and time.monotonic() - child.started > _STABLE_S:
                     self._reported.remove(name)
                     report_running(child.log.parent, name)
                 continue
@@ -113,7 +116,7 @@ class Children(list[Child]):
         name, now = child.server.name, time.monotonic()
         deaths = self.deaths[name] = [*recent(self.deaths.get(name, ()), now), now]
         early = self._early[name] = recent(self._early.get(name, ()), now)
-        if time.time() - child.created < _EARLY_S:
+        if now - child.started < _EARLY_S:
             early.append(now)
         wait = wait_before_restart(len(early))
         self._restart_at[name] = now + wait
@@ -182,7 +185,7 @@ class _Probes:
     """Checks in a thread whether each server is ready, one after another, and stores the time of each success."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1)
+        self._pool = DaemonThreads("probes")  # the end of the command does not wait for a check
         self._asked: Future[None] | None = None
         self._asked_at = time.monotonic()
         self._ready_at: dict[int, float] = {}  # by process id
@@ -206,15 +209,15 @@ def _start(server: Server, logs: Path) -> Child:
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{server.name.lower()}.log"
     with log.open("ab") as stream:
-        process = subprocess.Popen(
+        process = psutil.Popen(
             server.command,
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env=dict(server.env),
+            env={**server.env, SUPERVISOR: str(os.getpid())},
             start_new_session=True,
         )
-    return Child(server, process, psutil.Process(process.pid).create_time(), log)
+    return Child(server, process, time.monotonic(), log)
 
 
 def _wait_until_ready(children: Children) -> None:
@@ -237,25 +240,29 @@ def _wait_until_ready(children: Children) -> None:
 
 
 def _stop(children: Children) -> None:
-    """Stop all servers concurrently, each with its child processes."""
+    """Stop all servers concurrently, each with its child processes. A second signal meanwhile kills them."""
     if not children:
         return
-    children.forget_reports()
     with ThreadPoolExecutor(len(children) + len(children.left)) as pool:
-        left = [pool.submit(_end_group, child) for child in children.left]
-        list(pool.map(lambda child: stop_process(child.process.pid, child.created, _STOP_TIMEOUT_S), children))
-        for ending in left:
-            ending.result()
-    for child in children:
-        child.process.wait()
-        _kill_group(child)  # processes that a killed server left behind
+        try:
+            children.forget_reports()
+            left = [pool.submit(_end_group, child) for child in children.left]
+            list(pool.map(lambda child: stop_process(child.process, STOP_S, STOP_APART_S), children))
+            for ending in left:
+                ending.result()
+        finally:
+            with undisturbed():
+                for child in [*children, *children.left]:
+                    kill_process(child.process)
+                    _kill_group(child)  # processes that a killed server left behind
+                wait_until_ended([child.process for child in children], _KILLED_S)
 
 
 def _end_group(child: Child) -> None:
     """End the processes left in a dead server's group: SIGTERM, then SIGKILL."""
     with suppress(ProcessLookupError):
         os.killpg(child.process.pid, signal.SIGTERM)
-    wait_until_ended(_members(child.process.pid), _STOP_TIMEOUT_S)
+    wait_until_ended(_members(child.process.pid), STOP_S)
     _kill_group(child)
 
 

@@ -1,7 +1,9 @@
 """Locate and read rows of a dataset: a file, the files of a split, or a dataset of the hub or of reasoning-gym."""
 
+import logging
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,23 @@ def is_hub_name(path: str) -> bool:
     return bool(_HUB_NAME.fullmatch(path))
 
 
+@contextmanager
+def without_hub_messages() -> Iterator[None]:
+    """Hide messages of the Hugging Face packages in the block: without a network they log two lines for each retry.
+
+    Import the packages before: an import sets their level.
+    """
+    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def read_hub(name: str, split: str, subset_name: str | None) -> Iterator[NumberedRow]:
     """Rows of the dataset, numbered from 1; without a network they come from the local cache."""
     try:
@@ -30,7 +49,8 @@ def read_hub(name: str, split: str, subset_name: str | None) -> Iterator[Numbere
             "the package datasets: pip install datasets"
         ) from None
     try:
-        dataset = datasets.load_dataset(name, subset_name, split=split)
+        with without_hub_messages():
+            dataset = datasets.load_dataset(name, subset_name, split=split)
     except (OSError, ValueError) as error:  # not found, offline, unknown subset or split
         reason = " ".join(str(error).split())[:300]
         raise UserError(

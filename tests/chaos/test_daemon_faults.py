@@ -1,10 +1,10 @@
 """A file system fault for the daemon is in force when the daemon starts."""
 
-import subprocess
 import time
 from types import SimpleNamespace
 from typing import cast
 
+import psutil
 import pytest
 
 from chaos import daemon_mode
@@ -25,9 +25,9 @@ def test_the_daemon_restarts_with_its_fault_in_force(tmp_path, monkeypatch: pyte
         cast(Scratch, SimpleNamespace(home=lambda name: home)), faults=IoFaults(tmp_path, home.root, [fault], "daemon")
     )
     server = Server("daemon", ["sleep", "60"], {}, is_ready=lambda: True, restarts=True)
-    first = subprocess.Popen(server.command, start_new_session=True)
+    first = psutil.Popen(server.command, start_new_session=True)
     mode._children = children = Children()
-    children.append(Child(server, first, time.time(), tmp_path / "daemon.log"))
+    children.append(Child(server, first, time.monotonic(), tmp_path / "daemon.log"))
 
     mode.maintain()
     assert first.wait(10) == -15

@@ -116,9 +116,7 @@ def test_start_wait_and_stop(tmp_path: Path) -> None:
     lease = wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
     assert lease.pid == process.pid and is_alive(lease)
     assert os.getsid(process.pid) == process.pid
-    stop_process(lease.pid, lease.create_time - 60, 5)  # another process's identity: left alone
-    assert is_alive(lease)
-    stop_process(lease.pid, lease.create_time, 5)
+    stop_process(process, 5)
     assert not is_alive(lease)
     assert not psutil.pid_exists(process.pid)  # reaped, too
 
@@ -128,7 +126,7 @@ def test_a_deaf_process_is_killed_with_its_children(tmp_path: Path) -> None:
     process = start(tmp_path, READY.format(before=deaf))
     lease = wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
     child = process.children()[0]
-    stop_process(process.pid, process.create_time(), 0.2)
+    stop_process(process, 0.2)
     assert not is_alive(lease)
     assert find_process(process.pid, process.create_time()) is None
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
@@ -139,7 +137,7 @@ def test_what_a_process_started_in_a_session_of_its_own_is_told_after_it(tmp_pat
     wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
     family = [process, *process.children()]
     began = time.monotonic()
-    stop_process(process.pid, process.create_time(), 20)
+    stop_process(process, 20)
     assert time.monotonic() - began < 10
     assert len(family) == 2 and wait_until_ended(family, 0) == []
     assert (tmp_path / "said").read_text() == "bye"
@@ -151,7 +149,7 @@ def test_a_deaf_process_does_not_wait_for_a_deaf_one_in_a_session_of_its_own(tmp
     process = start(tmp_path, READY.format(before=both))
     wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
     (apart,) = process.children()
-    stopping = threading.Thread(target=stop_process, args=(process.pid, process.create_time(), 1.0))
+    stopping = threading.Thread(target=stop_process, args=(process, 1.0))
     stopping.start()
     assert wait_until_ended([process], 1.6) == []
     assert wait_until_ended([apart], 0) == [apart], "each process has its own time limit"
@@ -169,7 +167,7 @@ def test_a_detached_process_holds_on_to_no_file_of_its_starter(tmp_path: Path) -
         assert os.read(reading, 1) == b""  # nobody else could write
     finally:
         os.close(reading)
-        stop_process(process.pid, process.create_time(), 5)
+        stop_process(process, 5)
 
 
 def test_a_process_that_ends_early_is_reported_at_once_with_its_log(tmp_path: Path) -> None:
@@ -185,7 +183,7 @@ def test_waiting_ends_after_the_time_limit(tmp_path: Path) -> None:
         with pytest.raises(StartError, match="not ready after"):
             wait_for_lease(tmp_path / "lease.json", process, 0.1, tmp_path / "child.log")
     finally:
-        stop_process(process.pid, process.create_time(), 5)
+        stop_process(process, 5)
 
 
 def test_free_port_can_be_bound() -> None:

@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from rft_platform.common.processes.signals import interruptible_loop
+from rft_platform.common.processes.signals import interruptible_loop, terminable
 
 
 class Stop(BaseException):
@@ -40,6 +40,35 @@ def test_a_signal_within_a_callback_ends_the_loop(number: signal.Signals) -> Non
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def test_a_termination_ends_a_loop_whose_interruption_is_ignored() -> None:
+    async def work() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(10)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, raise_stop)
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible_loop():
+            asyncio.run(work())
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+
+
+def test_a_command_ends_by_each_signal_and_by_a_hang_up_only_once() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with terminable():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                with pytest.raises(KeyboardInterrupt):
+                    signal.raise_signal(number)
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert {signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)} == {signal.SIG_DFL}
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import asyncio, os, sys
-from rft_platform.rollout.runs.invoke_workflow import await_user_code
+from rft_platform.common.threads import await_user_code
 from rft_platform.common.threads import call_in_thread
 
 def fork(raises):
@@ -22,7 +22,7 @@ async def main(where, raises):
     if where == "thread":
         returned = await call_in_thread(fork, {"raises": raises})
     else:
-        returned = await await_user_code(fork_on_the_loop(raises))
+        returned = await await_user_code(fork_on_the_loop(raises), "workflow")
     print(returned, flush=True)
     _, status = os.wait()
     print("child ended with", os.waitstatus_to_exitcode(status))

@@ -88,6 +88,16 @@ def test_the_examples_pass_on_a_gpu_machine() -> None:
         ({"evaluation__schedule": "0 3 * * fre"}, "five fields of cron"),
         ({"warm_start": {"path": "owner/data", "stop_at": 0.4}}, "there is none: add one"),
         ({"buffer__explorer_input__eval_tasksets": [{"path": "o/d"}, {"path": "o/d"}]}, "two entries are called"),
+        ({"buffer__explorer_input__eval_tasksets": [{"path": "o/d"}, {"path": "p/d"}]}, "called 'd-train'"),
+        *(
+            ({"buffer__explorer_input__eval_tasksets": [{"path": "o/d", "name": name}]}, f"[0].name {name!r}: {fault}")
+            for name, fault in {
+                "math//hard": "has the character '/'", "../../../x": "has the character '/'", "..": "refers to another",
+                " x": "begins or ends with a space", "": "is empty", "a\nb": "has characters that cannot be printed",
+                "x" * 101: "is longer than 100 characters",
+            }.items()
+        ),
+        ({"buffer__explorer_input__taskset__name": "math/hard"}, "taskset.name 'math/hard': has the character '/'"),
         ({"model__lora_configs": [{"name": "a"}, {"name": "b"}]}, "one adapter"),
     ],
 )  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dagster as dg
+import psutil
 import pytest
 import yaml
 
@@ -117,15 +118,14 @@ def _tick_sensors(project: ProjectFolder, instance: dg.DagsterInstance) -> None:
     environment = {**project.environment, "DAGSTER_HOME": str(project.home / "dagster"), "RFT_SENSOR_INTERVAL_S": "1"}
     log = project.home / "logs" / "daemon.log"
     with log.open("w") as stream:
-        daemon = subprocess.Popen(
+        daemon = psutil.Popen(
             [sys.executable, "-m", "rft_platform.jobs.daemon", "run", "-w", str(workspace)],
             env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-    created = time.time()
     try:
         _wait_for_tick(instance, "alert_on_run_failure", daemon, log)
     finally:
-        stop_process(daemon.pid, created)
+        stop_process(daemon)
         daemon.wait(timeout=30)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from rft_platform.common.errors import JudgeUnavailableError, UserError
+from rft_platform.common.errors import JudgeUnavailableError, UserCodeError, UserError
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.judging.judged_run import JudgedRun, judged_run
@@ -138,6 +138,51 @@ def test_a_judge_that_exits_is_a_judge_that_failed() -> None:
     runs = judge_runs(run_rows(["a", "x", "y"]), TASKS, build_judge(leaves))
     first, *failed = [str(run.error).partition(" (")[0] for run in runs]  # the place comes after it
     assert (first, failed) == ("None", ["RuntimeError: SystemExit: 3", "RuntimeError: StopIteration: "])
+
+
+class Halt(BaseException):
+    """No Exception, as the cancellation of another event loop's library."""
+
+
+class Unreadable:
+    """A verdict whose attribute ends the caller."""
+
+    @property
+    def reward(self) -> float:
+        raise Halt("no reward")
+
+
+def test_whatever_a_judge_raises_fails_its_own_run_alone() -> None:
+    def raise_error(response: str) -> Any:
+        if response == "unreadable":
+            return Unreadable()
+        if response == "cancel":
+            asyncio.current_task().cancel()  # type: ignore[union-attr]
+            return 1.0
+        errors: dict[str, BaseException] = {"exit": SystemExit(3), "halt": Halt("stop"), "close": GeneratorExit()}
+        raise {**errors, "interrupt": KeyboardInterrupt(), "cancelled": asyncio.CancelledError()}[response]
+
+    async def judge(task: Any, response: Any) -> Any:
+        return 1.0 if response == "a" else raise_error(response)
+
+    async def gathers(task: Any, response: Any) -> Any:
+        return (await asyncio.gather(judge(task, response), asyncio.sleep(0)))[0]
+
+    expected = {
+        "exit": "SystemExit: 3", "halt": "Halt: stop", "close": "GeneratorExit:", "unreadable": "Halt: no reward",
+        "cancelled": "RuntimeError: the judge cancelled itself; the platform did not cancel it",
+    }  # fmt: skip
+    for function, texts in ((judge, {**expected, "interrupt": "KeyboardInterrupt:"}), (gathers, expected)):
+        runs = judge_runs(run_rows(["a", *texts, "a"]), TASKS, build_judge(function))
+        assert [run.reward for run in runs if run.error is None] == [1.0, 1.0]
+        found = [str(run.error).partition(" (")[0].strip() for run in runs if run.error is not None]
+        assert found == list(texts.values())
+
+    async def judge_group(task: Any, responses: Any) -> Any:
+        return [1.0, raise_error("halt")]
+
+    with pytest.raises(UserCodeError, match="the judge failed on all 2 runs; the first: Halt: stop"):
+        judge_runs(run_rows(["a", "b"]), TASKS, build_judge(judge_group))
 
 
 def test_a_judge_that_needs_signals_has_the_main_thread() -> None:

@@ -1,6 +1,7 @@
 """Traces over a small project: a warm start and three rounds, the second a dead end, in a real store."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
@@ -124,6 +125,16 @@ def test_a_row_leads_to_every_checkpoint_that_carries_it(world: World) -> None:
     assert [ref.policy_version for ref in trace.trained] == [8]
     assert [ref.policy_version for ref in trace.descendants] == [16, 24]
     assert json.loads(json.dumps(trace.to_json()))["trained"][0]["checkpoint"] == str(world.folder(8))
+
+
+@pytest.mark.parametrize(("number", "which"), [(1, "rollouts"), (3, "rollouts"), (1, "judged")])
+def test_a_missing_file_of_rows_is_named_in_one_line(world: World, number: int, which: str) -> None:
+    file = next((world.store.round_folder(number) / which).glob("*.parquet"))
+    file.unlink()
+    with pytest.raises(StorageError, match=re.escape(str(file))) as raised:
+        trace_row(rollout(1, 2).row_id, world.store, world.checkpoints.parent)
+    remedy = "judge round r0001 again" if which == "judged" else "`rft store check`"
+    assert remedy in str(raised.value) and len(str(raised.value).splitlines()) == 1
 
 
 def test_a_dropped_row_trained_nothing(world: World) -> None:

@@ -11,7 +11,6 @@ from chaos.syscall_faults import SyscallFault, injecting
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.system_metrics import system_metrics
-from rft_platform.model_registry.tracking import metric_name
 
 
 @dataclass
@@ -131,11 +130,6 @@ def test_artifacts_are_copied_below_the_project(registry: ModelRegistry, tmp_pat
     run.log_artifact(report, "rounds/r0001")
     copies = list((tmp_path / "mlflow" / "artifacts" / "demo").glob("*/artifacts/rounds/r0001/report.md"))
     assert [copy.read_text() for copy in copies] == ["# fine"]
-
-
-def test_names_are_mapped_to_what_mlflow_takes() -> None:
-    assert metric_name("eval/a b/best@8") == "eval/a b/best_at_8"
-    assert metric_name("loss(é%)") == "loss_é__"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dagster as dg
+import psutil
 import pytest
 
 from rft_platform.common.processes.spawn import stop_process
@@ -183,19 +184,16 @@ def daemon(project: Project, inbox: Inbox) -> Iterator[Callable[[], None]]:
         "OMP_NUM_THREADS": "1",
     }
     with log.open("w") as stream:
-        process = subprocess.Popen(
+        process = psutil.Popen(
             [sys.executable, "-m", "rft_platform.jobs.daemon", "run", "-w", str(workspace)],
             env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-    created = time.time()
 
     def check() -> None:
         assert process.poll() is None, log.read_text()
 
     yield check
-    import psutil
-
-    stop_process(process.pid, psutil.Process(process.pid).create_time() if process.poll() is None else created)
+    stop_process(process)
     process.wait(timeout=30)
 
 

@@ -56,6 +56,12 @@ def test_only_one_process_at_a_time_sets_aside(tmp_path: Path) -> None:
     assert bound_logs(tmp_path, max_bytes=10) == [tmp_path / "a.log"]
 
 
+def test_the_copy_of_a_large_log_is_its_end(tmp_path: Path) -> None:
+    (tmp_path / "driver.log").write_text("".join(f"line {number:04}\n" for number in range(1000)))
+    bound_logs(tmp_path, max_bytes=25)
+    assert (tmp_path / "driver.log.1").read_text() == "0997\nline 0998\nline 0999\n"
+
+
 def test_the_limit_comes_from_the_environment(monkeypatch) -> None:
     assert max_log_bytes() == DEFAULT_MAX_BYTES
     monkeypatch.setenv("RFT_LOG_MAX_BYTES", "1000")

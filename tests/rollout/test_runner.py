@@ -1,6 +1,7 @@
 """Runs of agents over HTTP: isolation, failures, group policies, determinism."""
 
 import asyncio
+import itertools
 import random
 import threading
 from collections import Counter
@@ -16,6 +17,7 @@ from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport
 from rft_platform.rollout.runner.run_rollouts import run_rollouts
+from rft_platform.rollout.runs.run import Run
 from rft_platform.rollout.workflow import Workflow, WorkflowOutput
 from rft_platform.tasks.task import Task
 
@@ -50,6 +52,37 @@ def test_steps_output_and_reward_stand_on_the_last_row(engine: FakeEngine) -> No
 def test_a_rerun_gives_the_same_rows(engine: FakeEngine) -> None:
     first, again = explore(engine, ask_once), explore(engine, ask_once)
     assert [(r.row_id, r.response_ids) for r in first.rows] == [(r.row_id, r.response_ids) for r in again.rows]
+
+
+def test_each_attempt_has_a_seed_of_its_own_and_a_repeated_batch_has_the_same_seeds(engine: FakeEngine) -> None:
+    """A retry with the seed of the failed attempt would fail in the same way."""
+
+    def seeds() -> dict[str, list[int]]:
+        engine.chat_requests.clear()
+        workflow = Flaky({"question 1": ("raise", 2)})
+        batch = explore(engine, workflow, count=2, repeat_times=1, max_retries=2, concurrency=1)
+        assert (batch.report.rows, batch.report.retried) == (2, 2)
+        found: dict[str, list[int]] = {}
+        for body in engine.chat_requests:
+            found.setdefault(body["messages"][0]["content"], []).append(body["seed"])
+        return found
+
+    first = seeds()
+    assert [len(set(own)) for own in first.values()] == [1, 3]
+    assert seeds() == first
+    places = itertools.product((1, 2), (0, 1), (0, 1), (0, 1))
+    runs = [Run(number, batch, index, repeat, tasks(1)[0]) for number, batch, index, repeat in places]
+    assert len({run.seed(base, attempt) for run in runs for base in (0, 1) for attempt in (0, 1)}) == 16 * 4
+
+
+def test_runs_and_groups_of_all_batches_have_different_ids(engine: FakeEngine) -> None:
+    places = [(round_number, batch) for round_number in (1, 2) for batch in (0, 1)]
+    batches = [explore(engine, ask_once, count=2, round=number, batch=batch) for number, batch in places]
+    rows = [row for batch in batches for row in batch.rows]
+    groups = {row.group_id: row.task_id for row in rows}
+    assert len(groups) == 4 * 2, "one for each task of each batch"
+    assert len({row.run_id for row in rows}) == len({row.row_id for row in rows}) == len(rows) == 4 * 2 * 2
+    assert all(groups[row.group_id] == row.task_id and row.run_id.startswith(f"{row.group_id}-") for row in rows)
 
 
 def test_class_style_workflow_returns_its_experiences(engine: FakeEngine) -> None:

@@ -2,9 +2,12 @@
 
 import csv
 import json
+import logging
+import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -167,6 +170,29 @@ def test_a_hub_name_without_a_network_is_a_clear_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     with pytest.raises(UserError, match=r"'nobody/nothing'.*could not be read from Hugging Face.*local copy"):
         load_tasks("nobody/nothing")
+
+
+def test_a_hub_that_does_not_answer_is_one_error_without_other_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    import datasets.config
+    import huggingface_hub.utils._http as requests_of_hub
+
+    nowhere, waits = "http://127.0.0.1:9", list[float]()
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", nowhere)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", nowhere)
+    template = nowhere + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", nowhere)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(requests_of_hub, "time", SimpleNamespace(sleep=waits.append, time=time.time))
+    before = logging.getLogger("huggingface_hub").level
+    with pytest.raises(UserError, match=r"'nobody/nothing'.*could not be read from Hugging Face"):
+        load_tasks("nobody/nothing")
+    assert waits, "requests were repeated"
+    assert [record.name for record in caplog.records if record.name.startswith(("huggingface", "datasets"))] == []
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("huggingface_hub").level == before
 
 
 def test_the_digest_covers_order_content_and_mapping(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def metrics(
     Scrapers send `Authorization: Bearer TOKEN`; the token is RFT_WEB_TOKEN, or else the content of RFT_HOME/web_token.
     """
     from rft_platform.common.errors import UserError
+    from rft_platform.common.processes.parent import end_with_supervisor
     from rft_platform.common.processes.signals import terminable
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output
@@ -116,6 +117,7 @@ def metrics(
     from rft_platform.observability.logs import configured
     from rft_platform.web_guard.token import access_token
 
+    end_with_supervisor()  # `rft ui --metrics-port` starts this command
     home = Home.from_environment()
     use_home(home)
     token = None if no_token else access_token(home.web_token)

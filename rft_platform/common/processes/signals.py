@@ -22,16 +22,29 @@ def is_interrupted() -> bool:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP (a closed terminal) raise KeyboardInterrupt in the block, as Ctrl-C does."""
-    # A signal that is ignored, as under nohup, stays ignored.
-    numbers = [n for n in _handled(signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, signal.default_int_handler)
+    """Make SIGTERM and SIGHUP (a closed terminal) raise KeyboardInterrupt in the block, as Ctrl-C does.
+
+    SIGINT does so, too, where a script's ``&`` has made the command ignore it. A SIGHUP that is ignored, as under
+    nohup, stays ignored; only the first one counts, because shell and kernel both send one.
+    """
+    own = {
+        signal.SIGINT: (signal.SIG_IGN, signal.default_int_handler),
+        signal.SIGTERM: (signal.SIG_DFL, signal.default_int_handler),
+        signal.SIGHUP: (signal.SIG_DFL, _hang_up),
+    }
+    before = {n: own[n][0] for n in _handled(*own) if signal.getsignal(n) == own[n][0]}
+    for number in before:
+        signal.signal(number, own[number][1])
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _hang_up(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -39,10 +52,12 @@ def interruptible_loop() -> Iterator[None]:
     """Let SIGINT and SIGTERM cancel the main task of an ``asyncio.Runner`` in the block: it raises KeyboardInterrupt.
 
     A handler that raises another BaseException, as Dagster's does, may be called within a callback of the event loop,
-    which would only log the exception: the signal would be lost.
+    which would only log the exception: the signal would be lost. SIGTERM arrives as SIGINT, so where SIGTERM is handled
+    SIGINT is not ignored.
     """
     handlers = {number: signal.getsignal(number) for number in _handled(signal.SIGINT, signal.SIGTERM)}
-    replaced = {number: handler for number, handler in handlers.items() if callable(handler)}
+    is_used = any(map(callable, handlers.values()))
+    replaced = {n: handler for n, handler in handlers.items() if callable(handler) or (is_used and n == signal.SIGINT)}
     for number in replaced:
         own = signal.default_int_handler if number == signal.SIGINT else _raise_interrupt
         signal.signal(number, own)

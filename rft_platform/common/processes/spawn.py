@@ -15,7 +15,6 @@ from rft_platform.common.files import last_lines
 from rft_platform.common.processes.lease import (
     CREATE_TIME_TOLERANCE_S,
     Lease,
-    find_process,
     holder,
     is_alive,
     read_lease,
@@ -54,29 +53,47 @@ def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> p
     return psutil.Process(pid)
 
 
-def stop_process(pid: int, create_time: float, timeout_s: float = 10.0) -> None:
+def stop_process(process: psutil.Process, timeout_s: float = 10.0, apart_s: float | None = None) -> None:
     """End a process, its process group and its descendants: SIGTERM, then SIGKILL for those left after ``timeout_s``.
 
     A stopped process is continued, so that it can handle the SIGTERM. Descendants in other groups (such as an engine
-    that a run started) are signalled after the group has ended, so that their users can close connections first. If the
-    process has already ended or its pid was reused, nothing is done.
+    that a run started) are signalled after the group has ended, so that their users can close connections first; they
+    have ``apart_s`` seconds (default: ``timeout_s``). If the process has already ended or its pid was reused, nothing
+    is done.
     """
-    process = find_process(pid, create_time)
-    if process is None:
+    if not _runs(process):
         return
-    family = [process]
-    with suppress(psutil.NoSuchProcess):
-        family += process.children(recursive=True)
-    group = {member.pid for member in family if _group_of(member.pid) == _group_of(pid)}
-    _signal_group(pid, signal.SIGTERM)
-    _signal_group(pid, signal.SIGCONT)
-    _kill_after([member for member in family if member.pid in group], timeout_s)
-    apart = [member for member in family if member.pid not in group and _runs(member)]
+    group, apart = _family(process)
+    _signal_group(process.pid, signal.SIGTERM)
+    _signal_group(process.pid, signal.SIGCONT)
+    _kill_after(group, timeout_s)
+    apart = [member for member in apart if _runs(member)]
     for member in apart:
         with suppress(psutil.NoSuchProcess):
             member.terminate()
             member.resume()
-    _kill_after(apart, timeout_s)
+    _kill_after(apart, timeout_s if apart_s is None else apart_s)
+
+
+def kill_process(process: psutil.Process) -> None:
+    """Kill a process, its process group and its descendants at once."""
+    if not _runs(process):
+        return
+    _, apart = _family(process)
+    _signal_group(process.pid, signal.SIGKILL)
+    for member in apart:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+
+
+def _family(process: psutil.Process) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """A process with its descendants: those in its process group, and those in other groups. Never the caller."""
+    family, leader = [process], _group_of(process.pid)
+    with suppress(psutil.NoSuchProcess):
+        family += process.children(recursive=True)
+    family = [member for member in family if member.pid != os.getpid()]
+    group = [member for member in family if _group_of(member.pid) == leader]
+    return group, [member for member in family if member not in group]
 
 
 def stop_holder(lease: Lease, timeout_s: float = 10.0) -> bool:
@@ -88,7 +105,7 @@ def stop_holder(lease: Lease, timeout_s: float = 10.0) -> bool:
     if root is None:
         return False
     with suppress(psutil.NoSuchProcess):
-        stop_process(root.pid, root.create_time(), timeout_s)
+        stop_process(root, timeout_s)
     return True
 
 

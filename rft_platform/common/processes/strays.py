@@ -44,7 +44,7 @@ def end_strays(lease: Path, timeout_s: float = 10.0, starter: str | None = None)
     ended = []
     for process in started_for(lease, starter):
         with suppress(psutil.NoSuchProcess):
-            stop_process(process.pid, process.create_time(), timeout_s)
+            stop_process(process, timeout_s)
             ended.append(process.pid)
     return ended
 

@@ -69,7 +69,7 @@ def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
         )
     if config.mode == "bench" and not inputs.eval_tasksets:
         yield "buffer.explorer_input.eval_tasksets is empty: mode bench needs at least one"
-    names = [taskset.name or f"{taskset.path}:{taskset.split}" for taskset in inputs.eval_tasksets]
+    names = [taskset.known_as for taskset in inputs.eval_tasksets]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"buffer.explorer_input.eval_tasksets: two entries are called {name!r}; give each a unique name"
     yield from _mix_problems(config, inputs)

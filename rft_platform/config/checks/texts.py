@@ -1,4 +1,4 @@
-"""Checks of texts: names that become folders or names in MLflow, and settings that contain a secret.
+"""Checks of texts: names that become folders or parts of names in MLflow, and settings that contain a secret.
 
 Configurations are stored as files and shown in web interfaces, so a password or key in them is refused.
 """
@@ -19,6 +19,8 @@ def name_problems(config: RftConfig) -> Iterator[str]:
     names = {"project": config.project, "name": config.name}
     if config.registry.model_name is not None:
         names["registry.model_name"] = config.registry.model_name
+    tasksets = config.buffer.explorer_input.every
+    names |= {f"{key}.name": taskset.name for key, taskset in tasksets.items() if taskset.name is not None}
     for key, name in names.items():
         if (fault := _fault(name)) is not None:
             yield f"{key} {name!r}: {fault}; expected a name such as gsm8k-first"

@@ -250,7 +250,7 @@ def _start(launch: _Launch, timeout_s: float) -> EngineClient:
     except StartError as error:
         if error.exit_code == EXIT_USER_ERROR:
             raise UserError(_last_line(launch.log)) from error
-        stop_process(process.pid, process.create_time() if process.is_running() else 0.0, STOP_TIMEOUT_S)
+        stop_process(process, STOP_TIMEOUT_S)
         raise EngineError(f"the policy engine does not start: {error}") from error
 
 

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from rft_platform.common.errors import JudgeUnavailableError, UserError
 from rft_platform.common.fault_classification import described, user_place
 from rft_platform.common.processes.signals import interruptible_loop
-from rft_platform.common.threads import call_in_thread
-from rft_platform.experience.record import METRIC_EXPECTED, is_metric_value
+from rft_platform.common.threads import UserCodeLoop, await_user_code, call_in_thread, is_cancellation
+from rft_platform.experience.record import METRIC_EXPECTED, is_metric_value, valid_text
 from rft_platform.judging.execution.compose import JudgePart, JudgeSpec
 from rft_platform.judging.judge_context import JudgeContext, JudgeState
 from rft_platform.judging.judged_run import JudgedRun
@@ -64,7 +64,7 @@ class Verdict:
         value = _number(part, "", getattr(output, "reward", output), output)
         self.parts[part.name] = value
         for name, metric in (getattr(output, "metrics", None) or {}).items():
-            self.parts[f"{part.name}/{name}"] = _number(part, f"metric {name!r}: ", metric, metric)
+            self.parts[valid_text(f"{part.name}/{name}")] = _number(part, f"metric {name!r}: ", metric, metric)
             if not is_metric_value(metric):
                 raise _wrong_result(part, f"metric {name!r}: ", metric, METRIC_EXPECTED)
         rewards = getattr(output, "rewards", None) or {}
@@ -72,7 +72,7 @@ class Verdict:
             str(name): _number(part, f"reward of {name!r}: ", reward, reward) for name, reward in rewards.items()
         }
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Record why there is no verdict. Only the first reason is kept."""
         if isinstance(error, JudgeResultError):
             self.error = self.error or str(error)
@@ -154,7 +154,7 @@ class _Judging:
                 arguments = {"task": run.task, "response": run.response, "run": run.run}
                 try:
                     verdict.add(part, await self._call(part, arguments, context))
-                except Exception as error:
+                except BaseException as error:
                     verdict.fail(_own_failure(error, part, run.run.run_id))
                     return
 
@@ -174,7 +174,7 @@ class _Judging:
                 outputs = list(outputs)
                 if len(outputs) != len(runs):
                     raise ValueError(f"the judge returned {len(outputs)} rewards for the {len(runs)} runs of a group")
-            except Exception as error:
+            except BaseException as error:
                 failure = _own_failure(error, part, f"{runs[0].run.run_id} and the others of its group")
                 for verdict in verdicts:
                     verdict.fail(failure)
@@ -182,7 +182,7 @@ class _Judging:
             for output, verdict in zip(outputs, verdicts, strict=True):
                 try:
                     verdict.add(part, output)
-                except Exception as error:
+                except BaseException as error:
                     verdict.fail(error)
 
     async def _call(self, part: JudgePart, inputs: dict[str, Any], context: JudgeContext) -> Any:
@@ -199,11 +199,7 @@ class _Judging:
             return await output if inspect.isawaitable(output) else output
         try:
             async with asyncio.timeout(self._judge.timeout_s) as limit:
-                if _is_async(part.function):
-                    function: Any = part.function
-                    return await function(**arguments)
-                output = await _call_blocking(part.function, arguments)
-                return await output if inspect.isawaitable(output) else output
+                return await await_user_code(_called(part.function, arguments), "judge")
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -225,9 +221,9 @@ def _wrong_result(part: JudgePart, what: str, output: Any, expected: str) -> Jud
     return JudgeResultError(f"judge {name} returned {what}{shown}; expected {expected}")
 
 
-def _own_failure(error: Exception, part: JudgePart, run_id: str) -> Exception:
-    """Return ``error`` if one run caused it; raise an error that the judge or the machine caused."""
-    if isinstance(error, JudgeUnavailableError | UserError):
+def _own_failure(error: BaseException, part: JudgePart, run_id: str) -> BaseException:
+    """Return ``error`` if one run caused it; raise a cancellation, or an error that the judge or the machine caused."""
+    if is_cancellation(error) or isinstance(error, JudgeUnavailableError | UserError):
         raise error
     machine = isinstance(error, sqlite3.Error | OSError) and not isinstance(error, TimeoutError)
     if part.builtin and machine:  # for example a full disk, or no process could be started
@@ -238,7 +234,7 @@ def _own_failure(error: Exception, part: JudgePart, run_id: str) -> Exception:
     return error
 
 
-def _is_unanswered(error: Exception) -> bool:
+def _is_unanswered(error: BaseException) -> bool:
     """Whether the judge failed because an OpenAI endpoint gave no answer; a run cannot cause this."""
     openai: Any = sys.modules.get("openai")
     return openai is not None and isinstance(
@@ -266,9 +262,19 @@ def _wait(job: Coroutine[Any, Any, Result]) -> Result:
         asyncio.get_running_loop()
     except RuntimeError:
         with interruptible_loop():
-            return asyncio.run(job)
+            return _run(job)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, job).result()
+        return pool.submit(_run, job).result()
+
+
+def _run(job: Coroutine[Any, Any, Result]) -> Result:
+    with asyncio.Runner(loop_factory=UserCodeLoop) as runner:
+        return runner.run(job)
+
+
+async def _called(function: Any, arguments: Mapping[str, Any]) -> Any:
+    output = function(**arguments) if _is_async(function) else await _call_blocking(function, arguments)
+    return await output if inspect.isawaitable(output) else output
 
 
 async def _call_blocking(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

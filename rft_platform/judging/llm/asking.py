@@ -152,8 +152,9 @@ async def _one_call(
         for spent, allowed, name in ((usage.calls, budget.calls, "calls"), (usage.tokens, budget.tokens, "tokens")):
             if allowed is not None and spent >= allowed:
                 raise BudgetSpentError(
-                    f"the judge's budget is used up: this judging has made {usage.calls:,} calls with {usage.tokens:,} "
-                    f"tokens, budget.{name} allows {allowed:,}; raise it and judge again (received answers are kept)"
+                    f"the judge's budget is used up: this judging has made {usage.calls:,} calls with at least "
+                    f"{usage.tokens:,} tokens (those of outstanding answers are not known yet), budget.{name} allows "
+                    f"{allowed:,}; raise it and judge again (received answers are kept)"
                 )
         context.answers.reserve_call(context.project, budget.project_calls, budget.project_tokens)
         usage.calls += 1

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rft_platform.common.files import atomic_path
 from rft_platform.model_registry.sinks.metric_sink import Axis, MetricSink, Points
+from rft_platform.model_registry.tracking import warn_once
 
 _UNSAFE = re.compile(r"[^\w.\-]")
 
@@ -44,5 +45,10 @@ def _events(points: Points) -> Iterator[bytes]:
     now = time.time()
     yield Event(wall_time=now, file_version="brain.Event:2").SerializeToString()
     for step, scalars in points:
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()])
+        summary = Summary()
+        for name, value in scalars.items():
+            try:
+                summary.value.append(Summary.Value(tag=name, simple_value=value))
+            except ValueError as error:  # a name that UTF-8 cannot encode
+                warn_once("TensorBoard", f"the metric {name!r}", str(error))
         yield Event(wall_time=now, step=step, summary=summary).SerializeToString()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
-from rft_platform.common.threads import DaemonThreads
+from rft_platform.common.threads import DaemonThreads, is_cancellation
 from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.row_checks import check_storable
@@ -169,7 +169,9 @@ class AgentRunner:
             rows = rows_of_run(run, result, self._status, attempt, self._further.statuses)
             check_storable(rows)
             return rows
-        except (Exception, SystemExit) as error:  # an agent that exits must not end the other runs
+        except BaseException as error:  # whatever an agent raises, it must not end the other runs
+            if is_cancellation(error):
+                raise
             self.tally.add_failure(run, attempt, self._deadlines.timeout_error() if deadline.expired() else error)
         finally:
             self.tally.client_retries += connection.client_retries

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import UserCodeError
+from rft_platform.common.threads import await_user_code
 from rft_platform.experience.record import UNFINISHED_METRIC
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.model_handle import ModelHandle
-from rft_platform.rollout.runs.invoke_workflow import await_user_code, call_workflow
+from rft_platform.rollout.runs.invoke_workflow import call_workflow
 from rft_platform.rollout.runs.run import RunResult
 from rft_platform.rollout.workflow import LocalWorkflow
 from rft_platform.tasks.task import Task
@@ -50,7 +51,7 @@ async def make_attempt(
     """
     model = ModelHandle(clients, history)
     try:
-        returned = await await_user_code(call_workflow(workflow, task, model, auxiliary_models))
+        returned = await await_user_code(call_workflow(workflow, task, model, auxiliary_models), "workflow")
         result = RunResult.of(returned, history.calls(), history.policies)
     except Exception:
         calls = history.calls()

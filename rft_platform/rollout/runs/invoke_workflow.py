@@ -1,10 +1,9 @@
-"""Call workflow functions with the arguments that they declare, and cancel the calls; also used in workers."""
+"""Call workflow functions with the arguments that they declare, in an event loop of runs; also used in workers."""
 
 import asyncio
 import copy
 import inspect
 import logging
-import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 from rft_platform.common.call_signature import accepted_arguments
 from rft_platform.common.processes.signals import interruptible_loop
-from rft_platform.common.threads import call_in_thread, end_forked_child
+from rft_platform.common.threads import STOP_S, UserCodeLoop, call_in_thread
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.workflow import AgentWorkflow, LocalWorkflow, SingleTurnWorkflow, WorkflowOutput
 from rft_platform.rollout.workflows.chat_models import framework_model, framework_models
@@ -21,9 +20,6 @@ from rft_platform.tasks.task import Task
 LOGGER = logging.getLogger("rft_platform.rollout")
 
 T = TypeVar("T")
-
-#: Seconds in which a cancelled workflow must end, including its ``finally`` blocks.
-STOP_S = 2.0
 
 
 async def call_workflow(
@@ -48,27 +44,6 @@ async def call_workflow(
         return await function(**arguments)
     returned = await call_in_thread(function, arguments)
     return await returned if inspect.isawaitable(returned) else returned
-
-
-async def await_user_code(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Await user code in its own asyncio task. If the caller is cancelled, that task has ``STOP_S`` seconds to end.
-
-    Raises what the code raises, SystemExit included, and RuntimeError if the code cancels itself. So user code cannot
-    end the event loop, which other runs share.
-    """
-    task = asyncio.get_running_loop().create_task(_outcome(coroutine))
-    try:
-        await asyncio.wait([task])
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait([task], timeout=STOP_S)
-        raise
-    if task.cancelled():
-        raise RuntimeError("the workflow cancelled itself; the platform did not cancel it")
-    returned, error = task.result()
-    if error is not None:
-        raise error
-    return returned
 
 
 async def end_other_tasks() -> bool:
@@ -96,7 +71,7 @@ def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
     kept until the process ends: freeing a task could hang, because its code may suppress every exception, also the one
     with which Python ends a coroutine.
     """
-    runner = asyncio.Runner()
+    runner = asyncio.Runner(loop_factory=UserCodeLoop)
     try:
         with interruptible_loop():
             return runner.run(main)
@@ -111,13 +86,3 @@ def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
 def _hold(*objects: object) -> None:
     """Keep ``objects`` alive until the process ends: Python does not free the frame of a daemon thread."""
     threading.Event().wait()
-
-
-async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    owner, returned, raised = os.getpid(), None, None
-    try:
-        returned = await coroutine
-    except (Exception, SystemExit) as error:  # a task that raises SystemExit would end the event loop
-        raised = error
-    end_forked_child(owner, raised)
-    return returned, raised

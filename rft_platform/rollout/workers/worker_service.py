@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.common.fault_classification import described, user_place
-from rft_platform.common.threads import DaemonThreads
+from rft_platform.common.threads import DaemonThreads, UserCodeLoop
 from rft_platform.common.user_code import drop_safe_path
 from rft_platform.inference.interface import greedy
 from rft_platform.inference.pool.replicas import Replica, Replicas
@@ -89,7 +89,7 @@ def serve(channel: Channel) -> None:
         return
     try:
         worker = Worker(channel, message["setup"])
-    except Exception as error:  # user code is imported here
+    except BaseException as error:  # user code is imported here
         traceback.print_exc()
         reason = str(error) if isinstance(error, RftError) else described(error)
         channel.send({"refused": reason})
@@ -122,7 +122,8 @@ class Worker:
         self._model, self._truncated_reward = setup["model"], setup["truncated_reward"]
         self._sampling = sampling_from_json(setup["sampling"])
         self._tasks_left = False  # True if tasks could not be stopped: the parent then replaces this process
-        self._loop = asyncio.Runner()  # one for all attempts: clients that libraries cache are bound to a loop
+        # one loop for all attempts: clients that libraries cache are bound to a loop
+        self._loop = asyncio.Runner(loop_factory=UserCodeLoop)
 
     def attempt(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Make an attempt and return the message for the parent."""
@@ -132,7 +133,7 @@ class Worker:
         try:
             result = self._loop.run(self._attempt(request, connection))
             outcome = {"result": result_to_json(result)}
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # the process makes one attempt at a time, so only this attempt fails
             traceback.print_exc()
             outcome = _failed(error)
         return {

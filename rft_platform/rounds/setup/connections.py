@@ -16,6 +16,7 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.noted_versions import configured_uri, local_uri, newest_noted
+from rft_platform.tasks.sources import without_hub_messages
 
 if TYPE_CHECKING:
     from rft_platform.config.schema.explorer import Engine, RolloutModel
@@ -302,7 +303,8 @@ def _from_hub(name: str, key: str, patterns: Sequence[str] = _OF_MODEL) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+        with without_hub_messages():
+            return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"{key} {name!r} is neither a folder nor a model of the Hugging Face hub that can be "

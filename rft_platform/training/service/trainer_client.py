@@ -177,11 +177,10 @@ class TrainerClient:
         devices = {} if spec.gpus is None else {"CUDA_VISIBLE_DEVICES": spec.gpus}
         env = os.environ | own | devices | lease_environment(spec.lease)
         process = start_detached(command(spec), spec.log, env)
-        born = process.create_time()
         try:
             wait_for_lease(spec.lease, process, spec.start_timeout_s, spec.log)
         except StartError as error:
-            stop_process(process.pid, born)
+            stop_process(process)
             raise TrainerError(str(error)) from error
 
     def _ask(self, command: str) -> dict[str, Any]:
