@@ -12,7 +12,7 @@ _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _SAMPLED, _GREEDY, _CHAMPION = "#2563eb", "#ea580c", "#ca8a04"
 _SMALL = (
     ("reward", "mean reward", "#059669"),
-    ("kl", "KL to the rollout policy", "#7c3aed"),
+    ("mismatch", "engine-trainer mismatch", "#7c3aed"),
     ("entropy", "entropy", "#db2777"),
 )
 
@@ -28,12 +28,12 @@ class CurvePoint:
     sampled_high: float | None = None
     greedy: float | None = None
     reward: float | None = None  # mean training reward
-    kl: float | None = None  # engine to trainer, k3 estimate, nats per token
+    mismatch: float | None = None  # KL between engine and trainer, k3 estimate, nats per token
     entropy: float | None = None  # nats per token
 
 
 def learning_curve(points: Sequence[CurvePoint], title: str, champion_round: int | None = None) -> bytes:
-    """Draw a PNG (960 x 640): held-out pass rates by round with confidence band; below them reward, KL and entropy."""
+    """Draw a PNG (960 x 640): held-out pass rates by round with confidence band; below reward, mismatch and entropy."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -34,6 +34,7 @@ class RoundEvaluation:
     """
 
     gate: str
+    gate_summary: str = ""  # why the gate did not pass, in a few words; empty if ``gate`` is short itself
     promoted: bool = False
     gate_passed: bool | None = None  # None: this evaluation has no decision of the gate
     results: list[EvaluationResult] = field(default_factory=list)
@@ -64,7 +65,8 @@ def evaluate_round(
     if project.eval_tasks and (force or is_due(project, round_number)):
         outcome = _evaluate(project, engine, registry, policy, promote)
     elif (known := project.store.read_note(round_number, EVALUATION)) is not None and known["results"]:
-        return RoundEvaluation(known["gate"], known["promoted"], gate_passed(known), metrics=known["metrics"])
+        promoted, passed = known["promoted"], gate_passed(known)
+        return RoundEvaluation(known["gate"], promoted=promoted, gate_passed=passed, metrics=known["metrics"])
     else:
         outcome = RoundEvaluation("not due in this round")
     seconds["evaluation_s"] = perf_counter() - started - seconds["deploy_s"]
@@ -75,6 +77,7 @@ def evaluate_round(
         "results": [result.to_json() for result in outcome.results],
         "comparisons": [difference.to_json() for difference in outcome.compared],
         "gate": outcome.gate,
+        "gate_summary": outcome.gate_summary,
         "promoted": outcome.promoted,
         "gate_passed": outcome.gate_passed,
         "metrics": outcome.metrics,
@@ -149,5 +152,13 @@ def _evaluate(
     picture = written.with_name("learning_curve.png")
     passed = decision.passed if promote else None
     return RoundEvaluation(
-        decision.reason, promoted, passed, results, page(data_uri(png)), picture, metrics, differences
+        gate=decision.reason,
+        gate_summary=decision.summary,
+        promoted=promoted,
+        gate_passed=passed,
+        results=results,
+        markdown=page(data_uri(png)),
+        picture=picture,
+        metrics=metrics,
+        compared=differences,
     )

@@ -62,7 +62,7 @@ def test_a_line_joins_the_notes_of_a_round(project: Project) -> None:
 
     assert (start.round, start.pass_rate_sampled, start.rows, start.champion) == (0, 0.25, None, False)
     assert (first.reward, first.pass_rate_sampled, first.pass_rate_greedy) == (0.5, 0.75, 0.875)
-    assert (first.kl, first.entropy, first.rows, first.tokens_per_s) == (1e-6, 0.75, 32, 1000.0)
+    assert (first.mismatch, first.entropy, first.rows, first.tokens_per_s) == (1e-6, 0.75, 32, 1000.0)
     assert (first.policy_version, first.model_version, first.checkpoint) == (1, "2", "/checkpoints/1")
     assert first.champion
     assert not second.champion, "its evaluation promoted nothing"
