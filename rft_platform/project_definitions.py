@@ -35,6 +35,7 @@ from rft_platform.jobs.maintenance import maintenance_jobs
 from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.resources.project import EngineResource, ProjectResource, RegistryResource, TrainerResource
+from rft_platform.resources.tables import RoundTables
 from rft_platform.rounds.project.code_version import code_of, release
 
 _Asset = ProjectAsset | dg.AssetSpec
@@ -114,6 +115,7 @@ def _definitions(
         "engine": EngineResource(project=project),
         "trainer": TrainerResource(project=project),
         "registry": RegistryResource(project=project),
+        "tables": RoundTables(project=project),
     }
     return dg.Definitions(
         assets=[_adapted(asset, names, keys, version, config) for asset in used],

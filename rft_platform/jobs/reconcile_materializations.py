@@ -237,7 +237,12 @@ def _report(project: Project, number: int, note: _Note) -> dict[str, Any]:
 
     page = stored_report(project.store.round_folder(number))
     report = {} if page is None else {"report": dg.MetadataValue.md(page)}
-    return {**report, "gate": note.get("gate", ""), **_figures(project, number, note)}
+    return {
+        **report,
+        "gate": note.get("gate", ""),
+        "promoted": bool(note.get("promoted")),
+        **_figures(project, number, note),
+    }
 
 
 def _checkpoint_checks(project: Project, number: int, _: _Note) -> list[dg.AssetCheckResult]:

@@ -61,7 +61,7 @@ def test_a_project_without_a_prefix_keeps_the_names_of_earlier_versions() -> Non
     assert PLAIN_NAMES.key("policy_checkpoint") == dg.AssetKey("policy_checkpoint")
     assert (PLAIN_NAMES.name("explore_job"), PLAIN_NAMES.rounds.name) == ("explore_job", "rft_round")
     defined = definitions(ROUNDS, PLAIN_NAMES)
-    assert set(defined.resources or {}) == {"project", "engine", "trainer", "registry"}
+    assert set(defined.resources or {}) == {"project", "engine", "trainer", "registry", "tables"}
 
 
 def test_a_project_sees_its_own_launches_and_rounds(project: Project) -> None:

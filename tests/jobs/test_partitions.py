@@ -66,6 +66,14 @@ def test_the_next_round_has_its_partition(project: Project) -> None:
         assert instance.get_dynamic_partitions(ROUNDS) == ["r0001", "r0002"]
 
 
+def test_rounds_that_another_instance_made_have_their_partitions_and_none_follows_the_budget(project: Project) -> None:
+    for number in (1, 2):
+        project.store.write_note(number, "judge", {"sound": True})
+    with dg.DagsterInstance.ephemeral() as instance:
+        add_rounds(instance, project)
+        assert instance.get_dynamic_partitions(ROUNDS) == ["r0001", "r0002"], "the budget is two rounds"
+
+
 def test_a_run_of_a_mistyped_partition_is_the_users_and_names_the_rounds_there_are() -> None:
     @dg.asset(partitions_def=PLAIN_NAMES.rounds)
     @reports_faults
