@@ -1,4 +1,4 @@
-"""The code of docs/dagster.md: an asset, a schedule, an alert and a sensor beside a project's, on rounds that were trained."""
+"""The code of docs/dagster.md on rounds that were trained: an asset, a schedule, an alert and a sensor."""
 
 import logging
 import re
@@ -119,5 +119,5 @@ def test_the_alert_of_the_page_names_the_cause(definitions, instance, shop, capl
 
 
 def test_a_round_that_does_not_exist_is_refused(finished):
-    with pytest.raises(UserError, match="r0009: .* has no judged_experiences of it; its rounds are r0001 to r0002"):
+    with pytest.raises(UserError, match=r"r0009: .* has no judged_experiences of it; its rounds are r0001 to r0002"):
         rft_platform.load_round(finished.home, 9)
