@@ -60,10 +60,12 @@ def own_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         lock.stream.close()
 
 
+@pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated")  # Dagster's own use of it
 def test_rows_and_demonstrations_of_a_round_are_materialised(project: Project) -> None:
     defined = [online.online_experiences, online.online_demonstrations, experiences.judged_experiences]
     assets = [asset.of(PLAIN_NAMES) for asset in defined]
-    resources = {"project": (opened := ProjectResource()), "tables": RoundTables(project=opened)}
+    opened = ProjectResource(home=str(project.home.root))
+    resources = {"project": opened, "tables": RoundTables(project=opened)}
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
         for _ in range(2):
