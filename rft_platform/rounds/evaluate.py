@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.evaluation.comparison import Comparison
-from rft_platform.evaluation.plots import learning_curve
+from rft_platform.evaluation.plots import inline_curve, learning_curve
 from rft_platform.evaluation.report import data_uri, markdown_report, write_report
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.inference.interface import PolicyEngine
@@ -39,7 +38,7 @@ class RoundEvaluation:
     gate_passed: bool | None = None  # None: this evaluation has no decision of the gate
     results: list[EvaluationResult] = field(default_factory=list)
     markdown: str = ""
-    picture: Path | None = None
+    curve: str = ""  # the learning curve as a small picture in Markdown
     metrics: dict[str, float] = field(default_factory=dict)
     compared: list[Comparison] = field(default_factory=list)  # with the previous policy, the champion and the start
 
@@ -128,9 +127,8 @@ def _evaluate(
     start = evaluation_of(store, 0)
     differences = compared(project, policy, first, champion)
     best = policy.round if promoted else None if champion is None else champion.round
-    png = learning_curve(
-        curve_points(store, policy.round, first), f"{project.config.project} / {project.config.name}", best
-    )
+    points = curve_points(store, policy.round, first)
+    png = learning_curve(points, f"{project.config.project} / {project.config.name}", best)
 
     def page(picture: str) -> str:
         return markdown_report(
@@ -143,13 +141,12 @@ def _evaluate(
             compared=differences,
         )
 
-    written = write_report(store.round_folder(policy.round), page, png)
+    write_report(store.round_folder(policy.round), page, png)
     scores = scores_of(first, differences)
     record_evaluation(project, registry, policy, scores, decision.reason, results)
     if promote and promoted:
         registry.promote(int(policy.model_version or 0))
     metrics = {**scores, **{name: value for result in results for name, value in result.metrics.items()}}
-    picture = written.with_name("learning_curve.png")
     passed = decision.passed if promote else None
     return RoundEvaluation(
         gate=decision.reason,
@@ -158,7 +155,7 @@ def _evaluate(
         gate_passed=passed,
         results=results,
         markdown=page(data_uri(png)),
-        picture=picture,
+        curve=inline_curve(points, best),
         metrics=metrics,
         compared=differences,
     )
