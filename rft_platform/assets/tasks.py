@@ -28,7 +28,7 @@ def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) ->
     dataset, reports = opened.tasks, [each.report for each in opened.datasets.values()]
     return dg.MaterializeResult(
         metadata={
-            "dagster/row_count": len(dataset.tasks),
+            "dagster/row_count": explored_count(opened),
             "source": path(reports[0].source) if len(reports) == 1 else ", ".join(each.source for each in reports),
             "report": report_table(reports),
             "sample": dg.MetadataValue.json([task.raw for task in dataset.tasks[:3]]),
@@ -67,6 +67,11 @@ def held_out_leaks(project: Project) -> list[Task]:
 
     explored = project.tasks.tasks if project.config.buffer.explorer_input.explored else ()
     return [task for _, dataset in project.eval_tasks for task in find_leaks(explored, dataset.tasks)]
+
+
+def explored_count(project: Project) -> int:
+    """The number of tasks to explore."""
+    return len(project.tasks.tasks) if project.config.buffer.explorer_input.explored else 0
 
 
 def held_out_version(project: Project) -> str:

@@ -27,10 +27,11 @@ from rft_platform.assets.checks import (
 )
 from rft_platform.assets.common import numbers, path
 from rft_platform.assets.experiences import judgement_version
-from rft_platform.assets.tasks import held_out_leaks, held_out_version
+from rft_platform.assets.tasks import explored_count, held_out_leaks, held_out_version
 from rft_platform.common.errors import RftError, TransientError
 from rft_platform.common.locks import locked
 from rft_platform.experience.file_names import round_key
+from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckExecutionRecord, check_results
 from rft_platform.jobs.jobs import OFFLINE_ASSETS
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.rounds.project.notes import (
@@ -48,7 +49,6 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.training.protocol import StepEvent
 
 LOG = logging.getLogger(__name__)
-_RESULTS = 200  # number of newest results of a check that are searched for the result of a recent round
 _A_CALL_S = 20.0  # a sensor's tick may take 60 s; the next tick continues
 
 _Note = Mapping[str, Any]
@@ -150,8 +150,8 @@ def _reconcile(reports: _Reports, failed: set[_Launch], running: set[int]) -> No
     if 0 not in running and reports.project.settings.offline is None:
         for asset in _START:
             known = reports.instance.get_latest_materialization_event(reports.names.key(asset.name)) is not None
-            if not known and not reports.report(asset, 0, None):
-                return
+            if not known:
+                reports.report(asset, 0, None)
     doubtful = {(_LAST.get(kind, "evaluation_report"), number) for kind, number in failed if kind != "evaluate"}
     known = {each.name: reports.instance.get_materialized_partitions(reports.names.key(each.name)) for each in chain}
     for number in reports.project.store.rounds():
@@ -185,12 +185,13 @@ def _has_checks(reports: _Reports, asset: _Asset, partition: str) -> bool:
     run = instance.get_run_by_id(run_id)
     if run is not None and not run.is_finished:  # it may still report them; a run that was killed ends soon
         return True
-    return all(_has_result(instance, dg.AssetCheckKey(key, spec.name), run_id) for spec in asset.specs)
+    keys = [dg.AssetCheckKey(key, spec.name) for spec in asset.specs]
+    return all(_has_result(check_results(instance, check, partition), run_id) for check in keys)
 
 
-def _has_result(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_id: str) -> bool:
+def _has_result(records: Sequence[AssetCheckExecutionRecord], run_id: str) -> bool:
     """Whether the check has a result of the run; a planned check without a result does not count."""
-    for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=_RESULTS):
+    for record in records:
         event = None if record.event is None else record.event.dagster_event
         if record.run_id == run_id and event is not None:
             return event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION
@@ -199,8 +200,7 @@ def _has_result(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_id: s
 
 def _is_reported(instance: dg.DagsterInstance, result: dg.AssetCheckEvaluation) -> bool:
     """Whether an earlier call reported the result: Dagster stores one result without a run for a check of a round."""
-    history = instance.event_log_storage.get_asset_check_execution_history(result.asset_check_key, limit=_RESULTS)
-    known = [record for record in history if record.run_id == "" and record.partition == result.partition]
+    known = [each for each in check_results(instance, result.asset_check_key, result.partition) if each.run_id == ""]
     if known and (known[0].status.value == "SUCCEEDED") != result.passed:
         key, verb = result.asset_check_key.to_user_string(), "passes" if result.passed else "fails"
         LOG.warning("%s of %s %s now; Dagster keeps the result reported before", key, result.partition, verb)
@@ -291,8 +291,8 @@ _START = [
     _Asset(
         "task_dataset",
         EVALUATION,
-        lambda project, _, __: project.tasks.digest,
-        lambda project, _, __: {"dagster/row_count": len(project.tasks.tasks)},
+        lambda project, _, __: project.tasks.digest if project.config.buffer.explorer_input.explored else None,
+        lambda project, _, __: {"dagster/row_count": explored_count(project)},
     ),
     _Asset(
         "eval_task_dataset",
