@@ -184,9 +184,9 @@ def inline_curve(points: Sequence[CurvePoint], champion_round: int | None = None
             legend.append(f"{name} {y[-1]:.1%} ({label})")
     if not lines:
         return ""
-    for x, y in zip(*_series(points, "sampled"), strict=True):
-        if x == champion_round:
-            cx, cy = _place(x, y, _last(points)).split(",")
+    for number, rate in zip(*_series(points, "sampled"), strict=True):
+        if number == champion_round:
+            cx, cy = _place(number, rate, _last(points)).split(",")
             lines.append(f"<circle cx='{cx}' cy='{cy}' r='4' fill='{_CHAMPION}'/>")
             legend.append(f"champion: round {champion_round}")
     frame = f"<path d='M0,4H{_WIDE}M0,{_HIGH + 4}H{_WIDE}' stroke='{_FAINT}' stroke-dasharray='2'/>"
