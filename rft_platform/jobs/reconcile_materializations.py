@@ -149,8 +149,7 @@ def _reconcile(reports: _Reports, failed: set[_Launch], running: set[int]) -> No
     chain = _chain(reports.project)
     if 0 not in running and reports.project.settings.offline is None:
         for asset in _START:
-            known = reports.instance.get_latest_materialization_event(reports.names.key(asset.name)) is not None
-            if not known:
+            if reports.instance.get_latest_materialization_event(reports.names.key(asset.name)) is None:
                 reports.report(asset, 0, None)
     doubtful = {(_LAST.get(kind, "evaluation_report"), number) for kind, number in failed if kind != "evaluate"}
     known = {each.name: reports.instance.get_materialized_partitions(reports.names.key(each.name)) for each in chain}
