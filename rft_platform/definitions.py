@@ -9,8 +9,7 @@ from rft_platform.common.errors import RftError
 from rft_platform.common.processes.gc_control import keep_imports
 from rft_platform.common.user_code import drop_safe_path
 from rft_platform.config.home import Home
-from rft_platform.config.load import load_config_of
-from rft_platform.project_definitions import all_definitions, definitions_of
+from rft_platform.project_definitions import all_definitions, stored_definitions
 
 LOG = logging.getLogger(__name__)
 
@@ -21,7 +20,7 @@ def _of_home() -> dg.Definitions:
     if not home.config_file.exists():
         return all_definitions()
     try:
-        return definitions_of(load_config_of(home))
+        return stored_definitions(home)
     except (RftError, OSError) as error:
         LOG.warning("all assets and jobs are shown, because the project's file cannot be used: %s", error)
         return all_definitions()

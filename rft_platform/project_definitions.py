@@ -1,7 +1,8 @@
 """The assets, jobs, sensors, schedules and resources of a project, as Dagster's ``Definitions``.
 
-``definitions_of`` has those that a project uses: an asset that nothing makes would stay "missing" for ever. ``rft run``
-launches jobs itself and takes ``all_definitions``, and so does a code location without a project.
+``definitions_of`` has those that a project uses: an asset that nothing makes would stay "missing" for ever. The code
+location and the commands that run jobs themselves use the same definitions: Dagster marks an asset as unsynced if its
+dependencies or its code version differ from those with which it was made.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from rft_platform.assets import (
 )
 from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.config.gpu_placement import engine_kind, gpu_count
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config_of
 from rft_platform.config.resolve import offline_without_plugins
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.jobs.alerts import alert_sensor
@@ -32,7 +35,8 @@ from rft_platform.jobs.maintenance import maintenance_jobs
 from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.resources.project import EngineResource, ProjectResource, RegistryResource, TrainerResource
-from rft_platform.rounds.project.code_version import code_of, code_version
+from rft_platform.resources.tables import RoundTables
+from rft_platform.rounds.project.code_version import code_of, release
 
 _Asset = ProjectAsset | dg.AssetSpec
 
@@ -71,12 +75,20 @@ _OFFLINE = {
 }
 
 
-def all_definitions(config: RftConfig | None = None) -> dg.Definitions:
-    """The definitions of projects of every kind; ``config``: the project whose runs use them."""
+def all_definitions() -> dg.Definitions:
+    """The definitions of projects of every kind, for a code location without a project."""
     parts = [_ROUNDS, _ONLINE, *_OFFLINE.values()]
     assets = {_plain_name(asset): asset for part in parts for asset in part.assets}
     every = _Part(list(assets.values()), [job for part in parts for job in part.jobs])
-    return _definitions(every, config, PLAIN_NAMES, ProjectResource())
+    return _definitions(every, None, PLAIN_NAMES, ProjectResource())
+
+
+def stored_definitions(home: Home) -> dg.Definitions:
+    """The definitions of the project in ``home``. They follow from its stored file, not from options of a command.
+
+    Raises UserError if the file cannot be used.
+    """
+    return definitions_of(load_config_of(home))
 
 
 def definitions_of(
@@ -96,13 +108,14 @@ def _definitions(
 ) -> dg.Definitions:
     used = [*part.assets, evaluation.evaluation_report]
     keys = {names.key(_plain_name(asset)) for asset in used}
-    version = code_version() if config is None else code_of(config)
+    version = release() if config is None else code_of(config)
     jobs = asset_jobs(names, {*part.jobs, "evaluate_job"})
     resources = {
         "project": project,
         "engine": EngineResource(project=project),
         "trainer": TrainerResource(project=project),
         "registry": RegistryResource(project=project),
+        "tables": RoundTables(project=project),
     }
     return dg.Definitions(
         assets=[_adapted(asset, names, keys, version, config) for asset in used],

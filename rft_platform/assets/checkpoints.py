@@ -31,7 +31,7 @@ def selection_metadata(note: dict[str, Any] | None) -> dict[str, Any]:
                 "left_for_later": sum(note["left"].values()),
             }
         ),
-        "rows/staleness_mean": note["staleness_mean"],
+        **numbers({"rows/staleness_mean": note["staleness_mean"]}),
     }
 
 

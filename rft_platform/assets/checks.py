@@ -9,6 +9,7 @@ from typing import Any
 
 import dagster as dg
 
+from rft_platform.assets.common import rounded
 from rft_platform.assets.project_asset import round_check
 from rft_platform.experience.quality import JudgedQuality, RolloutQuality
 from rft_platform.tasks.task import Task
@@ -163,7 +164,11 @@ def evaluation_results(gate_passed: bool | None, decision: str) -> list[dg.Asset
 def _result(
     name: str, passed: bool, severity: dg.AssetCheckSeverity, details: Mapping[str, Any]
 ) -> dg.AssetCheckResult:
-    metadata = {
-        key: dg.MetadataValue.json(list(value)) if isinstance(value, tuple) else value for key, value in details.items()
-    }
+    metadata = {name: _detail(value) for name, value in details.items()}
     return dg.AssetCheckResult(check_name=name, passed=passed, severity=severity, metadata=metadata)
+
+
+def _detail(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return dg.MetadataValue.json(list(value))
+    return rounded(value) if isinstance(value, float) else value

@@ -1,5 +1,6 @@
 """Shared parts of the asset bodies: the round of a run, pools, and small metadata builders."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from rft_platform.experience.file_names import is_round_key, round_number
 
 ENGINE_POOL = "engine"
 TRAINER_POOL = "trainer"
+_WHOLE = 2**53  # larger floats are not exact
 
 
 def round_of(context: dg.AssetExecutionContext) -> int:
@@ -26,13 +28,22 @@ def round_of(context: dg.AssetExecutionContext) -> int:
     raise UserError(f"partition {key!r} is not a round: rounds are r0001, r0002, ...; {has}; launch one of those")
 
 
-def numbers(values: dict[str, Any]) -> dict[str, float]:
+def numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
     """The entries of a report that are numbers; Dagster plots each of them over the rounds."""
     return {
-        name: float(value)
+        name: rounded(value)
         for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def rounded(value: float) -> int | float:
+    """A number that people read at a glance: four significant digits, large ones with one decimal, whole ones whole."""
+    if isinstance(value, int) or not math.isfinite(value):
+        return value
+    if value.is_integer() and abs(value) < _WHOLE:
+        return int(value)
+    return round(value, 1) if abs(value) >= 1000 else float(f"{value:.4g}")
 
 
 def columns_of(schema: Any, descriptions: Mapping[str, str]) -> dg.TableSchema:
@@ -69,4 +80,6 @@ def links(pages: Mapping[str, str]) -> dict[str, dg.UrlMetadataValue]:
 
 
 def _cell(value: Any) -> str | int | float | bool | None:
-    return value if isinstance(value, str | int | float | bool | None) else ", ".join(map(str, value))
+    if isinstance(value, float):
+        return rounded(value)
+    return value if isinstance(value, str | int | bool | None) else ", ".join(map(str, value))

@@ -50,11 +50,11 @@ def evaluation_report(
     policy = required(opened.store, number)
     return dg.MaterializeResult(
         metadata={
+            **({"learning_curve": dg.MetadataValue.md(summary.curve)} if summary.curve else {}),
             "report": dg.MetadataValue.md(summary.markdown),
             "gate": summary.gate,
             "promoted": summary.promoted,
             **(links(mlflow_links(opened, versions, policy)) if summary.results else {}),
-            **({"picture": path(summary.picture)} if summary.picture else {}),
             **({"compared_with": report_table(summary.compared)} if summary.compared else {}),
             **({} if config.promote else {"all_policies": path(write_bench(opened))}),
             **numbers(summary.metrics),

@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from rft_platform.assets.checks import EXPERIENCE_CHECKS, experience_results
-from rft_platform.assets.common import columns_of, numbers, path, round_of
+from rft_platform.assets.common import columns_of, numbers, path, round_of, rounded
 from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource
@@ -67,9 +67,14 @@ def judged_experiences(
             **transcripts,
             **numbers(summary),
         },
-        data_version=dg.DataVersion(f"{opened.store.digest(number)[:16]}+{summary['judge_version']}"),
+        data_version=dg.DataVersion(judgement_version(opened.store, number, summary["judge_version"])),
         check_results=experience_results(*quality(opened, number, summary["judge_version"])),
     )
+
+
+def judgement_version(store: "ExperienceStore", number: int, judge_version: str) -> str:
+    """The data version of a round's judgement: of the rows, and of the judge."""
+    return f"{store.digest(number)[:16]}+{judge_version}"
 
 
 def _operators(reports: list[dict[str, Any]]) -> dg.TableMetadataValue:
@@ -101,7 +106,7 @@ def _judgements(store: "ExperienceStore", number: int) -> dg.TableMetadataValue:
                     "judge_version": version,
                     "in_force": version == in_force,
                     "rows": store.count_judged(number, version),
-                    "mean_reward": _mean_reward(store, number, version),
+                    "mean_reward": rounded(_mean_reward(store, number, version)),
                 }
             )
             for version in store.judge_versions(number)

@@ -30,7 +30,7 @@ def online_experiences(context: dg.AssetExecutionContext, project: ProjectResour
             "folder": path(opened.store.rollout_files(number)[0].parent),
             **numbers(summary),
         },
-        data_version=dg.DataVersion(opened.store.digest(number)),
+        data_version=dg.DataVersion(opened.store.rollouts_digest(number)),
     )
 
 

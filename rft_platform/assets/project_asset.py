@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
+from rft_platform.rounds.reporting.round_tables import TABLES
 
 OWNERS = ["team:rft"]
 
@@ -42,6 +43,7 @@ class ProjectAsset:
             owners=OWNERS,
             kinds=self.kinds,
             deps=list(map(names.key, self.deps)),
+            io_manager_key=names.name("tables") if self.name in TABLES else None,
             pool=None if self.pool is None else names.name(self.pool),
             check_specs=[check_of(spec, names) for spec in self.check_specs],
             description=self.description,

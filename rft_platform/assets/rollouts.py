@@ -35,5 +35,5 @@ def rollout_batches(
             **numbers(summary),
             **numbers(summary["task_selection"]["statistics"]),
         },
-        data_version=dg.DataVersion(opened.store.digest(number)),
+        data_version=dg.DataVersion(opened.store.rollouts_digest(number)),
     )

@@ -9,6 +9,8 @@ from rft_platform.assets.common import path, report_table
 from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource
+from rft_platform.rounds.project.project import Project
+from rft_platform.tasks.task import Task
 
 
 @partial(
@@ -26,7 +28,7 @@ def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) ->
     dataset, reports = opened.tasks, [each.report for each in opened.datasets.values()]
     return dg.MaterializeResult(
         metadata={
-            "dagster/row_count": len(dataset.tasks),
+            "dagster/row_count": explored_count(opened),
             "source": path(reports[0].source) if len(reports) == 1 else ", ".join(each.source for each in reports),
             "report": report_table(reports),
             "sample": dg.MetadataValue.json([task.raw for task in dataset.tasks[:3]]),
@@ -46,18 +48,32 @@ def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) ->
 @reports_faults
 def eval_task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
     """Held-out tasks, and whether any of them is also explored (a leak)."""
-    from rft_platform.tasks.leakage import find_leaks
-
     opened = project.open()
-    datasets = [dataset for _, dataset in opened.eval_tasks]
-    explored = opened.tasks.tasks if opened.config.buffer.explorer_input.explored else ()
-    leaks = [task for dataset in datasets for task in find_leaks(explored, dataset.tasks)]
+    datasets, leaks = [dataset for _, dataset in opened.eval_tasks], held_out_leaks(opened)
     return dg.MaterializeResult(
         metadata={
             "dagster/row_count": sum(len(dataset.tasks) for dataset in datasets),
             "leaks": len(leaks),
             "report": report_table([dataset.report for dataset in datasets]),
         },
-        data_version=dg.DataVersion("+".join(dataset.digest for dataset in datasets) or "none"),
+        data_version=dg.DataVersion(held_out_version(opened)),
         check_results=[leak_result(leaks)],
     )
+
+
+def held_out_leaks(project: Project) -> list[Task]:
+    """The held-out tasks that are also explored."""
+    from rft_platform.tasks.leakage import find_leaks
+
+    explored = project.tasks.tasks if project.config.buffer.explorer_input.explored else ()
+    return [task for _, dataset in project.eval_tasks for task in find_leaks(explored, dataset.tasks)]
+
+
+def explored_count(project: Project) -> int:
+    """The number of tasks to explore."""
+    return len(project.tasks.tasks) if project.config.buffer.explorer_input.explored else 0
+
+
+def held_out_version(project: Project) -> str:
+    """The data version of the held-out tasks."""
+    return "+".join(dataset.digest for _, dataset in project.eval_tasks) or "none"

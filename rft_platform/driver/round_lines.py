@@ -1,11 +1,13 @@
 """One-line result of each round, read only from the notes of its stages."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.policy_names import stored_name
 from rft_platform.common.recorded_paths import from_record
 from rft_platform.driver.run_cost import launch_seconds
+from rft_platform.evaluation.gate import promotion_rule
 from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.project.notes import POLICY
 from rft_platform.rounds.reporting.round_history import time_split
@@ -29,7 +31,7 @@ class RoundLine:
     judged_anew: bool = False  # ``reward`` is from another judgement than the one that the round's training used
     pass_rate_sampled: float | None = None  # of the held-out tasks
     pass_rate_greedy: float | None = None
-    kl: float | None = None  # engine to trainer, k3 estimate, nats per token
+    mismatch: float | None = None  # KL between engine and trainer for the same weights, k3 estimate, nats per token
     entropy: float | None = None  # nats per token
     rows: int | None = None
     tokens_per_s: float | None = None  # completion tokens of the rollouts
@@ -38,6 +40,7 @@ class RoundLine:
     policies: dict[str, int] = field(default_factory=dict)  # versions of the further policies
     model_version: str | None = None
     champion: bool = False
+    not_promoted: str | None = None  # why the gate refused the version, in a few words
     checkpoint: str | None = None
     trained_in: int | None = None  # dynamic styles: the round whose training took this round's rows, if different
     nothing_trained: str | None = None  # the reason, for a round without an optimiser step
@@ -89,7 +92,7 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
         judged_anew=trained.get("judge_version") not in (None, judged.get("judge_version")),
         pass_rate_sampled=scores.get("sampled_pass"),
         pass_rate_greedy=scores.get("greedy_pass"),
-        kl=metrics.get("mismatch_k3"),
+        mismatch=metrics.get("mismatch_k3"),
         entropy=metrics.get("entropy"),
         rows=explored.get("rows"),
         tokens_per_s=explored.get("tokens_per_s"),
@@ -98,6 +101,7 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
         policies=_further_versions(project, number),
         model_version=policy.get("model_version"),
         champion=evaluated.get("promoted", False),
+        not_promoted=_refusal(evaluated),
         checkpoint=None if folder is None else str(from_record(folder, store.home)),
         nothing_trained=nothing_trained(trained),
         started_again=describe_start(store, number) if trained else None,
@@ -109,6 +113,25 @@ def _further_versions(project: "Project", number: int) -> dict[str, int]:
     _, *others = project.policies
     notes = {name: project.store.read_note(number, stored_name(POLICY, name)) for name in others}
     return {name: note["policy_version"] for name, note in notes.items() if note is not None}
+
+
+def _refusal(evaluated: dict[str, Any]) -> str | None:
+    """Why the gate refused the version of an evaluation; None if it did not."""
+    if evaluated.get("gate_passed") is not False or evaluated.get("promoted"):
+        return None
+    return str(evaluated.get("gate_summary") or evaluated["gate"])
+
+
+def champion_notes(project: "Project", lines: Sequence[RoundLine]) -> list[str]:
+    """Why the newest version is not the champion, and the rule of the gate; empty if nothing needs an explanation."""
+    champion = next((line.round for line in lines if line.champion), 0)
+    refused = [line for line in lines if line.not_promoted and line.round > champion]
+    if not refused:
+        return []
+    newest, best = refused[-1], max(refused, key=lambda line: line.pass_rate_sampled or 0.0)
+    shown = {line.round: line for line in (best, newest)}
+    reasons = [f"v{line.policy_version} was not promoted: {line.not_promoted}" for line in shown.values()]
+    return [*reasons, promotion_rule(project.config.evaluation.gate)]
 
 
 def nothing_trained(trained: dict[str, Any]) -> str | None:
@@ -155,7 +178,8 @@ def describe_round(line: RoundLine) -> str:
     }
     said = "  ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
     name = round_key(line.round) if line.round else "start"
-    ends = ("champion" if line.champion else None, line.nothing_trained, line.started_again)
+    refused = f"not promoted: {line.not_promoted}" if line.not_promoted else None
+    ends = ("champion" if line.champion else refused, line.nothing_trained, line.started_again)
     return "  ".join([name, said, *filter(None, ends)])
 
 

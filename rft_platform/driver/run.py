@@ -42,7 +42,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
             from dagster import DagsterExecutionInterruptedError
 
             from rft_platform.jobs.driver import drive
-            from rft_platform.project_definitions import all_definitions
+            from rft_platform.project_definitions import stored_definitions
         keep_imports()  # no user code is loaded yet; excludes the imported objects from later collections
         try:
             log = project.home.logs / "driver.log"
@@ -52,7 +52,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
                 configured("driver"),
                 logs_bounded(log.parent),
             ):
-                result = drive(project, all_definitions(project.config))
+                result = drive(project, stored_definitions(project.home))
                 if result.failed:  # the failure is raised below
                     screen.take_back_failure()
         except DagsterExecutionInterruptedError:

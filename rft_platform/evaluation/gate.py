@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.schema.evaluation import PAIRED_METRICS
+from rft_platform.config.schema.evaluation import PAIRED_METRICS, Gate
 from rft_platform.evaluation.comparison import compare
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
 from rft_platform.evaluation.results import EvaluationResult, measured_alike
@@ -14,10 +14,11 @@ _OTHERWISE = "by another judge, workflow or sampling (or another version of the 
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """Whether a candidate passed, with the reason in one line."""
+    """Whether a candidate passed, with the reason in one line: ``reason`` has all figures, ``summary`` is short."""
 
     passed: bool
     reason: str
+    summary: str = ""  # as in ``+0.7 points, not clearly better than v34``; empty: ``reason`` is short itself
 
 
 def gate(
@@ -59,10 +60,12 @@ def gate(
     said = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f} (policy version {champion.policy_version})"
     if confident:
         return _confident(candidate, champion, metric, min_delta, said, seed)
-    if min_delta == 0 and to_beat == "champion":
-        return GateDecision(True, said) if value > against else GateDecision(False, f"{said}: no gain")
     needed = against + min_delta
-    return GateDecision(True, said) if value >= needed else GateDecision(False, f"{said}: needs {needed:.4f}")
+    passed = value > against if min_delta == 0 and to_beat == "champion" else value >= needed
+    if passed:
+        return GateDecision(True, said)
+    why = f"{said}: needs {needed:.4f}" if min_delta or to_beat != "champion" else f"{said}: no gain"
+    return GateDecision(False, why, _summary(value - against, min_delta, metric, champion.policy_version, clearly=""))
 
 
 def _confident(
@@ -78,7 +81,33 @@ def _confident(
     said = f"{said}, difference {found.difference:+.4f} (95 % {found.low:+.4f} to {found.high:+.4f})"
     if found.low > min_delta:
         return GateDecision(True, said)
-    return GateDecision(False, f"{said}: its lower end must exceed {min_delta:+.4f}")
+    short = _summary(found.difference, min_delta, metric, champion.policy_version, clearly="clearly ")
+    return GateDecision(False, f"{said}: its lower end must exceed {min_delta:+.4f}", short)
+
+
+def _summary(difference: float, min_delta: float, metric: str, version: int, *, clearly: str) -> str:
+    """Why a difference from policy ``version`` is not enough, in a few words; ``clearly`` or nothing qualifies it."""
+    gain = _points(difference, metric)
+    if min_delta < 0:
+        return f"{gain}, perhaps more than {_points(-min_delta, metric).lstrip('+')} worse than v{version}"
+    if difference <= 0:
+        return f"{gain}, not better than v{version}"
+    enough = f"{_points(min_delta, metric)} " if min_delta else ""
+    return f"{gain}, not {clearly}{enough}better than v{version}"
+
+
+def _points(difference: float, metric: str) -> str:
+    """A difference of pass rates in percentage points, of other metrics as it is."""
+    return f"{100 * difference:+.1f} points" if metric.endswith("_pass") else f"{difference:+.4g}"
+
+
+def promotion_rule(settings: Gate) -> str:
+    """The rule of ``evaluation.gate`` in one sentence, for people who see a champion that is not the newest version."""
+    gain = f"the gain over the champion in {settings.metric}"
+    limit = _points(settings.min_delta, settings.metric) if settings.min_delta else "0"
+    if settings.needs_interval:
+        return f"a version becomes champion if the 95 % interval of {gain} lies above {limit}"
+    return f"a version becomes champion if {gain} is {'at least' if settings.min_delta else 'above'} {limit}"
 
 
 def _measured(result: EvaluationResult, metric: str) -> float:

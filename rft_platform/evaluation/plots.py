@@ -12,7 +12,7 @@ _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _SAMPLED, _GREEDY, _CHAMPION = "#2563eb", "#ea580c", "#ca8a04"
 _SMALL = (
     ("reward", "mean reward", "#059669"),
-    ("kl", "KL to the rollout policy", "#7c3aed"),
+    ("mismatch", "engine-trainer mismatch", "#7c3aed"),
     ("entropy", "entropy", "#db2777"),
 )
 
@@ -28,12 +28,12 @@ class CurvePoint:
     sampled_high: float | None = None
     greedy: float | None = None
     reward: float | None = None  # mean training reward
-    kl: float | None = None  # engine to trainer, k3 estimate, nats per token
+    mismatch: float | None = None  # KL between engine and trainer, k3 estimate, nats per token
     entropy: float | None = None  # nats per token
 
 
 def learning_curve(points: Sequence[CurvePoint], title: str, champion_round: int | None = None) -> bytes:
-    """Draw a PNG (960 x 640): held-out pass rates by round with confidence band; below them reward, KL and entropy."""
+    """Draw a PNG (960 x 640): held-out pass rates by round with confidence band; below reward, mismatch and entropy."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -160,3 +160,48 @@ def _style(axes: "Axes") -> None:
     axes.grid(axis="y", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=_FAINT, labelsize=9, length=0)
+
+
+#: Markdown of fewer characters is shown in Dagster's table of an asset's metadata, longer Markdown behind a link.
+SHOWN_INLINE = 1000
+_SMALL_POINTS = 30  # of each curve, so that the picture is short enough
+_WIDE, _HIGH = 300, 60
+
+
+def inline_curve(points: Sequence[CurvePoint], champion_round: int | None = None) -> str:
+    """The held-out pass rates by round as a small picture in Markdown, short enough to be shown in a table of Dagster.
+
+    The text is shorter than ``SHOWN_INLINE``. The picture is an SVG in a data URI; a dot marks the champion. Empty
+    without measured rates.
+    """
+    points = sorted(points, key=lambda point: point.round)
+    lines, legend = [], []
+    for name, color, label in (("sampled", _SAMPLED, "blue"), ("greedy", _GREEDY, "orange")):
+        x, y = _series(points, name)
+        if x:
+            places = ",".join(_place(x[i], y[i], _last(points)) for i in _evenly(len(x)))
+            lines.append(f"<polyline points='{places}' fill='none' stroke='{color}' stroke-width='2'/>")
+            legend.append(f"{name} {y[-1]:.1%} ({label})")
+    if not lines:
+        return ""
+    for number, rate in zip(*_series(points, "sampled"), strict=True):
+        if number == champion_round:
+            cx, cy = _place(number, rate, _last(points)).split(",")
+            lines.append(f"<circle cx='{cx}' cy='{cy}' r='4' fill='{_CHAMPION}'/>")
+            legend.append(f"champion: round {champion_round}")
+    frame = f"<path d='M0,4H{_WIDE}M0,{_HIGH + 4}H{_WIDE}' stroke='{_FAINT}' stroke-dasharray='2'/>"
+    size = f"width='{_WIDE + 8}' height='{_HIGH + 8}'"
+    svg = f"<svg xmlns='http://www.w3.org/2000/svg' {size}>{frame}{''.join(lines)}</svg>"
+    address = svg.replace("#", "%23").replace("<", "%3C").replace(">", "%3E").replace(" ", "%20")
+    return f"![0 % to 100 %](data:image/svg+xml,{address})\n\n{', '.join(legend)}"
+
+
+def _place(round_number: float, rate: float, last: float) -> str:
+    return f"{round(_WIDE * round_number / last)},{round(_HIGH * (1 - rate)) + 4}"
+
+
+def _evenly(count: int) -> list[int]:
+    """At most ``_SMALL_POINTS`` of ``count`` indices, with the first and the last one."""
+    if count <= _SMALL_POINTS:
+        return list(range(count))
+    return [index * (count - 1) // (_SMALL_POINTS - 1) for index in range(_SMALL_POINTS)]

@@ -42,7 +42,7 @@ def markdown_report(
     """Return the report as Markdown. ``picture`` is the address of the curve: a file name or ``data_uri(png)``."""
     parts = [f"# {title}: round {result.round}, policy version {result.policy_version}"]
     if decision is not None:
-        parts.append(f"**Gate {'passed' if decision.passed else 'not passed'}**: {decision.reason}")
+        parts.append(f"**{_heading(decision)}** {decision.reason}")
     parts.append(_summary_table(result, start, champion))
     if compared:
         parts.append(comparison_table(compared))
@@ -83,6 +83,21 @@ def write_report(folder: Path, markdown: Callable[[str], str], png: bytes) -> Pa
     path = folder / "report.md"
     write_text(path, markdown(_CURVE_FILE))
     return path
+
+
+def stored_report(folder: Path) -> str | None:
+    """The report that ``write_report`` wrote, as a page without other files; None if there is none."""
+    try:
+        page, png = (folder / "report.md").read_text(encoding="utf-8"), (folder / _CURVE_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    return page.replace(f"({_CURVE_FILE})", f"({data_uri(png)})", 1)
+
+
+def _heading(decision: GateDecision) -> str:
+    if decision.passed:
+        return "Gate passed:"
+    return f"Not promoted: {decision.summary}." if decision.summary else "Not promoted:"
 
 
 def _summary_table(result: EvaluationResult, start: EvaluationResult | None, champion: EvaluationResult | None) -> str:

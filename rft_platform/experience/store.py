@@ -214,6 +214,12 @@ class ExperienceStore(RoundNotes):
         names = [*contents.rollouts(retired=True), *([f"{JUDGED}/{judged.name}"] if judged else [])]
         return digest_json([digest for name in names for digest in entries[name].digests])
 
+    def rollouts_digest(self, round: int) -> str:
+        """SHA-256 over a round's rollout files alone; a judgement does not change it."""
+        contents = self.ledger(round).read()
+        entries = {name: retired.entry for name, retired in contents.retired.items()} | contents.files
+        return digest_json([digest for name in contents.rollouts(retired=True) for digest in entries[name].digests])
+
     def damaged(self, round: int, *, digest: bool) -> list[DamagedFile]:
         """Files of a round that are missing, truncated or unreadable; with ``digest`` also files with changed bytes."""
         return integrity.damaged(self, round, digest=digest)

@@ -22,7 +22,7 @@ from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckFailed
 from rft_platform.jobs.dagster_internals.run_workers import driver_tags
 from rft_platform.jobs.driver_lock import driver_lock, is_half, other_half_runs
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
-from rft_platform.jobs.jobs import JOB_OF_KIND, add_next_round, evaluation_config, run_tags
+from rft_platform.jobs.jobs import JOB_OF_KIND, add_rounds, evaluation_config, run_tags
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
 from rft_platform.resources.names import PLAIN_NAMES
@@ -81,14 +81,15 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
         _alert(
             project, instance, end_orphaned_runs(instance), "the process that drove this run ended before the run did"
         )
-        reconcile_materializations(project, instance, launches(instance).failures)
-        add_next_round(instance, project)
+        known, stored = launches(instance), Project.open(project.home)  # ``project`` may be in mode bench
+        reconcile_materializations(stored, instance, known.failures, known.running)
+        add_rounds(instance, stored)
         driven = _Drive(project, definitions, instance, max_launches)
         if max_launches is None and _overlaps(project):
             driven.run_two_threads()
         else:
             driven.run_one_thread()
-        add_next_round(instance, project)
+        add_rounds(instance, stored)
     return driven.result
 
 
@@ -191,7 +192,8 @@ class _Drive:
         if len(self.result.launched) % _COLLECT_EVERY == 0:
             gc.collect()
         if launched.error is not None:  # if it failed after its last note, the plan does not repeat the launch
-            reconcile_materializations(self._project, self._instance, [(launched.kind, launched.round)])
+            stored, running = Project.open(self._project.home), launches(self._instance).running
+            reconcile_materializations(stored, self._instance, [(launched.kind, launched.round)], running)
             _alert(self._project, self._instance, [launched.run_id], cause_line(launched.error))
 
 

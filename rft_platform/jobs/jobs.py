@@ -3,12 +3,14 @@
 Jobs: the warm start, the two halves of a round, offline trainings, evaluation, judging, and releases.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import dagster as dg
 
+from rft_platform.config.offline import OfflineKind
 from rft_platform.experience.file_names import is_round_key, round_key
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.rounds.project.code_version import code_version
@@ -27,6 +29,13 @@ JOB_OF_KIND = {
     "dpo": "dpo_job",
     "distill": "distill_job",
 }
+#: The assets of each kind of offline training: its dataset and its weights.
+OFFLINE_ASSETS: dict[OfflineKind, tuple[str, str]] = {
+    "sft": ("sft_dataset", "sft_checkpoint"),
+    "dpo": ("preference_pairs", "dpo_checkpoint"),
+    "distill": ("sft_dataset", "distilled_checkpoint"),
+}
+_COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 _PHASES = {"sync_round_job": "sync"}  # of jobs whose name is not that of their phase
 
 
@@ -72,17 +81,17 @@ _JOBS = [
     ),
     _Job(
         "sft_job",
-        ["sft_dataset", "sft_checkpoint", "evaluation_report"],
+        [*OFFLINE_ASSETS["sft"], "evaluation_report"],
         "Supervised fine-tuning on a dataset of demonstrations; the weights are registered and evaluated.",
     ),
     _Job(
         "dpo_job",
-        ["preference_pairs", "dpo_checkpoint", "evaluation_report"],
+        [*OFFLINE_ASSETS["dpo"], "evaluation_report"],
         "Direct preference optimisation on a dataset of pairs; the weights are registered and evaluated.",
     ),
     _Job(
         "distill_job",
-        ["sft_dataset", "distilled_checkpoint", "evaluation_report"],
+        [*OFFLINE_ASSETS["distill"], "evaluation_report"],
         "Distillation of a teacher's distribution on a dataset; the weights are registered and evaluated.",
     ),
     _Job(
@@ -125,17 +134,27 @@ def evaluation_config(names: DagsterNames, *, force: bool = True, promote: bool 
 
 
 def run_tags(round_number: int) -> dict[str, str]:
-    """The tags of a Dagster run: its round and its code version."""
-    return {"rft/round": round_key(round_number), "rft/code": code_version()}
+    """The tags of a Dagster run: its round and its code version, whose commit is shortened to fit a line."""
+    return {"rft/round": round_key(round_number), "rft/code": _COMMIT.sub(r"\1", code_version())}
 
 
-def add_next_round(instance: dg.DagsterInstance, project: Project, names: DagsterNames = PLAIN_NAMES) -> None:
-    """Add the partition after the newest round, so that it can be selected in the launchpad."""
-    newest = max(project.store.rounds(), default=0)
-    key = round_key(1 if project.settings.offline is not None else newest + 1)
-    partitions = str(names.rounds.name)
-    if not instance.has_dynamic_partition(partitions, key):
-        instance.add_dynamic_partitions(partitions, [key])
+def add_rounds(instance: dg.DagsterInstance, project: Project, names: DagsterNames = PLAIN_NAMES) -> None:
+    """Add the partitions of all rounds that have begun, and of the next one, so that it can be selected in the UI.
+
+    A round beyond the budget is not added: nothing would ever make it.
+    """
+    begun, budget = [number for number in project.store.rounds() if number], _last_round(project)
+    following = [number for number in [max(begun, default=0) + 1] if number <= budget]
+    name = str(names.rounds.name)
+    known = set(instance.get_dynamic_partitions(name))
+    added = [key for key in map(round_key, [*begun, *following]) if key not in known]
+    if added:
+        instance.add_dynamic_partitions(name, added)
+
+
+def _last_round(project: Project) -> int:
+    """The last round of the project's budget; 0 for a project that explores nothing, as in mode bench."""
+    return 0 if project.config.mode == "bench" else project.rounds_budget
 
 
 def unknown_partitions(instance: dg.DagsterInstance) -> list[str]:

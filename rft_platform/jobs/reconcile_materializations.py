@@ -1,83 +1,172 @@
-"""Reconcile Dagster with the disk: report assets of launches that finished but were killed before reporting them.
+"""Reconcile Dagster with the disk: report the assets of a project that are complete but unknown to its instance.
 
-Milliseconds pass between a launch's last note and Dagster's records of the asset and of its checks. A process killed in
-that time has done its work, and the plan continues from there. Without a new report, the lineage would lack a
-materialization, or a check would lack its result.
+Two causes: milliseconds pass between a stage's note and Dagster's records of the asset and of its checks, and a process
+may be killed in that time; and ``rft run`` records its runs in the instance of the project's folder, while another
+deployment may mount the folder. A reported materialization belongs to no run and has no provenance: Dagster then
+compares the times of an asset and its inputs, so the assets of a round are reported in their order.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
-from rft_platform.assets.checks import EVALUATION_CHECKS, EXPERIENCE_CHECKS, evaluation_results, experience_results
-from rft_platform.assets.common import numbers
-from rft_platform.common.errors import StorageError
-from rft_platform.experience.file_names import round_key, round_number
+from rft_platform.assets.checks import (
+    CHECKPOINT_CHECKS,
+    EVALUATION_CHECKS,
+    EXPERIENCE_CHECKS,
+    checkpoint_results,
+    checkpoint_specs,
+    evaluation_results,
+    experience_results,
+    leak_result,
+    offline_results,
+)
+from rft_platform.assets.common import numbers, path
+from rft_platform.assets.experiences import judgement_version
+from rft_platform.assets.tasks import explored_count, held_out_leaks, held_out_version
+from rft_platform.common.errors import RftError, TransientError
+from rft_platform.common.locks import locked
+from rft_platform.experience.file_names import round_key
+from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckExecutionRecord, check_results
+from rft_platform.jobs.jobs import OFFLINE_ASSETS
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
-from rft_platform.rounds.project.notes import EVALUATION, JUDGE
-from rft_platform.rounds.project.policy import published
+from rft_platform.rounds.project.notes import (
+    DATASET,
+    DEMONSTRATIONS,
+    EVALUATION,
+    EXPLORE,
+    JUDGE,
+    POLICY,
+    SNAPSHOT,
+    TRAIN,
+)
+from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
-
-#: The last asset of each kind of launch, and that asset's note. Kinds without an entry end in an evaluation.
-_ENDS = {"explore": ("judged_experiences", JUDGE), "warm_start": ("warm_start_checkpoint", EVALUATION)}
-_EVALUATED = ("evaluation_report", EVALUATION)
-#: The checks of each of these assets; a missing result is reported again.
-_CHECKS: Mapping[str, Sequence[dg.AssetCheckSpec]] = {
-    "judged_experiences": EXPERIENCE_CHECKS,
-    "evaluation_report": EVALUATION_CHECKS,
-}
-_RECENT = 8  # newest rounds whose check results are searched: else each tick would read the events of every round
-_RESULTS = 200  # number of newest results of a check that are searched for the result of a recent round
+from rft_platform.training.protocol import StepEvent
 
 LOG = logging.getLogger(__name__)
+_A_CALL_S = 20.0  # a sensor's tick may take 60 s; the next tick continues
+
+_Note = Mapping[str, Any]
+_Launch = tuple[str, int]  # kind and round
+
+
+def _figures(_: Project, __: int, note: _Note) -> dict[str, Any]:
+    return {**numbers(note), **numbers(note.get("metrics", {}))}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asset:
+    """How the record of an asset follows from the disk: from the note of its stage, and what else the stage stored."""
+
+    name: str
+    note: str
+    version: Callable[[Project, int, _Note], str | None] = lambda _, __, ___: None
+    metadata: Callable[[Project, int, _Note], dict[str, Any]] = _figures
+    checks: Callable[[Project, int, _Note], list[dg.AssetCheckResult]] = lambda _, __, ___: []
+    specs: Sequence[dg.AssetCheckSpec] = ()
+
+
+@dataclass(slots=True)
+class _Reports:
+    """The reports of one call."""
+
+    project: Project
+    instance: dg.DagsterInstance
+    names: DagsterNames
+    made: list[str] = field(default_factory=list)
+    until: float = field(default_factory=lambda: time.monotonic() + _A_CALL_S)
+
+    def report(self, asset: _Asset, number: int, partition: str | None) -> bool:
+        """Report an asset with the results of its checks, unless it is not complete; False if it cannot be read now."""
+        note = self.project.store.read_note(number, asset.note)
+        if note is None or (asset.note == JUDGE and not note["sound"]):
+            return True
+        try:
+            results = [
+                self._result(asset, result, number, partition) for result in asset.checks(*self._of(number, note))
+            ]
+            materialization = dg.AssetMaterialization(
+                asset_key=self.names.key(asset.name),
+                partition=partition,
+                description="Complete on disk, and not reported to this Dagster instance by the run that made it.",
+                metadata=asset.metadata(*self._of(number, note)),
+                tags=_version_tag(asset.version(*self._of(number, note))),
+            )
+        except (RftError, OSError) as error:
+            LOG.warning("%s of %s is not reported to Dagster yet: %s", asset.name, round_key(number), error)
+            return False
+        for result in results:
+            if not _is_reported(self.instance, result):
+                self.instance.report_runless_asset_event(result)
+        self.instance.report_runless_asset_event(materialization)  # last: it marks the results as recorded
+        self.made.append(f"{asset.name} of {round_key(number)}")
+        return True
+
+    def _of(self, number: int, note: _Note) -> tuple[Project, int, _Note]:
+        return self.project, number, note
+
+    def _result(
+        self, asset: _Asset, result: dg.AssetCheckResult, number: int, partition: str | None
+    ) -> dg.AssetCheckEvaluation:
+        return dg.AssetCheckEvaluation(
+            asset_key=self.names.key(asset.name),
+            check_name=str(result.check_name),
+            passed=result.passed,
+            severity=result.severity,
+            metadata={**result.metadata, "round": number},
+            partition=partition,
+        )
 
 
 def reconcile_materializations(
     project: Project,
     instance: dg.DagsterInstance,
-    launched: Iterable[tuple[str, int]],
+    failed: Collection[_Launch] = (),
+    running: Collection[_Launch] = (),
     names: DagsterNames = PLAIN_NAMES,
 ) -> list[str]:
-    """Report the last asset of each of ``launched`` (kind, round) that is complete on disk and unknown to Dagster.
+    """Report the assets that are complete on disk and unknown to Dagster, with the results of their checks.
 
-    Meant for launches whose newest run failed, because a successful run has reported its assets. An asset whose files
-    are damaged is left for a later call. Returns the reported assets.
+    Launches are given as (kind, round). After ``failed`` ones the results of the last asset's checks are verified too;
+    rounds of ``running`` ones are left to their runs. An asset whose files are damaged is left for a later call, as is
+    what does not fit into the time of a sensor's tick. Returns the reported assets.
     """
-    reported = []
-    for kind, number in launched:
-        if kind == "evaluate":  # the existing note is from an evaluation before the failed one
+    reports = _Reports(project, instance, names)
+    try:
+        with locked(project.home.leases / "reconcile", timeout_s=0.0):  # two sensors may tick at the same time
+            _reconcile(reports, set(failed), {number for _, number in running})
+    except TransientError as busy:
+        LOG.info("%s", busy)
+    return reports.made
+
+
+def _reconcile(reports: _Reports, failed: set[_Launch], running: set[int]) -> None:
+    chain = _chain(reports.project)
+    if 0 not in running and reports.project.settings.offline is None:
+        for asset in _START:
+            if reports.instance.get_latest_materialization_event(reports.names.key(asset.name)) is None:
+                reports.report(asset, 0, None)
+    doubtful = {(_LAST.get(kind, "evaluation_report"), number) for kind, number in failed if kind != "evaluate"}
+    known = {each.name: reports.instance.get_materialized_partitions(reports.names.key(each.name)) for each in chain}
+    for number in reports.project.store.rounds():
+        if number in running or number == 0:
             continue
-        asset, name = _ENDS.get(kind, _EVALUATED)
-        note = project.store.read_note(number, name)
-        if note is None or (name == JUDGE and not note["sound"]) or _is_known(instance, names, asset, number):
-            continue
-        try:
-            results = list(_check_results(project, names, asset, number, note))
-            materialization = _materialization(project, names, asset, number, note)
-        except StorageError as error:
-            LOG.warning("%s of %s is not reported to Dagster yet: %s", asset, round_key(number), error)
-            continue
-        for result in results:
-            if not _is_reported(instance, result):
-                instance.report_runless_asset_event(result)
-        instance.report_runless_asset_event(materialization)  # last: it marks the results as recorded
-        reported.append(f"{asset} of {round_key(number)}")
-    return reported
+        key = round_key(number)
+        for asset in chain:
+            if key in known[asset.name] and ((asset.name, number) not in doubtful or _has_checks(reports, asset, key)):
+                continue
+            if time.monotonic() > reports.until:
+                return
+            if not reports.report(asset, number, key):
+                break  # the later assets of the round follow it: Dagster compares their times
 
 
-def _is_known(instance: dg.DagsterInstance, names: DagsterNames, asset: str, number: int) -> bool:
-    key = names.key(asset)
-    if number == 0:
-        return instance.get_latest_materialization_event(key) is not None
-    known = instance.get_materialized_partitions(key)
-    if round_key(number) not in known:
-        return False
-    return max(map(round_number, known)) >= number + _RECENT or _has_checks(instance, key, round_key(number))
-
-
-def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> bool:
+def _has_checks(reports: _Reports, asset: _Asset, partition: str) -> bool:
     """Whether the run of the newest materialization recorded results of all checks of the asset.
 
     A materialization that this module reported always has them. The run's own log is not read: Dagster writes a result
@@ -85,6 +174,7 @@ def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) 
     result is missing, all results are reported again with a new materialization, because results belong to the newest
     materialization.
     """
+    instance, key = reports.instance, reports.names.key(asset.name)
     records = instance.fetch_materializations(
         dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition]), limit=1
     ).records
@@ -94,14 +184,13 @@ def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) 
     run = instance.get_run_by_id(run_id)
     if run is not None and not run.is_finished:  # it may still report them; a run that was killed ends soon
         return True
-    return all(
-        _has_result(instance, dg.AssetCheckKey(key, spec.name), run_id) for spec in _CHECKS.get(key.path[-1], ())
-    )
+    keys = [dg.AssetCheckKey(key, spec.name) for spec in asset.specs]
+    return all(_has_result(check_results(instance, check, partition), run_id) for check in keys)
 
 
-def _has_result(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_id: str) -> bool:
+def _has_result(records: Sequence[AssetCheckExecutionRecord], run_id: str) -> bool:
     """Whether the check has a result of the run; a planned check without a result does not count."""
-    for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=_RESULTS):
+    for record in records:
         event = None if record.event is None else record.event.dagster_event
         if record.run_id == run_id and event is not None:
             return event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION
@@ -110,54 +199,126 @@ def _has_result(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_id: s
 
 def _is_reported(instance: dg.DagsterInstance, result: dg.AssetCheckEvaluation) -> bool:
     """Whether an earlier call reported the result: Dagster stores one result without a run for a check of a round."""
-    history = instance.event_log_storage.get_asset_check_execution_history(result.asset_check_key, limit=_RESULTS)
-    known = [record for record in history if record.run_id == "" and record.partition == result.partition]
+    known = [each for each in check_results(instance, result.asset_check_key, result.partition) if each.run_id == ""]
     if known and (known[0].status.value == "SUCCEEDED") != result.passed:
-        key, said = result.asset_check_key.to_user_string(), "passes" if result.passed else "fails"
-        LOG.warning("%s of %s %s now; Dagster keeps the result reported before", key, result.partition, said)
+        key, verb = result.asset_check_key.to_user_string(), "passes" if result.passed else "fails"
+        LOG.warning("%s of %s %s now; Dagster keeps the result reported before", key, result.partition, verb)
     return bool(known)
 
 
-def _check_results(
-    project: Project, names: DagsterNames, asset: str, number: int, note: dict[str, Any]
-) -> Iterable[dg.AssetCheckEvaluation]:
-    """The results that the killed process would have recorded, computed again from the disk."""
-    if asset == "judged_experiences":
-        from rft_platform.rounds.judge import quality
-
-        results = experience_results(*quality(project, number, note["judge_version"]))
-    elif asset == "evaluation_report":
-        from rft_platform.rounds.evaluate import gate_passed
-
-        results = evaluation_results(gate_passed(note), note.get("gate", ""))
-    else:
-        return
-    for result in results:
-        yield dg.AssetCheckEvaluation(
-            asset_key=names.key(asset),
-            check_name=str(result.check_name),
-            passed=result.passed,
-            severity=result.severity,
-            metadata={**result.metadata, "round": number},
-            partition=round_key(number),
-        )
+def _version_tag(version: str | None) -> dict[str, str]:
+    return {} if version is None else {"dagster/data_version": version}
 
 
-def _materialization(
-    project: Project, names: DagsterNames, asset: str, number: int, note: dict[str, Any]
-) -> dg.AssetMaterialization:
-    version = _data_version(project, asset, number, note)
-    return dg.AssetMaterialization(
-        asset_key=names.key(asset),
-        partition=round_key(number) if number else None,
-        description="Complete on disk; the process that created it ended before it reported this materialization.",
-        metadata={**numbers(note), **numbers(note.get("metrics", {}))},
-        tags={} if version is None else {"dagster/data_version": version},
-    )
+# --- the assets of a project, in the order of their stages
 
 
-def _data_version(project: Project, asset: str, number: int, note: dict[str, Any]) -> str | None:
-    if asset == "judged_experiences":
-        return f"{project.store.digest(number)[:16]}+{note['judge_version']}"
-    policy = published(project.store, number)
-    return policy.weights_digest if asset == "warm_start_checkpoint" and policy is not None else None
+def _judgement_version(project: Project, number: int, note: _Note) -> str:
+    return judgement_version(project.store, number, note["judge_version"])
+
+
+def _judgement_checks(project: Project, number: int, note: _Note) -> list[dg.AssetCheckResult]:
+    from rft_platform.rounds.judge import quality
+
+    if project.store.ledger(number).read().retired:  # the rows were removed on purpose: nothing is left to check
+        return []
+    return experience_results(*quality(project, number, note["judge_version"]))
+
+
+def _checkpoint(project: Project, number: int, note: _Note) -> dict[str, Any]:
+    policy, trained = required(project.store, number), project.store.read_note(number, TRAIN) or {}
+    found = {"checkpoint": path(policy.folder), "model_version": policy.model_version or "not registered"}
+    return {**found, "policy_version": policy.policy_version, **_figures(project, number, trained)}
+
+
+def _report(project: Project, number: int, note: _Note) -> dict[str, Any]:
+    from rft_platform.evaluation.report import stored_report
+
+    page = stored_report(project.store.round_folder(number))
+    report = {} if page is None else {"report": dg.MetadataValue.md(page)}
+    return {
+        **report,
+        "gate": note.get("gate", ""),
+        "promoted": bool(note.get("promoted")),
+        **_figures(project, number, note),
+    }
+
+
+def _checkpoint_checks(project: Project, number: int, _: _Note) -> list[dg.AssetCheckResult]:
+    trained = project.store.read_note(number, TRAIN) or {}
+    return checkpoint_results(trained.get("steps", 0), trained.get("engine_mismatch"))
+
+
+def _offline_checks(project: Project, number: int, _: _Note) -> list[dg.AssetCheckResult]:
+    trained = project.store.read_note(number, TRAIN) or {}
+    return offline_results([StepEvent(**event) for event in trained.get("step_events", [])])
+
+
+def _evaluation_checks(_: Project, __: int, note: _Note) -> list[dg.AssetCheckResult]:
+    from rft_platform.rounds.evaluate import gate_passed
+
+    return evaluation_results(gate_passed(note), note.get("gate", ""))
+
+
+def _dataset_checks(project: Project, _: int, __: _Note) -> list[dg.AssetCheckResult]:
+    from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset
+
+    return [leak_result(leaked_tasks(project, load_dataset(project)))]
+
+
+def _rows_version(project: Project, number: int, _: _Note) -> str:
+    return project.store.rollouts_digest(number)
+
+
+def _from_note(name: str) -> Callable[[Project, int, _Note], str]:
+    return lambda _, __, note: str(note[name] or "none")
+
+
+_WEIGHTS = _from_note("weights_digest")
+_JUDGED = _Asset("judged_experiences", JUDGE, _judgement_version, checks=_judgement_checks, specs=EXPERIENCE_CHECKS)
+_TRAINED = _Asset("policy_checkpoint", POLICY, _WEIGHTS, _checkpoint, _checkpoint_checks, CHECKPOINT_CHECKS)
+_EVALUATED = _Asset(
+    "evaluation_report", EVALUATION, metadata=_report, checks=_evaluation_checks, specs=EVALUATION_CHECKS
+)
+_EXPLORED = [_Asset("policy_snapshot", SNAPSHOT, _WEIGHTS), _Asset("rollout_batches", EXPLORE, _rows_version)]
+_COLLECTED = [
+    _Asset("online_experiences", EXPLORE, _rows_version),
+    _Asset("online_demonstrations", DEMONSTRATIONS, _from_note("sha256")),
+]
+#: The assets that have no rounds, complete when the start is evaluated.
+_START = [
+    _Asset(
+        "task_dataset",
+        EVALUATION,
+        lambda project, _, __: project.tasks.digest if project.config.buffer.explorer_input.explored else None,
+        lambda project, _, __: {"dagster/row_count": explored_count(project)},
+    ),
+    _Asset(
+        "eval_task_dataset",
+        EVALUATION,
+        lambda project, _, __: held_out_version(project),
+        lambda project, _, __: {"dagster/row_count": sum(len(each.tasks) for _, each in project.eval_tasks)},
+        lambda project, _, __: [leak_result(held_out_leaks(project))],
+    ),
+    _Asset(
+        "warm_start_checkpoint",
+        EVALUATION,
+        lambda project, _, __: required(project.store, 0).weights_digest,
+        _report,
+    ),
+]
+#: The last asset of each kind of launch, if that is not the evaluation.
+_LAST = {"explore": "judged_experiences", "collect": "judged_experiences", "warm_start": "warm_start_checkpoint"}
+
+
+def _chain(project: Project) -> list[_Asset]:
+    """The assets of a round of the project."""
+    kind = project.settings.offline
+    if kind is None:
+        return [*(_COLLECTED if project.config.online else _EXPLORED), _JUDGED, _TRAINED, _EVALUATED]
+    dataset, weights = OFFLINE_ASSETS[kind]
+    return [
+        _Asset(dataset, DATASET, _from_note("digest"), checks=_dataset_checks),
+        _Asset(weights, POLICY, _WEIGHTS, _checkpoint, _offline_checks, checkpoint_specs(weights)),
+        _EVALUATED,
+    ]

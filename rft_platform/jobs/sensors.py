@@ -11,7 +11,7 @@ from rft_platform.config.offline import OfflineKind
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.jobs.instance import end_orphaned_runs
-from rft_platform.jobs.jobs import JOB_OF_KIND, UnresolvedJob, add_next_round, evaluation_config, run_tags
+from rft_platform.jobs.jobs import JOB_OF_KIND, UnresolvedJob, add_rounds, evaluation_config, run_tags
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
 from rft_platform.jobs.sensor_interval import sensor_interval_s
@@ -125,9 +125,9 @@ def _launch(
     if driver_is_running(opened.home):
         return dg.SkipReason("`rft run` or `rft demo` is driving this project")
     end_orphaned_runs(context.instance)
-    add_next_round(context.instance, opened, names)
+    add_rounds(context.instance, opened, names)
     known = launches(context.instance, rounds_ahead(opened), names)
-    reconcile_materializations(opened, context.instance, known.failures, names)
+    reconcile_materializations(opened, context.instance, known.failures, known.running, names)
     plan = plan_next(observe(opened, known))
     requests = list(_requests(plan, names, kinds))
     if not requests:

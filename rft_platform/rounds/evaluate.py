@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.evaluation.comparison import Comparison
-from rft_platform.evaluation.plots import learning_curve
+from rft_platform.evaluation.plots import inline_curve, learning_curve
 from rft_platform.evaluation.report import data_uri, markdown_report, write_report
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.inference.interface import PolicyEngine
@@ -34,11 +33,12 @@ class RoundEvaluation:
     """
 
     gate: str
+    gate_summary: str = ""  # why the gate did not pass, in a few words; empty if ``gate`` is short itself
     promoted: bool = False
     gate_passed: bool | None = None  # None: this evaluation has no decision of the gate
     results: list[EvaluationResult] = field(default_factory=list)
     markdown: str = ""
-    picture: Path | None = None
+    curve: str = ""  # the learning curve as a small picture in Markdown
     metrics: dict[str, float] = field(default_factory=dict)
     compared: list[Comparison] = field(default_factory=list)  # with the previous policy, the champion and the start
 
@@ -64,7 +64,8 @@ def evaluate_round(
     if project.eval_tasks and (force or is_due(project, round_number)):
         outcome = _evaluate(project, engine, registry, policy, promote)
     elif (known := project.store.read_note(round_number, EVALUATION)) is not None and known["results"]:
-        return RoundEvaluation(known["gate"], known["promoted"], gate_passed(known), metrics=known["metrics"])
+        promoted, passed = known["promoted"], gate_passed(known)
+        return RoundEvaluation(known["gate"], promoted=promoted, gate_passed=passed, metrics=known["metrics"])
     else:
         outcome = RoundEvaluation("not due in this round")
     seconds["evaluation_s"] = perf_counter() - started - seconds["deploy_s"]
@@ -75,6 +76,7 @@ def evaluate_round(
         "results": [result.to_json() for result in outcome.results],
         "comparisons": [difference.to_json() for difference in outcome.compared],
         "gate": outcome.gate,
+        "gate_summary": outcome.gate_summary,
         "promoted": outcome.promoted,
         "gate_passed": outcome.gate_passed,
         "metrics": outcome.metrics,
@@ -125,9 +127,8 @@ def _evaluate(
     start = evaluation_of(store, 0)
     differences = compared(project, policy, first, champion)
     best = policy.round if promoted else None if champion is None else champion.round
-    png = learning_curve(
-        curve_points(store, policy.round, first), f"{project.config.project} / {project.config.name}", best
-    )
+    points = curve_points(store, policy.round, first)
+    png = learning_curve(points, f"{project.config.project} / {project.config.name}", best)
 
     def page(picture: str) -> str:
         return markdown_report(
@@ -140,14 +141,21 @@ def _evaluate(
             compared=differences,
         )
 
-    written = write_report(store.round_folder(policy.round), page, png)
+    write_report(store.round_folder(policy.round), page, png)
     scores = scores_of(first, differences)
     record_evaluation(project, registry, policy, scores, decision.reason, results)
     if promote and promoted:
         registry.promote(int(policy.model_version or 0))
     metrics = {**scores, **{name: value for result in results for name, value in result.metrics.items()}}
-    picture = written.with_name("learning_curve.png")
     passed = decision.passed if promote else None
     return RoundEvaluation(
-        decision.reason, promoted, passed, results, page(data_uri(png)), picture, metrics, differences
+        gate=decision.reason,
+        gate_summary=decision.summary,
+        promoted=promoted,
+        gate_passed=passed,
+        results=results,
+        markdown=page(data_uri(png)),
+        curve=inline_curve(points, best),
+        metrics=metrics,
+        compared=differences,
     )

@@ -75,14 +75,14 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
     """
     from rft_platform.config.load import load_config_of
     from rft_platform.jobs.instance import open_instance
-    from rft_platform.jobs.jobs import add_next_round
+    from rft_platform.jobs.jobs import add_rounds
     from rft_platform.rounds.project.project import Project
 
     instance = open_instance(home)
     instance.get_runs_count()  # creates the databases here, so that two servers do not race to create them
     config = load_config_of(home) if home.config_file.exists() else None
     if config is not None:
-        add_next_round(instance, Project.open(home))
+        add_rounds(instance, Project.open(home))
     python, env = [sys.executable, "-P", "-m"], _environment(home, port)
     token, workspace = access_token(home.web_token), ["-w", str(_workspace(home))]
     url = f"http://{_HOST}:{port}"

@@ -22,10 +22,10 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.definitions import defs
-from rft_platform.project_definitions import all_definitions, definitions_of
+from rft_platform.project_definitions import definitions_of
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.evaluate import gate_passed
-from rft_platform.rounds.project.code_version import code_version
+from rft_platform.rounds.project.code_version import release
 
 HEAVY = ["torch", "vllm", "transformers", "mlflow", "pandas", "datasets", "duckdb", "matplotlib", "fastapi"]
 CHAIN = ["policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report"]
@@ -207,21 +207,12 @@ def test_a_changed_line_of_the_users_code_changes_the_code_version(tmp_path):
     workflow, reference = tmp_path / "agent.py", f"{tmp_path / 'agent.py'}:solve"
     workflow.write_text("async def solve(task, model): ...\n")
     (before,) = versions()
-    assert versions() == {before} and before.startswith(code_version())
+    assert versions() == {before} and before.startswith(release())
     workflow.write_text("async def solve(task, model): raise ValueError\n")
     (after,) = versions()
     assert after != before
     (without,) = {spec.code_version for name, spec in specs_of({}).items() if name in CHAIN}
-    assert without == code_version()
-
-
-def test_a_run_of_the_command_line_has_the_code_version_of_the_code_location():
-    config = RftConfig.model_validate({"model": {"model_path": "m"}, "buffer": {"explorer_input": TASKSET}})
-    shown, driven = (
-        {spec.key: spec.code_version for spec in definitions.resolve_all_asset_specs()}
-        for definitions in (definitions_of(config), all_definitions(config))
-    )
-    assert {key: driven[key] for key in shown} == shown
+    assert without == release()
 
 
 def test_production_traffic_becomes_overdue():

@@ -13,6 +13,7 @@ from rft_platform.assets import experiences, online, round_lock
 from rft_platform.config.home import Home
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
+from rft_platform.resources.tables import RoundTables
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
@@ -59,16 +60,18 @@ def own_locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         lock.stream.close()
 
 
+@pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated")  # Dagster's own use of it
 def test_rows_and_demonstrations_of_a_round_are_materialised(project: Project) -> None:
     defined = [online.online_experiences, online.online_demonstrations, experiences.judged_experiences]
     assets = [asset.of(PLAIN_NAMES) for asset in defined]
+    opened = ProjectResource(home=str(project.home.root))
+    resources = {"project": opened, "tables": RoundTables(project=opened)}
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
         for _ in range(2):
             done = dg.materialize(
-                assets, instance=instance, partition_key="r0001", resources={"project": ProjectResource()},
-                raise_on_error=True,
-            )  # fmt: skip
+                assets, instance=instance, partition_key="r0001", resources=resources, raise_on_error=True
+            )
             assert done.success
             counts = {
                 event.asset_key.to_user_string(): event.materialization.metadata["dagster/partition_row_count"].value

@@ -1,5 +1,6 @@
 """The table of rounds: what the notes say, where the time went, who is champion, what comes next."""
 
+import io
 import json
 import os
 import re
@@ -11,16 +12,24 @@ from typing import Any
 import psutil
 import pytest
 from dagster import DagsterRunStatus
+from rich.console import Console
 from typer.testing import Result
 
-from rft_platform.cli.views.demo_summary import summary_of, write_summary
+from rft_platform.cli.views.demo_summary import print_summary, summary_of, write_summary
 from rft_platform.common.files import write_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
 from rft_platform.driver import start
 from rft_platform.driver.preflight import is_finished
-from rft_platform.driver.round_lines import EQUAL, RoundNews, describe_round, nothing_trained, round_lines
+from rft_platform.driver.round_lines import (
+    EQUAL,
+    RoundNews,
+    champion_notes,
+    describe_round,
+    nothing_trained,
+    round_lines,
+)
 from rft_platform.driver.run_cost import recorded_cost
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult
@@ -62,10 +71,30 @@ def test_a_line_joins_the_notes_of_a_round(project: Project) -> None:
 
     assert (start.round, start.pass_rate_sampled, start.rows, start.champion) == (0, 0.25, None, False)
     assert (first.reward, first.pass_rate_sampled, first.pass_rate_greedy) == (0.5, 0.75, 0.875)
-    assert (first.kl, first.entropy, first.rows, first.tokens_per_s) == (1e-6, 0.75, 32, 1000.0)
+    assert (first.mismatch, first.entropy, first.rows, first.tokens_per_s) == (1e-6, 0.75, 32, 1000.0)
     assert (first.policy_version, first.model_version, first.checkpoint) == (1, "2", "/checkpoints/1")
     assert first.champion
     assert not second.champion, "its evaluation promoted nothing"
+
+
+def test_a_champion_that_is_not_the_newest_version_is_explained(project: Project, rft: Callable[..., Result]) -> None:
+    assert champion_notes(project, round_lines(project)) == [], "no gate has decided"
+    note = project.store.read_note(2, "evaluation") or {}
+    short = {"gate": "all figures", "gate_summary": "+0.7 points, not clearly better than v1"}
+    project.store.write_note(2, "evaluation", {**note, "gate_passed": False, **short})
+
+    lines = round_lines(project)
+    assert describe_round(lines[2]).endswith("not promoted: +0.7 points, not clearly better than v1")
+    notes = [
+        "v2 was not promoted: +0.7 points, not clearly better than v1",
+        "a version becomes champion if the 95 % interval of the gain over the champion in sampled_pass lies above 0",
+    ]
+    assert champion_notes(project, lines) == notes
+    assert rft("rounds").stdout.splitlines()[-3:-1] == notes
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(summary_of(project), console)
+    printed = console.file.getvalue()
+    assert "(policy version 1, sampled 75.0%, greedy 87.5%)" in printed and all(line in printed for line in notes)
 
 
 def test_overhead_is_what_the_launches_took_beyond_the_work(project: Project) -> None:

@@ -1,10 +1,11 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.evaluation import Gate
-from rft_platform.evaluation.gate import gate
+from rft_platform.evaluation.gate import gate, promotion_rule
 from rft_platform.evaluation.results import EvaluationResult
 
 Make = Callable[..., EvaluationResult]
@@ -34,6 +35,37 @@ def test_a_tie_promotes_nothing(make_result: Make, rate: float, confident: bool)
     assert not decision.passed
     assert decision.reason.endswith("its lower end must exceed +0.0000" if confident else "no gain")
     assert gate(make_result(rate, 16), make_result(rate, 8), confident=False, min_delta=-0.01).passed  # on request
+
+
+@pytest.mark.parametrize(
+    ("rate", "settings", "summary"),
+    [
+        (0.51, {"min_delta": 0.02, "confident": False}, "+1.0 points, not +2.0 points better than v8"),
+        (0.4, {"min_delta": -0.02, "confident": False}, "-10.0 points, perhaps more than 2.0 points worse than v8"),
+        (0.4, {"confident": False}, "-10.0 points, not better than v8"),
+        (0.5, {}, "+0.0 points, not better than v8"),
+    ],
+)
+def test_a_refusal_has_a_summary_of_a_few_words(
+    make_result: Make, rate: float, settings: dict[str, Any], summary: str
+) -> None:
+    decision = gate(make_result(rate, 16), make_result(0.5, 8), **settings)
+    assert (decision.passed, decision.summary) == (False, summary)
+
+
+def test_a_gain_within_the_noise_is_not_clearly_better(make_result: Make) -> None:
+    some, none = {"sampled": {"a": [1.0], "b": [0.0]}}, {"sampled": {"a": [0.0], "b": [0.0]}}
+    decision = gate(make_result(0.5, 16, scores=some), make_result(0.0, 8, scores=none))
+    assert (decision.passed, decision.summary) == (False, "+50.0 points, not clearly better than v8")
+
+
+def test_the_rule_is_one_sentence() -> None:
+    assert promotion_rule(Gate()) == (
+        "a version becomes champion if the 95 % interval of the gain over the champion in sampled_pass lies above 0"
+    )
+    assert promotion_rule(Gate(confident=False, min_delta=0.02)) == (
+        "a version becomes champion if the gain over the champion in sampled_pass is at least +2.0 points"
+    )
 
 
 def test_the_interval_decides_by_default_where_there_is_one() -> None:

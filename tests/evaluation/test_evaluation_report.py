@@ -39,7 +39,7 @@ def test_the_report_compares_with_champion_and_start(make_result: Make) -> None:
         champion=make_result(0.8, 16),
         decision=GateDecision(True, "better"),
     )
-    assert text.startswith("# sums: round 3, policy version 24\n\n**Gate passed**: better\n\n")
+    assert text.startswith("# sums: round 3, policy version 24\n\n**Gate passed:** better\n\n")
     assert "| | this policy (v24) | champion (v16) | start (v0) |".replace("| |", "|  |") in text
     assert "| sampled pass rate | **90.0%** (88.0% to 92.0%) | **80.0%** (78.0% to 82.0%) |" in text
     assert "| greedy pass rate | – | – | – |" in text

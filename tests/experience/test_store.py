@@ -114,6 +114,13 @@ def test_judgements_stand_side_by_side(store: ExperienceStore) -> None:
     assert store.judged_file(1, "unknown") is None
 
 
+def test_the_digest_of_the_rollouts_is_that_of_the_round_before_its_judgement(store: ExperienceStore) -> None:
+    store.write_rollouts(1, 0, rollouts())
+    before = store.digest(1)
+    store.write_judged(1, "exact@1", judged(store.rollout_rows(1)))
+    assert store.rollouts_digest(1) == before != store.digest(1)
+
+
 def test_bad_judgements_are_refused(store: ExperienceStore) -> None:
     rows = rollouts()
     with pytest.raises(ValueError, match="expected 'new'"):

@@ -15,7 +15,7 @@ from rft_platform.component import ConfiguredProject, RftProjectComponent
 from rft_platform.config.home import Home
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.start import is_in_force
-from rft_platform.jobs.jobs import add_next_round
+from rft_platform.jobs.jobs import add_rounds
 from rft_platform.jobs.launches import launches
 from rft_platform.project_definitions import definitions_of
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
@@ -61,13 +61,13 @@ def test_a_project_without_a_prefix_keeps_the_names_of_earlier_versions() -> Non
     assert PLAIN_NAMES.key("policy_checkpoint") == dg.AssetKey("policy_checkpoint")
     assert (PLAIN_NAMES.name("explore_job"), PLAIN_NAMES.rounds.name) == ("explore_job", "rft_round")
     defined = definitions(ROUNDS, PLAIN_NAMES)
-    assert set(defined.resources or {}) == {"project", "engine", "trainer", "registry"}
+    assert set(defined.resources or {}) == {"project", "engine", "trainer", "registry", "tables"}
 
 
 def test_a_project_sees_its_own_launches_and_rounds(project: Project) -> None:
     both = dg.Definitions.merge(definitions(ROUNDS, RED), definitions(ROUNDS, GREEN))
     with dg.DagsterInstance.ephemeral() as instance:
-        add_next_round(instance, project, RED)
+        add_rounds(instance, project, RED)
         assert instance.get_dynamic_partitions("red__rft_round") == ["r0001"]
         assert instance.get_dynamic_partitions("team__green__rft_round") == []
         run = instance.create_run_for_job(both.resolve_job_def("red__explore_job"), tags={"dagster/partition": "r0001"})

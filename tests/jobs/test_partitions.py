@@ -9,7 +9,7 @@ from rft_platform.cli.views.doctor_checks import partition_findings
 from rft_platform.definitions import defs
 from rft_platform.experience.file_names import is_round_key, round_key, round_number
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.jobs import add_next_round, asset_jobs
+from rft_platform.jobs.jobs import add_rounds, asset_jobs
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.sensors import next_round_sensor
 from rft_platform.resources.names import PLAIN_NAMES
@@ -58,12 +58,20 @@ def test_the_plan_ignores_runs_of_mistyped_partitions(project: Project, partitio
 
 def test_the_next_round_has_its_partition(project: Project) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
-        add_next_round(instance, project)
-        add_next_round(instance, project)
+        add_rounds(instance, project)
+        add_rounds(instance, project)
         assert instance.get_dynamic_partitions(ROUNDS) == ["r0001"]
         project.store.write_note(1, "judge", {"sound": True})
-        add_next_round(instance, project)
+        add_rounds(instance, project)
         assert instance.get_dynamic_partitions(ROUNDS) == ["r0001", "r0002"]
+
+
+def test_rounds_that_another_instance_made_have_their_partitions_and_none_follows_the_budget(project: Project) -> None:
+    for number in (1, 2):
+        project.store.write_note(number, "judge", {"sound": True})
+    with dg.DagsterInstance.ephemeral() as instance:
+        add_rounds(instance, project)
+        assert instance.get_dynamic_partitions(ROUNDS) == ["r0001", "r0002"], "the budget is two rounds"
 
 
 def test_a_run_of_a_mistyped_partition_is_the_users_and_names_the_rounds_there_are() -> None:

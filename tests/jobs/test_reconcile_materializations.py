@@ -58,7 +58,8 @@ def test_what_its_note_says_is_recorded_once(project: Project) -> None:
     phases = [("explore", 1), ("sync", 1), ("warm_start", 0)]
     with dg.DagsterInstance.ephemeral() as instance:
         said = reconcile_materializations(project, instance, phases)
-        assert said == ["judged_experiences of r0001", "evaluation_report of r0001", "warm_start_checkpoint of r0000"]
+        start = [f"{name} of r0000" for name in ("task_dataset", "eval_task_dataset", "warm_start_checkpoint")]
+        assert said == [*start, "judged_experiences of r0001", "evaluation_report of r0001"]
         assert partitions(instance, "judged_experiences") == partitions(instance, "evaluation_report") == {"r0001"}
         event = instance.get_latest_materialization_event(dg.AssetKey("judged_experiences"))
         assert event is not None and event.asset_materialization is not None
@@ -185,11 +186,12 @@ def test_a_kill_between_the_reports_loses_no_check_result(project: Project, monk
         assert all(check_results(instance, spec) for spec in EXPERIENCE_CHECKS)
 
 
-def test_damaged_rows_are_left_for_later_and_stop_nothing_else(
+def test_damaged_rows_are_left_for_later_with_what_follows_from_them(
     project: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     project.store.write_note(1, "judge", JUDGED)
     project.store.write_note(1, "evaluation", {"results": [], "metrics": {}})
+    project.store.write_note(2, "evaluation", {"results": [], "metrics": {}})
 
     def damaged(*_: object) -> None:
         raise DamagedError("r0001: a file differs from its digest")
@@ -198,11 +200,21 @@ def test_damaged_rows_are_left_for_later_and_stop_nothing_else(
     with dg.DagsterInstance.ephemeral() as instance:
         with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
             patched.setattr("rft_platform.rounds.judge.quality", damaged)
-            assert reconcile_materializations(project, instance, phases) == ["evaluation_report of r0001"]
+            assert reconcile_materializations(project, instance, phases) == ["evaluation_report of r0002"]
         assert "r0001: a file differs from its digest" in caplog.text
         assert partitions(instance, "judged_experiences") == set()
-        assert reconcile_materializations(project, instance, phases) == ["judged_experiences of r0001"]
+        both = ["judged_experiences of r0001", "evaluation_report of r0001"]
+        assert reconcile_materializations(project, instance, phases) == both
         assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1, 1, 1, 1]
+
+
+def test_a_round_of_a_running_launch_is_left_to_its_run(project: Project) -> None:
+    for number in (1, 2):
+        project.store.write_note(number, "evaluation", {"results": [], "metrics": {}})
+    with dg.DagsterInstance.ephemeral() as instance:
+        reported = reconcile_materializations(project, instance, running={("sync", 2)})
+        assert reported == ["evaluation_report of r0001"]
+        assert reconcile_materializations(project, instance) == ["evaluation_report of r0002"]
 
 
 def test_what_is_not_complete_or_known_is_left_alone(project: Project) -> None:

@@ -64,7 +64,7 @@ def test_training_waits_for_rows_and_says_how_many(project, resource):
         assert isinstance(skipped, dg.SkipReason)
         assert "r0001 trains when it has 4 rows, 0 so far" in skipped.skip_message
 
-        project.store.write_note(1, "judge", {"sound": True})
+        project.store.write_note(1, "judge", {"sound": True, "judge_version": "match@1"})
         (request,) = tick(THRESHOLD, resource, instance).run_requests
         assert (request.job_name, request.run_key) == ("sync_round_job", "sync:r0001:0")
 
@@ -97,7 +97,7 @@ def test_a_dynamic_style_explores_on_and_trains_what_has_landed(dynamic):
             assert f"r0001 waits: {4 * (number - 1)} of 6 experiences have landed" in skipped.skip_message
             rows = [JudgedRow(f"{number}-{i}", f"{number}", f"{i}", 0, 1.0, {}, "v", 0.0) for i in range(4)]
             store.write_judged(number, "v", rows)
-            store.write_note(number, "judge", {"sound": True})
+            store.write_note(number, "judge", {"sound": True, "judge_version": "match@1"})
         (request,) = tick(THRESHOLD, dynamic, instance).run_requests
         assert (request.job_name, request.run_key) == ("sync_round_job", "sync:r0001:0")
         waiting = tick(NEXT_ROUND, dynamic, instance)
@@ -107,7 +107,7 @@ def test_a_dynamic_style_explores_on_and_trains_what_has_landed(dynamic):
 def test_a_finished_budget_is_said(project, resource):
     for number in range(3):
         publish_round(project, number)
-        project.store.write_note(number, "judge", {"sound": True})
+        project.store.write_note(number, "judge", {"sound": True, "judge_version": "match@1"})
     with dg.DagsterInstance.ephemeral() as instance:
         skipped = tick(NEXT_ROUND, resource, instance)
     assert skipped.skip_message == "all rounds of the budget are done"

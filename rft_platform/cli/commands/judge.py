@@ -56,14 +56,14 @@ def judge(
         from rft_platform.driver.live import showing_progress
         from rft_platform.driver.run import used_processes_end
         from rft_platform.jobs.rejudge import rejudge
-        from rft_platform.project_definitions import all_definitions
+        from rft_platform.project_definitions import stored_definitions
         from rft_platform.rounds.judge import figures
 
         before = [figures(project.store, number) for number in numbers]
         with terminable(), used_processes_end(project.home, notes()), showing_progress(notes()):
             records = rejudge(
                 project,
-                all_definitions(project.config),
+                stored_definitions(project.home),
                 numbers,
                 {"judge": judge, "judge_args": judge_args, "restore": restore},
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.common.files import write_json
 from rft_platform.driver.machine import machine_facts
 from rft_platform.driver.next_steps import model_uri
-from rft_platform.driver.round_lines import RoundLine, round_lines
+from rft_platform.driver.round_lines import RoundLine, champion_notes, round_lines
 from rft_platform.driver.run_cost import drive_costs
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Summary:
     model_version: str | None  # models:/NAME/VERSION of the last policy
     policy_version: int | None
     champion: str | None
+    champion_notes: list[str]  # why the last policy is not the champion
     checkpoint: str | None  # Hugging Face folder of the last policy
     picture: Path | None
 
@@ -69,6 +70,7 @@ def summary_of(project: "Project") -> Summary:
         model_version=model_uri(project, last),
         policy_version=last.policy_version,
         champion=model_uri(project, champion),
+        champion_notes=champion_notes(project, lines),
         checkpoint=last.checkpoint,
         picture=picture if picture.exists() else None,
     )
@@ -96,12 +98,23 @@ def print_summary(summary: Summary, console: "Console") -> None:
         "rounds": f"{len(summary.rounds):,}",
         "time": f"{summary.wall_s:,.1f} s wall, {summary.cpu_s:,.1f} s processor (driver, engine, trainer)",
         "model version": f"{model} (policy version {summary.policy_version})",
-        "champion": summary.champion or "none yet",
+        "champion": _champion(summary),
         "checkpoint": summary.checkpoint or "none yet",
         "learning curve": str(summary.picture or "none yet"),
     }
     for name, value in facts.items():
         console.print(f"{name:<18} {value}", markup=False, soft_wrap=True)
+        for note in summary.champion_notes if name == "champion" else ():
+            console.print(f"{'':<18} {note}", markup=False, soft_wrap=True)
+
+
+def _champion(summary: Summary) -> str:
+    """The champion with its policy version and pass rate."""
+    line = next((line for line in summary.rounds if line.champion), None)
+    if line is None:
+        return "none yet"
+    rates = f"sampled {_percent(line.pass_rate_sampled)}, greedy {_percent(line.pass_rate_greedy)}"
+    return f"{summary.champion} (policy version {line.policy_version}, {rates})"
 
 
 def _percent(value: float | None) -> str:

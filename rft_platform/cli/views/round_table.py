@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rft_platform.driver.round_lines import RoundLine, round_lines
+from rft_platform.driver.round_lines import RoundLine, champion_notes, round_lines
 from rft_platform.rounds.training_start import refusal_hint
 from rft_platform.servers.next_launches import what_is_next
 
@@ -40,6 +40,8 @@ def print_rounds(project: "Project", console: "Console", last: int = LAST) -> No
             first, *others = map(_name, same)
             named = f"{first} to {others[-1]}" if others else first
             console.print(f"{named}: {reason}", markup=False, soft_wrap=True)
+    for note in champion_notes(project, lines):
+        console.print(note, markup=False, soft_wrap=True)
     if hint := refusal_hint(project):
         console.print(hint, markup=False, soft_wrap=True)
     console.print(what_is_next(project), markup=False, soft_wrap=True)
@@ -51,7 +53,7 @@ def rounds_table(lines: Sequence[RoundLine]) -> "Table":
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("round", "reward", "sampled", "greedy", "KL", "entropy", "rows", "tok/s"):
+    for name in ("round", "reward", "sampled", "greedy", "mismatch", "entropy", "rows", "tok/s"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("s: roll/judge/train/eval/other", justify="right", no_wrap=True)
     for name in ("policy", "model"):
@@ -69,22 +71,29 @@ def _name(line: RoundLine) -> str:
 
 
 def _cells(line: RoundLine) -> list[str]:
-    from rft_platform.experience.file_names import round_key
 
     return [
         _name(line),
         _number(line.reward, ".3f") + ("*" if line.judged_anew else ""),
         _percent(line.pass_rate_sampled),
         _percent(line.pass_rate_greedy),
-        _number(line.kl, ".1e"),
+        _number(line.mismatch, ".2g"),
         _number(line.entropy, ".3f"),
         _number(line.rows, ",d"),
         _number(line.tokens_per_s, ",.0f"),
         " / ".join(_number(line.seconds.get(name), ".1f") for name in _SECONDS) if line.seconds else _MISSING,
         _versions(line),
         line.model_version or _MISSING,
-        "champion" if line.champion else f"trained in {round_key(line.trained_in)}" if line.trained_in else "",
+        _remark(line),
     ]
+
+
+def _remark(line: RoundLine) -> str:
+    from rft_platform.experience.file_names import round_key
+
+    if line.champion:
+        return "champion"
+    return f"trained in {round_key(line.trained_in)}" if line.trained_in else ""
 
 
 def _versions(line: RoundLine) -> str:

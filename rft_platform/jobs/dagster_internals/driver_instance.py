@@ -1,4 +1,4 @@
-"""Dagster's instance: load it, adapt it for processes that execute runs themselves."""
+"""Dagster's instance: load it, adapt it for processes that execute runs themselves, read the results of a check."""
 
 import logging
 from collections.abc import Sequence
@@ -8,12 +8,14 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
 from dagster._core.errors import DagsterAssetCheckFailedError
+from dagster._core.event_api import PartitionKeyFilter
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.remote_origin import (
     ManagedGrpcPythonEnvCodeLocationOrigin,
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from rft_platform.jobs.dagster_internals.masked_instance import MaskedInstance
@@ -21,6 +23,7 @@ from rft_platform.jobs.dagster_internals.masked_instance import MaskedInstance
 CODE_LOCATION, MODULE = "rft_platform", "rft_platform.definitions"  # as in workspace.yaml
 #: Raised by ``execute_in_process`` when a blocking asset check fails; Dagster does not export it.
 AssetCheckFailedError = DagsterAssetCheckFailedError
+_RESULTS = 20  # more than a round is judged or evaluated again
 #: A driver's output belongs to its caller's terminal. Capturing it for the UI costs a sixth of a second per round.
 _OF_A_DRIVER = {
     "instance_class": {"module": __name__, "class": "DriverInstance"},
@@ -33,6 +36,17 @@ def load_instance(folder: Path, capture_output: bool = True) -> dg.DagsterInstan
     return dg.DagsterInstance.from_ref(
         InstanceRef.from_dir(str(folder), overrides=None if capture_output else _OF_A_DRIVER)
     )
+
+
+def check_results(
+    instance: dg.DagsterInstance, check: dg.AssetCheckKey, partition: str | None
+) -> Sequence[AssetCheckExecutionRecord]:
+    """The newest results of a check for one partition (None: of an asset without partitions), newest first.
+
+    Dagster exports no class for the filter. Without it, the results of a project's other rounds are read as well.
+    """
+    only = PartitionKeyFilter(key=partition)
+    return instance.event_log_storage.get_asset_check_execution_history(check, _RESULTS, partition_filter=only)
 
 
 class DriverInstance(MaskedInstance):

@@ -19,7 +19,7 @@ import psutil
 
 from rft_platform.common.processes.lease import CREATE_TIME_TOLERANCE_S, find_process
 
-DRIVER_TAG = "rft/driver"
+DRIVER_TAG = ".dagster/rft_driver"  # Dagster does not show tags with this prefix: it is long and for programs only
 STOPPED_LIMIT_S = 120.0
 _STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
 #: Words in the command line of Dagster's run workers; a reused pid of another program lacks them.

@@ -29,17 +29,24 @@ def code_version() -> str:
         _git("ls-files", "--error-unmatch", _SOURCE.name)
         return _git("describe", "--always", "--abbrev=40", "--dirty")
     except (OSError, subprocess.SubprocessError):
-        return f"rft-platform {rft_platform.__version__}"
+        return release()
+
+
+def release() -> str:
+    """Name and version of the package."""
+    return f"rft-platform {rft_platform.__version__}"
 
 
 def code_of(config: RftConfig) -> str:
-    """``code_version`` with the digest of the user's code that ``config`` names. Imports none of it.
+    """The code version of a project's assets: the platform's release, and the user's code that ``config`` names.
 
-    Functions that exist only in the memory of another process do not count.
+    Imports none of the user's code. Functions that exist only in the memory of another process do not count. The commit
+    of the platform is not part of it (lineage and run tags have it): Dagster would mark all rounds as unsynced after
+    every commit.
     """
     references = [*references_in(config.model_dump(mode="json")), *config.algorithm.plugins]
     found = [reference for reference in references if not is_live(reference)]
-    return f"{code_version()}+{take_snapshot(found).digest}" if found else code_version()
+    return f"{release()}+{take_snapshot(found).digest}" if found else release()
 
 
 def keep_user_code(project: Project, *further: Any) -> str | None:

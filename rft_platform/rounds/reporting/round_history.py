@@ -58,7 +58,7 @@ def curve_points(store: ExperienceStore, last_round: int, newest: EvaluationResu
                 sampled_high=scores.get("sampled_pass_high"),
                 greedy=scores.get("greedy_pass"),
                 reward=judged.get("mean_reward"),
-                kl=metrics.get("mismatch_k3"),
+                mismatch=metrics.get("mismatch_k3"),
                 entropy=metrics.get("entropy"),
             )
         )
