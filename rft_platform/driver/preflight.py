@@ -121,6 +121,7 @@ def nearest_folder(path: Path) -> Path:
 def _problems(project: "Project") -> Iterator[str]:
     """One line per problem that would make the run fail."""
     from rft_platform.inference.launch.launcher import check_model_folder
+    from rft_platform.rounds.exchange.records import exchange_key
     from rft_platform.rounds.selection.production_rows import check_database
     from rft_platform.rounds.selection.task_selection import check_selector
     from rft_platform.rounds.selection.training_groups import priority_of
@@ -143,6 +144,7 @@ def _problems(project: "Project") -> Iterator[str]:
     yield from _service_functions(config)
     if config.online:
         yield from _attempt(check_database, project)
+        yield from _attempt(exchange_key, config)
     if not (is_finished(project) or (config.online and home.holds_results)):  # a restart does not wait for services
         yield from service_problems(config)
     if _serves(project):

@@ -15,7 +15,7 @@ from rft_platform.inference.canary import Canary
 from rft_platform.model_registry.lineage import trace_row, trained_with
 from rft_platform.model_registry.run_traces import delete_traces
 from rft_platform.rounds.exchange.following import followed_home
-from rft_platform.rounds.exchange.publication import publish_now
+from rft_platform.rounds.exchange.publication import publisher_of
 from rft_platform.rounds.maintenance.erasure import erase_rows
 from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
@@ -53,6 +53,7 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
         raise UserError("this project serves no production traffic, and no other rows have a subject")
     if (place := followed_home(project.home)) is not None:
         raise UserError(f"the rows of this project are in the home that publishes at {place}: run `rft forget` there")
+    publisher = publisher_of(project)
     traffic = TrafficErasure(traffic_database(project))
     calls = traffic.forget(subject)
     if not calls:
@@ -76,7 +77,8 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
     for ref in _trained_on_corrections(project, registry, {call.msg_id for call in calls}):
         trained.setdefault(ref.checkpoint, ref)
     traffic.compact()
-    publish_now(project)  # the serving host has copies of the canaries
+    if publisher is not None:
+        publisher.step()  # the serving host has copies of the canaries
     found = Forgotten(
         len(calls),
         tuple(sorted(by_round)),
