@@ -60,6 +60,10 @@ def forget(
     subject: Annotated[
         str, typer.Option("--subject", help="The person, as named by x-rft-subject or `user`.", show_default=False)
     ],
+    tenant: Annotated[
+        str | None,
+        typer.Option("--tenant", help="Only calls of this tenant; needed if several tenants have such a subject."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Erase the text and tokens of a person from database, Parquet files and notes; their rows stay as tombstones.
@@ -73,7 +77,7 @@ def forget(
     from rft_platform.rounds.setup.connections import connect_registry
 
     project = Project.open(Home.from_environment())
-    found = erase(project, connect_registry(project), subject)
+    found = erase(project, connect_registry(project), subject, tenant)
     if as_json:
         print_json(found.to_json())
         return
