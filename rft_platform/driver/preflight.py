@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import load_object
-from rft_platform.config.allowed_changes import check_unchanged, with_stored_correction
+from rft_platform.config.allowed_changes import check_unchanged, relocated, with_stored_correction
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.dry_run import RunPlan, run_plan
 from rft_platform.config.gpu_placement import gpu_count
@@ -263,7 +263,7 @@ def check_may_start(home: Home, config: RftConfig) -> None:
             f"{home.root} only serves, and its versions come from the home that publishes at {place}: train there, or "
             "point RFT_HOME at another folder"
         )
-    old = load_config_of(home)
+    old = relocated(load_config_of(home), config)
     if (old.project, old.name) != (config.project, config.name):
         raise UserError(
             f"{home.root} holds the project {old.project}/{old.name}, not {config.project}/{config.name}: point "
