@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rft_platform.driver.round_lines import RoundLine, round_lines
+from rft_platform.rounds.reporting.servable_versions import pinned_version
 from rft_platform.rounds.training_start import refusal_hint
 from rft_platform.servers.next_launches import what_is_next
 
@@ -40,7 +41,7 @@ def print_rounds(project: "Project", console: "Console", last: int = LAST) -> No
             first, *others = map(_name, same)
             named = f"{first} to {others[-1]}" if others else first
             console.print(f"{named}: {reason}", markup=False, soft_wrap=True)
-    if hint := refusal_hint(project):
+    for hint in filter(None, (refusal_hint(project), pinned_version(project))):
         console.print(hint, markup=False, soft_wrap=True)
     console.print(what_is_next(project), markup=False, soft_wrap=True)
 
