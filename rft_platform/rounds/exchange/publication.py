@@ -55,7 +55,9 @@ class VersionPublisher:
         try:
             owner = self._place.read(OWNER, Owner)
         except RefusedDocumentError as error:
-            raise UserError(f"{self._place.url}: {error}") from error
+            raise UserError(
+                f"{self._place.url}/published/{error}. If no other host publishes there, remove this file"
+            ) from error
         if owner != self._own:
             raise UserError(
                 f"{self._place.url}: another home publishes its versions there: give this project another name, or "
