@@ -78,10 +78,8 @@ def _renamed(rows: list[Row], wanted: Collection[str], rename: Rename) -> list[R
 
 
 def _with_names(row: Row, rename: Rename) -> Row:
-    names = {"group_id": rename(row.group_id), "run_id": rename(row.run_id)}
-    if isinstance(row, RolloutRow):
-        names["task_id"] = rename(row.task_id)
-    return replace(row, **names)
+    renamed = replace(row, group_id=rename(row.group_id), run_id=rename(row.run_id))
+    return replace(renamed, task_id=rename(renamed.task_id)) if isinstance(renamed, RolloutRow) else renamed
 
 
 def _tombstone(row: RolloutRow) -> RolloutRow:
