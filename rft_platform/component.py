@@ -48,7 +48,8 @@ class ConfiguredProject(ProjectResource):
         """The configuration. Raises UserError with a line for each problem."""
         if self.config:
             return load_config(self.config)
-        return build_config(resolve_paths(self.settings, Path(self.folder)), "the component's project")
+        folder = Path(self.folder)
+        return build_config(resolve_paths(self.settings, folder), "the component's project").in_folder(folder)
 
     def open(self) -> Project:
         """The project; a new or changed configuration is checked and put in force first, as ``rft run`` does."""

@@ -84,6 +84,23 @@ def write_text(path: Path, text: str) -> None:
         temp.write_text(text, encoding="utf-8")
 
 
+def create_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8 to a new file, durably. Raises FileExistsError if the file exists.
+
+    Of several processes, also on several hosts of a network file system, one creates the file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x", encoding="utf-8") as stream:
+        try:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    fsync(path.parent)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, atomically."""
     write_text(path, _json_text(value))
@@ -141,8 +158,12 @@ def digest_file(path: Path) -> str:
 
 def digest_json(value: Any) -> str:
     """SHA-256 of a JSON-serialisable value in canonical form, in hex."""
-    canonical = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON that is the same for equal values: keys are sorted, and there are no spaces."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _json_text(value: Any) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rft_platform.common.errors import UserError
+from rft_platform.config.paths import seen_from
 from rft_platform.config.schema.buffer import MODEL_JUDGES, PATIENCE
 from rft_platform.config.schema.rft_config import RftConfig
 
@@ -92,6 +93,28 @@ def check_unchanged(old: RftConfig, new: RftConfig) -> None:
             "a new run: set `name` and use another RFT_HOME (its model.model_path may be a checkpoint of this one). "
             "The code of a judge or workflow may change; these settings may not:\n" + "\n".join(lines)
         )
+
+
+def relocated(old: RftConfig, new: RftConfig) -> RftConfig:
+    """``old`` with the paths of ``new`` that are the same in the user's file: its folder was moved, renamed or mounted.
+
+    A path is the same if it is equal relative to the folder of the file.
+    """
+    if old.folder is None or new.folder is None or old.folder == new.folder:
+        return old
+    before, after = (config.model_dump(mode="json") for config in (old, new))
+    moved = _moved(before, after, seen_from(before, old.folder), seen_from(after, new.folder))
+    return old if moved == before else RftConfig.model_validate(moved).in_folder(new.folder)
+
+
+def _moved(old: Any, new: Any, old_seen: Any, new_seen: Any) -> Any:
+    """``old``, with each value of ``new`` that differs from it but is seen as the same."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        known = {name: (old[name], new[name], old_seen[name], new_seen[name]) for name in old if name in new}
+        return {**old, **{name: _moved(*values) for name, values in known.items()}}
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [_moved(*values) for values in zip(old, new, old_seen, new_seen, strict=True)]
+    return new if old_seen == new_seen else old
 
 
 def with_stored_correction(old: RftConfig, new: RftConfig) -> RftConfig:

@@ -28,6 +28,11 @@ class Home:
         return self.root / "rft.yaml"
 
     @property
+    def config_source(self) -> Path:
+        """The folder of the user's file that ``config_file`` was made from, as one line of text."""
+        return self.root / "config_source"
+
+    @property
     def dagster(self) -> Path:
         """``DAGSTER_HOME``: runs, events and schedules."""
         return self.root / "dagster"

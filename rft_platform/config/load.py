@@ -104,7 +104,7 @@ def load_config(path: str | os.PathLike[str]) -> RftConfig:
     """
     path = Path(path).absolute()
     data, notices = read_settings(path)
-    return build_config(data, str(path), notices)
+    return build_config(data, str(path), notices).in_folder(path.parent)
 
 
 def read_settings(path: Path, *, own_functions: bool = False) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -121,7 +121,9 @@ def read_settings(path: Path, *, own_functions: bool = False) -> tuple[dict[str,
 def load_config_of(home: Home) -> RftConfig:
     """Read a project's stored configuration; the project may have been copied or moved. Raises ``UserError``."""
     data = paths_in_home(unescaped(read_yaml(home.config_file)), home.root)
-    return build_config(resolve_paths(_without_old_schedule(data), home.root), source=str(home.config_file))
+    config = build_config(resolve_paths(_without_old_schedule(data), home.root), source=str(home.config_file))
+    source = home.config_source
+    return config.in_folder(Path(source.read_text(encoding="utf-8")) if source.exists() else None)
 
 
 def _without_old_schedule(data: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ _LOCAL_OR_NAME = [
     ("policies", "*", "model_path"),
     ("warm_start", "path"),
 ]
+_INTERPRETER = ("explorer", "workers", "python")
 
 #: Function from a path in the configuration to the path that replaces it.
 _Change: TypeAlias = Callable[[str], str]
@@ -47,7 +48,7 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         _rewrite(data, keys, lambda value: _resolved(value, folder) if _is_path(value) else value)
     for keys in _LOCAL_OR_NAME:
         _rewrite(data, keys, lambda value: _resolved(value, folder) if _is_local(value, folder) else value)
-    _rewrite_interpreter(data, ("explorer", "workers", "python"), folder)
+    _rewrite_interpreter(data, _INTERPRETER, folder)
     return _with_code(data, lambda file: _resolved(file, folder) if (folder / file).is_file() else file)
 
 
@@ -64,6 +65,21 @@ def relative_paths(data: dict[str, Any], home: Path) -> dict[str, Any]:
     for keys in _LOCAL_OR_NAME:
         _rewrite(data, keys, partial(_relative, place=place, tree=place))
     return _with_code(data, partial(_relative, place=place, tree=place))
+
+
+def seen_from(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A copy of a resolved configuration in which local paths are relative to ``folder``, as in a user's file there.
+
+    ``checkpoint_root_dir`` is not changed: the records of a project name checkpoints in this folder.
+    """
+    data = deepcopy(data)
+
+    def change(value: str) -> str:
+        return os.path.relpath(value, folder) if Path(value).is_absolute() else value
+
+    for keys in (*_LOCAL_OR_NAME, _INTERPRETER):
+        _rewrite(data, keys, change)
+    return _with_code(data, change)
 
 
 def paths_in_home(data: dict[str, Any], home: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import load_object
-from rft_platform.config.allowed_changes import check_unchanged, with_stored_correction
+from rft_platform.config.allowed_changes import check_unchanged, relocated, with_stored_correction
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.dry_run import RunPlan, run_plan
 from rft_platform.config.gpu_placement import gpu_count
@@ -121,6 +121,7 @@ def nearest_folder(path: Path) -> Path:
 def _problems(project: "Project") -> Iterator[str]:
     """One line per problem that would make the run fail."""
     from rft_platform.inference.launch.launcher import check_model_folder
+    from rft_platform.rounds.exchange.records import exchange_key
     from rft_platform.rounds.selection.production_rows import check_database
     from rft_platform.rounds.selection.task_selection import check_selector
     from rft_platform.rounds.selection.training_groups import priority_of
@@ -143,6 +144,7 @@ def _problems(project: "Project") -> Iterator[str]:
     yield from _service_functions(config)
     if config.online:
         yield from _attempt(check_database, project)
+        yield from _attempt(exchange_key, config)
     if not (is_finished(project) or (config.online and home.holds_results)):  # a restart does not wait for services
         yield from service_problems(config)
     if _serves(project):
@@ -261,7 +263,7 @@ def check_may_start(home: Home, config: RftConfig) -> None:
             f"{home.root} only serves, and its versions come from the home that publishes at {place}: train there, or "
             "point RFT_HOME at another folder"
         )
-    old = load_config_of(home)
+    old = relocated(load_config_of(home), config)
     if (old.project, old.name) != (config.project, config.name):
         raise UserError(
             f"{home.root} holds the project {old.project}/{old.name}, not {config.project}/{config.name}: point "

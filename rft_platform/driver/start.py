@@ -3,14 +3,17 @@
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.common.locks import locked
-from rft_platform.config.allowed_changes import changed_keys, check_unchanged
+from rft_platform.config.allowed_changes import changed_keys, check_unchanged, relocated
 from rft_platform.config.dry_run import RunPlan
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config_of
 from rft_platform.config.online_halves import joined, without_effect
+from rft_platform.config.resolve import policies_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.console import notes
 from rft_platform.driver.preflight import as_started, check_run
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.rounds.project.policy import move_folders
 
 
 def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
@@ -34,7 +37,7 @@ def write_config(home: Home, config: RftConfig) -> None:
 
     refuse_second_driver(home, config.mode)
     with locked(home.leases / "config"):  # the other half of an online project may start now too
-        _write(home, as_started(home, joined(stored_config(home), config)))
+        _write(home, as_started(home, _joined(home, config)))
 
 
 def stored_config(home: Home) -> RftConfig | None:
@@ -42,11 +45,17 @@ def stored_config(home: Home) -> RftConfig | None:
     return load_config_of(home) if home.config_file.exists() else None
 
 
+def _joined(home: Home, config: RftConfig) -> RftConfig:
+    """The project's configuration after a command with ``config``; the folder of its file may have moved."""
+    stored = stored_config(home)
+    return joined(None if stored is None else relocated(stored, config), config)
+
+
 def _write(home: Home, config: RftConfig) -> None:
     from rft_platform.jobs.driver_lock import other_half_runs
 
     if other_half_runs(home, config.mode) and home.config_file.exists():
-        running = load_config_of(home)
+        running = relocated(load_config_of(home), config)
         check_unchanged(running, config)
         if changed := changed_keys(running, config).keys() - {"mode"}:
             raise UserError(
@@ -54,8 +63,22 @@ def _write(home: Home, config: RftConfig) -> None:
                 "halves the same settings apart from `mode`, or change them while neither runs"
             )
         return
+    _follow_moved_models(home, config)
     write_text(home.config_file, dump_config(config, home))
+    if config.folder is not None and config.folder != home.root:  # otherwise the file is the home's own
+        write_text(home.config_source, str(config.folder))
     home.make_private()  # the folder may have existed before
+
+
+def _follow_moved_models(home: Home, config: RftConfig) -> None:
+    """If the folder of the user's file has moved with the models in it, records of the project name their new place."""
+    stored = stored_config(home) if home.holds_results else None
+    if stored is None:
+        return
+    moved = changed_keys(stored, relocated(stored, config))
+    paths = {before: after for before, after in moved.values() if isinstance(before, str)}
+    if paths:
+        move_folders(ExperienceStore(home.rounds), policies_of(config), paths)
 
 
 def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
@@ -63,7 +86,7 @@ def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
 
     Raises UserError, and writes nothing, if the configuration cannot be run.
     """
-    whole = joined(stored_config(home), config)
+    whole = _joined(home, config)
     plan = check_run(home, whole, service=service)
     for notice in (*plan.notices, *without_effect(whole, config)):
         notes().print(f"note: {notice}", markup=False, soft_wrap=True)
@@ -74,4 +97,4 @@ def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
 def is_in_force(home: Home, config: RftConfig) -> bool:
     """Whether the project of ``home`` was started with exactly this configuration."""
     stored = stored_config(home)
-    return stored is not None and stored == as_started(home, joined(stored, config))
+    return stored is not None and stored == as_started(home, _joined(home, config))

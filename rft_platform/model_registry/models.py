@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CHAMPION = "champion"
 CANDIDATE = "candidate"
+SERVING = "serving"  # alias of the version that answers production traffic
 CHECKPOINT_TAG = "checkpoint"  # tag with the checkpoint folder; on a server, MLflow's source is not this folder
 DIGEST_TAG = "weights_digest"
 UPLOADED_TAG = "weights_uploaded"  # whether other machines can load the version from the server
@@ -175,6 +176,14 @@ class ModelRegistry:
     def set_champion(self, version: int) -> None:
         """Set the alias ``champion`` to a version that was promoted before; use ``promote`` for a new champion."""
         self._open()[0].set_registered_model_alias(self.model_name, CHAMPION, str(version))
+
+    def set_serving(self, version: int | None) -> None:
+        """Set the alias ``serving`` to the version that serves; None: no version of this model serves."""
+        client, current = self._open()[0], self._by_alias(self.model_name, SERVING)
+        if version is not None and (current is None or current.version != version):
+            client.set_registered_model_alias(self.model_name, SERVING, str(version))
+        elif version is None and current is not None:
+            client.delete_registered_model_alias(self.model_name, SERVING)
 
     def model_tag(self, name: str) -> str | None:
         """Return a tag of the registered model itself (not of a version)."""

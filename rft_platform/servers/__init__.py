@@ -11,5 +11,6 @@ Read in this order:
 - ``leases``: find and end the processes that hold leases (engines, trainer).
 - ``online_service``: the process of ``rft serve``; ``release_controller`` deploys the versions that people or rules
   chose, and ``implicit_feedback`` rewards answers by the user's next message.
+- ``serving_alias``: keeps MLflow's alias ``serving`` on the version that serves.
 - ``next_launches``, ``project_progress``, ``traffic_watch``: data for the status page and the metrics of the service.
 """

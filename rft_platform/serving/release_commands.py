@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import UserError, some
+from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_store import Release, ReleaseStore, Rule, Status
 from rft_platform.serving.releases.ab_test import ABReport, ABRule, ab_report
 from rft_platform.serving.releases.assignment import BASE, CANDIDATE, Sticky
@@ -30,10 +31,16 @@ class ServableVersion:
 class ReleaseCommands:
     """The commands by which users decide which versions of a project serve."""
 
-    def __init__(self, store: ReleaseStore, versions: Callable[[], Sequence[ServableVersion]]) -> None:
-        """``versions`` returns the versions that can serve, oldest first."""
+    def __init__(
+        self, store: ReleaseStore, versions: Callable[[], Sequence[ServableVersion]], automatic_canaries: bool = False
+    ) -> None:
+        """``versions`` returns the versions that can serve, oldest first.
+
+        ``automatic_canaries``: each newly released version of the project gets a canary (``service.canary_share``).
+        """
         self.store = store
         self._versions = versions
+        self._automatic_canaries = automatic_canaries
 
     def serving(self) -> int:
         """The version that serves, or the base of the running release."""
@@ -49,9 +56,27 @@ class ReleaseCommands:
         return {
             "serving": serving,
             "chosen": chosen,
+            "pinned": self._pinned(versions, chosen, running),
             "release": None if running is None else running.to_json(),
             "versions": [{**asdict(each), "traffic": self._share(each, serving, running)} for each in versions],
         }
+
+    def pinned(self) -> str | None:
+        """Why newly released versions do not serve, and the command that ends this; None if they serve."""
+        return self._pinned(self._versions(), self.store.served(), self.store.running())
+
+    def _pinned(self, versions: Sequence[ServableVersion], chosen: int | None, running: Release | None) -> str | None:
+        if chosen is None or running is not None or (self._automatic_canaries and chosen <= FIRST_IMPORTED):
+            return None
+        withdrawn = {version for version, by in self.store.verdicts().items() if by is not None}
+        released = [each.version for each in versions if each.released]
+        waiting = [version for version in released if version > chosen and version not in withdrawn]
+        waits = f", and {some([str(version) for version in waiting])} wait" if waiting else ""
+        when = "" if released and released[-1] not in withdrawn else "once a better version is released, "
+        return (
+            f"version {chosen} serves until the next decision{waits}: released versions do not replace a version that "
+            f"a decision chose. To serve the newest released version again, {when}run `rft models promote --newest`"
+        )
 
     def promote(self, version: int | None = None, reason: str = "promoted by hand") -> int | None:
         """Serve a version from now on; None: always the newest released one. Ends the version's running release."""

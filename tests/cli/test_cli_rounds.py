@@ -40,6 +40,7 @@ from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.project.code_version import JUDGE_CODES, WORKFLOW_CODE, keep_user_code, user_code_of
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.servable_versions import release_commands
 from rft_platform.rounds.warm_start import WarmStartCourse
 from rft_platform.training.protocol import StepEvent
 
@@ -146,6 +147,26 @@ def test_versions_are_listed_with_their_held_out_pass_rates(project: Project, rf
     assert second[4:] == ["–", "–", "–"], "this round has no scores"
     refused = rft("models", "compare", 3, 1).stderr
     assert "no policy version 3: there are 0, 1, 2; model version 3 is policy version 2" in refused
+
+
+def test_a_service_that_ignores_released_versions_is_reported(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    buffer = {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
+    start.write_config(home, load_config(write_config(buffer=buffer, algorithm={"algorithm_type": "reinforce++"})))
+    project = Project.open(home)
+    for number in range(3):
+        publish(project.store, Policy(str(home.root), 8 * number, "0" * 64, number))
+        project.store.write_note(number, "evaluation", {"results": [], "promoted": False, "metrics": {}})
+    assert "until the next decision" not in rft("models", "list").stdout + rft("rounds").stdout
+    assert json.loads(rft("rounds", "--json").stdout)["pinned"] is None
+    release_commands(project).promote(0)
+    for command in ("models", "list"), ("rounds",):
+        shown = rft(*command).stdout
+        assert "version 0 serves until the next decision, and 8, 16 wait" in shown
+        assert "`rft models promote --newest`" in shown
+    pinned = json.loads(rft("rounds", "--json").stdout)["pinned"]
+    assert pinned and pinned == json.loads(rft("models", "list", "--json").stdout)["pinned"]
 
 
 def test_a_project_that_has_not_begun_says_what_comes_first(

@@ -13,6 +13,7 @@ from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.preflight import check_run
+from rft_platform.rounds.exchange.records import EXCHANGE_KEY
 
 PRINTED = Path(__file__).with_name("data")
 MakeConfig = Callable[..., RftConfig]
@@ -56,6 +57,22 @@ def test_the_agent_sections_parse_and_mean_the_same_algorithm(name: str) -> None
     assert (serving.tool_call_parser, serving.reasoning_parser) == ("hermes", "deepseek_r1")
     assert (config.synchronizer.sync_style, config.synchronizer.sync_interval) == ("dynamic_by_explorer", 2)
     assert resolve(config).algorithm.advantage == PRESETS["multi_step_grpo"].advantage
+
+
+@pytest.fixture(autouse=True)
+def key_of_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EXCHANGE_KEY, "k" * 32)
+
+
+@pytest.mark.parametrize("name", ["explorer_service.yaml", "trainer_service.yaml"])
+def test_a_host_without_the_key_of_both_hosts_does_not_start(
+    name: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(EXCHANGE_KEY)
+    with pytest.raises(UserError) as refused:
+        check_run(Home(tmp_path / "home"), completed(name, tmp_path, tiny_model), service=True)
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(f"{EXCHANGE_KEY} is not set: ")
 
 
 @pytest.mark.parametrize("name", ["explorer_service.yaml", "trainer_service.yaml"])

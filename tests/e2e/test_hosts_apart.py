@@ -21,6 +21,7 @@ from sqlalchemy import create_engine, make_url
 from rft_platform.common.processes.spawn import free_port
 from rft_platform.config.home import Home
 from rft_platform.recipes.front_desk.run import prepare
+from rft_platform.rounds.exchange.records import EXCHANGE_KEY
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
@@ -52,7 +53,7 @@ class Host:
         self._apart = apart
         self.environment = {
             **os.environ, "RFT_HOME": str(self.home.root), "RFT_SENSOR_INTERVAL_S": "1", "OMP_NUM_THREADS": "1",
-            "NO_COLOR": "1",
+            "NO_COLOR": "1", EXCHANGE_KEY: "the key of both hosts, 32 characters",
         }  # fmt: skip
         self._process: psutil.Process | None = None
 

@@ -48,11 +48,13 @@ class Reader(Workplace):
 
 
 def test_the_tutorial(tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    reader = Reader(folder)
     printed: dict[str, str] = {}
     for language, file, text in BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):
         if file:
-            (tmp_path / file).write_text(text)
+            (folder / file).write_text(text)
         elif text.strip() == "rft ui":
             reader.look()
         elif language == "bash":
@@ -66,3 +68,9 @@ def test_the_tutorial(tmp_path: Path) -> None:
     assert "champion" in printed["rft rounds"]
     assert "warm start" in printed["rft trace models:/tutorial-largest@champion"]
     assert printed["python use.py"].strip() in ("4", "1", "7")
+
+    moved = Reader(folder.rename(tmp_path / "there"))
+    longer = "rft run --config rft.yaml --rounds 4"
+    assert "4 rounds" in moved.shell(f"{longer} --dry-run")
+    moved.shell(longer)
+    assert json.loads(moved.shell("rft rounds --json"))["rounds"][-1]["round"] == 4

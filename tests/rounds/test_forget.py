@@ -3,13 +3,16 @@
 import hashlib
 import json
 import sqlite3
+import stat
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import insert
 
 from rft_platform.common import sqlite_files
 from rft_platform.common.errors import StorageError, UserError
@@ -25,9 +28,11 @@ from rft_platform.rounds.maintenance.forget import forget
 from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.sampled_traces import log_round_traces
-from rft_platform.rounds.selection.production_rows import traffic_store
-from rft_platform.serving.database import CONSUMED, FORGOTTEN
+from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
+from rft_platform.serving.database import CONSUMED, FORGOTTEN, RECORDED
+from rft_platform.serving.erasure import TrafficErasure
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
+from rft_platform.serving.preferences import Preference, PreferenceStore
 
 SECRET, OTHER = "Ann's landlady is Mrs Quillfeather", "Bob asks for a refund"
 TOKENS = {"ann": [401, 402, 403], "bob": [301, 302]}
@@ -48,7 +53,8 @@ def project(tmp_path: Path, tiny_model: Path) -> Project:
     traffic = traffic_store(project)
     for number in range(4):
         traffic.record([call(number, "ann" if number % 2 else "bob")])
-        said = NewFeedback(f"f{number}", [f"m{number}"], number / 4, comment=SECRET if number % 2 else OTHER)
+        name = f"ticket of {'ann' if number % 2 else 'bob'} {number}"
+        said = NewFeedback(name, [f"m{number}"], number / 4, comment=SECRET if number % 2 else OTHER)
         traffic.give_feedback(said)
     traffic.commit()
     collect(project, 1)
@@ -78,6 +84,8 @@ def call(number: int, subject: str) -> NewCall:
         recorded_at=time.time(),
         subject=subject,
         conversation="c",
+        task_id=f"order of {subject}",
+        run_id=f"{subject}-{number}",
     )
 
 
@@ -120,7 +128,6 @@ def test_rows_stay_as_tombstones_and_the_round_stays_sound(project: Project) -> 
     assert project.store.damaged(1, digest=True) == []
     calls = {each.msg_id: each for each in traffic_store(project).calls(["m0", "m1", "m9"])}
     assert {name: each.state for name, each in calls.items()} == {"m0": CONSUMED, "m1": FORGOTTEN, "m9": FORGOTTEN}
-    assert calls["m1"].subject == hashlib.sha256(b"ann").hexdigest()
     assert judge(project, 1)["sound"]
     assert [event.kind for event in traffic_store(project).events()] == ["forgotten"]
 
@@ -130,6 +137,59 @@ def test_forgetting_may_be_repeated_and_an_unknown_person_is_named(project: Proj
     assert forget(project, None, "ann").rows == 3
     with pytest.raises(UserError, match="no recorded call names the subject 'eve'"):
         forget(project, None, "eve")
+
+
+def test_no_name_that_a_client_gave_is_left(project: Project) -> None:
+    """The database holds digests that nobody can guess without the key, which lies in the home."""
+    raters = PreferenceStore(traffic_database(project))
+    with traffic_database(project).begin() as connection:
+        for left, right in ((1, 3), (2, 4)):  # bob's calls, and ann's
+            pair = {"at": 0.0, "left_call": left, "right_call": right, "picked": "tie", "rater": "ann's clerk"}
+            connection.execute(insert(Preference).values(pair))
+    groups = [row.group_id for row in project.store.rollout_rows(1)]
+    names = ("ann", "order of ann", "ann-1", "ticket of ann")
+    assert raters.decided() == 2 and all(files_with(project.home.root, name) for name in names[1:])
+    forget(project, None, "ann")
+    calls = traffic_store(project).calls(["m0", "m1", "m3", "m9"])
+    assert [call.subject for call in calls[1:]] == [calls[1].subject] * 3
+    with closing(sqlite3.connect(project.home.root / "online" / "traffic.db")) as database:
+        given = {name for (name,) in database.execute("select feedback_id from feedback_calls")}
+        assert given == {name for (name,) in database.execute("select feedback_id from feedback")}
+        rated = [rater for (rater,) in database.execute("select rater from preferences order by number")]
+    assert len(given) == 4 and sum("ticket of bob" in name for name in given) == 2
+    assert rated == ["ann's clerk", None]
+    for name in names[1:]:
+        assert files_with(project.home.root, name) == []
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        assert files_with(project.home.root, digest) == []
+    assert files_with(project.home.root, hashlib.sha256(b"ann").hexdigest()) == []
+    key = project.home.root / "online" / "forget_key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert files_with(project.home.root, key.read_text()) == [key]
+    after = [row.group_id for row in project.store.rollout_rows(1)]
+    assert [groups.index(group) for group in groups] == [after.index(group) for group in after], "equal groups"
+
+
+def test_a_crash_before_the_last_step_is_repeated(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(TrafficErasure, "forget_names", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            forget(project, None, "ann")
+    assert forget(project, None, "ann").rows == 3
+    assert files_with(project.home.root, "order of ann") == []
+
+
+def test_a_subject_of_several_tenants_is_forgotten_by_tenant(project: Project) -> None:
+    traffic = traffic_store(project)
+    traffic.record([replace(call(11, "ann"), tenant="b")])
+    with pytest.raises(UserError, match=r"tenants '', 'b' name the subject 'ann'.* --tenant"):
+        forget(project, None, "ann")
+    with pytest.raises(UserError, match="no recorded call of tenant 'c' names the subject 'ann'"):
+        forget(project, None, "ann", "c")
+    assert forget(project, None, "ann", "b").rows == 1
+    states = {each.msg_id: each.state for each in traffic.calls(["m1", "m9", "m11"])}
+    assert states == {"m1": CONSUMED, "m9": RECORDED, "m11": FORGOTTEN}
+    assert forget(project, None, "ann", "").rows == 3
 
 
 def test_rows_that_a_round_collects_now_are_not_forgotten(project: Project) -> None:

@@ -13,7 +13,8 @@ from rft_platform.common.errors import DamagedError, StorageError, UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.model_registry.manifests import read_manifest
-from rft_platform.model_registry.models import ModelRegistry
+from rft_platform.model_registry.models import SERVING, ModelRegistry
+from rft_platform.rounds.project.notes import EVALUATION
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.imported_versions import (
@@ -28,6 +29,7 @@ from rft_platform.rounds.reporting.servable_versions import (
     release_commands,
     servable_versions,
 )
+from rft_platform.servers.serving_alias import ServingAlias
 from rft_platform.training.checkpoint.manifest import Manifest, describe_files, write_manifest
 
 
@@ -107,6 +109,45 @@ def test_an_import_that_is_not_complete_hides_no_version(project: Project, tmp_p
     shutil.copytree(folder, folder.with_name(".2.host-123-0a1b.tmp"))  # a copy that was killed before its rename
     assert imported_policies(project) == [policy]
     assert import_checkpoint(project, None, checkpoint(tmp_path, 6)).policy_version == policy.policy_version + 1
+
+
+@pytest.mark.slow
+def test_mlflow_names_the_version_that_serves_after_each_decision(
+    project: Project, tmp_path: Path, empty_store: Path
+) -> None:
+    database = tmp_path / "mlflow.db"
+    shutil.copy(empty_store, database)
+    registry = ModelRegistry(f"sqlite:///{database}", tmp_path / "artifacts", "rft", "model")
+    for number in (1, 2):
+        folder, digest = checkpoint(tmp_path, number), f"{number}" * 64
+        version = registry.register_checkpoint(folder, 8 * number, {"weights_digest": digest})
+        publish(project.store, Policy(str(folder), 8 * number, digest, number, model_version=str(version)))
+        project.store.write_note(number, EVALUATION, {"results": [], "promoted": False})
+    commands, alias = release_commands(project), ServingAlias(project, lambda _: registry)
+
+    def serving() -> list[str]:
+        alias.step()
+        return [version.uri for version in registry.versions() + registry.of_policy(MODEL).versions()
+                if SERVING in version.aliases]  # fmt: skip
+
+    assert serving() == ["models:/model/2"]
+    release = commands.canary(8, share=0.5)
+    assert serving() == ["models:/model/2"], "the base of a canary serves"
+    commands.store.finish(release.number, "promoted", 8, "better", {})
+    assert serving() == ["models:/model/1"]
+    registry.promote(2)
+    assert serving() == ["models:/model/1"], "the champion is another version"
+    commands.roll_back(16)
+    assert serving() == ["models:/model/2"]
+    imported = import_checkpoint(project, registry, checkpoint(tmp_path))
+    commands.promote(imported.policy_version)
+    assert serving() == ["models:/model-imported/1"]
+    commands.promote(6)
+    assert serving() == [], "the starting policy is no model version"
+    commands.promote(None)
+    assert serving() == ["models:/model/2"]
+    assert ServingAlias(project, lambda _: registry).step() is None, "a start sets the same alias again"
+    assert serving() == ["models:/model/2"]
 
 
 class UnsteadyRegistry:

@@ -209,6 +209,19 @@ def test_requests_of_other_sites_and_wrong_forms_are_refused(site) -> None:
     assert policy.startswith("default-src 'self';")
 
 
+def test_the_status_page_says_why_released_versions_do_not_serve(tmp_path) -> None:
+    site = Site(tmp_path, {})
+    try:
+        page = httpx.get(f"{site.url}/status", trust_env=False).text
+        assert "until the next decision" not in page
+        site.commands.promote(8)
+        page = httpx.get(f"{site.url}/status", trust_env=False).text
+        assert "version 8 serves until the next decision, and 16, 24 wait" in page
+        assert "run `rft models promote --newest`" in page
+    finally:
+        site.close()
+
+
 def test_keys_are_asked_for(tmp_path) -> None:
     site = Site(tmp_path, {"secret-admin": "admin", "secret-shop": "shop"})
 

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from rft_platform.cli.main import app
 from rft_platform.common.digests import digest_weights
 from rft_platform.config.home import Home
+from rft_platform.rounds.exchange.records import EXCHANGE_KEY
 from rft_platform.rounds.project.notes import EVALUATION
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
@@ -74,7 +75,7 @@ class RunningService:
                 self.project.store.write_note(version, EVALUATION, {"promoted": False, "results": []})
         damaged = next((folder / "v2").glob("*.safetensors"))
         damaged.write_bytes(damaged.read_bytes()[:-64] + b"\x01" * 64)
-        environment = {**os.environ, "RFT_HOME": str(self.home)}
+        environment = {**os.environ, "RFT_HOME": str(self.home), EXCHANGE_KEY: "k" * 32}
         command = [sys.executable, "-m", "rft_platform.servers.online_service"]
         self._log = (folder / "service.log").open("wb")
         self._process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=subprocess.STDOUT)

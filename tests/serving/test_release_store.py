@@ -3,7 +3,7 @@
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.serving.database import open_database
+from rft_platform.serving.database import FIRST_IMPORTED, open_database
 from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_decisions import MOST_FAILURES, decide
@@ -73,6 +73,37 @@ def test_the_newest_decision_says_whether_a_version_is_withdrawn(made) -> None:
     made.commands.roll_back()
     made.commands.promote(3)
     assert made.store.verdicts() == {3: None, 2: "A/B test 3", 1: "a roll-back", 0: None}
+
+
+def test_a_service_that_ignores_released_versions_names_them_and_the_command(made) -> None:
+    assert made.commands.pinned() is None, "no decision was made"
+    made.commands.roll_back()
+    rolled_back = made.commands.pinned()
+    assert rolled_back == made.commands.status()["pinned"]
+    assert rolled_back is not None and rolled_back.startswith("version 1 serves until the next decision: released")
+    assert "once a better version is released, run `rft models promote --newest`" in rolled_back, "2 is withdrawn"
+    newer = [*VERSIONS, ServableVersion(4, 4, "4", True, {}), ServableVersion(5, 5, "5", True, {})]
+    pinned = ReleaseCommands(made.store, lambda: newer).pinned()
+    assert pinned is not None and "version 1 serves until the next decision, and 4, 5 wait" in pinned
+    assert pinned.endswith("To serve the newest released version again, run `rft models promote --newest`")
+    assert ReleaseCommands(made.store, lambda: newer, automatic_canaries=True).pinned() is None
+    made.commands.promote(None)
+    assert made.commands.pinned() is None
+
+
+def test_a_lost_canary_keeps_the_base_version_in_service(made) -> None:
+    release = made.commands.canary(3)
+    assert made.commands.pinned() is None, "the canary decides"
+    made.store.finish(release.number, "rolled_back", 2, "worse", {})
+    pinned = made.commands.pinned()
+    assert pinned is not None and "version 2 serves until the next decision" in pinned
+
+
+def test_an_imported_version_serves_until_the_next_decision_also_with_canaries(made) -> None:
+    versions = [*VERSIONS, ServableVersion(FIRST_IMPORTED + 1, None, "1", False, {})]
+    commands = ReleaseCommands(made.store, lambda: versions, automatic_canaries=True)
+    commands.promote(FIRST_IMPORTED + 1)
+    assert "version 1000000001 serves until" in str(commands.pinned())
 
 
 def test_a_rollback_skips_versions_that_were_not_released(made) -> None:

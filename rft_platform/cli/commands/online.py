@@ -1,5 +1,6 @@
 """Commands of online projects: ``rft serve`` serves the policy and trains; ``rft forget`` erases a person's data."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,7 @@ def serve(
     from rft_platform.rounds.exchange.publication import publishing
     from rft_platform.rounds.project.project import Project
     from rft_platform.servers.ports import check_ports
+    from rft_platform.servers.serving_alias import naming_the_serving_version
     from rft_platform.servers.ui_servers import online_port, online_server, ui_ports, ui_servers
 
     home = Home.from_environment()
@@ -50,7 +52,8 @@ def serve(
         check_run(home, loaded, service=True)
     project = Project.open(home)
     dagster = {} if mode == "serve" else {"Dagster": f"port {port}"}
-    with servers_lock(home, mode, **dagster), publishing(project):
+    naming = nullcontext() if mode == "serve" else naming_the_serving_version(project)
+    with servers_lock(home, mode, **dagster), publishing(project), naming:
         servers = ui_servers(home, port, mlflow_port, daemon=trains) if mode != "serve" else []
         servers += [online_server(home, project, port)] if mode != "train" else []
         serve_until_interrupted(home, servers, sensors_of=f"http://127.0.0.1:{port}" if trains else None)
@@ -60,6 +63,10 @@ def forget(
     subject: Annotated[
         str, typer.Option("--subject", help="The person, as named by x-rft-subject or `user`.", show_default=False)
     ],
+    tenant: Annotated[
+        str | None,
+        typer.Option("--tenant", help="Only calls of this tenant; needed if several tenants have such a subject."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Erase the text and tokens of a person from database, Parquet files and notes; their rows stay as tombstones.
@@ -73,7 +80,7 @@ def forget(
     from rft_platform.rounds.setup.connections import connect_registry
 
     project = Project.open(Home.from_environment())
-    found = erase(project, connect_registry(project), subject)
+    found = erase(project, connect_registry(project), subject, tenant)
     if as_json:
         print_json(found.to_json())
         return

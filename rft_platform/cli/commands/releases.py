@@ -37,7 +37,8 @@ def list_versions(as_json: Json = False) -> None:
     else:
         from dataclasses import asdict
 
-        status = {"versions": [asdict(each) for each in servable_versions(project)], "release": None}
+        versions = [asdict(each) for each in servable_versions(project)]
+        status = {"versions": versions, "release": None, "pinned": None}
     if as_json:
         print_json(status)
         return
@@ -48,6 +49,8 @@ def list_versions(as_json: Json = False) -> None:
             f"{release['kind']} {release['number']}: version {release['candidate_version']} gets {release['share']:.0%}"
         )
         output().print(f"{line}; {release['reason']}", markup=False, soft_wrap=True)
+    if status["pinned"] is not None:
+        _print(status["pinned"])
 
 
 @models.command()

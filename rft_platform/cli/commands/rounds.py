@@ -22,12 +22,17 @@ def rounds(
     from rft_platform.driver.console import output, print_json
     from rft_platform.driver.round_lines import round_lines
     from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.reporting.servable_versions import pinned_version
     from rft_platform.servers.next_launches import what_is_next
 
     project = Project.open(Home.from_environment())
     if as_json:
         print_json(
-            {"rounds": [line.to_json() for line in round_lines(project, last or 0)], "next": what_is_next(project)}
+            {
+                "rounds": [line.to_json() for line in round_lines(project, last or 0)],
+                "next": what_is_next(project),
+                "pinned": pinned_version(project),
+            }
         )
     else:
         print_rounds(project, output(), LAST if last is None else last)

@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rft_platform.driver.round_lines import RoundLine, champion_notes, round_lines
+from rft_platform.rounds.reporting.servable_versions import pinned_version
 from rft_platform.rounds.training_start import refusal_hint
 from rft_platform.servers.next_launches import what_is_next
 
@@ -40,10 +41,9 @@ def print_rounds(project: "Project", console: "Console", last: int = LAST) -> No
             first, *others = map(_name, same)
             named = f"{first} to {others[-1]}" if others else first
             console.print(f"{named}: {reason}", markup=False, soft_wrap=True)
-    for note in champion_notes(project, lines):
-        console.print(note, markup=False, soft_wrap=True)
-    if hint := refusal_hint(project):
-        console.print(hint, markup=False, soft_wrap=True)
+    for line in (*champion_notes(project, lines), refusal_hint(project), pinned_version(project)):
+        if line:
+            console.print(line, markup=False, soft_wrap=True)
     console.print(what_is_next(project), markup=False, soft_wrap=True)
 
 

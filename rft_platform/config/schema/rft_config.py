@@ -3,6 +3,7 @@
 import math
 import re
 from copy import deepcopy
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -206,6 +207,7 @@ class RftConfig(Section):
     service: Service = Service()
 
     _notices: tuple[str, ...] = PrivateAttr(default=())
+    _folder: Path | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
     @classmethod
@@ -222,6 +224,23 @@ class RftConfig(Section):
         """This configuration with lines about how its file was read."""
         self._notices = notices
         return self
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the file that the configuration was read from: its relative paths start there. None: no file.
+
+        It is not part of the configuration.
+        """
+        return self._folder
+
+    def in_folder(self, folder: Path | None) -> "RftConfig":
+        """This configuration with the folder of its file."""
+        self._folder = folder
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the settings are equal; notices and folder do not count."""
+        return isinstance(other, RftConfig) and self.__dict__ == other.__dict__
 
     @property
     def checkpoint_folder(self) -> str | None:

@@ -3,7 +3,8 @@
 Each host has its own ``RFT_HOME``. They share a folder or object store (``checkpoint_root_dir``) and the database of
 production traffic.
 
-- ``shared_place``: read and write JSON documents and folders at a path or fsspec URL.
+- ``records``: the signed documents that pass between the hosts, and the key.
+- ``shared_place``: read and write documents and folders at a path or fsspec URL.
 - ``publication``: the training host stores a record of each version, with its weights.
 - ``following``: the serving host writes the notes of published versions to its own home, as if it had trained them.
 """

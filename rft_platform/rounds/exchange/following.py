@@ -6,16 +6,18 @@ Everything that reads versions (deployments, releases, pages) then works as in a
 import logging
 import shutil
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rft_platform.common.errors import UserError
+from rft_platform.common.digests import digest_once
+from rft_platform.common.errors import UserError, some
 from rft_platform.common.files import read_json, write_json
 from rft_platform.config.home import Home
+from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.exchange.publication import OWNER
-from rft_platform.rounds.exchange.shared_place import SharedPlace
-from rft_platform.rounds.project.notes import EVALUATION, POLICY
+from rft_platform.rounds.exchange.records import Owner, Record, RefusedDocumentError, Weights
+from rft_platform.rounds.exchange.shared_place import SharedPlace, damage_of
+from rft_platform.rounds.project.notes import EVALUATION, EXCHANGE, JUDGE, POLICY, START
 from rft_platform.rounds.project.policy import Policy
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import serving_policy
@@ -23,6 +25,7 @@ from rft_platform.rounds.selection.production_rows import home_id
 from rft_platform.rounds.setup.connections import base_model_folder
 
 LOG = logging.getLogger(__name__)
+_REVISION = "revision"
 
 
 class VersionFollower:
@@ -31,71 +34,137 @@ class VersionFollower:
     def __init__(self, project: Project, place: SharedPlace) -> None:
         self._project = project
         self._place = place
-        self._marks: dict[str, str] = {}
-        self.problem: str | None = None  #: why new versions cannot be read; None: the last look succeeded
+        self._marks: dict[str, str] = {}  # of the records that were taken or refused
+        self._problems: dict[str, str] = {}  # by record; "" for a problem with the place itself
+
+    @property
+    def problem(self) -> str | None:
+        """Why the place or some of its records cannot be read; None if all were taken."""
+        reasons = list(self._problems.values())
+        return f"new versions cannot be read from {self._place.url}: {some(reasons)}" if reasons else None
 
     def step(self) -> None:
-        """Take the records that changed since the last call, oldest round first."""
-        owner = self._place.read(OWNER)
-        if owner is None or owner["home"] == home_id(self._project):
+        """Take the records that changed since the last call, oldest round first.
+
+        A record that is not valid is reported and left out until it changes; one that cannot be read is tried again.
+        """
+        owner = self._place.read(OWNER, Owner)
+        if owner is None or owner.home == home_id(self._project):
             return  # nothing is published yet, or this home trains, too
         self._adopt(owner)
-        for name, mark in self._place.marks().items():
-            if name != OWNER and self._marks.get(name) != mark:
-                record = self._place.read(name)
-                if record is not None:
-                    self._take(record)
+        marks = self._place.marks()
+        for gone in self._problems.keys() - marks.keys() - {""}:
+            del self._problems[gone]
+        for name, mark in marks.items():
+            if self._marks.get(name) == mark:
+                continue
+            try:
+                self._take(name, owner)
                 self._marks[name] = mark
+                self._problems.pop(name, None)
+            except Exception as error:
+                self._report(name, f"{error or type(error).__name__}")
+                if isinstance(error, RefusedDocumentError):
+                    self._marks[name] = mark
 
     def run(self, stop: threading.Event) -> None:
         """Follow until ``stop`` is set, every ``explorer.service_status_check_interval`` seconds."""
         while True:
             try:
                 self.step()
-                self.problem = None
+                self._problems.pop("", None)
             except Exception as error:
-                self.problem = f"new versions cannot be read from {self._place.url}: {error}"
-                LOG.warning("%s", self.problem)
+                self._report("", f"{error or type(error).__name__}")
             if stop.wait(self._project.config.explorer.service_status_check_interval):
                 return
 
-    def _adopt(self, owner: dict[str, Any]) -> None:
-        """Note which home this one follows. Raises UserError if this home has rounds of its own."""
+    def _report(self, name: str, problem: str) -> None:
+        """Show a problem on the status page; log it once."""
+        if self._problems.get(name) != problem:
+            self._problems[name] = problem
+            LOG.warning("a version cannot be read from %s: %s", self._place.url, problem)
+
+    def _adopt(self, owner: Owner) -> None:
+        """Note which home this one follows. Raises UserError if this home has rounds of its own or follows another."""
+        if owner.project != self._place.name:
+            raise UserError(f"{OWNER}.json is of the project {owner.project}, not {self._place.name}")
         file = _marker(self._project.home)
         if file.exists():
-            return
-        if self._project.store.rounds():
+            followed = read_json(file)["home"]
+            if followed != owner.home:
+                raise UserError(
+                    f"{self._project.home.root} follows the home {followed}, and {owner.home} publishes there now: "
+                    "point RFT_HOME at a new folder for this service"
+                )
+        elif self._project.store.rounds():
             raise UserError(
                 f"{self._project.home.root} holds rounds of its own, and {self._place.url} those of another home: "
                 "point RFT_HOME at a new folder for this service"
             )
-        write_json(file, {"home": owner["home"], "at": self._place.url})
+        else:
+            write_json(file, {"home": owner.home, "at": self._place.url})
 
-    def _take(self, record: dict[str, Any]) -> None:
-        """Write the notes of one record; the evaluation's note, which releases the version, is the last one."""
-        number, notes = int(record["round"]), dict(record["notes"])
-        policy = Policy.from_note({**notes.pop(POLICY), "folder": "."}, self._project.home.root)
-        folder = self._weights(policy, record["weights"])
-        notes = {POLICY: replace(policy, folder=str(folder)).to_note(self._project.home.root), **notes}
-        notes[EVALUATION] = notes.pop(EVALUATION)
-        store = self._project.store
-        for name, note in notes.items():
-            if store.read_note(number, name) != note:
-                store.write_note(number, name, note)
+    def _take(self, name: str, owner: Owner) -> None:
+        """Write the notes of one record; the evaluation's note, which releases the version, comes after the others."""
+        record, store = self._place.read(name, Record), self._project.store
+        if record is None:
+            return
+        if (record.home, record.project, round_key(record.round)) != (owner.home, owner.project, name):
+            raise RefusedDocumentError(f"{name}.json: it is the record {round_key(record.round)} of {record.project}")
+        newest = (store.read_note(record.round, EXCHANGE) or {}).get(_REVISION, 0)
+        if record.revision < newest:
+            raise RefusedDocumentError(f"{name}.json: it was replaced by a newer record, which this home has taken")
+        for note, content in self._notes_of(record, is_new=record.revision > newest).items():
+            if store.read_note(record.round, note) != content:
+                store.write_note(record.round, note, content)
 
-    def _weights(self, policy: Policy, weights: dict[str, Any]) -> Path:
-        """The folder of the weights on this host; weights in an object store are downloaded."""
-        if weights["folder"] is None:
+    def _notes_of(self, record: Record, is_new: bool) -> dict[str, dict[str, Any]]:
+        policy = Policy(
+            folder=str(self._weights(record.weights, record.policy_version, is_new)),
+            policy_version=record.policy_version,
+            weights_digest=record.weights_digest,
+            round=record.round,
+            canary=None if record.canary is None else record.canary.to_canary(),
+        )
+        return {
+            **({} if record.start is None else {START: record.start}),
+            JUDGE: {"mean_reward": record.mean_reward},
+            POLICY: policy.to_note(self._project.home.root),
+            EVALUATION: record.evaluation,
+            EXCHANGE: {_REVISION: record.revision},
+        }
+
+    def _weights(self, weights: Weights, version: int, is_new: bool) -> Path:
+        """The folder of the weights on this host; weights in an object store are downloaded.
+
+        Raises RefusedDocumentError if the files are not those of the record. Those of a record that was taken before
+        are only compared by size, because a digest reads all weights.
+        """
+        if weights.folder is None:
             return base_model_folder(self._project)
-        if self._place.folder is not None:
-            return self._place.folder / str(weights["folder"])
-        folder = self._project.checkpoints / str(weights["folder"])
-        serving = serving_policy(self._project)
-        if weights["kept"] and not folder.exists():
-            self._place.download(weights["folder"], folder)
-        elif not weights["kept"] and (serving is None or serving.policy_version != policy.policy_version):
+        place = self._place.folder
+        folder = _inside(self._project.checkpoints if place is None else place, weights.folder)
+        if weights.kept:
+            damage = damage_of(folder, weights.files, digest_once if is_new else None)
+            if damage is not None and place is not None:
+                raise RefusedDocumentError(f"{folder}: {damage}")
+            if damage is not None:
+                self._place.download(weights.folder, weights.files, folder)
+        elif place is None and not self._serves(version):
             shutil.rmtree(folder, ignore_errors=True)
         return folder
+
+    def _serves(self, version: int) -> bool:
+        serving = serving_policy(self._project)
+        return serving is not None and serving.policy_version == version
+
+
+def _inside(root: Path, name: str) -> Path:
+    """The folder ``name`` below ``root``. Raises RefusedDocumentError if a link leads elsewhere."""
+    folder = root / name
+    if folder.resolve() != root.resolve() / name:
+        raise RefusedDocumentError(f"{folder}: is a link, and leads to {folder.resolve()}")
+    return folder
 
 
 def followed_home(home: Home) -> str | None:

@@ -1,19 +1,30 @@
 """Publish the versions of a training host, for the host that serves them.
 
-A record of a round has the notes that the serving host needs, and the folder of the weights. It is written after the
-weights, and again when a note changes, for example when ``rft forget`` erases sequences of a canary check.
+A record of a round has the notes that the serving host needs, and names the files of the weights with their digests.
+It is written after the weights, and again when a note changes, for example when ``rft forget`` erases sequences of a
+canary check.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from rft_platform.common.digests import THINNED
+from rft_platform.common.digests import MANIFEST, THINNED, digest_once
 from rft_platform.common.errors import UserError
+from rft_platform.common.files import read_sealed_json
 from rft_platform.experience.file_names import round_key
+from rft_platform.rounds.exchange.records import (
+    Owner,
+    PublishedCanary,
+    Record,
+    RefusedDocumentError,
+    ServedFile,
+    Weights,
+)
 from rft_platform.rounds.exchange.shared_place import SharedPlace, shared_place
 from rft_platform.rounds.project.notes import EVALUATION, JUDGE, POLICY, START
 from rft_platform.rounds.project.policy import Policy, published
@@ -22,7 +33,7 @@ from rft_platform.rounds.reporting.servable_versions import is_released
 from rft_platform.rounds.selection.production_rows import home_id
 
 LOG = logging.getLogger(__name__)
-OWNER = "home.json"  #: names the home that publishes
+OWNER = "home"  #: names the home that publishes
 _STEP_S = 2.0
 _NOT_SERVED = "trainer_state"
 
@@ -31,18 +42,26 @@ class VersionPublisher:
     """Publishes the versions of a project that this home trains."""
 
     def __init__(self, project: Project, place: SharedPlace) -> None:
-        """Raises UserError if another home publishes there."""
+        """Raises UserError if another home publishes there, or a home with another key."""
         self._project = project
         self._place = place
         self._stamps: dict[int, list[int]] = {}  # of the notes of published rounds
         self._weights: dict[int, Path] = {}  # of published rounds
-        owner, own = place.read(OWNER), home_id(project)
-        if owner is None:
-            place.write(OWNER, {"home": own, "project": project.config.project, "name": project.config.name})
-        elif owner.get("home") != own:
+        self._own = Owner(home=home_id(project), project=place.name)
+        place.create(OWNER, self._own)
+        self._check_owner()
+
+    def _check_owner(self) -> None:
+        try:
+            owner = self._place.read(OWNER, Owner)
+        except RefusedDocumentError as error:
             raise UserError(
-                f"{place.url}: another home publishes its versions there: give this project another name, or another "
-                "checkpoint_root_dir"
+                f"{self._place.url}/published/{error}. If no other host publishes there, remove this file"
+            ) from error
+        if owner != self._own:
+            raise UserError(
+                f"{self._place.url}: another home publishes its versions there: give this project another name, or "
+                "another checkpoint_root_dir"
             )
 
     def step(self) -> None:
@@ -54,8 +73,8 @@ class VersionPublisher:
             policy = published(self._project.store, number)
             if policy is None or not (number == 0 or self._project.store.has_note(number, EVALUATION)):
                 continue
-            record = self._record(policy, number)
-            self._publish(policy, number, record)
+            self._check_owner()
+            self._publish(policy, self._record(policy, number))
             self._weights[number] = Path(policy.folder)
             self._stamps[number] = stamp
 
@@ -78,51 +97,73 @@ class VersionPublisher:
             files.append(self._weights[number] / THINNED)
         return [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
 
-    def _publish(self, policy: Policy, number: int, record: dict[str, Any]) -> None:
-        name = f"{round_key(number)}.json"
-        before = self._place.read(name)
-        if before == record:
+    def _publish(self, policy: Policy, record: Record) -> None:
+        name, weights = round_key(record.round), record.weights
+        before = self._published_before(name)
+        if before is not None and record == before.model_copy(update={"revision": record.revision}):
             return
-        folder, kept = record["weights"]["folder"], record["weights"]["kept"]
-        uploads = self._place.folder is None and folder is not None
-        if uploads and kept and (before is None or before["weights"] != record["weights"]):
-            self._place.upload(Path(policy.folder), folder, _NOT_SERVED)
-        self._place.write(name, record)
-        if uploads and not kept:
-            self._place.remove(folder)
+        uploads = self._place.folder is None and weights.folder is not None
+        if uploads and weights.kept and (before is None or before.weights != weights):
+            self._place.upload(Path(policy.folder), str(weights.folder), list(weights.files))
+        # a clock that was set back must not make the new record older than the one before
+        revision = record.revision if before is None else max(record.revision, before.revision + 1)
+        self._place.write(name, record.model_copy(update={"revision": revision}))
+        if uploads and not weights.kept:
+            self._place.remove(str(weights.folder))
 
-    def _record(self, policy: Policy, number: int) -> dict[str, Any]:
-        """The record of a round. Its weights are None if they are those of the base model."""
-        store, folder = self._project.store, Path(policy.folder)
-        own = folder.is_relative_to(self._project.checkpoints)
+    def _published_before(self, name: str) -> Record | None:
+        """The record that this home has published; None also if another one was put in its place."""
+        try:
+            return self._place.read(name, Record)
+        except RefusedDocumentError as error:
+            LOG.warning("%s is published again: %s", self._place.url, error)
+            return None
+
+    def _record(self, policy: Policy, number: int) -> Record:
+        """The record of a round."""
+        store = self._project.store
         evaluation = store.read_note(number, EVALUATION) or {}
         judged = store.read_note(number, JUDGE) or {}
-        start = store.read_note(number, START)
-        policy_note = {**policy.to_note(self._project.home.root), "folder": "", "model_version": None}
-        return {
-            "home": home_id(self._project),
-            "round": number,
-            "weights": {
-                "folder": folder.relative_to(self._project.checkpoints).as_posix() if own else None,
-                "kept": not (folder / THINNED).exists(),
-            },
-            "notes": {
-                **({} if start is None else {START: start}),
-                JUDGE: {"mean_reward": judged.get("mean_reward")},
-                POLICY: policy_note,
-                EVALUATION: {**evaluation, "released": is_released(self._project, policy)},
-            },
-        }
+        return Record(
+            **self._own.model_dump(),
+            round=number,
+            revision=time.time_ns(),
+            policy_version=policy.policy_version,
+            weights_digest=policy.weights_digest,
+            weights=self._weights_of(Path(policy.folder)),
+            canary=None if policy.canary is None else PublishedCanary(**asdict(policy.canary)),
+            mean_reward=judged.get("mean_reward"),
+            start=store.read_note(number, START),
+            evaluation={**evaluation, "released": is_released(self._project, policy)},
+        )
+
+    def _weights_of(self, folder: Path) -> Weights:
+        """Where the weights are. Those of the base model are not published: the serving host has them."""
+        if not folder.is_relative_to(self._project.checkpoints):
+            return Weights(folder=None, kept=True, files={})
+        name = folder.relative_to(self._project.checkpoints).as_posix()
+        kept = not (folder / THINNED).exists()
+        return Weights(folder=name, kept=kept, files=_served_files(folder) if kept else {})
+
+
+def _served_files(folder: Path) -> dict[str, ServedFile]:
+    """The manifest of a checkpoint, and the files that it describes, without the trainer's state."""
+    manifest = folder / MANIFEST
+    described = {
+        name: ServedFile(size=entry["size"], sha256=entry["sha256"])
+        for name, entry in read_sealed_json(manifest)["files"].items()
+        if not name.startswith(f"{_NOT_SERVED}/")
+    }
+    return {**described, MANIFEST: ServedFile(size=manifest.stat().st_size, sha256=digest_once(manifest))}
 
 
 @contextmanager
 def publishing(project: Project) -> Iterator[None]:
     """Publish the project's versions in a thread during the block, if it trains for a service on another host."""
-    place = shared_place(project) if project.config.mode == "train" else None
-    if place is None:
+    publisher, stop = publisher_of(project), threading.Event()
+    if publisher is None:
         yield
         return
-    publisher, stop = VersionPublisher(project, place), threading.Event()
     publisher.step()
     thread = threading.Thread(target=publisher.run, args=(stop,), name="publish", daemon=True)
     thread.start()
@@ -133,8 +174,10 @@ def publishing(project: Project) -> Iterator[None]:
         thread.join(_STEP_S)
 
 
-def publish_now(project: Project) -> None:
-    """Publish changed records at once, if the project trains for a service on another host."""
+def publisher_of(project: Project) -> VersionPublisher | None:
+    """The publisher of a project that trains for a service on another host, else None.
+
+    Raises UserError if the key is not set, or another home publishes at the shared place.
+    """
     place = shared_place(project) if project.config.mode == "train" else None
-    if place is not None:
-        VersionPublisher(project, place).step()
+    return None if place is None else VersionPublisher(project, place)

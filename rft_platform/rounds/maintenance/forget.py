@@ -15,14 +15,14 @@ from rft_platform.inference.canary import Canary
 from rft_platform.model_registry.lineage import trace_row, trained_with
 from rft_platform.model_registry.run_traces import delete_traces
 from rft_platform.rounds.exchange.following import followed_home
-from rft_platform.rounds.exchange.publication import publish_now
+from rft_platform.rounds.exchange.publication import publisher_of
 from rft_platform.rounds.maintenance.erasure import erase_rows
 from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_demonstrations import CORRECTIONS_UNTIL, erase_demonstrations
-from rft_platform.rounds.selection.production_rows import run_name, traffic_database, traffic_store
+from rft_platform.rounds.selection.production_rows import forget_key, run_name, traffic_database, traffic_store
 from rft_platform.serving.database import Call
-from rft_platform.serving.erasure import TrafficErasure
+from rft_platform.serving.erasure import Person, TrafficErasure
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
@@ -43,20 +43,22 @@ class Forgotten:
         return asdict(self)
 
 
-def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> Forgotten:
+def forget(project: Project, registry: "ModelRegistry | None", subject: str, tenant: str | None = None) -> Forgotten:
     """Erase a person's calls from the database, the Parquet files and the notes; may be repeated.
 
-    Raises UserError for a project without production traffic, a person without calls, and while a round collects some
-    of their rows.
+    Raises UserError for a project without production traffic, a person without calls, while a round collects some of
+    their rows, and without ``tenant`` if calls of several tenants name the subject.
     """
     if not project.config.online:
         raise UserError("this project serves no production traffic, and no other rows have a subject")
     if (place := followed_home(project.home)) is not None:
         raise UserError(f"the rows of this project are in the home that publishes at {place}: run `rft forget` there")
-    traffic = TrafficErasure(traffic_database(project))
-    calls = traffic.forget(subject)
+    publisher = publisher_of(project)
+    traffic, person = TrafficErasure(traffic_database(project)), Person(subject, forget_key(project), tenant)
+    calls = traffic.forget(person)
     if not calls:
-        raise UserError(f"no recorded call names the subject {subject!r}")
+        of_tenant = "" if tenant is None else f" of tenant {tenant!r}"
+        raise UserError(f"no recorded call{of_tenant} names the subject {subject!r}")
     by_round: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
         if call.batch is not None:
@@ -68,15 +70,17 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
         if registry is not None:
             runs = {run_name(call) for call in held}
             delete_traces(registry.training_run(project.config.name), registry.tracking_uri, number, runs)
-        _erase_canaries(project, erase_rows(project.store, number, rows))
+        _erase_canaries(project, erase_rows(project.store, number, rows, person.erased))
         for row in _traced(project, number, set(rows)):
             trace = trace_row(row, project.store, project.checkpoints, registry)
             trained |= {ref.checkpoint: ref for ref in trace.trained}
             descendants |= {ref.checkpoint: ref for ref in trace.descendants}
     for ref in _trained_on_corrections(project, registry, {call.msg_id for call in calls}):
         trained.setdefault(ref.checkpoint, ref)
+    traffic.forget_names(person)
     traffic.compact()
-    publish_now(project)  # the serving host has copies of the canaries
+    if publisher is not None:
+        publisher.step()  # the serving host has copies of the canaries
     found = Forgotten(
         len(calls),
         tuple(sorted(by_round)),

@@ -15,3 +15,4 @@ EVALUATION = "evaluation"
 WARM_START = "warm_start"  # of round 0
 DEMONSTRATIONS = "demonstrations"  # corrections of production traffic that an online round collected
 DATASET = "dataset"  # of an offline training
+EXCHANGE = "exchange"  # on a host that only serves: which revision of the round's record was taken

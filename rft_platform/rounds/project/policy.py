@@ -1,5 +1,6 @@
 """Policies and the weights of each round. They are looked up in the rounds' notes, never by the newest file."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,15 @@ def explorer_of(store: ExperienceStore, round_number: int, offset_rounds: int, n
         if policy is not None:
             return policy
     return _need(None, round_number, oldest)
+
+
+def move_folders(store: ExperienceStore, names: Iterable[str], moved: Mapping[str, str]) -> None:
+    """Change the folders of recorded policies: a base model outside the home was ``moved`` from one path to another."""
+    for number in store.rounds():
+        for name in (stored_name(kind, policy) for kind in (POLICY, SNAPSHOT) for policy in names):
+            note = store.read_note(number, name)
+            if note is not None and note["folder"] in moved:
+                store.write_note(number, name, {**note, "folder": moved[note["folder"]]})
 
 
 def take_snapshot(

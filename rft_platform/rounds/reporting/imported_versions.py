@@ -34,7 +34,8 @@ def imported_policies(project: Project) -> list[Policy]:
     """The imported versions, oldest first."""
     found = [note for note in _folder(project).glob(f"*/{_NOTE}") if note.parent.name.isdecimal()]  # no temporary ones
     notes = sorted(found, key=lambda note: int(note.parent.name))
-    return [Policy.from_note(read_json(note)["policy"], project.home.root) for note in notes]
+    policies = [(note, Policy.from_note(read_json(note)["policy"], project.home.root)) for note in notes]
+    return [replace(policy, folder=str(note.parent)) for note, policy in policies]  # a note names no other folder
 
 
 def import_checkpoint(project: Project, registry: "ModelRegistry | None", source: Path) -> Policy:

@@ -19,7 +19,13 @@ def release_commands(project: Project) -> ReleaseCommands:
     """The commands that release or withdraw versions of an online project. Raises UserError for any other project."""
     if not project.config.online:
         raise UserError("this project serves no production traffic: start one with `rft serve`")
-    return ReleaseCommands(ReleaseStore(traffic_database(project)), lambda: servable_versions(project))
+    store, automatic = ReleaseStore(traffic_database(project)), project.config.service.canary_share > 0
+    return ReleaseCommands(store, lambda: servable_versions(project), automatic)
+
+
+def pinned_version(project: Project) -> str | None:
+    """Why newly released versions of an online project do not serve, and the command that ends this; else None."""
+    return release_commands(project).pinned() if project.config.online else None
 
 
 def servable_versions(project: Project) -> list[ServableVersion]:

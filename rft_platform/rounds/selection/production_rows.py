@@ -13,6 +13,7 @@ from rft_platform.common.files import write_text
 from rft_platform.common.locks import locked
 from rft_platform.common.policy_names import policy_of_column
 from rft_platform.common.sqlite_files import database_file, network_file_system
+from rft_platform.config.home import private_files
 from rft_platform.experience.record import LARGEST_TOP_K, ModelCall, RolloutRow, row_id
 from rft_platform.rounds.project.project import Project
 from rft_platform.serving.database import Call, open_database
@@ -68,11 +69,22 @@ def check_database(project: Project) -> None:
 
 def home_id(project: Project) -> str:
     """The id of the project's home, made at the first call; the id stays the same if the home is moved."""
-    file = project.home.root / "online" / "id"
+    return _made_once(project, "id")
+
+
+def forget_key(project: Project) -> bytes:
+    """The key that makes names for what ``rft forget`` erased. It lies in the home, not in the database."""
+    return _made_once(project, "forget_key").encode()
+
+
+def _made_once(project: Project, name: str) -> str:
+    """A random text of the project's home, 32 hex digits, in a file that only its owner can read."""
+    file = project.home.root / "online" / name
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file):
         if not file.exists():
-            write_text(file, secrets.token_hex(16))
+            with private_files():
+                write_text(file, secrets.token_hex(16))
         return file.read_text(encoding="utf-8")
 
 

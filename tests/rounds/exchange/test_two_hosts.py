@@ -1,81 +1,22 @@
 """Versions that a training host publishes reach the home of a serving host, by a shared folder or by fsspec."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rft_platform.common.digests import THINNED
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_json
-from rft_platform.config.home import Home
-from rft_platform.config.load import build_config
 from rft_platform.driver.preflight import check_may_start
-from rft_platform.driver.start import write_config
-from rft_platform.inference.canary import Canary
 from rft_platform.rounds.exchange.following import VersionFollower, followed_home
 from rft_platform.rounds.exchange.publication import VersionPublisher
-from rft_platform.rounds.exchange.shared_place import SharedPlace, shared_place
 from rft_platform.rounds.maintenance.forget import forget
-from rft_platform.rounds.project.notes import EVALUATION, JUDGE
+from rft_platform.rounds.project.notes import JUDGE
 from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import released_policy, servable_versions
 from rft_platform.rounds.selection.production_rows import database_url
-
-
-def host(folder: Path, mode: str, root: str, model: Path, **keys: Any) -> Project:
-    """A home of its own with the project's configuration."""
-    config = build_config(
-        {
-            "mode": mode, "project": "shop", "name": "helper", "checkpoint_root_dir": root,
-            "model": {"model_path": str(model)}, "algorithm": {"algorithm_type": "ppo"},
-            "buffer": {
-                "train_batch_size": 4,
-                "trainer_input": {
-                    "experience_buffer": {"storage_type": "sql", "path": f"sqlite:///{folder.parent / 'traffic.db'}"}
-                },
-            },
-            **keys,
-        }
-    )  # fmt: skip
-    home = Home(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_config(home, config)
-    return Project.open(home)
-
-
-@pytest.fixture(params=["folder", "url"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """``checkpoint_root_dir``: a shared folder, or a URL whose files are copied."""
-    place = tmp_path / "shared"
-    place.mkdir()
-    return str(place) if request.param == "folder" else f"file://{place}"
-
-
-@pytest.fixture
-def hosts(tmp_path: Path, root: str, tiny_model: Path) -> tuple[Project, Project]:
-    return host(tmp_path / "a", "serve", root, tiny_model), host(tmp_path / "b", "train", root, tiny_model)
-
-
-def place_of(project: Project) -> SharedPlace:
-    place = shared_place(project)
-    assert place is not None
-    return place
-
-
-def train(project: Project, number: int, *, promoted: bool = True) -> Policy:
-    """What a round leaves behind: weights, and the notes of policy and evaluation."""
-    folder = project.checkpoints / f"global_step_{number}"
-    (folder / "trainer_state").mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(bytes([number]) * 1000)
-    (folder / "trainer_state" / "moments").write_bytes(b"0" * 1000)
-    canary = Canary([[1, 2, number]], [[-0.5, -0.25]])
-    policy = Policy(str(folder), number, f"digest {number}", number, canary, model_version=str(number))
-    project.store.write_note(number, JUDGE, {"mean_reward": 0.25, "examples": "secret"})
-    publish(project.store, policy)
-    project.store.write_note(number, EVALUATION, {"promoted": promoted, "results": []})
-    return policy
+from tests.rounds.exchange.conftest import DIGEST, host, place_of, train
 
 
 def test_a_serving_host_takes_the_versions_of_the_training_host(
@@ -86,7 +27,7 @@ def test_a_serving_host_takes_the_versions_of_the_training_host(
     follower.step()
     assert serving.store.rounds() == [], "nothing is published yet"
     publisher = VersionPublisher(training, place_of(training))
-    publish(training.store, Policy(str(tiny_model), 0, "digest 0", 0))
+    publish(training.store, Policy(str(tiny_model), 0, DIGEST, 0))
     publisher.step()
     follower.step()
     start = published(serving.store, 0)
@@ -137,6 +78,7 @@ def test_a_changed_canary_and_removed_weights_are_followed(hosts: tuple[Project,
     (Path(old.folder) / "model.safetensors").unlink()
     VersionPublisher(training, place_of(training)).step()  # after a restart
     follower.step()
+    assert follower.problem is None
     taken = published(serving.store, 1)
     assert taken is not None and taken.canary is None
     assert not (Path(taken.folder) / "model.safetensors").exists()
@@ -157,7 +99,7 @@ def test_wrong_homes_are_refused(hosts: tuple[Project, Project], tmp_path: Path,
     with pytest.raises(UserError, match="run `rft forget` there"):
         forget(serving, None, "ann")
     used = host(tmp_path / "d", "serve", root, tiny_model)
-    publish(used.store, Policy(str(tiny_model), 0, "digest 0", 0))
+    publish(used.store, Policy(str(tiny_model), 0, DIGEST, 0))
     with pytest.raises(UserError, match="holds rounds of its own"):
         VersionFollower(used, place_of(used)).step()
 
