@@ -10,6 +10,7 @@ Read in this order:
 - ``processes``: leases, start and end of long-lived processes.
 - ``user_code`` and ``call_signature``: references to the user's functions, and their parameters; ``code_snapshot``:
   the source of the user's code, stored for lineage.
+- ``enclosed_text``: texts between two marks, found in linear time.
 - ``threads``: blocking code in threads that may hang; ``progress``: progress reports of long work.
 - ``json_codec``: strict and fast JSON.
 """

@@ -20,6 +20,7 @@ _SECRET_URLS = ("RFT_ALERT_URL", "RFT_DAGSTER_POSTGRES_URL", "MLFLOW_BACKEND_STO
 
 # At most 40 characters before the keyword: an unbounded prefix takes quadratic time on long texts.
 _NAMES = r"(?:[\w-]{0,40}[_-])?(?:api[_-]?key|access[_-]?key|secret[_-]?key|token|secret|password|passwd|authorization)"
+_PART = r"[A-Za-z0-9_-]{8,2000}+"  # bounded for the same reason
 _PATTERNS = [
     # User and password of a URL, except the placeholder USER:PASSWORD in messages.
     (re.compile(r"(?<=://)(?!USER:PASSWORD@)[^\s/@:'\"]*(?::[^\s/@'\"]*)?@"), f"{MASK}@"),
@@ -28,7 +29,7 @@ _PATTERNS = [
     (re.compile(rf"(?i)\b({_NAMES}=['\"]?)[^\s&,;'\")]+"), rf"\1{MASK}"),  # name=value, query strings
     (re.compile(rf"(?i)(['\"]{_NAMES}['\"]\s*:\s*['\"])[^'\"]*"), rf"\1{MASK}"),  # JSON and Python dictionaries
     (re.compile(r"(?i)\b((?:x-)?api-key\s*:\s*)[^\s,;'\"]+"), rf"\1{MASK}"),  # a header with a key
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), MASK),  # a JSON web token
+    (re.compile(rf"\beyJ{_PART}\.eyJ{_PART}\.[A-Za-z0-9_-]*"), MASK),  # a JSON web token
     (re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+"), rf"\1{MASK}"),
     (
         re.compile(
