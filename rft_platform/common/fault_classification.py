@@ -21,6 +21,7 @@ from rft_platform.common.errors import (
 )
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import is_damage, named_damage
+from rft_platform.common.visible_text import visible
 
 CAUSE_CHARACTERS = 300  # maximum length of the cause line of runs, plans and skip reasons
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -52,7 +53,7 @@ def as_fault(error: BaseException) -> RftError:
 
 def described(error: BaseException) -> str:
     """Type and text of ``error`` for a message, a note or a report, with secrets masked."""
-    return redact(f"{type(error).__name__}: {error}")
+    return visible(redact(f"{type(error).__name__}: {error}"))
 
 
 def cause_line(error: RftError) -> str:

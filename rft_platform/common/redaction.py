@@ -8,13 +8,16 @@ standard library, because rollout workers run in other environments.
 
 import os
 import re
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
 MASK = "***"
 _LEAST_LENGTH = 6  # a shorter value could be part of ordinary words
-_SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:TOKEN|KEY)(?:_|$)|(?:TOKEN|KEY)$|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL", re.IGNORECASE
+)
 #: Variables whose value is a URL that is itself a secret or contains one.
 _SECRET_URLS = ("RFT_ALERT_URL", "RFT_DAGSTER_POSTGRES_URL", "MLFLOW_BACKEND_STORE_URI")
 
@@ -92,6 +95,19 @@ def _values(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
 
 def _spellings(secret: str) -> tuple[str, ...]:
-    """The secret unchanged, URL-encoded, and escaped as in Python and JSON strings."""
+    """The secret unchanged, in capitals, URL-encoded, escaped as in Python and JSON strings, and in base64."""
     escaped = secret.encode("unicode_escape").decode("ascii")
-    return (secret, quote(secret, safe=""), quote(secret), quote_plus(secret), escaped, escaped.replace('"', '\\"'))
+    quoted = (quote(secret, safe=""), quote(secret), quote_plus(secret), escaped, escaped.replace('"', '\\"'))
+    return (secret, secret.upper(), *quoted, *_in_base64(secret.encode()))
+
+
+def _in_base64(secret: bytes) -> Iterator[str]:
+    """The secret in base64, also as a part of other text such as ``user:secret`` (HTTP Basic authentication).
+
+    A group of three bytes has four characters. Characters that also depend on neighbouring bytes are left out.
+    """
+    for before in range(3):
+        encode = b64encode(bytes(before) + secret)
+        first, last = -(-before * 8 // 6), (before + len(secret)) * 8 // 6
+        text = encode[first:last].decode("ascii")
+        yield from (text, text.replace("+", "-").replace("/", "_"))
