@@ -353,6 +353,11 @@ def test_an_outer_sandbox_that_fails_later_gives_no_reward(
         judged([program], tests)
 
 
+def test_the_documentation_shows_the_command_that_is_tested() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "judges.md").read_text("utf-8")
+    assert BWRAP in text.replace("\\\n  ", "")
+
+
 def has_bubblewrap() -> bool:
     command = BWRAP.replace("{folder}", "/var").replace("/path/to/home", "/mnt").split()
     return bool(shutil.which("bwrap")) and subprocess.run([*command, "true"], check=False).returncode == 0
