@@ -13,7 +13,7 @@ import typer
 
 from rft_platform.common.errors import DiskFullError, RftError, StorageError, UserError
 from rft_platform.common.fault_classification import as_fault
-from rft_platform.common.visible_text import visible
+from rft_platform.common.redaction import visible
 
 _LONGEST_LINE = 1000  # characters
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130

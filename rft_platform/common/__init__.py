@@ -3,14 +3,13 @@
 Read in this order:
 
 - ``errors``: the platform's errors; ``fault_classification``: any other exception as one of them; ``redaction``:
-  masking of secrets in text; ``visible_text``: control characters in text.
+  masking of secrets and control characters in text.
 - ``files``: durable, atomic writes and digests; ``locks``: locks between processes; ``digests``: files of a checkpoint
   and identity of weights; ``recorded_paths``: paths stored relative to a home; ``policy_names``: names of notes, files
   and metrics of a policy; ``sqlite_files``: damaged SQLite files.
 - ``processes``: leases, start and end of long-lived processes.
 - ``user_code`` and ``call_signature``: references to the user's functions, and their parameters; ``code_snapshot``:
   the source of the user's code, stored for lineage.
-- ``enclosed_text``: texts between two marks, found in linear time.
 - ``threads``: blocking code in threads that may hang; ``progress``: progress reports of long work.
 - ``json_codec``: strict and fast JSON.
 """

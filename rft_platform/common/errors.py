@@ -7,8 +7,7 @@ exception to one of these.
 from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeAlias
 
-from rft_platform.common.redaction import redact
-from rft_platform.common.visible_text import visible
+from rft_platform.common.redaction import redact, visible
 
 Fault: TypeAlias = Literal["user_code", "user_input", "engine", "trainer", "storage", "registry", "orchestration"]
 

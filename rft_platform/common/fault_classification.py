@@ -19,9 +19,8 @@ from rft_platform.common.errors import (
     TransientError,
     UserCodeError,
 )
-from rft_platform.common.redaction import redact
+from rft_platform.common.redaction import redact, visible
 from rft_platform.common.sqlite_files import is_damage, named_damage
-from rft_platform.common.visible_text import visible
 
 CAUSE_CHARACTERS = 300  # maximum length of the cause line of runs, plans and skip reasons
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)

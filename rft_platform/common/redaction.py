@@ -1,5 +1,7 @@
 """Mask secrets in text for logs, databases and terminals: tokens, keys, passwords, and URLs that contain them.
 
+``visible`` shows control characters of foreign text, which change a terminal's title, hide text or reverse it.
+
 ``redact`` masks all text that leaves the process: in log formatters (``log_formats.py``), standard output and error
 (``masked_output.py``), the platform's errors (``errors.py``), descriptions of any other error
 (``fault_classification.described``) and Dagster's instance (``jobs/dagster_internals``). This module imports only the
@@ -45,6 +47,8 @@ _PATTERNS = [
 #: The first and the last pattern: these match no ordinary setting.
 _UNMISTAKABLE = (_PATTERNS[0], _PATTERNS[-1])
 _DATABASE_USER = re.compile(r"^((?:postgresql|postgres|mysql|mariadb)(?:\+\w+)?://)[^\s/@:'\"]+@")
+# All control characters except tab and line feed, the line separators of Unicode, and the marks for text direction.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _registered: set[str] = set()
 
 
@@ -64,6 +68,16 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def visible(text: str) -> str:
+    r"""``text`` with each control character as ``\x1b`` or ``\u202e``; tabs and line feeds are unchanged."""
+    return _CONTROL.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def holds_secret(setting: str) -> bool:

@@ -6,8 +6,7 @@ import os
 from datetime import UTC, datetime
 from typing import Any
 
-from rft_platform.common.redaction import redact
-from rft_platform.common.visible_text import visible
+from rft_platform.common.redaction import redact, visible
 from rft_platform.observability.log_context import current
 
 

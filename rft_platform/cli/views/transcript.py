@@ -4,7 +4,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.common.visible_text import visible
+from rft_platform.common.redaction import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

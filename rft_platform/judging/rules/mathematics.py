@@ -6,11 +6,11 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from rft_platform.common.enclosed_text import last_enclosed
 from rft_platform.judging.judge_context import JudgeContext
 from rft_platform.judging.response_text import reference_text, response_text
 from rft_platform.judging.rules.numbers import plain_notation
 from rft_platform.judging.sandbox.bounded_call import LimitExceededError, call_bounded
+from rft_platform.tasks.enclosed_text import last_enclosed
 
 _IMPORTS = ("math_verify", "latex2sympy2_extended", "sympy")
 _log = logging.getLogger(__name__)

@@ -4,11 +4,11 @@ import json
 import re
 from typing import Any
 
-from rft_platform.common.enclosed_text import last_enclosed
 from rft_platform.judging.judged_run import JudgedRun
 from rft_platform.judging.response_text import reference_text, response_text
 from rft_platform.judging.rules.json_schema import allows
 from rft_platform.judging.rules.pattern_search import last_match
+from rft_platform.tasks.enclosed_text import last_enclosed
 
 _OPENING = re.compile(r"```[^\n`]*+\n")
 _CLOSING = re.compile("```")

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rft_platform.common.enclosed_text import last_enclosed
 from rft_platform.common.errors import UserError
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.workflow import WorkflowOutput
+from rft_platform.tasks.enclosed_text import last_enclosed
 from rft_platform.tasks.task import Task
 
 Cell = tuple[int, int]  # row, column
