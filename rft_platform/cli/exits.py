@@ -13,6 +13,7 @@ import typer
 
 from rft_platform.common.errors import DiskFullError, RftError, StorageError, UserError
 from rft_platform.common.fault_classification import as_fault
+from rft_platform.common.redaction import visible
 
 _LONGEST_LINE = 1000  # characters
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -59,7 +60,7 @@ def complain(message: str) -> None:
 
 def error_lines(message: str) -> list[str]:
     """The lines that ``complain`` prints; a very long line is cut in its middle."""
-    lines = [line for line in message.splitlines() if line.strip()]
+    lines = [visible(line) for line in message.splitlines() if line.strip()]
     return [_cut(line) if line.startswith(" ") else f"error: {_cut(line)}" for line in lines]
 
 

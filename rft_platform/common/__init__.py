@@ -3,7 +3,7 @@
 Read in this order:
 
 - ``errors``: the platform's errors; ``fault_classification``: any other exception as one of them; ``redaction``:
-  masking of secrets in text.
+  masking of secrets and control characters in text.
 - ``files``: durable, atomic writes and digests; ``locks``: locks between processes; ``digests``: files of a checkpoint
   and identity of weights; ``recorded_paths``: paths stored relative to a home; ``policy_names``: names of notes, files
   and metrics of a policy; ``sqlite_files``: damaged SQLite files.

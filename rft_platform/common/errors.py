@@ -7,7 +7,7 @@ exception to one of these.
 from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeAlias
 
-from rft_platform.common.redaction import redact
+from rft_platform.common.redaction import redact, visible
 
 Fault: TypeAlias = Literal["user_code", "user_input", "engine", "trainer", "storage", "registry", "orchestration"]
 
@@ -19,14 +19,14 @@ _REPEATED = "it is retried automatically with increasing delay"
 
 
 class RftError(Exception):
-    """Base of every error that the platform raises on purpose. Its text is masked, as it may quote user code."""
+    """Base of every error that the platform raises on purpose. Its text may quote user code: secrets are masked."""
 
     fault: ClassVar[Fault] = "orchestration"
     retryable: ClassVar[bool] = False
     hint: ClassVar[str] = "find the cause in the run's log, fix it, then launch the job again"
 
     def __str__(self) -> str:
-        return redact(super().__str__())
+        return visible(redact(super().__str__()))
 
 
 class UserError(RftError):

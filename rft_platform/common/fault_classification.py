@@ -19,7 +19,7 @@ from rft_platform.common.errors import (
     TransientError,
     UserCodeError,
 )
-from rft_platform.common.redaction import redact
+from rft_platform.common.redaction import redact, visible
 from rft_platform.common.sqlite_files import is_damage, named_damage
 
 CAUSE_CHARACTERS = 300  # maximum length of the cause line of runs, plans and skip reasons
@@ -53,7 +53,7 @@ def as_fault(error: BaseException) -> RftError:
 def described(error: BaseException) -> str:
     """Type and text of ``error`` for a message, a note or a report, with secrets masked. A group's errors follow it."""
     inner = "; ".join(map(described, error.exceptions)) if isinstance(error, BaseExceptionGroup) else ""
-    return redact(f"{type(error).__name__}: {error}{f': {inner}' if inner else ''}")
+    return visible(redact(f"{type(error).__name__}: {error}{f': {inner}' if inner else ''}"))
 
 
 def cause_line(error: RftError) -> str:

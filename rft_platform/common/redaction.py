@@ -1,5 +1,7 @@
 """Mask secrets in text for logs, databases and terminals: tokens, keys, passwords, and URLs that contain them.
 
+``visible`` shows control characters of foreign text, which change a terminal's title, hide text or reverse it.
+
 ``redact`` masks all text that leaves the process: in log formatters (``log_formats.py``), standard output and error
 (``masked_output.py``), the platform's errors (``errors.py``), descriptions of any other error
 (``fault_classification.described``) and Dagster's instance (``jobs/dagster_internals``). This module imports only the
@@ -8,18 +10,22 @@ standard library, because rollout workers run in other environments.
 
 import os
 import re
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
 MASK = "***"
 _LEAST_LENGTH = 6  # a shorter value could be part of ordinary words
-_SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:TOKEN|KEY)(?:_|$)|(?:TOKEN|KEY)$|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL", re.IGNORECASE
+)
 #: Variables whose value is a URL that is itself a secret or contains one.
 _SECRET_URLS = ("RFT_ALERT_URL", "RFT_DAGSTER_POSTGRES_URL", "MLFLOW_BACKEND_STORE_URI")
 
 # At most 40 characters before the keyword: an unbounded prefix takes quadratic time on long texts.
 _NAMES = r"(?:[\w-]{0,40}[_-])?(?:api[_-]?key|access[_-]?key|secret[_-]?key|token|secret|password|passwd|authorization)"
+_PART = r"[A-Za-z0-9_-]{8,2000}+"  # bounded for the same reason
 _PATTERNS = [
     # User and password of a URL, except the placeholder USER:PASSWORD in messages.
     (re.compile(r"(?<=://)(?!USER:PASSWORD@)[^\s/@:'\"]*(?::[^\s/@'\"]*)?@"), f"{MASK}@"),
@@ -28,7 +34,7 @@ _PATTERNS = [
     (re.compile(rf"(?i)\b({_NAMES}=['\"]?)[^\s&,;'\")]+"), rf"\1{MASK}"),  # name=value, query strings
     (re.compile(rf"(?i)(['\"]{_NAMES}['\"]\s*:\s*['\"])[^'\"]*"), rf"\1{MASK}"),  # JSON and Python dictionaries
     (re.compile(r"(?i)\b((?:x-)?api-key\s*:\s*)[^\s,;'\"]+"), rf"\1{MASK}"),  # a header with a key
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), MASK),  # a JSON web token
+    (re.compile(rf"\beyJ{_PART}\.eyJ{_PART}\.[A-Za-z0-9_-]*"), MASK),  # a JSON web token
     (re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+"), rf"\1{MASK}"),
     (
         re.compile(
@@ -41,6 +47,8 @@ _PATTERNS = [
 #: The first and the last pattern: these match no ordinary setting.
 _UNMISTAKABLE = (_PATTERNS[0], _PATTERNS[-1])
 _DATABASE_USER = re.compile(r"^((?:postgresql|postgres|mysql|mariadb)(?:\+\w+)?://)[^\s/@:'\"]+@")
+# All control characters except tab and line feed, the line separators of Unicode, and the marks for text direction.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _registered: set[str] = set()
 
 
@@ -60,6 +68,16 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def visible(text: str) -> str:
+    r"""``text`` with each control character as ``\x1b`` or ``\u202e``; tabs and line feeds are unchanged."""
+    return _CONTROL.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def holds_secret(setting: str) -> bool:
@@ -91,6 +109,19 @@ def _values(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
 
 def _spellings(secret: str) -> tuple[str, ...]:
-    """The secret unchanged, URL-encoded, and escaped as in Python and JSON strings."""
+    """The secret unchanged, in capitals, URL-encoded, escaped as in Python and JSON strings, and in base64."""
     escaped = secret.encode("unicode_escape").decode("ascii")
-    return (secret, quote(secret, safe=""), quote(secret), quote_plus(secret), escaped, escaped.replace('"', '\\"'))
+    quoted = (quote(secret, safe=""), quote(secret), quote_plus(secret), escaped, escaped.replace('"', '\\"'))
+    return (secret, secret.upper(), *quoted, *_in_base64(secret.encode()))
+
+
+def _in_base64(secret: bytes) -> Iterator[str]:
+    """The secret in base64, also as a part of other text such as ``user:secret`` (HTTP Basic authentication).
+
+    A group of three bytes has four characters. Characters that also depend on neighbouring bytes are left out.
+    """
+    for before in range(3):
+        encode = b64encode(bytes(before) + secret)
+        first, last = -(-before * 8 // 6), (before + len(secret)) * 8 // 6
+        text = encode[first:last].decode("ascii")
+        yield from (text, text.replace("+", "-").replace("/", "_"))

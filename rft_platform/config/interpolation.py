@@ -15,10 +15,11 @@ Read = Callable[[Place, str], Any]
 
 _MARK = "${"
 _VARIABLE = re.compile(r"Environment variable '(?P<name>[^']*)' not found")
-_LITERAL = re.compile(r"(\\*)\$\{")
+_LITERAL = re.compile(r"(?<!\\)(\\*+)\$\{")
 _ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\\$\{")
 _ENVIRONMENT = re.compile(r"""(?<!\\)(?:\\\\)*\$\{\s*oc\.env\s*:\s*['"]?(?P<name>\w+)""")
-_SECRET = re.compile(r"(?:^|_)(?:(?:SECRET|PASSWORD)(?:_|$)|(?:KEY|TOKEN)(?:_?\d+)?$)", re.IGNORECASE)  # in a name
+#: Names of variables that hold secrets; MAX_TOKEN_LEN is none.
+_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:KEY|TOKEN)(?:_?\d+)?$", re.IGNORECASE)
 _MISSING_KEY = re.compile(r"Interpolation key '(?P<key>[^']*)' not found")
 
 

@@ -168,8 +168,42 @@ def config_digest(config: RftConfig) -> str:
     return digest_json(config.model_dump(mode="json"))
 
 
+_MOST_BYTES = 1 << 18  # of a file; PyYAML reads about 100 kB a second
+_MOST_VALUES = 100_000  # of a file, each counted wherever an alias repeats it
+_MOST_LEVELS = 100
+_MOST_DIGITS = 19
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A YAML loader that refuses duplicate keys; PyYAML silently keeps the last one."""
+    """A YAML loader that refuses duplicate keys, which PyYAML silently drops, and texts that mean huge values."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            self._count(node, {}, 1)
+        return node
+
+    def _count(self, node: yaml.Node, counts: dict[int, int], level: int) -> int:
+        """The number of values below a node, with aliases. ``counts``: those known; 0 while a node is counted."""
+        if id(node) in counts:
+            if counts[id(node)] == 0:
+                raise _too_large(node, "a section or list contains itself")
+            return counts[id(node)]
+        if level > _MOST_LEVELS:
+            raise _too_large(node, f"nested too deep: expected at most {_MOST_LEVELS} levels")
+        if isinstance(node, yaml.ScalarNode):
+            digits = sum(map(str.isdigit, node.value)) if node.tag == "tag:yaml.org,2002:int" else 0
+            if digits > _MOST_DIGITS:
+                raise _too_large(node, f"a number of {digits} digits: expected at most {_MOST_DIGITS}")
+            return 1
+        counts[id(node)] = 0
+        is_mapping = isinstance(node, yaml.MappingNode)
+        parts = [part for pair in node.value for part in pair] if is_mapping else node.value
+        total = 1 + sum(self._count(part, counts, level + 1) for part in parts)
+        if total > _MOST_VALUES:
+            raise _too_large(node, f"more than {_MOST_VALUES:,} values, counted wherever an alias repeats them")
+        counts[id(node)] = total
+        return total
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -180,6 +214,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _too_large(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -196,8 +234,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The content of a YAML file, not validated; raises UserError if it cannot be read."""
     if not path.is_file():
         raise UserError(f"{path}: no such configuration file; give the path of a YAML file")
+    if (size := path.stat().st_size) > _MOST_BYTES:
+        raise UserError(f"{path}: {size:,} bytes, larger than a configuration may be ({_MOST_BYTES:,})")
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except RecursionError:
+        raise UserError(f"{path}: not readable YAML: nested too deep; expected at most {_MOST_LEVELS} levels") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a UTF-8 text file ({error.reason} at byte {error.start})") from None
     except yaml.MarkedYAMLError as error:

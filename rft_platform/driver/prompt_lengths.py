@@ -1,7 +1,8 @@
 """Compare the prompt lengths of a taskset with the context length, before anything starts.
 
 Tokens are counted with the model folder's ``tokenizer.json``, which loads in milliseconds. The chat template adds
-tokens to each prompt, so the counts are lower bounds. Without ``tokenizer.json``, four characters count as a token.
+tokens to each prompt, and very long prompts are cut, so the counts are lower bounds. Without ``tokenizer.json``, four
+characters count as a token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _COUNTED = 2000  # number of the longest prompts whose tokens are counted, which takes about a second
 _TRIED = 50  # number of the shortest prompts that are tried; if these do not fit, no prompt fits
 _CHARACTERS_A_TOKEN = 4
+_LONGEST_COUNTED = 1_000_000  # characters of a prompt, enough for any context
 
 
 def check_prompt_lengths(project: "Project", taskset: "Taskset") -> None:
@@ -81,7 +83,8 @@ def token_counts(prompts: Sequence[str], tokenizer: Any | None) -> list[int]:
     """Tokens of each prompt, at least 1; estimated without a ``tokenizer``."""
     if tokenizer is None:
         return [max(1, len(prompt) // _CHARACTERS_A_TOKEN) for prompt in prompts]
-    return [max(1, len(found.ids)) for found in tokenizer.encode_batch(list(prompts), add_special_tokens=False)]
+    texts = [prompt[:_LONGEST_COUNTED] for prompt in prompts]
+    return [max(1, len(found.ids)) for found in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
 def _shortest_first(project: "Project", taskset: "Taskset") -> list[str]:

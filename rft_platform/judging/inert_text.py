@@ -90,7 +90,7 @@ def _added(file: Path) -> Iterable[str]:
 def _pattern(tags: frozenset[str]) -> re.Pattern[str]:
     """Pattern for the beginnings of all tags and control tokens in a skeleton."""
     names, control = _any_of(tags), _any_of(_CONTROL_TAGS)
-    gap = rf"[\s{_INVISIBLE}]*"
+    gap = rf"[\s{_INVISIBLE}]*+"
     forms = [
         rf"<(?=[\s/{_INVISIBLE}]{{0,8}}\|)",
         rf"<(?={gap}/?{gap}(?:{control}){gap}>)",

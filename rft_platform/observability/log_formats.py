@@ -1,4 +1,4 @@
-"""The two formats of log lines: text for people, JSON for machines. Both mask secrets."""
+"""The two formats of log lines: text for people, JSON for machines. Both mask secrets and show control characters."""
 
 import json
 import logging
@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime
 from typing import Any
 
-from rft_platform.common.redaction import redact
+from rft_platform.common.redaction import redact, visible
 from rft_platform.observability.log_context import current
 
 
@@ -25,7 +25,7 @@ class HumanFormatter(logging.Formatter):
         lines = [f"{head} {record.getMessage()}"]
         if (trace := exception_text(self, record)) is not None:
             lines.append(trace)
-        return redact("\n".join(lines))
+        return visible(redact("\n".join(lines)))
 
 
 class JsonFormatter(logging.Formatter):
@@ -47,8 +47,8 @@ class JsonFormatter(logging.Formatter):
             "round": context.round or None,
             "run_id": context.run_id or None,
             "phase": context.phase or None,
-            "message": redact(record.getMessage()),
-            "exception": None if trace is None else redact(trace),
+            "message": visible(redact(record.getMessage())),
+            "exception": None if trace is None else visible(redact(trace)),
         }
         return json.dumps(line, ensure_ascii=False)
 

@@ -8,5 +8,6 @@ Read in this order:
 - ``dataset``: ``load_tasks``, rows become a ``TaskDataset``; ``leakage``: evaluation tasks that were trained on.
 - for offline trainings: ``messages`` and ``column_mapping`` (rows become conversations or pairs), ``offline_dataset``
   (``load_conversations``, ``load_pairs``).
+- ``enclosed_text``: marked parts of an answer, for workflows and judges.
 - ``selectors``: choose the tasks of each explore batch; ``mixture``: how many each of several tasksets gives.
 """

@@ -50,9 +50,14 @@ def split_files(folder: Path, split: str, subset_name: str | None) -> list[Path]
     raise UserError(f"{folder}: no file of split {split!r} (such as {split}.jsonl); found: {listing}")
 
 
+_LONGEST_LINE = 1 << 24  # characters; a longer line is a damaged file, or no row that a model can read
+
+
 def _read_jsonl(path: Path) -> Iterator[NumberedRow]:
     with path.open(encoding="utf-8") as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(iter(lambda: stream.readline(_LONGEST_LINE + 1), ""), start=1):
+            if len(line) > _LONGEST_LINE:
+                raise UserError(f"{path}, line {number}: longer than {_LONGEST_LINE:,} characters; split or remove it")
             if line.strip():
                 yield number, _object(path, number, _parse(path, line.rstrip(), first_line=number))
 

@@ -81,7 +81,9 @@ def test_a_project_keeps_values_and_literal_marks(tmp_path: Path, monkeypatch: p
     assert load_config(home.config_file) == config
 
 
-@pytest.mark.parametrize("name", ["DB_PASSWORD", "hf_token", "KEY", "OPENAI_API_KEY", "API_KEY_2", "SECRET_A"])
+@pytest.mark.parametrize(
+    "name", ["DB_PASSWORD", "hf_token", "KEY", "OPENAI_API_KEY", "API_KEY_2", "SECRET_A", "TOPSECRET", "apitoken"]
+)
 def test_a_variable_with_a_secret_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "hunter2")
     text = "buffer: {explorer_input: {taskset: {path: a.jsonl, workflow_args: {login: '${oc.env:%s}'}}}}"
@@ -92,7 +94,7 @@ def test_a_variable_with_a_secret_is_refused(tmp_path: Path, name: str, monkeypa
     assert "hunter2" not in str(caught.value)
 
 
-def test_the_name_of_a_secret_counts_by_whole_words_outside_literals(tmp_path: Path) -> None:
+def test_a_variable_with_a_number_of_tokens_and_a_literal_are_no_secrets(tmp_path: Path) -> None:
     text = r"{name: '${oc.env:MAX_TOKEN_LEN,7}', group: 'literal \${oc.env:DB_PASSWORD}'}"
     config = load_text(tmp_path, text)
     assert (config.name, config.group) == ("7", "literal ${oc.env:DB_PASSWORD}")

@@ -15,6 +15,7 @@ def plain(calls: list[ToolCall]) -> list[tuple[str, object]]:
     return [(call.name, json.loads(call.arguments)) for call in calls]
 
 
+DEEP, DIGITS = "[" * 100_000, '{"name": ' + "9" * 5000 + "}"
 ADD = ("add", {"a": 1, "b": [2, "</x>"]})
 
 
@@ -31,6 +32,8 @@ ADD = ("add", {"a": 1, "b": [2, "</x>"]})
         ("<tool_call>{broken</tool_call>", "<tool_call>{broken</tool_call>", []),
         ('<tool_call>{"arguments": {}}</tool_call>', '<tool_call>{"arguments": {}}</tool_call>', []),
         ("<tool_call>[1]</tool_call> x", "<tool_call>[1]</tool_call> x", []),
+        (f"<tool_call>{DEEP}</tool_call>", f"<tool_call>{DEEP}</tool_call>", []),
+        (f"<tool_call>{DIGITS}</tool_call>", f"<tool_call>{DIGITS}</tool_call>", []),
         ('x <tool_call>{"name": "a', 'x <tool_call>{"name": "a', []),
         ("a < b <tool_cal", "a < b <tool_cal", []),
         ('<tool_call>{"name": "now"}</tool_call>', None, [("now", {})]),

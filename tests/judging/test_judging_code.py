@@ -3,6 +3,9 @@
 import asyncio
 import ctypes
 import os
+import re
+import shutil
+import subprocess
 import tempfile
 import time
 from dataclasses import replace
@@ -12,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rft_platform.common.errors import UserCodeError
+from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.judging.run_judgement import RunJudgement
@@ -23,6 +26,11 @@ from rft_platform.tasks.task import Task
 from .conftest import run_rows
 
 SUMS = [{"input": "1 2\n", "output": "3"}, {"input": "2 2\n", "output": "4\n"}]
+#: The command in docs/judges.md.
+BWRAP = (
+    "bwrap --ro-bind / / --dev /dev --proc /proc --tmpfs /tmp --tmpfs /path/to/home --bind {folder} {folder} "
+    "--unshare-all --die-with-parent --"
+)
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 ASSERTS = "assert add(1, 2) == 3\nassert add(2, 2) == 4"
 
@@ -168,6 +176,28 @@ async def outcome(source: str, stdin: str = "", **limits: Any) -> Any:
     return await run_program(source, stdin, Limits(**limits))
 
 
+async def test_the_kernel_enforces_the_limits_of_a_program() -> None:
+    limits = Limits(cpu_s=7, memory_mb=300, file_mb=3, processes=2, open_files=50)
+    names = sorted(limits.as_resource_limits())
+    seen = await run_program(
+        f"import resource\nfor name in {names}: print(name, *resource.getrlimit(getattr(resource, 'RLIMIT_' + name)))",
+        limits=limits,
+    )
+    assert seen.stdout.splitlines() == [
+        f"{name} {limit} {limit}" for name, limit in sorted(limits.as_resource_limits().items())
+    ]
+
+
+async def test_a_program_and_its_tests_end_at_their_wall_time() -> None:
+    began = time.monotonic()
+    program, tested = await asyncio.gather(
+        run_program("import time; time.sleep(60)", limits=Limits(wall_s=0.3)),
+        run_tested("import time; time.sleep(60)", "pass", Limits(wall_s=0.3)),
+    )
+    assert program.timed_out and tested.timed_out and not (program.ok or tested.ok)
+    assert time.monotonic() - began < 30
+
+
 @pytest.mark.slow
 async def test_time_memory_files_output_and_processes_are_limited(tmp_path: Path) -> None:
     slow, busy, big, disk, loud, children = await asyncio.gather(
@@ -198,8 +228,6 @@ def test_nothing_of_ours_gets_in_and_nothing_of_theirs_stays(monkeypatch: pytest
 
 def namespaces() -> bool:
     """Whether this machine lets a process have its own."""
-    import subprocess
-
     return subprocess.run(["unshare", "--user", "--net", "true"], capture_output=True, check=False).returncode == 0
 
 
@@ -271,6 +299,79 @@ async def test_what_leaves_its_session_ends_too_without_namespaces(no_namespaces
 
 def marked(mark: str) -> list[int]:
     return [p.pid for p in psutil.process_iter(["cmdline"]) if any(mark in a for a in p.info["cmdline"] or ())]
+
+
+PRINTS = [{"output": "1"}]
+SOLVES = "def add(a, b):\n    return a + b"
+
+
+@pytest.mark.parametrize("tests", [PRINTS, ASSERTS])
+def test_a_command_before_each_program_is_an_outer_sandbox(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tests: Any
+) -> None:
+    log = tmp_path / "log"
+    script = tmp_path / "outer sandbox"
+    script.write_text(f'#!/bin/sh\necho "$1" >> {log}\nshift\nexec "$@"\n')
+    script.chmod(0o700)
+    monkeypatch.setenv("RFT_SANDBOX", f"'{script}' {{folder}}")
+    right, wrong = judged([f"{SOLVES}\nprint(1)", "print(2)"], tests)
+    assert (right.reward, wrong.reward) == (1.0, 0.0)
+    folders = log.read_text().splitlines()
+    assert len(set(folders)) == len(folders) >= 4 and all("rft-sandbox-" in folder for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("no-such-command --option", "No such file"),
+        ("false", "exit code 1"),
+        ("sh -c 'echo no namespaces >&2; exit 3'", "no namespaces"),
+        ("true", "did not start"),
+        ("env 'unclosed", "No closing quotation"),
+    ],
+)
+def test_a_command_behind_which_no_program_runs_is_refused(
+    monkeypatch: pytest.MonkeyPatch, command: str, reason: str
+) -> None:
+    monkeypatch.setenv("RFT_SANDBOX", command)
+    with pytest.raises(UserError, match=f"RFT_SANDBOX={re.escape(command.strip())}.*{reason}"):
+        judged([SOLVES], ASSERTS)
+
+
+@pytest.mark.parametrize("tests", [PRINTS, ASSERTS])
+def test_an_outer_sandbox_that_fails_later_gives_no_reward(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tests: Any
+) -> None:
+    script = tmp_path / "outer"
+    script.write_text(f'#!/bin/sh\ntest -e {tmp_path}/full && echo "no namespace is free" >&2 && exit 1\nexec "$@"\n')
+    script.chmod(0o700)
+    monkeypatch.setenv("RFT_SANDBOX", str(script))
+    program = f"{SOLVES}\nprint(1)"
+    assert judged([program], tests)[0].reward == 1.0
+    (tmp_path / "full").touch()
+    with pytest.raises(OSError, match="the sandbox of a program did not start: no namespace is free"):
+        judged([program], tests)
+
+
+def test_the_documentation_shows_the_command_that_is_tested() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "judges.md").read_text("utf-8")
+    assert BWRAP in text.replace("\\\n  ", "")
+
+
+def has_bubblewrap() -> bool:
+    command = BWRAP.replace("{folder}", "/var").replace("/path/to/home", "/mnt").split()
+    return bool(shutil.which("bwrap")) and subprocess.run([*command, "true"], check=False).returncode == 0
+
+
+@pytest.mark.skipif(not has_bubblewrap(), reason="bubblewrap is not installed or gets no namespaces")
+def test_bubblewrap_hides_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "tasks.jsonl").write_text("answer")
+    monkeypatch.setenv("RFT_SANDBOX", BWRAP.replace("/path/to/home", str(hidden)))
+    program = f"import os\nprint(os.listdir({str(hidden)!r}))\nopen('own', 'w').write('x')\n{SOLVES}"
+    listed, tested = judged([program], [{"output": "[]"}])[0], judged([program], ASSERTS)[0]
+    assert (listed.reward, tested.reward) == (1.0, 1.0)
 
 
 def test_tests_that_are_none() -> None:

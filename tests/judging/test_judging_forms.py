@@ -43,6 +43,8 @@ def test_regex(answer: str, pattern: str, reward: float) -> None:
         ('{"n": "1"}', 0.0),
         ('{"n": 1, "m": 2}', 0.0),
         ("n: 1", 0.0),
+        ("[" * 100_000, 0.0),
+        ('Inline: ```json\n{"n": 1}\n```, or `n`: 1', 1.0),
         ("", 0.0),
     ],
 )

@@ -1,5 +1,6 @@
 """Secrets do not reach a log: by their shape, by the variable they come from, or because they were named."""
 
+import base64
 import io
 import subprocess
 import sys
@@ -53,6 +54,22 @@ def test_what_looks_like_a_secret_is_masked(line: str, secret: str) -> None:
 )
 def test_ordinary_lines_stay_as_they_are(line: str) -> None:
     assert redact(line, environment={}) == line
+
+
+@pytest.mark.parametrize("secret", ["hunter2", "s3cr3t~value?>", "Long-Value_of/40+characters=that is no word"])
+def test_base64_and_capitals_of_a_secret_are_masked(secret: str) -> None:
+    """Of base64 at most the characters at both ends are shown, which also depend on neighbouring text."""
+    environment = {"TOPSECRET": secret}
+    assert redact(f"got {secret.upper()}", environment) == f"got {secrets.MASK}"
+    for user in ("", "a", "ab", "user", "longer user"):
+        for end in ("", "\n", ":more"):
+            for encode in (base64.b64encode, base64.urlsafe_b64encode):
+                text = encode(f"{user}:{secret}{end}".encode()).decode()
+                masked_text = redact(f"sent {text}", environment)
+                assert secrets.MASK in masked_text and len(masked_text) < len(f"sent {text}")
+                kept = masked_text.removeprefix("sent ").replace(secrets.MASK, "")
+                shown = len(f"{user}:".encode()) * 8 // 6 + len(end) * 8 // 6
+                assert len(kept) <= shown + 8, (text, masked_text)
 
 
 def test_values_of_secret_variables_are_masked_wherever_they_occur() -> None:

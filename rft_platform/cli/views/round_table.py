@@ -41,9 +41,9 @@ def print_rounds(project: "Project", console: "Console", last: int = LAST) -> No
             first, *others = map(_name, same)
             named = f"{first} to {others[-1]}" if others else first
             console.print(f"{named}: {reason}", markup=False, soft_wrap=True)
-    for line in (*champion_notes(project, lines), refusal_hint(project), pinned_version(project)):
-        if line:
-            console.print(line, markup=False, soft_wrap=True)
+    for hint in (*champion_notes(project, lines), refusal_hint(project), pinned_version(project)):
+        if hint:
+            console.print(hint, markup=False, soft_wrap=True)
     console.print(what_is_next(project), markup=False, soft_wrap=True)
 
 

@@ -4,6 +4,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.common.redaction import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -77,11 +79,11 @@ def _print_message(message: dict[str, Any], console: "Console", note: str = "") 
     if content := message.get("content"):
         text = content if isinstance(content, str) else _json(content)
         cut = f" ... ({len(text):,} characters)" if len(text) > _SHOWN else ""
-        console.print(f"  {text[:_SHOWN]}{cut}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  {visible(text[:_SHOWN])}{cut}", markup=False, highlight=False, soft_wrap=True)
     for call in message.get("tool_calls") or []:
         function = call.get("function", {})
         line = f"  calls {function.get('name')}({function.get('arguments', '')})"
-        console.print(line, style="yellow", markup=False, soft_wrap=True)
+        console.print(visible(line), style="yellow", markup=False, soft_wrap=True)
 
 
 def _print_tokens(row: "RolloutRow", pieces: list[str], console: "Console") -> None:
@@ -91,7 +93,7 @@ def _print_tokens(row: "RolloutRow", pieces: list[str], console: "Console") -> N
     line = Text("  ")
     for piece, logprob, trained in zip(pieces, row.call.rollout_logprobs, row.loss_mask, strict=True):
         colour = next(colour for least, colour in _LIKELY if logprob >= least)
-        shown = piece.replace("\n", "\\n") or "<special>"
+        shown = visible(piece.replace("\n", "\\n")) or "<special>"
         line.append(f"{shown}", style=colour if trained else "dim").append(f"[{logprob:.2f}] ", style="dim")
     console.print(line, soft_wrap=True)
 
@@ -120,7 +122,7 @@ def _print_reward(found: "DebugRun", console: "Console") -> None:
         console.print("no reward: neither the workflow nor a judge gives one; name a judge with --judge", style="bold")
         return
     if judgement.error is not None:
-        console.print(f"{by} failed: {judgement.error}", style="bold red", markup=False, soft_wrap=True)
+        console.print(f"{by} failed: {visible(judgement.error)}", style="bold red", markup=False, soft_wrap=True)
         return
     parts = ", ".join(f"{name} {value:g}" for name, value in judgement.parts.items())
     metrics = {name: value for row in found.rows for name, value in row.call.metrics.items()}
@@ -132,4 +134,4 @@ def _print_reward(found: "DebugRun", console: "Console") -> None:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return visible(json.dumps(value, ensure_ascii=False, default=str))

@@ -170,7 +170,7 @@ def parse_call(body: str) -> ToolCall | None:
     """Parse the text between the tags; None if it is not a call."""
     try:
         value = json.loads(body)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, a number of too many digits, or too deep for Python
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None

@@ -11,8 +11,10 @@ from rft_platform.judging.judge_context import JudgeContext
 from rft_platform.judging.response_text import response_text
 from rft_platform.judging.sandbox.run_program import Limits, Outcome, run_program, run_tested
 from rft_platform.judging.types import JudgeOutput
+from rft_platform.tasks.enclosed_text import enclosed
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_OPENING = re.compile(r"^[ \t]*+```[ \t]*+([\w+.-]*+)[^\n`]*+\n", re.MULTILINE)
+_CLOSING = re.compile(r"^[ \t]*+```", re.MULTILINE)
 _PYTHON = ("python", "python3", "py")
 
 
@@ -72,9 +74,9 @@ async def code(
 
 def extract_code(text: str) -> str:
     """The last fenced block marked as Python, else the last one without a language, else the whole text."""
-    blocks = _FENCE.findall(text)
-    marked = [block for language, block in blocks if language.lower() in _PYTHON]
-    unmarked = [block for language, block in blocks if not language]
+    blocks = list(enclosed(text, _OPENING, _CLOSING))
+    marked = [block for fence, block in blocks if fence[1].lower() in _PYTHON]
+    unmarked = [block for fence, block in blocks if not fence[1]]
     return (marked or unmarked or [text])[-1]
 
 

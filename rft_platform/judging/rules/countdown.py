@@ -7,8 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 from rft_platform.judging.response_text import response_text
+from rft_platform.tasks.enclosed_text import last_enclosed
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPENING, _CLOSING = re.compile("<answer>"), re.compile("</answer>")
 _LONGEST = 500  # characters of an expression
 
 
@@ -19,10 +20,10 @@ def countdown(task: dict[str, Any], response: Any, *, answer_key: str = "answer"
     ``numbers``, or the JSON text of such a mapping.
     """
     target, numbers = _puzzle(task, answer_key)
-    answers = _ANSWER.findall(response_text(response))
-    if not answers:
+    answer = last_enclosed(response_text(response), _OPENING, _CLOSING)
+    if answer is None:
         return 0.0
-    found = _evaluated(answers[-1].strip().partition("=")[0])
+    found = _evaluated(answer.strip().partition("=")[0])
     return 1.0 if found is not None and found == (target, numbers) else form_reward
 
 

@@ -10,6 +10,7 @@ from rft_platform.judging.judge_context import JudgeContext
 from rft_platform.judging.response_text import reference_text, response_text
 from rft_platform.judging.rules.numbers import plain_notation
 from rft_platform.judging.sandbox.bounded_call import LimitExceededError, call_bounded
+from rft_platform.tasks.enclosed_text import last_enclosed
 
 _IMPORTS = ("math_verify", "latex2sympy2_extended", "sympy")
 _log = logging.getLogger(__name__)
@@ -77,8 +78,8 @@ def final_answer(text: str) -> str:
     text = _MONEY.sub("", plain_notation(text))
     if "####" in text:
         return _alone(text.rpartition("####")[2].strip())
-    if tagged := _TAGGED.findall(text):
-        return _alone(tagged[-1].strip())
+    if (tagged := last_enclosed(text, _OPENING, _CLOSING)) is not None:
+        return _alone(tagged.strip())
     text = _A.sub("The answer is ", _LEAD.sub("", text))
     if _is_marked(text):
         return text
@@ -102,11 +103,11 @@ def _is_marked(text: str) -> bool:
 
 
 _MONEY = re.compile(r"\\\$(?=\s*-?[\d.])")
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_A = re.compile(r"^\s*A\s*:\s*(?=[-$\\(\[.\d])", re.MULTILINE)
+_OPENING, _CLOSING = re.compile("<answer>", re.IGNORECASE), re.compile("</answer>", re.IGNORECASE)
+_A = re.compile(r"^[^\S\n]*+A\s*+:\s*+(?=[-$\\(\[.\d])", re.MULTILINE)
 _WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}")
 _LEAD = re.compile(r"\\text\s*\{[^{}]*(?:\bis\b|\bare\b|:)\s*\}")  # words before the answer in its box
 _INTRODUCTION = re.compile(r"(?:answer|result)(?:\s+is|\s*:)\s*:?", re.IGNORECASE)
 _WORDS = re.compile(r"^\s*(?:[A-Za-z]{2,}[,:]?\s+)+")
 _LATEX = re.compile(r"\\(?!text|mathrm|,|;|:|!| )[A-Za-z]+")
-_BRACKETED = re.compile(r"[(\[][^A-Za-z]*,[^A-Za-z]*[)\]]")
+_BRACKETED = re.compile(r"[(\[](?=[^A-Za-z,]*+,)[^A-Za-z]*+(?<=[)\]])")

@@ -8,8 +8,10 @@ from rft_platform.judging.judged_run import JudgedRun
 from rft_platform.judging.response_text import reference_text, response_text
 from rft_platform.judging.rules.json_schema import allows
 from rft_platform.judging.rules.pattern_search import last_match
+from rft_platform.tasks.enclosed_text import last_enclosed
 
-_FENCE = re.compile(r"```(?:json)?[^\n]*\n(.*?)```", re.DOTALL)
+_OPENING = re.compile(r"```[^\n`]*+\n")
+_CLOSING = re.compile("```")
 
 
 def regex(
@@ -42,7 +44,7 @@ def json_schema(
     selected: Any = schema if schema_key is None else task[schema_key]
     try:
         document = response if _is_document(response) else json.loads(_unfenced(response_text(response)))
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or too deep for Python
         return 0.0
     return float(allows(selected, document))
 
@@ -76,5 +78,5 @@ def _is_document(response: Any) -> bool:
 
 
 def _unfenced(text: str) -> str:
-    fenced = _FENCE.findall(text)
-    return fenced[-1] if fenced else text
+    fenced = last_enclosed(text, _OPENING, _CLOSING)
+    return text if fenced is None else fenced

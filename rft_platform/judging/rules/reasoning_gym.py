@@ -4,9 +4,10 @@ import re
 from typing import Any
 
 from rft_platform.judging.response_text import response_text
+from rft_platform.tasks.enclosed_text import last_enclosed
 from rft_platform.tasks.reasoning_gym import COLUMN, score
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPENING, _CLOSING = re.compile("<answer>"), re.compile("</answer>")
 
 
 def reasoning_gym(task: dict[str, Any], response: Any) -> float:
@@ -15,5 +16,5 @@ def reasoning_gym(task: dict[str, Any], response: Any) -> float:
     Raises KeyError if the task is not from a source ``reasoning_gym:NAME``.
     """
     text = response_text(response)
-    answers = _ANSWER.findall(text)
-    return score(task[COLUMN], (answers[-1] if answers else text).strip())
+    answer = last_enclosed(text, _OPENING, _CLOSING)
+    return score(task[COLUMN], (text if answer is None else answer).strip())

@@ -1,7 +1,8 @@
 """Entry point of a sandboxed process: gives up the network and writing outside its folder, then runs the program.
 
 In the end it kills all processes that the program left running. ``python -I`` runs this module as a file, with the
-arguments: limits as JSON, the program's file, the program's arguments. The module imports nothing of the platform.
+arguments: a pipe on which it reports that it runs, limits as JSON, the program's file, the program's arguments. The
+module imports nothing of the platform.
 """
 
 import ctypes
@@ -32,7 +33,9 @@ def main() -> None:
     If namespaces are available, the child is their first process, and the kernel ends the others with it. Otherwise
     this process adopts orphaned descendants, whatever session they are in, and kills them.
     """
-    limits, program = json.loads(sys.argv[1]), sys.argv[2:]
+    start, limits, program = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]
+    os.write(start, b"x")
+    os.close(start)
     _leave()
     _control(_ADOPT_ORPHANS, 1)
     child = os.fork()

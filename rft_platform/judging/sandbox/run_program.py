@@ -1,9 +1,14 @@
-"""Run a Python program in a sandbox: limits, an empty environment, its own folder, and guaranteed termination."""
+"""Run a Python program in a sandbox: limits, an empty environment, its own folder, and guaranteed termination.
+
+The environment variable ``RFT_SANDBOX`` may name a command that runs another command in an outer sandbox, such as
+``bwrap`` with its options. It is put before the command of each program.
+"""
 
 import asyncio
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import sys
@@ -14,6 +19,9 @@ from pathlib import Path
 
 import psutil
 
+from rft_platform.common.errors import UserError
+
+SANDBOX = "RFT_SANDBOX"
 _ENTRY = Path(__file__).with_name("entry.py")
 _PROGRAM_RPC = Path(__file__).with_name("program_rpc.py")
 _MEGABYTE = 1 << 20
@@ -61,40 +69,119 @@ class Outcome:
 
 
 async def run_program(source: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
-    """Run Python ``source`` in a sandboxed process. All processes that it started have ended when this returns."""
-    return await _run(source, stdin, limits or Limits())
+    """Run Python ``source`` in a sandboxed process. All processes that it started have ended when this returns.
+
+    Raises UserError if ``RFT_SANDBOX`` is set and no program runs behind its command, OSError if the process ends
+    before it runs the program.
+    """
+    outer = await _outer_sandbox()
+    with _StartSignal() as start:
+        outcome = await _run(outer, source, stdin, limits or Limits(), start)
+        _check_started(outcome, start)
+    return outcome
 
 
 async def run_tested(source: str, tests: str, limits: Limits | None = None) -> Outcome:
     """Run ``tests`` against the program ``source``, each in its own sandboxed process; return the outcome of the tests.
 
     Only the tests' process decides: it must end with exit code 0 and print, as the last line, a random word that only
-    this process received.
+    this process received. Raises the errors of ``run_program``.
     """
-    limits, word = limits or Limits(), secrets.token_hex(16)
-    (asked, asks), (answered, answers) = os.pipe(), os.pipe()
-    program = asyncio.create_task(_run(source, "", limits, ("program", asked, answers)))
-    judging = asyncio.create_task(_run("", f"{word}\n{tests}", limits, ("tests", answered, asks)))
+    return await _run_tested(await _outer_sandbox(), source, tests, limits or Limits())
+
+
+_usable: set[str] = set()  # values of RFT_SANDBOX behind which a program has run
+
+
+async def _outer_sandbox() -> list[str]:
+    """The words of ``RFT_SANDBOX``. A program runs behind a new command first: its failure must not become a reward."""
+    command = os.environ.get(SANDBOX, "").strip()
     try:
-        outcome = await judging
-    finally:
-        program.cancel()
-        judging.cancel()
-        await asyncio.gather(program, judging, return_exceptions=True)
+        words = shlex.split(command)
+        if words:
+            words[0] = shutil.which(words[0]) or words[0]
+        if words and command not in _usable:
+            outcome = await _run_tested(words, "n = open('file', 'w').write('x')", "assert n == 1", Limits(wall_s=60.0))
+            if not outcome.ok:
+                raise ValueError(_last_line(outcome))
+            _usable.add(command)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{SANDBOX}={command}: a Python program that writes a file in its temporary folder does not run behind "
+            f"this command ({error}). Correct the command (docs/judges.md shows one) or unset the variable."
+        ) from error
+    return words
+
+
+async def _run_tested(outer: list[str], source: str, tests: str, limits: Limits) -> Outcome:
+    word = secrets.token_hex(16)
+    with _StartSignal() as program_start, _StartSignal() as tests_start:
+        (asked, asks), (answered, answers) = os.pipe(), os.pipe()
+        program = asyncio.create_task(_run(outer, source, "", limits, program_start, ("program", asked, answers)))
+        judging = asyncio.create_task(
+            _run(outer, "", f"{word}\n{tests}", limits, tests_start, ("tests", answered, asks))
+        )
+        try:
+            outcome = await judging
+        finally:
+            program.cancel()
+            judging.cancel()
+            await asyncio.gather(program, judging, return_exceptions=True)
+        _check_started(outcome, program_start, tests_start)
     passed = outcome.ok and outcome.stdout.rstrip().endswith(word)
     return outcome if passed or not outcome.ok else replace(outcome, returncode=1)
 
 
-async def _run(source: str, stdin: str, limits: Limits, part: tuple[str, int, int] | None = None) -> Outcome:
-    """``part``: the role and pipe ends of one of two communicating processes; the ends are closed here."""
+class _StartSignal:
+    """A pipe on which the entry in the sandbox reports that it runs. The program has no access to it."""
+
+    def __enter__(self) -> "_StartSignal":
+        self._reading, self.writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._reading)
+        os.close(self.writing)
+
+    def received(self) -> bool:
+        """Whether the entry has reported."""
+        try:
+            return bool(os.read(self._reading, 1))
+        except BlockingIOError:
+            return False
+
+
+def _check_started(outcome: Outcome, *starts: _StartSignal) -> None:
+    if not all(start.received() for start in starts) and not outcome.timed_out:
+        raise OSError(f"the sandbox of a program did not start: {_last_line(outcome)}")
+
+
+def _last_line(outcome: Outcome) -> str:
+    return outcome.stderr.strip().rpartition("\n")[2] or f"exit code {outcome.returncode}"
+
+
+async def _run(
+    outer: list[str],
+    source: str,
+    stdin: str,
+    limits: Limits,
+    start: _StartSignal,
+    part: tuple[str, int, int] | None = None,
+) -> Outcome:
+    """``outer``: words before the command.
+
+    ``part``: the role and pipe ends of one of two communicating processes; the ends are closed here.
+    """
     folder = Path(tempfile.mkdtemp(prefix="rft-sandbox-"))
     try:
         program = folder / "program.py"
         program.write_text(source, encoding="utf-8", errors="replace")
         try:
             process = await asyncio.create_subprocess_exec(
+                *(word.replace("{folder}", str(folder)) for word in outer),
                 sys.executable,
-                *("-I", "-S", "-B", str(_ENTRY), json.dumps(limits.as_resource_limits())),
+                *("-I", "-S", "-B", str(_ENTRY), str(start.writing), json.dumps(limits.as_resource_limits())),
                 *((str(_PROGRAM_RPC), *map(str, part)) if part else ()),
                 str(program),
                 stdin=asyncio.subprocess.PIPE,
@@ -102,7 +189,7 @@ async def _run(source: str, stdin: str, limits: Limits, part: tuple[str, int, in
                 stderr=asyncio.subprocess.PIPE,
                 cwd=folder,
                 env={"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                pass_fds=part[1:] if part else (),
+                pass_fds=(start.writing, *(part[1:] if part else ())),
                 start_new_session=True,
             )
         finally:

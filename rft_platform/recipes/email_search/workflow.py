@@ -69,7 +69,7 @@ class Inquiry:
                 result = self._read(**arguments)
             else:
                 raise ValueError(f"unknown tool {function['name']}")
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             reason = "wrong arguments" if isinstance(error, TypeError | AttributeError) else str(error)
             result = CallResult(f"error: {reason[:60]}", valid=False)
         self.calls.append(result)

@@ -112,5 +112,5 @@ def _call_tool(function: dict[str, str]) -> tuple[str, bool]:
         if not isinstance(arguments, dict) or not isinstance(arguments.get("expression"), str):
             raise ValueError("expected arguments {'expression': text}")
         return str(calculate(arguments["expression"])), False
-    except ValueError as error:  # the model sees the error and can correct its call
+    except (ValueError, RecursionError) as error:  # the model sees the error and can correct its call
         return f"error: {error}", True

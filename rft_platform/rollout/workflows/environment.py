@@ -113,6 +113,6 @@ def _tool_call(function: Mapping[str, str]) -> ToolCall | None:
     """The call with its arguments; None if they are no JSON object."""
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return ToolCall(function["name"], arguments) if isinstance(arguments, dict) else None

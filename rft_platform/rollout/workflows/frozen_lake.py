@@ -10,13 +10,14 @@ from typing import Any
 from rft_platform.common.errors import UserError
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.workflow import WorkflowOutput
+from rft_platform.tasks.enclosed_text import last_enclosed
 from rft_platform.tasks.task import Task
 
 Cell = tuple[int, int]  # row, column
 
 MOVES: Mapping[str, Cell] = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 _BESIDE = {"left": ("up", "down"), "right": ("up", "down"), "up": ("left", "right"), "down": ("left", "right")}
-_ACTION = re.compile(r"```(.*?)```", re.DOTALL)
+_MARK = re.compile("```")
 _TRIES = 10_000  # random lakes until one has a short enough way
 
 SYSTEM_PROMPT = """You walk on a frozen lake, drawn as a grid: P is you, G the goal, O a hole and _ ice. You win when \
@@ -82,8 +83,7 @@ class Lake:
 
 def parse_move(text: str) -> str | None:
     """The move between the last triple backticks of an answer; None if there is no valid one."""
-    found = _ACTION.findall(text)
-    move = found[-1].strip().lower() if found else ""
+    move = (last_enclosed(text, _MARK, _MARK) or "").strip().lower()
     return move if move in MOVES else None
 
 
