@@ -241,6 +241,8 @@ class OfflineFormat(Section):
     """Column with the better answer of a pair."""
     rejected_key: str = "rejected"
     """Column with the worse answer of a pair."""
+    label_key: str = "label"
+    """Column that says whether the answer of a row without a partner is desirable (kto): true or 1, false or 0."""
     system_prompt: str | None = None
     """System message put before every conversation that has none."""
 
@@ -254,8 +256,8 @@ class ExperienceBuffer(Section):
     """``sql`` without a taskset: online training, whose rows are production traffic. Otherwise without effect:
     experiences are Parquet files."""
     path: str | None = None
-    """Dataset of an offline training (sft, pairs, gkd): a JSONL, JSON, CSV or Parquet file, a folder of split files, or
-    the name of a Hugging Face dataset. Online training: the database's URL (``sqlite:///FILE``,
+    """Dataset of an offline training (sft, pairs, labels, gkd): a JSONL, JSON, CSV or Parquet file, a folder of split
+    files, or the name of a Hugging Face dataset. Online training: the database's URL (``sqlite:///FILE``,
     ``postgresql+psycopg2://...``); null: an SQLite file below ``RFT_HOME``. Other trainings ignore this key."""
     split: str = "train"
     """Split of an offline dataset."""
