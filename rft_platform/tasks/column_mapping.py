@@ -38,6 +38,11 @@ class Columns:
     label: str = "label"
     system_prompt: str | None = None
 
+    def names(self) -> list[str]:
+        """The names of all columns."""
+        named = (self.messages, self.tools, self.prompt, self.response, self.chosen, self.rejected, self.label)
+        return [name for name in named if name is not None]
+
     def check_demonstrations(self, source: str, found: Sequence[str]) -> None:
         """Raise UserError unless ``found`` contains the columns of demonstrations."""
         answers = [self.response] if self.response else list(_RESPONSES)

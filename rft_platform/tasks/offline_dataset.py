@@ -15,7 +15,7 @@ from typing import Any
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_file, digest_json
 from rft_platform.tasks.column_mapping import Columns, Row, conversation_of, labelled_of, pair_of
-from rft_platform.tasks.sources import LocatedRow, located_rows, source_files
+from rft_platform.tasks.sources import LocatedRow, located_rows, source_files, with_nested
 
 #: Makes the row to train on from a row of the dataset and its location; None: prompt or answer is empty.
 _Maker = Callable[[dict[str, Any], str], Row | None]
@@ -77,7 +77,7 @@ def load_conversations(
         columns.check_demonstrations(path, found)
         return partial(conversation_of, columns)
 
-    return _load(path, split, subset_name, limit, choose)
+    return _load(path, split, subset_name, limit, columns, choose)
 
 
 def load_pairs(
@@ -94,7 +94,7 @@ def load_pairs(
         (columns.check_labels if labelled else columns.check_pairs)(path, found)
         return partial(labelled_of if labelled else pair_of, columns)
 
-    return _load(path, split, subset_name, limit, choose)
+    return _load(path, split, subset_name, limit, columns, choose)
 
 
 def _load(
@@ -102,9 +102,13 @@ def _load(
     split: str,
     subset_name: str | None,
     limit: int | None,
+    columns: Columns,
     choose: Callable[[tuple[str, ...]], _Maker],
 ) -> OfflineDataset:
-    located = list(located_rows(path, split, subset_name))
+    located = [
+        (file, number, with_nested(row, columns.names()))
+        for file, number, row in located_rows(path, split, subset_name)
+    ]
     if not located:
         raise UserError(f"{path}: the dataset is empty; expected at least one row")
     found = tuple(dict.fromkeys(name for _, _, row in located for name in row))

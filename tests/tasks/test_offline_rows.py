@@ -68,6 +68,14 @@ def test_an_answer_with_a_label_needs_no_partner(tmp_path, row, columns, label):
     assert found.report.empty == 1
 
 
+def test_dots_lead_into_nested_columns_of_an_offline_dataset(tmp_path):
+    row = {"data": {"question": "1+1=?", "answers": '{"good": "2", "bad": "3"}'}}
+    named = {"prompt": "data.question", "chosen": "data.answers.good", "rejected": "data.answers.bad"}
+    assert pairs(tmp_path, [row], **named).rows == ({"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},)
+    with pytest.raises(UserError, match=r"expected 'data\.question', 'data\.answers\.good', 'data\.answers\.worse'"):
+        pairs(tmp_path, [row], **{**named, "rejected": "data.answers.worse"})
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
