@@ -25,7 +25,8 @@ class TaskFormat(Section):
     """Names of a task dataset's columns."""
 
     prompt_key: str | None = "question"
-    """Column with the prompt. Dots lead into nested columns: ``reward_model.ground_truth``. null: the tasks have no fixed columns, and your own workflow reads the whole row."""
+    """Column with the prompt; dots lead into nested columns (``data.question``). null: the tasks have no fixed columns,
+    and your own workflow reads the whole row."""
     response_key: str | None = "answer"
     """Column with the reference answer. null: the tasks have no reference answer."""
     system_prompt: str | None = None
