@@ -160,7 +160,7 @@ class SimpleWorkflow(Workflow):
         self.raw_task, self.task_desc, self.truth = task.raw_task, task.task_desc, task.truth
         self.workflow_args, self.reward_fn_args = task.workflow_args, task.reward_fn_args
         self.rollout_args = asdict(task.rollout_args)
-        self.reward_fn = None if task.reward_fn is None else task.reward_fn(**task.reward_fn_args)
+        self.reward_fn: Any = None if task.reward_fn is None else task.reward_fn(**task.reward_fn_args)
 
     def format_messages(self) -> list[dict[str, Any]]:
         """The conversation that the answer continues."""

@@ -1,6 +1,7 @@
 """Workflows written as a class for each run, as Trinity-RFT prints them."""
 
 import copy
+from dataclasses import asdict
 from typing import Any, List, Optional  # noqa: UP035 (as it is printed)
 
 import openai
@@ -145,6 +146,10 @@ class Boxed(SimpleWorkflow):
     can_reset: bool = True
     can_repeat: bool = True
 
+    def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: Any = None) -> None:
+        self.reset(task)  # before the base class, as the examples do
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+
     def reset(self, task: Task) -> None:
         task.reward_fn = Lengths
         super().reset(task)
@@ -209,6 +214,18 @@ class Assisted(Workflow):
         experiences = self.model.chat([{"role": "user", "content": f"{text} {answer.response_text}"}])
         experiences[0].reward = float(text == answer.response_text)
         return experiences
+
+
+class Whole(Workflow):
+    """Every way to call the model, with the sampling parameters of the task."""
+
+    def run(self) -> list[Experience]:
+        arguments = asdict(self.task.rollout_args)
+        chats = self.model.chat([{"role": "user", "content": "1+1=?"}], **{**arguments, "n": 2})
+        texts = self.model.generate(["1+1=", "2+2="], **{**arguments, "n": 2, "max_tokens": 4})
+        assert [len(text.response_ids) <= 4 for text in texts] == [True] * 4
+        assert {text.messages[0]["content"] for text in texts} == {"1+1=", "2+2="}
+        return [*chats, *texts]
 
 
 class Wrong(Workflow):
@@ -311,6 +328,13 @@ def test_a_conversation_is_one_experience_of_the_calls_that_sampled_it(engine: F
     assert [row.run_reward for row in rows] == [None, 0.5] * 2
     assert [row.metrics for row in rows] == [{}, {"env_steps": 2.0}] * 2
     assert {row.temperature for row in rows} == {0.5}
+
+
+def test_an_engine_answers_chats_and_texts_with_the_sampling_parameters_of_the_task(policy_engine: Any) -> None:
+    sampling = SamplingParams(max_tokens=8, temperature=0.7, stop=("x",))
+    rows = explore(policy_engine, resolve_workflow(f"{HERE}:Whole"), repeat_times=1, sampling=sampling).rows
+    assert [row.step for row in rows] == [0, 0, 1, 1, 1, 1] * 2
+    assert {(row.temperature, row.top_p, row.top_k) for row in rows} == {(0.7, 1.0, -1)}
 
 
 def test_auxiliary_models_are_clients_and_wrappers(engine: FakeEngine) -> None:
