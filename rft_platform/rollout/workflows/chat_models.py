@@ -10,6 +10,8 @@ from typing import Any
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 
 _HANDLE = "_handle"
+#: Major version of AgentScope -> module with its chat model.
+_ADAPTERS = {"1": "agentscope", "2": "agentscope2"}
 
 
 class DelegatesToHandle:
@@ -32,15 +34,14 @@ class DelegatesToHandle:
 
 
 def framework_model(handle: Any) -> Any:
-    """Return ``handle`` as AgentScope's ``OpenAIChatModel`` where AgentScope is installed, else ``handle`` itself.
+    """Return ``handle`` as AgentScope's ``OpenAIChatModel`` where AgentScope 1 or 2 is installed, else ``handle``.
 
     Both results have every method of the handle (a ``ModelHandle`` or an ``AuxiliaryModel``) and call the model with
     the handle's clients.
     """
-    version = agentscope_version()
-    if version is None:
+    module = _ADAPTERS.get((agentscope_version() or "").partition(".")[0])
+    if module is None:
         return handle
-    module = "agentscope" if version.startswith("1.") else "agentscope2"
     return importlib.import_module(f"rft_platform.rollout.workflows.{module}").RecordedChatModel(handle)
 
 
