@@ -252,7 +252,7 @@ class ClassWorkflow:
             rollout_args_of(model),
         )
         arguments: dict[str, Any] = {"task": own_task, "model": ModelWrapper(model)}
-        parameters = inspect.signature(self.kind).parameters
+        parameters = inspect.signature(self.kind.__init__).parameters  # of the class it would be that of __new__
         if "auxiliary_models" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             arguments["auxiliary_models"] = [ModelWrapper(each) for each in (auxiliary_models or {}).values()]
         if overrides_async(self.kind):

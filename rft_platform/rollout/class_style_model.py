@@ -68,6 +68,15 @@ class Experience:
         self.calls[-1].step_reward = value
 
     @property
+    def env_state_hash(self) -> str | None:
+        """Digest of the environment's state at the last call; ``model.set_env_state`` computes it."""
+        return self.calls[-1].env_state_hash
+
+    @env_state_hash.setter
+    def env_state_hash(self, value: str | None) -> None:
+        self.calls[-1].env_state_hash = value
+
+    @property
     def metrics(self) -> dict[str, float]:
         """Metrics, stored with the last call."""
         return self.calls[-1].metrics

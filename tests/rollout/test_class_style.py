@@ -216,6 +216,31 @@ class Assisted(Workflow):
         return experiences
 
 
+class Short(Workflow):
+    """Takes no auxiliary models."""
+
+    def __init__(self, *, task: Task, model: ModelWrapper) -> None:
+        self.words = [task.task_desc]
+
+    def run(self) -> list[Experience]:
+        assert self.auxiliary_models == []
+        experiences = self.model.chat([{"role": "user", "content": self.words[0]}])
+        experiences[0].env_state_hash = "door"
+        return experiences
+
+
+class Plain:
+    """Derives from no class of the platform."""
+
+    def __init__(self, task: Task, model: ModelWrapper) -> None:
+        self.task, self.model = task, model
+
+    async def run_async(self) -> list[Experience]:
+        experiences = await self.model.chat_async([{"role": "user", "content": str(self.task.task_desc)}])
+        experiences[-1].reward = 1.0
+        return experiences
+
+
 class Whole(Workflow):
     """Every way to call the model, with the sampling parameters of the task."""
 
@@ -328,6 +353,14 @@ def test_a_conversation_is_one_experience_of_the_calls_that_sampled_it(engine: F
     assert [row.run_reward for row in rows] == [None, 0.5] * 2
     assert [row.metrics for row in rows] == [{}, {"env_steps": 2.0}] * 2
     assert {row.temperature for row in rows} == {0.5}
+
+
+@pytest.mark.parametrize("name", ["Short", "Plain"])
+def test_a_class_gets_only_the_arguments_that_it_takes(engine: FakeEngine, name: str) -> None:
+    auxiliary = AuxiliaryModel(AuxiliarySpec("a", "helper", engine.base_url))
+    rows = explore(engine, resolve_workflow(f"{HERE}:{name}"), auxiliary_models={"a": auxiliary}).rows
+    assert [row.messages[0]["content"] for row in rows] == ["question 0", "question 0", "question 1", "question 1"]
+    assert {row.env_state_hash for row in rows} == ({"door"} if name == "Short" else {None})
 
 
 def test_an_engine_answers_chats_and_texts_with_the_sampling_parameters_of_the_task(policy_engine: Any) -> None:
