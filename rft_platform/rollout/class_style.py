@@ -252,7 +252,8 @@ class ClassWorkflow:
             rollout_args_of(model),
         )
         arguments: dict[str, Any] = {"task": own_task, "model": ModelWrapper(model)}
-        parameters = inspect.signature(self.kind.__init__).parameters  # of the class it would be that of __new__
+        init = inspect.getattr_static(self.kind, "__init__")  # the signature of the class is that of __new__
+        parameters = inspect.signature(init).parameters
         if "auxiliary_models" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             arguments["auxiliary_models"] = [ModelWrapper(each) for each in (auxiliary_models or {}).values()]
         if overrides_async(self.kind):

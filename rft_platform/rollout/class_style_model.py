@@ -17,7 +17,7 @@ _SEE = "docs/workflows.md lists what classes written for Trinity-RFT can use"
 
 @dataclass(slots=True)
 class ExperienceId:
-    """``experience.eid``: a class may set these numbers; the platform numbers runs and steps itself."""
+    """The ``eid`` of an experience. A class may set its numbers; the platform numbers runs and steps itself."""
 
     batch: int | str = 0
     task: int | str = ""

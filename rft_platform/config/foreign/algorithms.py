@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rft_platform.algorithms.presets import PRESETS
 from rft_platform.common.errors import UserError
 from rft_platform.config.foreign.names import (
     ADVANTAGE_ARGUMENTS,
@@ -57,8 +56,7 @@ def convert_algorithm(data: Data) -> Iterator[str]:
 
 def _critic(data: Data, section: Data) -> None:
     """Move the critic's settings from the sections of another framework's trainer, if the algorithm has a critic."""
-    preset = PRESETS.get(str(section.get("algorithm_type")))
-    if preset is None or not preset.critic:
+    if section.get("algorithm_type") != "ppo":
         return
     for foreign, own in _CRITIC.items():
         for found in find(data, f"trainer.trainer_config.critic.{foreign}"):
