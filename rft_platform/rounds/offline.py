@@ -159,7 +159,7 @@ def _canary_sequences(dataset: Path, model: Path) -> list[list[int]]:
 
     with pq.ParquetFile(dataset) as file:
         table = next(file.iter_batches(_CANARY_ROWS)).to_pydict()
-    names = [name for name in ("messages", "prompt", "chosen") if name in table]
+    names = [name for name in ("messages", "prompt", "chosen", "completion") if name in table]
     texts = [
         " ".join(str(message["content"]) for name in names for message in json.loads(table[name][row]))
         for row in range(len(table[names[0]]))

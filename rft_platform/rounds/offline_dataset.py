@@ -57,7 +57,22 @@ def load_dataset(project: Project) -> "OfflineDataset":
     kind, buffer = _kind(project), project.config.buffer.trainer_input.experience_buffer
     if buffer.path is None:
         raise UserError("buffer.trainer_input.experience_buffer.path is not set: name the dataset to train on")
-    return _load_once("dpo" if kind == "dpo" else "sft", buffer.model_dump_json(), stamps(Path(buffer.path)))
+    dataset = _load_once("dpo" if kind == "dpo" else "sft", buffer.model_dump_json(), stamps(Path(buffer.path)))
+    if "label" in dataset.rows[0]:
+        _check_loss_of_labels(project)
+    return dataset
+
+
+def _check_loss_of_labels(project: Project) -> None:
+    """Raise UserError if the loss compares the two answers of a pair: an answer with a label has no partner."""
+    from rft_platform.algorithms.losses.registry import LOSSES
+
+    name = project.settings.spec.policy_loss
+    if not LOSSES.get(name).mismatched:
+        raise UserError(
+            f"buffer.trainer_input.experience_buffer.path: its rows are answers with a label, and the loss {name} "
+            "compares pairs: set algorithm_type: kto, or give a dataset with the columns chosen and rejected"
+        )
 
 
 def make_dataset(project: Project, round_number: int) -> DatasetFile:
@@ -138,6 +153,7 @@ def _load_once(kind: str, buffer_json: str, _stamps: tuple[tuple[str, int, int],
         response=named.response_key,
         chosen=named.chosen_key,
         rejected=named.rejected_key,
+        label=named.label_key,
         system_prompt=named.system_prompt,
     )
     load = load_pairs if kind == "dpo" else load_conversations
@@ -150,6 +166,8 @@ DESCRIPTIONS = {
     "prompt": "The conversation before the answer, as JSON.",
     "chosen": "The better answer, as JSON.",
     "rejected": "The worse answer, as JSON.",
+    "completion": "An answer, as JSON.",
+    "label": "Whether the answer is desirable: true or false.",
     "tools": "The tools offered, as JSON.",
     "source_file": "The file of the source dataset.",
     "source_row": "Number of the row in that file.",

@@ -1,5 +1,7 @@
 """Preferences of people: a person sees two answers to the same messages and picks the better one; DPO uses the pairs.
 
+Ratings of single answers, which come with the feedback, are the answers with a label of KTO.
+
 A pair consists of two choices of one request, or of answers to equal messages by any two versions. A hash decides
 which answer is shown on the left, so that the habit of picking one side favours no version.
 """
@@ -108,6 +110,12 @@ class PreferenceStore:
         with self._reading() as session:
             return [row for preference in session.scalars(query) for row in _training_pair(session, preference, tenant)]
 
+    def rated_answers(self, threshold: float) -> list[dict[str, Any]]:
+        """Rated answers for KTO, oldest first: prompt, completion, and whether the reward reaches ``threshold``."""
+        query = select(Call).where(Call.reward.is_not(None)).order_by(Call.number)
+        with self._reading() as session:
+            return [_rated(call, threshold) for call in session.scalars(query) if call.model_call and _has_text(call)]
+
 
 def _pairs(session: Session, tenant: str) -> Iterator[tuple[Call, Call]]:
     """Pairs among the newest calls; for equal messages, pairs of different versions come first."""
@@ -131,8 +139,13 @@ def _prompt_of(call: Call) -> str:
 def _is_pair(one: Call, other: Call) -> bool:
     if not (one.model_call and other.model_call) or _prompt_of(one) != _prompt_of(other):
         return False
-    answers = _answer(one), _answer(other)
-    return answers[0] != answers[1] and all(each["content"] or "tool_calls" in each for each in answers)
+    return _answer(one) != _answer(other) and _has_text(one) and _has_text(other)
+
+
+def _has_text(call: Call) -> bool:
+    """Whether the answer has text or tool calls."""
+    answer = _answer(call)
+    return bool(answer["content"] or "tool_calls" in answer)
 
 
 def _answer(call: Call) -> dict[str, Any]:
@@ -169,6 +182,21 @@ def _training_pair(session: Session, preference: Preference, tenant: str) -> Ite
         "chosen_version": chosen.policy_version,
         "rejected_version": rejected.policy_version,
     }
-    if left.model_call.get("tools"):
-        row["tools"] = left.model_call["tools"]
-    yield row
+    yield row | _tools(left)
+
+
+def _rated(call: Call, threshold: float) -> dict[str, Any]:
+    assert call.reward is not None, "only rated calls are selected"
+    row = {
+        "prompt": call.model_call["messages"],
+        "completion": [_answer(call)],
+        "label": call.reward >= threshold,
+        "reward": call.reward,
+        "version": call.policy_version,
+    }
+    return row | _tools(call)
+
+
+def _tools(call: Call) -> dict[str, Any]:
+    tools = call.model_call.get("tools")
+    return {"tools": tools} if tools else {}

@@ -1,4 +1,4 @@
-"""Map the columns of an offline dataset to training data: a conversation, or a pair of answers."""
+"""Map columns of an offline dataset to training data: a conversation, a pair of answers, an answer with a label."""
 
 import difflib
 from collections.abc import Sequence
@@ -18,9 +18,10 @@ from rft_platform.tasks.messages import (
     with_system,
 )
 
-Row = dict[str, list[dict[str, Any]]]
+Row = dict[str, Any]  # lists of messages or tools; ``label`` is a boolean
 
 _RESPONSES = ("response", "completion")
+_LABELS = {**dict.fromkeys(("true", "1", "1.0"), True), **dict.fromkeys(("false", "0", "0.0"), False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,13 @@ class Columns:
     response: str | None = None
     chosen: str = "chosen"
     rejected: str = "rejected"
+    label: str = "label"
     system_prompt: str | None = None
+
+    def names(self) -> list[str]:
+        """The names of all columns."""
+        named = (self.messages, self.tools, self.prompt, self.response, self.chosen, self.rejected, self.label)
+        return [name for name in named if name is not None]
 
     def check_demonstrations(self, source: str, found: Sequence[str]) -> None:
         """Raise UserError unless ``found`` contains the columns of demonstrations."""
@@ -51,11 +58,24 @@ class Columns:
             names = [self.messages, self.prompt, answers[0]]
             raise _missing(source, found, names, f"{self.messages!r}, or {wanted_pair}")
 
+    def has_labels(self, found: Sequence[str]) -> bool:
+        """Whether ``found`` has the columns of answers with a label, and not those of pairs."""
+        return self.label in found and not {self.chosen, self.rejected} <= set(found)
+
+    def check_labels(self, source: str, found: Sequence[str]) -> None:
+        """Raise UserError unless ``found`` contains the columns of answers with a label."""
+        answers = [self.response] if self.response else list(_RESPONSES)
+        if self.prompt not in found or not any(name in found for name in answers):
+            names = [self.prompt, answers[-1], self.label]
+            expected = f"{self.prompt!r} with {' or '.join(map(repr, answers))} and {self.label!r}"
+            raise _missing(source, found, names, expected)
+
     def check_pairs(self, source: str, found: Sequence[str]) -> None:
         """Raise UserError unless ``found`` contains the columns of preference pairs."""
         names = [self.prompt, self.chosen, self.rejected]
         if not {self.chosen, self.rejected} <= set(found):
-            raise _missing(source, found, names, ", ".join(map(repr, names)))
+            labelled = f"; or for kto {self.prompt!r}, {self.response or 'completion'!r}, {self.label!r}"
+            raise _missing(source, found, names, f"{', '.join(map(repr, names))}{labelled}")
         if self.prompt_type in ("plaintext", "chatpair") and self.prompt not in found:
             expected = f"{', '.join(map(repr, names))} (prompt_type {self.prompt_type})"
             raise _missing(source, found, names, expected)
@@ -74,13 +94,38 @@ def conversation_of(columns: Columns, raw: dict[str, Any], where: str) -> Row | 
         if not learned(messages):
             raise UserError(f"{where}, {columns.messages}: no assistant message to learn from")
     else:
-        name = columns.response or next((name for name in _RESPONSES if name in raw), _RESPONSES[0])
-        prompt, response = raw.get(columns.prompt), raw.get(name)
-        if is_empty(prompt) or is_empty(response):
+        parts = _prompt_and_answer(columns, raw, where)
+        if parts is None:
             return None
-        answer = _answer(columns, response, f"{where}, {name}")
-        messages = [*as_context(_prompt(columns, prompt, where)), *answer]
+        messages = [*as_context(parts[0]), *parts[1]]
     return _row(columns, raw, where, messages=with_system(messages, columns.system_prompt))
+
+
+def labelled_of(columns: Columns, raw: dict[str, Any], where: str) -> Row | None:
+    """A labelled answer as ``prompt``, ``completion``, ``label`` and optionally ``tools``; None if one is empty.
+
+    Raises UserError with a message that begins with ``where``.
+    """
+    parts, label = _prompt_and_answer(columns, raw, where), raw.get(columns.label)
+    if parts is None or is_empty(label):
+        return None
+    known = _LABELS.get(str(label).strip().lower())
+    if known is None:
+        raise UserError(
+            f"{where}, {columns.label}: {label!r}; expected true or 1 for a desirable answer, false or 0 for another"
+        )
+    prompt, answer = with_system(parts[0], columns.system_prompt), parts[1]
+    return {**_row(columns, raw, where, prompt=prompt, completion=answer), "label": known}
+
+
+def _prompt_and_answer(columns: Columns, raw: dict[str, Any], where: str) -> tuple[list[Message], list[Message]] | None:
+    """The prompt and its one answer; None if one of them is empty."""
+    name = columns.response or next((name for name in _RESPONSES if name in raw), _RESPONSES[0])
+    prompt, response = raw.get(columns.prompt), raw.get(name)
+    if is_empty(prompt) or is_empty(response):
+        return None
+    answer = _answer(columns, response, f"{where}, {name}")
+    return _prompt(columns, prompt, where), answer
 
 
 def pair_of(columns: Columns, raw: dict[str, Any], where: str) -> Row | None:

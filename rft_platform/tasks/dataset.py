@@ -11,7 +11,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
 from rft_platform.config.schema.buffer import default_name
 from rft_platform.tasks.readers import NumberedRow
-from rft_platform.tasks.sources import located_rows
+from rft_platform.tasks.sources import located_rows, with_nested
 from rft_platform.tasks.task import Task
 
 LISTED = 10  # line numbers listed in a report
@@ -65,7 +65,8 @@ def load_tasks(
         name: name of the taskset; default: the name of the file or dataset, with the split.
         split: file of a folder, or split of a Hugging Face dataset; unused for a single file.
         subset_name: subfolder of the folder, or configuration of a Hugging Face dataset.
-        prompt_key: column with the prompt; None: the prompt is the row itself as JSON text.
+        prompt_key: column with the prompt, which may be a list with one message of the user; None: the prompt is the
+            row itself as JSON text. Names with dots lead into nested columns.
         response_key: column with the reference answer; None: the tasks have none.
         limit: keep only the first ``limit`` tasks.
 
@@ -93,7 +94,8 @@ def _collect(
     wanted = {"prompt_key": prompt_key, "response_key": response_key}
     settings = {name: column for name, column in wanted.items() if column is not None}
     keys = list(settings.values())
-    for number, row in numbered:
+    for number, read in numbered:
+        row = with_nested(read, keys)
         total += 1
         columns.update(dict.fromkeys(row))
         if any(is_empty(row.get(key)) for key in keys):
@@ -154,8 +156,20 @@ def _task_id(row: dict[str, Any]) -> str:
 
 def _task(taskset: str, row: dict[str, Any], prompt_key: str | None, response_key: str | None) -> Task:
     answer = None if response_key is None else _text(row[response_key])
-    prompt = json.dumps(row, ensure_ascii=False) if prompt_key is None else _text(row[prompt_key])
+    prompt = json.dumps(row, ensure_ascii=False) if prompt_key is None else _text(_only_message(row[prompt_key]))
     return Task(_task_id(row), taskset, prompt, answer, row)
+
+
+def _only_message(prompt: Any) -> Any:
+    """The text of a conversation with one message, which is the user's; any other prompt is returned unchanged."""
+    if (
+        isinstance(prompt, list)
+        and len(prompt) == 1
+        and isinstance(prompt[0], dict)
+        and prompt[0].get("role") == "user"
+    ):
+        return prompt[0].get("content")
+    return prompt
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,7 @@
-"""Load the dataset of an offline training: rows become conversations or pairs, each with its file and line."""
+"""Load the dataset of an offline training: rows become conversations, pairs or labelled answers.
+
+Each has its file and line.
+"""
 
 import hashlib
 import json
@@ -11,8 +14,11 @@ from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_file, digest_json
-from rft_platform.tasks.column_mapping import Columns, Row, conversation_of, pair_of
-from rft_platform.tasks.sources import LocatedRow, located_rows, source_files
+from rft_platform.tasks.column_mapping import Columns, Row, conversation_of, labelled_of, pair_of
+from rft_platform.tasks.sources import LocatedRow, located_rows, source_files, with_nested
+
+#: Makes the row to train on from a row of the dataset and its location; None: prompt or answer is empty.
+_Maker = Callable[[dict[str, Any], str], Row | None]
 
 LISTED = 10  # rows listed in a report
 
@@ -52,7 +58,7 @@ class OfflineReport:
 class OfflineDataset:
     """The rows in file order, their locations, and the digest of their content and order."""
 
-    rows: tuple[Row, ...]  # messages; or prompt, chosen and rejected (lists of messages); optionally tools
+    rows: tuple[Row, ...]  # messages; prompt, chosen and rejected; or prompt, completion and label; optionally tools
     places: tuple[tuple[str, int], ...]  # file and line (or row number) of each row
     digest: str
     report: OfflineReport
@@ -66,7 +72,12 @@ def load_conversations(
 
     Raises UserError naming the columns found and expected, or the malformed row.
     """
-    return _load(path, split, subset_name, limit, columns.check_demonstrations, partial(conversation_of, columns))
+
+    def choose(found: tuple[str, ...]) -> _Maker:
+        columns.check_demonstrations(path, found)
+        return partial(conversation_of, columns)
+
+    return _load(path, split, subset_name, limit, columns, choose)
 
 
 def load_pairs(
@@ -74,10 +85,16 @@ def load_pairs(
 ) -> OfflineDataset:
     """Load preference pairs: rows with a prompt and its chosen and rejected answers, in the named columns.
 
-    Without a prompt column, chosen and rejected are whole conversations with the same beginning. Raises UserError as
-    ``load_conversations`` does.
+    Without a prompt column, chosen and rejected are whole conversations with the same beginning. Rows with a label
+    instead have a prompt and one answer, which is desirable or not. Raises UserError as ``load_conversations`` does.
     """
-    return _load(path, split, subset_name, limit, columns.check_pairs, partial(pair_of, columns))
+
+    def choose(found: tuple[str, ...]) -> _Maker:
+        labelled = columns.has_labels(found)
+        (columns.check_labels if labelled else columns.check_pairs)(path, found)
+        return partial(labelled_of if labelled else pair_of, columns)
+
+    return _load(path, split, subset_name, limit, columns, choose)
 
 
 def _load(
@@ -85,15 +102,17 @@ def _load(
     split: str,
     subset_name: str | None,
     limit: int | None,
-    check: Callable[[str, tuple[str, ...]], None],
-    make: Callable[[dict[str, Any], str], Row | None],
+    columns: Columns,
+    choose: Callable[[tuple[str, ...]], _Maker],
 ) -> OfflineDataset:
-    located = list(located_rows(path, split, subset_name))
+    located = [
+        (file, number, with_nested(row, columns.names()))
+        for file, number, row in located_rows(path, split, subset_name)
+    ]
     if not located:
         raise UserError(f"{path}: the dataset is empty; expected at least one row")
     found = tuple(dict.fromkeys(name for _, _, row in located for name in row))
-    check(path, found)
-    sorting = _Sorting()
+    make, sorting = choose(found), _Sorting()
     kept = list(islice(sorting.kept(located, make), limit))
     if not kept:
         raise UserError(
@@ -120,9 +139,7 @@ class _Sorting:
         self._empty: list[str] = []
         self._equal: list[str] = []
 
-    def kept(
-        self, located: Iterable[LocatedRow], make: Callable[[dict[str, Any], str], Row | None]
-    ) -> Iterator[tuple[tuple[str, int], Row]]:
+    def kept(self, located: Iterable[LocatedRow], make: _Maker) -> Iterator[tuple[tuple[str, int], Row]]:
         """The rows to train on, each with its location."""
         seen: set[bytes] = set()
         for file, number, raw in located:

@@ -1,8 +1,9 @@
 """Locate and read rows of a dataset: a file, the files of a split, or a dataset of the hub or of reasoning-gym."""
 
+import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,27 @@ def located_rows(path: str, split: str, subset_name: str | None) -> Iterator[Loc
     for part in split_parts(split):
         rows = _local_rows(path, part, subset_name)
         yield from rows if part.is_whole else part.of(list(rows))
+
+
+def with_nested(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Add to ``row`` each of ``names`` that is a dotted path into a nested column: ``reward_model.ground_truth``.
+
+    A nested column is a mapping, or JSON text of one. A column whose own name contains the dots takes precedence.
+    """
+    found = {name: _nested(row, name) for name in names if "." in name and name not in row}
+    return {**row, **{name: value for name, value in found.items() if value is not None}}
+
+
+def _nested(row: dict[str, Any], name: str) -> Any:
+    node: Any = row
+    for part in name.split("."):
+        if isinstance(node, str):
+            try:
+                node = json.loads(node)
+            except ValueError:
+                return None
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
 
 
 def _local_rows(path: str, part: SplitPart, subset_name: str | None) -> Iterator[LocatedRow]:

@@ -27,6 +27,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STACKS = {
     "agentscope": ("agentscope_react", ".venv"),
     "agentscope_structured": ("agentscope_react", ".venv"),
+    "agentscope2": ("agentscope2", ".venv"),
     "langgraph": ("langgraph", ".venv"),
     "openai_agents": ("openai_agents", ".venv"),
     "smolagents": ("smolagents", ".venv"),

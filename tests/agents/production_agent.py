@@ -5,6 +5,7 @@ It finds the gateway in ``OPENAI_BASE_URL``, and its key in ``OPENAI_API_KEY``. 
 
 import asyncio
 import inspect
+import os
 import sys
 from typing import Any
 
@@ -32,6 +33,11 @@ def model_of(stack: str) -> Any:
         return OpenAIChatModel("policy")
     from agentscope.model import OpenAIChatModel as AgentScopeModel
 
+    if stack == "agentscope2":
+        from agentscope.credential import OpenAICredential
+
+        address = {"base_url": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
+        return AgentScopeModel(OpenAICredential(**address), "policy")  # streams
     return AgentScopeModel("policy")  # streams
 
 

@@ -14,6 +14,10 @@ QUESTION, EXPRESSION, ANSWER = "What is 12*7?", "12*7", "84"
 class Teacher(FakeEngine):
     """Calls ``calculator`` first; with a result in sight it answers, by the tool for answers where it may."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ANSWER  # so that a streamed answer has this text, too
+
     def _chat_answer(self, body: dict[str, Any]) -> dict[str, Any]:
         answer = super()._chat_answer(body)
         for index, choice in enumerate(answer["choices"]):

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rft_platform.common.errors import UserError
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.inference.serving.chat_template import normalised
 from rft_platform.judging.response_text import response_text
 from rft_platform.rollout.class_style import FormatArgs
+from rft_platform.rollout.workers.import_check import check_importable
 from rft_platform.rollout.workflow import WorkerWorkflow
 
 from .conftest import EXAMPLES, STACKS, required, run_workflow
@@ -73,7 +75,7 @@ def test_recorded_ids_are_the_engines_own(runs: Runs, agents_engine: PolicyEngin
         assert agents_engine.render([row.messages], row.tools or None) == [rendered]
 
 
-@pytest.mark.parametrize("stack", ["agentscope", "langgraph", "openai_agents", "openai2", "openai3"])
+@pytest.mark.parametrize("stack", ["agentscope", "agentscope2", "langgraph", "openai_agents", "openai2", "openai3"])
 def test_the_second_prompt_goes_on_from_the_first_answer(runs: Runs, stack: str) -> None:
     calling, answering = first_run(runs(stack))
     begun = [*calling.prompt_ids, *calling.response_ids]
@@ -146,3 +148,24 @@ def test_agentscopes_agent_in_the_class_style_rewards_itself() -> None:
     finally:
         teacher.shutdown()
     assert [row.run_reward for row in rows] == [None, 1.0] and len(rows) == 2
+
+
+def test_agentscope2_with_its_own_chat_model_at_the_address_of_the_run_is_recorded() -> None:
+    teacher = Teacher()
+    workflow = WorkerWorkflow(
+        f"{EXAMPLES / 'agentscope2' / 'workflow.py'}:workflow_by_address", python=str(required("agentscope2"))
+    )
+    teacher.serve()
+    try:
+        calling, answering = run_workflow(teacher, workflow)
+    finally:
+        teacher.shutdown()
+    assert all(request["stream"] for request in teacher.chat_requests), "AgentScope streams by default"
+    assert call_of(calling)["name"] == "calculator" and answering.response["content"] == ANSWER
+
+
+@pytest.mark.parametrize("name", ["agentscope_react", f"{EXAMPLES / 'agentscope_react' / 'workflow.py'}:workflow"])
+def test_code_for_agentscope1_is_refused_with_the_installed_version(name: str) -> None:
+    python = required("agentscope2")
+    with pytest.raises(UserError, match=r"installed: 2\.\d|agentscope 2\.\S+ is installed"):
+        check_importable(str(python), name, {})

@@ -267,14 +267,20 @@ def hinge(c: Case, beta: float = 0.1) -> tuple[Array, Array]:
 def kto(
     c: Case, beta: float = 0.1, desirable_weight: float = 1.0, undesirable_weight: float = 1.0
 ) -> tuple[Array, Array]:
-    def loss_of(w: Array, lost: Array) -> tuple[float, float, float]:
-        r = (c.logp - c.reference)[w].sum(), (c.logp - c.reference)[lost].sum()
-        up, down = 1 / (1 + np.exp(-beta * (r[0] - KL_BASELINE))), 1 / (1 + np.exp(-beta * (KL_BASELINE - r[1])))
-        loss = (desirable_weight * (1 - up) + undesirable_weight * (1 - down)) / 2
-        slopes = -desirable_weight * beta * up * (1 - up) / 2, undesirable_weight * beta * down * (1 - down) / 2
-        return float(loss), *slopes
-
-    return _per_pair(c, loss_of)
+    value, gradient = np.empty(len(c.logp)), np.empty(len(c.logp))
+    rows = c.rows()
+    for group in np.unique(c.group):
+        members = [rows[r] for r in np.flatnonzero(c.group == group)]  # two rows of a pair, or one without a partner
+        losses = []
+        for tokens in members:
+            desirable = c.advantage[tokens[0]] > 0
+            weight, sign = (desirable_weight, 1.0) if desirable else (undesirable_weight, -1.0)
+            good = 1 / (1 + np.exp(-beta * sign * ((c.logp - c.reference)[tokens].sum() - KL_BASELINE)))
+            losses.append(weight * (1 - good))
+            gradient[tokens] = -weight * beta * sign * good * (1 - good)
+        for tokens in members:
+            value[tokens] = np.mean(losses) / len(tokens)
+    return value, gradient
 
 
 def simpo(c: Case, beta: float = 2.0, gamma: float = 1.0) -> tuple[Array, Array]:

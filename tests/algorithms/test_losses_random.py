@@ -1,5 +1,6 @@
 """Values and gradients of every loss on random tokens, against references written down independently."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,19 @@ def test_a_loss_that_declares_zero_advantages_inert_has_no_loss_and_no_gradient_
     out = bound.function(tokens)
     nothing = not out.loss.any() and not gradient_of(out.loss, tokens.logp).any()
     assert bound.zero_advantage_is_inert == (nothing and bound.policy_gradient)
+
+
+@pytest.mark.parametrize("options", [{}, {"beta": 0.5, "desirable_weight": 2.0, "undesirable_weight": 0.25}])
+def test_kto_of_rows_without_a_partner(options: dict[str, float]) -> None:
+    pairs = random_case(5, pairs=True)
+    alone = replace(pairs, group=np.arange(len(pairs.group)))
+    tokens = alone.tokens()
+    out = bind("kto", options).function(tokens)
+    value, gradient = REFERENCES["kto"](alone, **options)
+    np.testing.assert_allclose(out.loss.detach().numpy(), value, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(gradient_of(out.loss, tokens.logp), gradient, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(value.sum() / 2, REFERENCES["kto"](pairs, **options)[0].sum() / 2, rtol=1e-10)
+    assert out.metrics["pairs"] == len(alone.group) == out.metrics["pairs_chosen"] + out.metrics["pairs_rejected"]
 
 
 def test_every_registered_loss_has_a_reference() -> None:

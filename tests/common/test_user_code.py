@@ -107,3 +107,21 @@ def test_a_judge_of_a_script_has_one_version_whether_the_script_runs_or_is_loade
     loaded = judge_version([("judge", load_object(f"{file}:judge", "judge"), {}, 1.0)])
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == loaded
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("from openai import NoSuchClient", r"cannot import .*; openai \d\S* is installed: does the code need another"),
+        ("import openai.no_such_module", r"cannot import .*; openai \d\S* is installed: does the code need another"),
+        ("import no_such_package", r"cannot import .*; is it on PYTHONPATH\?"),
+        (
+            "from rft_platform.common.errors import UserError\nraise UserError('it needs another version')",
+            r"workflow '\S+agent.py:f': it needs another version$",
+        ),
+    ],
+)
+def test_a_failed_import_names_the_installed_version_of_the_package(tmp_path: Path, code: str, message: str) -> None:
+    (tmp_path / "agent.py").write_text(code)
+    with pytest.raises(UserError, match=message):
+        load_object(f"{tmp_path / 'agent.py'}:f", "workflow")

@@ -312,7 +312,7 @@ def test_notices_name_what_has_no_effect() -> None:
     )
     lines = config_notices(config)
     assert len(lines) == 3
-    for key in ("trainer.trainer_config", "kl_coef", "enforce_eager"):
+    for key in ("trainer.trainer_config.trainer has no effect", "kl_coef", "enforce_eager"):
         assert sum(key in line for line in lines) == 1
 
 

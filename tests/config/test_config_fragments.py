@@ -101,7 +101,7 @@ def test_the_plan_says_what_the_file_says_not_what_its_comments_do(tmp_path: Pat
     plan = render_plan(check_run(Home(tmp_path / "home"), config, service=True))
     assert "round k collects rows when 32 are committed" in plan  # the comment beside it says 16
     assert "a checkpoint every 16 steps" in plan  # "every step"
-    assert "trainer.trainer_config has no effect here" in plan
+    assert "trainer.trainer_config.trainer has no effect here, since" in plan
 
 
 def test_a_machine_with_fewer_gpus_says_how_many(

@@ -11,7 +11,7 @@ from rft_platform.algorithms.common.registry import Registry
 from rft_platform.algorithms.losses.registry import LOSSES as LOSSES_HERE
 from rft_platform.algorithms.token_advantages.registry import TOKEN_ADVANTAGES
 from rft_platform.common.errors import UserError
-from rft_platform.config.dry_run import run_plan
+from rft_platform.config.dry_run import config_notices, run_plan
 from rft_platform.config.foreign.convert import convert
 from rft_platform.config.foreign.keys import KEYS
 from rft_platform.config.foreign.names import (
@@ -25,6 +25,7 @@ from rft_platform.config.foreign.names import (
 from rft_platform.config.foreign.treatments import Moved, Noted, Refused, find, value_at
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.resolve import resolve
+from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.judging.execution.judge_registry import MODEL_JUDGES, RULES
 from rft_platform.rollout.workflow import BUILT_IN
 
@@ -254,6 +255,38 @@ def test_a_share_of_warm_up_steps_needs_the_length() -> None:
     given = {"algorithm__optimizer__lr_warmup_steps_ratio": 0.1}
     assert converted(**given, trainer__total_steps=50)[0]["algorithm"]["optimizer"] == {"lr_warmup_steps": 5}
     assert "the number of steps is not set" in refusal(**given)
+
+
+CRITIC: dict[str, Any] = {
+    "optim": {"lr": 3e-5, "weight_decay": 0.1}, "cliprange_value": 0.5, "ppo_max_token_len_per_gpu": 20480,
+}  # fmt: skip
+
+
+def test_the_critics_settings_of_another_trainer_are_taken_over() -> None:
+    foreign = {"critic": CRITIC, "trainer": {"max_critic_ckpt_to_keep": 5}, "actor_rollout_ref": {"actor": {}}}
+    converted, notices = convert(
+        {"algorithm": {"algorithm_type": "ppo"}, "trainer": {"trainer_config": foreign}}, "a.yaml"
+    )
+    config = RftConfig.model_validate(converted)
+    critic = config.algorithm.critic
+    assert (critic.lr, critic.weight_decay, critic.value_clip) == (3e-5, 0.1, 0.5)
+    because = "has no effect here, since it configures another framework's trainer"
+    assert notices == () and config_notices(config) == [
+        f"trainer.trainer_config.critic {because}: ppo_max_token_len_per_gpu",
+        f"trainer.trainer_config.trainer {because}: max_critic_ckpt_to_keep",
+    ]
+
+
+def test_without_a_critic_its_settings_are_named() -> None:
+    converted, _ = convert({"trainer": {"trainer_config": {"critic": CRITIC}}}, "a.yaml")
+    (line,) = config_notices(RftConfig.model_validate(converted))
+    assert line.endswith(": optim.lr, optim.weight_decay, cliprange_value, ppo_max_token_len_per_gpu")
+
+
+def test_a_critics_learning_rate_with_two_values_is_refused() -> None:
+    section = {"algorithm_type": "ppo", "critic": {"lr": 1e-4}}
+    with pytest.raises(UserError, match=r"trainer_config.critic.optim.lr and algorithm.critic.lr are the same setting"):
+        convert({"algorithm": section, "trainer": {"trainer_config": {"critic": CRITIC}}}, "a.yaml")
 
 
 def test_the_teacher_is_the_first_auxiliary_model() -> None:

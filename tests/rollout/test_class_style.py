@@ -1,16 +1,31 @@
 """Workflows written as a class for each run, as Trinity-RFT prints them."""
 
 import copy
+from dataclasses import asdict
 from typing import Any, List, Optional  # noqa: UP035 (as it is printed)
 
 import openai
 import pytest
 
 from rft_platform.common.errors import UserCodeError, UserError
+from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.class_style import Experience, FormatArgs, ModelWrapper, Task, Workflow
+from rft_platform.rollout.class_style import (
+    WORKFLOWS,
+    AsyncSimpleWorkflow,
+    Experience,
+    FormatArgs,
+    MathWorkflow,
+    ModelWrapper,
+    MultiTurnWorkflow,
+    SimpleWorkflow,
+    Task,
+    Workflow,
+)
+from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, resolve_workflow
+from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
 
 from .fake_engine import FakeEngine
 from .samples import roll_out, tasks
@@ -56,7 +71,6 @@ class PrintedWorkflow(Workflow):
         )
         # get query from the task
         self.query = task.raw_task.get(task.format_args.prompt_key)  # type: ignore [index]
-        self.model = model
 
     async def run_async(self):  # type: ignore[no-untyped-def]
         """Run the workflow asynchronously."""
@@ -115,6 +129,147 @@ class Accumulating(Workflow):
         return [] if self.task.workflow_args.get("none") else kept
 
 
+class Lengths:
+    """A reward function of the form that Trinity-RFT calls."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, response: str, truth: str | None = None, **_others: Any) -> dict[str, float]:
+        return {"length": self.scale * len(response), "right": float(response == truth)}
+
+
+@WORKFLOWS.register_module("boxed_workflow")
+class Boxed(SimpleWorkflow):
+    """Its own messages, reward function and metrics, as the public examples override them."""
+
+    can_reset: bool = True
+    can_repeat: bool = True
+
+    def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: Any = None) -> None:
+        self.reset(task)  # before the base class, as the examples do
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+
+    def reset(self, task: Task) -> None:
+        task.reward_fn = Lengths
+        super().reset(task)
+        self.rollout_args["n"] = 2
+
+    def set_repeat_times(self, repeat_times, run_id_base):  # type: ignore[no-untyped-def]
+        super().set_repeat_times(repeat_times, run_id_base)
+        self.task.rollout_args.n = repeat_times
+
+    def format_messages(self) -> list[dict[str, Any]]:
+        return [*super().format_messages(), {"role": "user", "content": "put it into a box"}]
+
+    def run(self) -> list[Experience]:
+        responses = super().run()
+        for i, response in enumerate(responses):
+            response.metrics["custom_metric"] = float(i)
+            response.eid.run = i + self.run_id_base
+            assert len(response.logprobs) == len(response.tokens) - response.prompt_length
+        return responses
+
+
+class Boxless(AsyncSimpleWorkflow):
+    """Asynchronous, rewarded by the judge of the taskset."""
+
+
+class Thoughtful(MathWorkflow):
+    """Without anything of its own."""
+
+
+class Game(MultiTurnWorkflow):
+    """A conversation of three turns, one of them without the model, as one experience."""
+
+    is_async: bool = True
+
+    def __init__(self, model: ModelWrapper, task: Task, auxiliary_models: Optional[List] = None) -> None:  # noqa: UP006, UP045
+        super().__init__(model=model, task=task, auxiliary_models=auxiliary_models)
+        self.max_steps = task.workflow_args.get("max_steps", 2)
+
+    async def run_async(self) -> list[Experience]:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": self.task.task_desc}]
+        await self.model.chat_async([{"role": "user", "content": "a draft that is thrown away"}])
+        for _ in range(self.max_steps):
+            responses = await self.model.chat_async(messages, n=1, temperature=0.5, top_k=-1, logprobs=0)
+            messages.append({"role": "assistant", "content": responses[0].response_text})
+            messages.append({"role": "user", "content": "go on"})
+        messages.append({"role": "assistant", "content": "a canned answer"})
+        return [
+            await self.process_messages_to_experience_async(
+                messages=messages, reward=0.5, info={"env_steps": self.max_steps, "env": "maze"}, truncate_status=None
+            )
+        ]
+
+
+class Assisted(Workflow):
+    """Asks an auxiliary model, by its client and by its wrapper."""
+
+    def run(self) -> list[Experience]:
+        client = self.auxiliary_models[0]
+        asked: Any = [{"role": "user", "content": "help"}]
+        text = client.chat.completions.create(model=client.model_path, messages=asked).choices[0].message.content
+        (answer,) = self.auxiliary_model_wrappers[0].chat(asked)
+        experiences = self.model.chat([{"role": "user", "content": f"{text} {answer.response_text}"}])
+        experiences[0].reward = float(text == answer.response_text)
+        return experiences
+
+
+class Short(Workflow):
+    """Takes no auxiliary models."""
+
+    def __init__(self, *, task: Task, model: ModelWrapper) -> None:
+        self.words = [task.task_desc]
+
+    def run(self) -> list[Experience]:
+        assert self.auxiliary_models == []
+        experiences = self.model.chat([{"role": "user", "content": self.words[0]}])
+        experiences[0].env_state_hash = "door"
+        return experiences
+
+
+class Plain:
+    """Derives from no class of the platform."""
+
+    def __init__(self, task: Task, model: ModelWrapper) -> None:
+        self.task, self.model = task, model
+
+    async def run_async(self) -> list[Experience]:
+        experiences = await self.model.chat_async([{"role": "user", "content": str(self.task.task_desc)}])
+        experiences[-1].reward = 1.0
+        return experiences
+
+
+class Whole(Workflow):
+    """Every way to call the model, with the sampling parameters of the task."""
+
+    def run(self) -> list[Experience]:
+        arguments = asdict(self.task.rollout_args)
+        chats = self.model.chat([{"role": "user", "content": "1+1=?"}], **{**arguments, "n": 2})
+        texts = self.model.generate(["1+1=", "2+2="], **{**arguments, "n": 2, "max_tokens": 4})
+        assert [len(text.response_ids) <= 4 for text in texts] == [True] * 4
+        assert {text.messages[0]["content"] for text in texts} == {"1+1=", "2+2="}
+        return [*chats, *texts]
+
+
+class Wrong(Workflow):
+    """Uses what does not exist here."""
+
+    def run(self) -> list[Experience]:
+        (experience,) = self.model.chat([{"role": "user", "content": "?"}])
+        match self.task.workflow_args["what"]:
+            case "logprobs":
+                self.model.logprobs([1, 2])
+            case "token_len":
+                self.model.get_message_token_len([])
+            case "made":
+                return [Experience(tokens=experience.tokens, reward=1.0)]
+            case "unsampled":
+                self.model.convert_messages_to_experience([{"role": "assistant", "content": "never said"}])
+        return [experience]
+
+
 class Nothing(Workflow):
     """Overrides nothing."""
 
@@ -151,7 +306,7 @@ def test_an_empty_list_and_copies_cost_their_run_and_say_why(engine: FakeEngine)
     with pytest.raises(UserCodeError, match="returned an empty list: return the experiences to train on"):
         explore(engine, resolve_workflow(f"{HERE}:Accumulating", {"none": True}), max_retries=0)
 
-    async def copies(task: dict[str, Any], model: ModelWrapper) -> list[Experience]:
+    async def copies(task: dict[str, Any], model: ModelHandle) -> list[ModelCall]:
         await model.chat([{"role": "user", "content": "?"}])
         (experience,) = model.extract_experience_from_history()
         return [experience] if task["question"] == "question 0" else [experience, copy.copy(experience)]
@@ -164,13 +319,77 @@ def test_an_empty_list_and_copies_cost_their_run_and_say_why(engine: FakeEngine)
 def test_a_class_finds_its_arguments_in_its_task(engine: FakeEngine) -> None:
     keys = FormatArgs("question", "question", "be brief")
     workflow = resolve_workflow(f"{HERE}:Blocking", {"word": "please"}, format_args=keys, reward_fn_args={"scale": 2.0})
-    batch = explore(engine, workflow, auxiliary_models={"a": object(), "b": object()})
+    auxiliary = AuxiliaryModel(AuxiliarySpec("a", "helper", engine.base_url))
+    batch = explore(engine, workflow, auxiliary_models={"a": auxiliary, "b": auxiliary})
     asked = [row.messages[0]["content"] for row in batch.rows[:4]]
     assert asked == ["question 0", "question 0", "please", "be brief"]  # each run of the task
     assert [row.run_reward for row in batch.rows[:4]] == [None, None, None, 4.0]
     assert [row.step_reward for row in batch.rows[:4]] == [0.5, None, None, None]
     assert batch.rows[3].metrics == {"calls": 4.0}
     assert batch.report.rows == 16
+
+
+def test_a_simple_workflow_rewards_each_of_its_answers(engine: FakeEngine) -> None:
+    workflow = resolve_workflow(f"{HERE}:Boxed", format_args=FormatArgs("question"), reward_fn_args={"scale": 0.25})
+    batch = explore(engine, workflow, repeat_times=1)
+    assert [(row.step, len(row.messages)) for row in batch.rows] == [(0, 2)] * 4, "two choices of one call"
+    assert [row.metrics["custom_metric"] for row in batch.rows] == [0.0, 1.0] * 2
+    assert [(row.metrics["length"], row.metrics["right"]) for row in batch.rows] == [(3.0, 0.0)] * 4
+    assert [row.run_reward for row in batch.rows] == [None, 3.0] * 2
+
+
+def test_simple_workflows_without_a_reward_function_leave_the_reward_to_the_judge(engine: FakeEngine) -> None:
+    rows = explore(engine, resolve_workflow(f"{HERE}:Boxless"), repeat_times=1).rows
+    assert [(row.run_reward, row.run_output) for row in rows] == [(None, row.response["content"]) for row in rows]
+    assert (rows[0].temperature, rows[0].top_p, rows[0].top_k) == (1.0, 1.0, -1)
+    (row, _) = explore(engine, resolve_workflow(f"{HERE}:Thoughtful"), repeat_times=1).rows
+    assert [message["role"] for message in row.messages] == ["system", "user"]
+    assert "<answer>" in row.messages[0]["content"]
+
+
+def test_a_conversation_is_one_experience_of_the_calls_that_sampled_it(engine: FakeEngine) -> None:
+    rows = explore(engine, resolve_workflow(f"{HERE}:Game", {"max_steps": 2}), repeat_times=1).rows
+    assert [len(row.messages) for row in rows] == [1, 3] * 2, "neither the draft nor the canned answer"
+    assert [row.run_reward for row in rows] == [None, 0.5] * 2
+    assert [row.metrics for row in rows] == [{}, {"env_steps": 2.0}] * 2
+    assert {row.temperature for row in rows} == {0.5}
+
+
+@pytest.mark.parametrize("name", ["Short", "Plain"])
+def test_a_class_gets_only_the_arguments_that_it_takes(engine: FakeEngine, name: str) -> None:
+    auxiliary = AuxiliaryModel(AuxiliarySpec("a", "helper", engine.base_url))
+    rows = explore(engine, resolve_workflow(f"{HERE}:{name}"), auxiliary_models={"a": auxiliary}).rows
+    assert [row.messages[0]["content"] for row in rows] == ["question 0", "question 0", "question 1", "question 1"]
+    assert {row.env_state_hash for row in rows} == ({"door"} if name == "Short" else {None})
+
+
+def test_an_engine_answers_chats_and_texts_with_the_sampling_parameters_of_the_task(policy_engine: Any) -> None:
+    sampling = SamplingParams(max_tokens=8, temperature=0.7, stop=("x",))
+    rows = explore(policy_engine, resolve_workflow(f"{HERE}:Whole"), repeat_times=1, sampling=sampling).rows
+    assert [row.step for row in rows] == [0, 0, 1, 1, 1, 1] * 2
+    assert {(row.temperature, row.top_p, row.top_k) for row in rows} == {(0.7, 1.0, -1)}
+
+
+def test_auxiliary_models_are_clients_and_wrappers(engine: FakeEngine) -> None:
+    engine.text = "yes"
+    auxiliary = AuxiliaryModel(AuxiliarySpec("a", "helper", engine.base_url, defaults={"max_tokens": 16}))
+    rows = explore(engine, resolve_workflow(f"{HERE}:Assisted"), auxiliary_models={"a": auxiliary}).rows
+    assert [(row.run_reward, row.messages[0]["content"]) for row in rows] == [(1.0, "yes yes")] * 4
+    auxiliary.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("logprobs", "experience.logprobs are those of sampled tokens"),
+        ("token_len", "model.get_message_token_len does not exist here; docs/workflows.md"),
+        ("made", "experiences are recorded; return those of model.chat"),
+        ("unsampled", "no assistant message that this run's model sampled"),
+    ],
+)
+def test_what_a_class_cannot_use_is_refused_with_a_remedy(engine: FakeEngine, what: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        explore(engine, resolve_workflow(f"{HERE}:Wrong", {"what": what}), max_retries=0)
 
 
 def test_a_class_that_does_nothing_says_so(engine: FakeEngine) -> None:

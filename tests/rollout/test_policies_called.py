@@ -95,8 +95,8 @@ class Rewarded(Workflow):
 
     async def run_async(self) -> list[Experience]:
         """One call of each."""
-        await self.model.chat(ASKED)
-        await self.model.policy("rival").chat(ASKED)
+        await self.model.chat_async(ASKED)
+        await self.model.policy("rival").chat_async(ASKED)
         mine, other = self.model.extract_experience_from_history()
         mine.reward, other.reward = 0.25, 0.75
         return [mine, other]

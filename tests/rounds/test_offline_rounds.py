@@ -142,6 +142,19 @@ def test_pairs_without_a_reference_load_none(make_offline):
     assert request.preferences is not None
 
 
+def test_answers_with_a_label_are_a_dataset_of_kto_and_of_no_loss_that_compares_pairs(make_offline, tmp_path):
+    rows = [{"question": f"{n}+1=?", "completion": str(n + n % 2), "good": n % 2} for n in range(4)]
+    form = {"prompt_key": "question", "label_key": "good"}
+    source = {"experience_buffer": {"path": write(tmp_path / "labels.jsonl", rows), "format": form}}
+    table = pq.read_table(make_dataset(make_offline("kto", trainer_input=source), 1).path)
+    assert table["label"].to_pylist() == ["false", "true", "false", "true"]
+    assert json.loads(table["completion"][3].as_py()) == [{"role": "assistant", "content": "4"}]
+    with pytest.raises(
+        UserError, match="answers with a label, and the loss dpo compares pairs: set algorithm_type: kto"
+    ):
+        load_dataset(make_offline("dpo", trainer_input=source))
+
+
 def test_distillation_names_its_teacher(make_offline, tiny_model):
     project = make_offline("gkd", {"teacher_model_path": str(tiny_model)}, total_steps=5)
     request = offline_request(project, make_dataset(project, 1), starting_policy(project), "run")

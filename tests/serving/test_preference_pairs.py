@@ -8,7 +8,7 @@ import pytest
 from rft_platform.common.errors import UserError
 from rft_platform.serving.database import open_database
 from rft_platform.serving.erasure import TrafficErasure
-from rft_platform.serving.incoming import NewCall
+from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.preferences import PreferenceStore
 from rft_platform.serving.traffic import TrafficStore
 from rft_platform.tasks.column_mapping import Columns
@@ -120,3 +120,22 @@ def test_the_pairs_are_a_dataset_for_dpo(calls, tmp_path) -> None:
     assert calls.preferences.next_pair() is None, "an empty answer teaches nothing"
     dataset = load_pairs(str(file), Columns(prompt_type="messages"))
     assert [row["chosen"][0]["content"] for row in dataset.rows] == ["sunny", "84"]
+
+
+def test_rated_answers_are_a_dataset_for_kto(calls, tmp_path) -> None:
+    for msg_id, text, value in (
+        ("m", "84", 1.0),
+        ("n", "83", 0.0),
+        ("o", "85", None),
+        ("p", "", 1.0),
+        ("q", "86", 0.75),
+    ):
+        calls.add(msg_id, text, messages=[{"role": "user", "content": f"{msg_id}?"}], subject=msg_id)
+        if value is not None:
+            calls.traffic.give_feedback(NewFeedback(f"f-{msg_id}", [msg_id], value))
+    TrafficErasure(calls.engine).forget("q")
+    file = tmp_path / "ratings.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in calls.preferences.rated_answers(0.5)))
+    rows = load_pairs(str(file), Columns(prompt_type="messages")).rows
+    assert [(row["completion"][0]["content"], row["label"]) for row in rows] == [("84", True), ("83", False)]
+    assert [row["label"] for row in calls.preferences.rated_answers(-1.0)] == [True, True]

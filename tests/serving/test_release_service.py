@@ -247,6 +247,12 @@ def test_the_pages_show_the_project_and_preferences_become_a_dataset(service, tm
     done = CliRunner().invoke(app, ["store", "preferences", str(file)], env=environment)
     assert "1 preference pairs" in done.output
     assert len(load_pairs(str(file), Columns(prompt_type="messages")).rows) == 1
+    answer = service.post("/v1/chat/completions", **{**body, "n": 1}).json()
+    service.post("/feedback", msg_ids=[answer["id"]], reward=1.0)
+    done = CliRunner().invoke(app, ["store", "preferences", str(file), "--ratings"], env=environment)
+    assert "1 rated answers" in done.output
+    (row,) = load_pairs(str(file), Columns(prompt_type="messages")).rows
+    assert row["label"] is True and row["prompt"] == QUESTION
 
 
 @pytest.mark.parametrize(

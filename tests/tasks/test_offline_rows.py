@@ -53,6 +53,46 @@ def test_every_form_of_a_demonstration_is_the_same_conversation(tmp_path, row, c
 
 
 @pytest.mark.parametrize(
+    ("row", "columns", "label"),
+    [
+        ({"prompt": "1+1=?", "completion": "2", "label": True}, {}, True),
+        ({"prompt": [USER], "completion": [GOOD], "label": 1}, {}, True),
+        ({"prompt": "1+1=?", "response": "2", "label": "False"}, {}, False),
+        ({"q": "1+1=?", "a": "2", "thumbs_up": 0.0}, {"prompt": "q", "response": "a", "label": "thumbs_up"}, False),
+        ({"prompt": "1+1=?", "completion": "2", "label": True, "chosen": "2"}, {}, True),
+    ],
+)
+def test_an_answer_with_a_label_needs_no_partner(tmp_path, row, columns, label):
+    found = pairs(tmp_path, [row, dict.fromkeys(row)], **columns)
+    assert found.rows == ({"prompt": [USER], "completion": [GOOD], "label": label},)
+    assert found.report.empty == 1
+
+
+def test_dots_lead_into_nested_columns_of_an_offline_dataset(tmp_path):
+    row = {"data": {"question": "1+1=?", "answers": '{"good": "2", "bad": "3"}'}}
+    named = {"prompt": "data.question", "chosen": "data.answers.good", "rejected": "data.answers.bad"}
+    assert pairs(tmp_path, [row], **named).rows == ({"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},)
+    with pytest.raises(UserError, match=r"expected 'data\.question', 'data\.answers\.good', 'data\.answers\.worse'"):
+        pairs(tmp_path, [row], **{**named, "rejected": "data.answers.worse"})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "1+1=?", "completion": "2", "label": 0.5}, "train.jsonl:1, label: 0.5; expected true or 1"),
+        (
+            {"prompt": "1+1=?", "answer": "2", "label": True},
+            "expected 'prompt' with 'response' or 'completion' and 'label'",
+        ),
+        ({"prompt": "1+1=?", "completion": "2"}, "'chosen', 'rejected'; or for kto 'prompt', 'completion', 'label'"),
+    ],
+)
+def test_what_is_no_labelled_answer_is_refused(tmp_path, row, message):
+    with pytest.raises(UserError, match=message):
+        pairs(tmp_path, [row])
+
+
+@pytest.mark.parametrize(
     ("row", "columns"),
     [
         ({"prompt": "1+1=?", "chosen": "2", "rejected": "3"}, {}),

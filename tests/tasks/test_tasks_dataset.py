@@ -234,3 +234,29 @@ def test_json_that_python_cannot_hold_is_named_by_its_line(tmp_path: Path) -> No
     file.write_text('{"question": "a", "answer": ' + "9" * 5000 + "}\n")
     with pytest.raises(UserError, match=r"tasks\.jsonl, line 1: not readable JSON: .*4300 digits"):
         load_tasks(str(file))
+
+
+@pytest.mark.parametrize(("name", "write"), [("t.jsonl", write_jsonl), ("t.parquet", write_parquet)])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_dots_lead_into_nested_columns(tmp_path: Path, name: str, write: Callable[..., Path], as_text: bool) -> None:
+    def cell(value: Any) -> Any:
+        return json.dumps(value) if as_text else value
+
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{a}+1"}],
+            "reward_model": cell({"ground_truth": a + 1, "style": "rule"}),
+        }
+        for a in range(2)
+    ]
+    path = str(write(tmp_path / name, rows))
+    tasks = load_tasks(path, prompt_key="prompt", response_key="reward_model.ground_truth").tasks
+    assert [(task.prompt, task.answer) for task in tasks] == [("0+1", "1"), ("1+1", "2")]
+    assert tasks[0].raw["reward_model.ground_truth"] == 1, "judges and classes read the row by this name"
+    with pytest.raises(UserError, match=r"no column 'reward_model\.truth'; the columns are prompt, reward_model"):
+        load_tasks(path, prompt_key="prompt", response_key="reward_model.truth")
+
+
+def test_a_column_whose_name_has_dots_is_read_as_it_is(tmp_path: Path) -> None:
+    path = str(write_jsonl(tmp_path / "t.jsonl", [{"q": "1+1", "a.b": "2", "a": {"b": "3"}}]))
+    assert load_tasks(path, prompt_key="q", response_key="a.b").tasks[0].answer == "2"

@@ -111,6 +111,7 @@ def test_system_and_tools_are_part_of_the_prompt(tiny_model: Path, tmp_path: Pat
     ("columns", "message"),
     [
         ({"prompt": ["a"], "chosen": ["b"]}, r"columns \['chosen', 'prompt'\]; expected prompt, chosen and rejected"),
+        ({"prompt": ["a"], "completion": ["b"], "label": ["1"]}, "row 0: label 1, expected true .desirable. or false"),
         (
             {"prompt": ["a", None], "chosen": ["b", "c"], "rejected": ["d", "e"]},
             "row 1 .from 0.: column 'prompt' has no value",
@@ -176,6 +177,69 @@ def with_answers_of_the_next_pair(samples: list[Sample]) -> list[Sample]:
         prompt = sample.token_ids[~sample.loss_mask].tolist()
         mismatched.append(answer_sample(sample.row_id, prompt, answer))
     return mismatched
+
+
+def labelled_file(folder: Path) -> str:
+    """Answers without a partner, two of them to the same prompt."""
+    prompts, completions = ["1+2=?", "1+2=?", "30+4=?", "55+6=?", "9+9=?"], ["3", "4", "34", "60", "18"]
+    labels = ["true", "false", "true", "false", "true"]  # JSON, as the platform writes its datasets
+    return write(folder / "labels.parquet", prompt=prompts, completion=completions, label=labels)
+
+
+@pytest.mark.slow
+def test_kto_of_rows_without_a_partner_is_that_of_the_paper(
+    session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = train(session, dpo_request(max_steps=2))  # policy and reference differ from here on
+    gradients: dict[str, torch.Tensor] = {}
+
+    def catch(optimizer: Any, spec: Any, step: int) -> float:
+        assert session.state is not None
+        named = session.state.policy.model.named_parameters()
+        gradients.update({name: p.grad.clone() for name, p in named if p.grad is not None})
+        optimizer.zero_grad()
+        return 0.0
+
+    monkeypatch.setattr("rft_platform.training.loop.optimizer_step.apply_step", catch)
+    weights = {"desirable_weight": 1.5, "undesirable_weight": 0.5}
+    request = dpo_request(
+        parent=first.checkpoint, parent_version=2, train_batch_size=5, output=str(tmp_path / "next"),
+        optimizer=OptimizerSpec(clip_grad=1e9), max_tokens_per_pack=40, preferences=labelled_file(tmp_path),
+        algorithm=AlgorithmSpec(policy_loss="kto", policy_loss_args=weights, loss_agg_mode="seq-mean-token-sum"),
+    )  # fmt: skip
+    _, events = train(session, request)
+    samples = read_preferences(str(request.preferences), Path(first.checkpoint)).samples
+    load = {"dtype": torch.float64, "local_files_only": True}
+    model, start = (
+        AutoModelForCausalLM.from_pretrained(folder, **load)
+        for folder in (Path(first.checkpoint), Path(str(request.reference)))
+    )
+    others = [  # the next answer to another prompt
+        answer_sample("", samples[row].token_ids[~samples[row].loss_mask].tolist(),
+                      samples[other].token_ids[samples[other].loss_mask].tolist())
+        for row, other in enumerate((2, 2, 3, 4, 0))
+    ]  # fmt: skip
+    with torch.no_grad():
+        ref = sequence_logps(start, samples)
+        z = max(0.0, float((sequence_logps(model, others) - sequence_logps(start, others)).mean()))
+    r, sign = sequence_logps(model, samples) - ref, torch.tensor([1.0, -1, 1, -1, 1])
+    loss = (torch.where(sign > 0, 1.5, 0.5) * (1 - torch.sigmoid(0.1 * sign * (r - z)))).mean()
+    loss.backward()
+    metrics = events[0].metrics
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-5)
+    assert metrics["kl_baseline"] == pytest.approx(z, rel=1e-4, abs=1e-6)
+    for name, kind in (("chosen", sign > 0), ("rejected", sign < 0)):
+        assert metrics[f"pair_reward_{name}"] == pytest.approx(0.1 * r[kind].mean().item(), rel=1e-3, abs=1e-5)
+    assert metrics["pair_accuracy"] == pytest.approx(float((sign * r > 0).double().mean()))
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name].double(), parameter.grad, atol=1e-5, rtol=1e-3)
+
+
+def test_rows_without_a_partner_are_refused_by_losses_that_compare_pairs(
+    session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="rows with a label have no partner, and the loss 'dpo'"):
+        train(session, dpo_request(preferences=labelled_file(tmp_path)))
 
 
 def paper_step(name: str, folder: Path, reference: Path, samples: list[Sample]) -> tuple[float, Any]:
@@ -248,9 +312,9 @@ def test_kto_has_the_same_baseline_in_packs_of_any_size_and_resumes_equal(
 
 
 @pytest.mark.slow
-def test_kto_needs_two_pairs(session: TrainingSession, dpo_request: Callable[..., TrainRequest]) -> None:
+def test_kto_needs_two_prompts(session: TrainingSession, dpo_request: Callable[..., TrainRequest]) -> None:
     kto = AlgorithmSpec(policy_loss="kto", loss_agg_mode="seq-mean-token-sum")
-    with pytest.raises(UserError, match="the dataset has one pair"):
+    with pytest.raises(UserError, match="all prompts are equal"):
         train(session, dpo_request(ROWS[:1], algorithm=kto, train_batch_size=1))
 
 

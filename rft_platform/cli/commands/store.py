@@ -128,12 +128,24 @@ def _project() -> "Project":
 
 
 @store.command()
-def preferences(file: Annotated[Path, typer.Argument(help="JSON Lines file to write.")]) -> None:
+def preferences(
+    file: Annotated[Path, typer.Argument(help="JSON Lines file to write.")],
+    ratings: Annotated[
+        bool, typer.Option("--ratings", help="Write rated answers without a partner instead, for KTO.")
+    ] = False,
+    threshold: Annotated[
+        float, typer.Option(help="With --ratings: an answer with at least this reward is desirable.")
+    ] = 0.5,
+) -> None:
     """Write the preference pairs that people picked on the online service's page, as a dataset for DPO."""
     from rft_platform.rounds.selection.production_rows import traffic_database
     from rft_platform.serving.preferences import PreferenceStore
 
-    _write_dataset(PreferenceStore(traffic_database(_online_project())).pairs(), file, "preference pairs")
+    found = PreferenceStore(traffic_database(_online_project()))
+    if ratings:
+        _write_dataset(found.rated_answers(threshold), file, "rated answers")
+    else:
+        _write_dataset(found.pairs(), file, "preference pairs")
 
 
 @store.command()

@@ -16,10 +16,18 @@ from rft_platform.config.foreign.names import (
     LOSSES,
     OPERATORS,
 )
-from rft_platform.config.foreign.treatments import Data, mapping_at, put, value_at
+from rft_platform.config.foreign.treatments import Data, find, mapping_at, put, value_at
 
 _REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"
 _MU = 0.1  # default of mu_peak and mu_valley
+#: Keys below ``trainer.trainer_config.critic``, and their names below ``algorithm.critic``.
+_CRITIC: Mapping[str, str] = {
+    "optim.lr": "lr",
+    "optim.weight_decay": "weight_decay",
+    "optim.betas": "betas",
+    "grad_clip": "clip_grad",
+    "cliprange_value": "value_clip",
+}
 _AUXILIARY_BUFFERS = "buffer.trainer_input.auxiliary_buffers"
 
 
@@ -41,8 +49,18 @@ def convert_algorithm(data: Data) -> Iterator[str]:
     yield from _teacher(data, section)
     yield from _operators(data)
     yield from _replay(data)
+    _critic(data, section)
     if not section:
         del data["algorithm"]
+
+
+def _critic(data: Data, section: Data) -> None:
+    """Move the critic's settings from the sections of another framework's trainer, if the algorithm has a critic."""
+    if section.get("algorithm_type") != "ppo":
+        return
+    for foreign, own in _CRITIC.items():
+        for found in find(data, f"trainer.trainer_config.critic.{foreign}"):
+            put(section, f"critic.{own}", found.value(), f"{found.shown} and algorithm.critic.{own}")
 
 
 def _named(section: Data) -> Iterator[str]:

@@ -25,7 +25,8 @@ class TaskFormat(Section):
     """Names of a task dataset's columns."""
 
     prompt_key: str | None = "question"
-    """Column with the prompt. null: the tasks have no fixed columns, and your own workflow reads the whole row."""
+    """Column with the prompt; dots lead into nested columns (``data.question``). null: the tasks have no fixed columns,
+    and your own workflow reads the whole row."""
     response_key: str | None = "answer"
     """Column with the reference answer. null: the tasks have no reference answer."""
     system_prompt: str | None = None
@@ -241,6 +242,8 @@ class OfflineFormat(Section):
     """Column with the better answer of a pair."""
     rejected_key: str = "rejected"
     """Column with the worse answer of a pair."""
+    label_key: str = "label"
+    """Column that says whether the answer of a row without a partner is desirable (kto): true or 1, false or 0."""
     system_prompt: str | None = None
     """System message put before every conversation that has none."""
 
@@ -254,8 +257,8 @@ class ExperienceBuffer(Section):
     """``sql`` without a taskset: online training, whose rows are production traffic. Otherwise without effect:
     experiences are Parquet files."""
     path: str | None = None
-    """Dataset of an offline training (sft, pairs, gkd): a JSONL, JSON, CSV or Parquet file, a folder of split files, or
-    the name of a Hugging Face dataset. Online training: the database's URL (``sqlite:///FILE``,
+    """Dataset of an offline training (sft, pairs, labels, gkd): a JSONL, JSON, CSV or Parquet file, a folder of split
+    files, or the name of a Hugging Face dataset. Online training: the database's URL (``sqlite:///FILE``,
     ``postgresql+psycopg2://...``); null: an SQLite file below ``RFT_HOME``. Other trainings ignore this key."""
     split: str = "train"
     """Split of an offline dataset."""

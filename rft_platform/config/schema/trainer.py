@@ -48,7 +48,8 @@ class Trainer(Section):
     total_steps: PositiveInt | None = None
     """Optimiser steps after which training ends."""
     trainer_config: dict[str, Any] = Field(default_factory=dict)
-    """Accepted for compatibility, without effect: settings of another framework's trainer."""
+    """Accepted for compatibility: settings of another framework's trainer. Those of the critic's optimizer and its
+    value clip become ``algorithm.critic``; the others have no effect."""
     gradient_accumulation_steps: PositiveInt = 1
     """Batches of ``buffer.train_batch_size`` experiences whose gradients are accumulated into one optimiser step."""
     nproc: PositiveInt = 1

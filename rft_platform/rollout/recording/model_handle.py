@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rft_platform.common.errors import UserCodeError
 from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.experience.record import ModelCall
+from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.recording.history import RunHistory
 
 if TYPE_CHECKING:
@@ -99,6 +100,15 @@ class ModelHandle:
     def extract_experience_from_history(self, clear_history: bool = True) -> list[ModelCall]:
         """Return the calls recorded since the last clearing extraction; their ``reward`` and ``metrics`` may be set."""
         return self._history.extract(clear_history)
+
+    def recorded_calls(self) -> list[ModelCall]:
+        """Return all recorded calls of the run, in the order in which they were sent."""
+        return self._history.calls()
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Sampling parameters of calls that set none."""
+        return self._history.sampling
 
     async def aclose(self) -> None:
         """Close the connections of the run, also those that code of the run still uses."""

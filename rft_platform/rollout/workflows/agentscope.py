@@ -6,32 +6,33 @@ with each model call), ``enable_meta_tool``.
 """
 
 import inspect
-from functools import lru_cache
 from typing import Any
-
-import openai
-from agentscope.agent import ReActAgent
-from agentscope.formatter import OpenAIChatFormatter
-from agentscope.message import Msg
-from agentscope.model import OpenAIChatModel
-from agentscope.tool import Toolkit
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import load_object
 from rft_platform.rollout.class_style import ModelWrapper, Task, Workflow
 from rft_platform.rollout.workflow import WorkflowOutput
+from rft_platform.rollout.workflows.chat_models import DelegatesToHandle, agentscope_version, unused_connections
+
+try:
+    import openai
+    from agentscope.agent import ReActAgent
+    from agentscope.formatter import OpenAIChatFormatter
+    from agentscope.message import Msg
+    from agentscope.model import OpenAIChatModel
+    from agentscope.tool import Toolkit
+except ImportError as error:
+    raise UserError(
+        f"ReActAgent needs AgentScope 1.x; installed: {agentscope_version() or 'none'} ({error}). Install "
+        "'agentscope>=1.0.21,<2', or run AgentScope 2's Agent in your own workflow function (docs/tune.md)"
+    ) from error
 
 SYSTEM_PROMPT = "You are a helpful assistant. Solve the task step by step and use the tools you have."
-_HANDLE = "_handle"
 _ARGUMENTS = ("toolkit", "max_iters", "agent_name", "generate_kwargs", "enable_meta_tool")
 
 
-class RecordedChatModel(OpenAIChatModel):
-    """An ``OpenAIChatModel`` that uses the handle's client and delegates all other attributes to the handle.
-
-    The handle is a run's ``ModelHandle``, whose calls are recorded, or an ``AuxiliaryModel``, whose calls are not. A
-    call without sampling parameters gets those of the taskset or of the model's configuration.
-    """
+class RecordedChatModel(DelegatesToHandle, OpenAIChatModel):
+    """An ``OpenAIChatModel`` that uses the handle's client and delegates all other attributes to the handle."""
 
     def __init__(self, handle: Any) -> None:
         """``handle`` has ``model_name`` and ``get_openai_async_client()``."""
@@ -39,28 +40,10 @@ class RecordedChatModel(OpenAIChatModel):
             model_name=handle.model_name,
             api_key="EMPTY",
             stream=False,
-            client_kwargs={"http_client": _unused_connections()},
+            client_kwargs={"http_client": unused_connections()},
         )
         self._handle = handle
         self.client = handle.get_openai_async_client()
-
-    def policy(self, name: str) -> "RecordedChatModel":
-        """Return the chat model of another trainable policy of the run."""
-        return RecordedChatModel(self._handle.policy(name))
-
-    def __getattr__(self, name: str) -> Any:
-        if name == _HANDLE:  # the handle is not set yet; without this line the lookup would recurse
-            raise AttributeError(name)
-        return getattr(self._handle, name)
-
-
-@lru_cache(maxsize=1)
-def _unused_connections() -> Any:
-    """One HTTP client for all OpenAI clients that AgentScope creates and the platform replaces.
-
-    It is shared because creating one reads the certificates, which takes 30 ms.
-    """
-    return openai.DefaultAsyncHttpxClient()
 
 
 class AgentScopeReActAgent:

@@ -1,5 +1,6 @@
 """Wrap models as chat models of an agent framework, for workflow and judge functions."""
 
+import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
@@ -8,18 +9,40 @@ from typing import Any
 
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 
+_HANDLE = "_handle"
+#: Major version of AgentScope -> module with its chat model.
+_ADAPTERS = {"1": "agentscope", "2": "agentscope2"}
+
+
+class DelegatesToHandle:
+    """Base of chat models that wrap a handle: attributes that the chat model lacks are those of the handle.
+
+    The handle is a run's ``ModelHandle``, whose calls are recorded, or an ``AuxiliaryModel``, whose calls are not. A
+    call without sampling parameters gets those of the taskset or of the model's configuration.
+    """
+
+    _handle: Any
+
+    def policy(self, name: str) -> Any:
+        """Return the chat model of another trainable policy of the run."""
+        return type(self)(self._handle.policy(name))  # type: ignore[call-arg]  # the subclasses take a handle
+
+    def __getattr__(self, name: str) -> Any:
+        if name == _HANDLE:  # the handle is not set yet; without this line the lookup would recurse
+            raise AttributeError(name)
+        return getattr(self._handle, name)
+
 
 def framework_model(handle: Any) -> Any:
-    """Return ``handle`` as AgentScope's ``OpenAIChatModel`` where AgentScope 1.x is installed, else ``handle`` itself.
+    """Return ``handle`` as AgentScope's ``OpenAIChatModel`` where AgentScope 1 or 2 is installed, else ``handle``.
 
     Both results have every method of the handle (a ``ModelHandle`` or an ``AuxiliaryModel``) and call the model with
     the handle's clients.
     """
-    if not agentscope_has_chat_models():
+    module = _ADAPTERS.get((agentscope_version() or "").partition(".")[0])
+    if module is None:
         return handle
-    from rft_platform.rollout.workflows.agentscope import RecordedChatModel
-
-    return RecordedChatModel(handle)
+    return importlib.import_module(f"rft_platform.rollout.workflows.{module}").RecordedChatModel(handle)
 
 
 def framework_models(models: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -34,8 +57,19 @@ def framework_models(models: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def agentscope_has_chat_models() -> bool:
-    """Whether AgentScope 1.x is installed, whose agents take a chat model with a replaceable client."""
+def agentscope_version() -> str | None:
+    """The version of the installed AgentScope; None if there is none."""
     if importlib.util.find_spec("agentscope") is None:
-        return False
-    return importlib.metadata.version("agentscope").startswith("1.")
+        return None
+    return importlib.metadata.version("agentscope")
+
+
+@lru_cache(maxsize=1)
+def unused_connections() -> Any:
+    """One HTTP client for all OpenAI clients that AgentScope creates and the platform replaces.
+
+    It is shared because creating one reads the certificates, which takes 30 ms.
+    """
+    import openai
+
+    return openai.DefaultAsyncHttpxClient()

@@ -88,16 +88,21 @@ def _conversation(system: str | None, prompt: str, response: str) -> Conversatio
 
 
 def read_preferences(path: str, model_folder: Path) -> TrainingRows:
-    """Read the pairs of a Parquet file, tokenised with the chat template of ``model_folder``.
+    """Read the pairs or the labelled answers of a Parquet file, tokenised with the template of ``model_folder``.
 
-    Columns: ``chosen`` and ``rejected``; optionally ``prompt``, ``system`` (text) and ``tools`` (JSON). ``prompt``,
-    ``chosen`` and ``rejected`` are each text, or messages (nested or as JSON); messages of ``chosen`` and ``rejected``
-    end with the answer. Without a ``prompt``, ``chosen`` and ``rejected`` are whole conversations that differ only in
-    the answer. A pair is a group of two rows with equal prompt tokens and advantages +1 and -1. Raises UserError for a
-    missing column, or if a conversation does not end with an assistant message.
+    Columns of pairs: ``chosen`` and ``rejected``; optionally ``prompt``, ``system`` (text) and ``tools`` (JSON).
+    ``prompt``, ``chosen`` and ``rejected`` are each text, or messages (nested or as JSON); messages of ``chosen`` and
+    ``rejected`` end with the answer. Without a ``prompt``, ``chosen`` and ``rejected`` are whole conversations that
+    differ only in the answer. A pair is a group of two rows with equal prompt tokens and advantages +1 and -1.
+
+    Columns of labelled answers: ``prompt``, ``completion`` and ``label`` (true: desirable). Each is a group of one row
+    with advantage +1 or -1. Raises UserError for a missing column or value, or if a conversation does not end with an
+    assistant message.
     """
-    digest = digest_files([path])
-    turns = [turn for pair in _pairs(path, read_table(path)) for turn in pair]
+    digest, table = digest_files([path]), read_table(path)
+    if {"completion", "label"} <= set(table.column_names):
+        return _labelled(path, table, model_folder, digest)
+    turns = [turn for pair in _pairs(path, table) for turn in pair]
     if not turns:
         raise UserError(f"{path}: it contains no pair to learn from")
     samples = []
@@ -108,23 +113,49 @@ def read_preferences(path: str, model_folder: Path) -> TrainingRows:
     return TrainingRows(samples, np.arange(len(samples)) // 2, digest)
 
 
+def _labelled(path: str, table: "pa.Table", model_folder: Path, digest: str) -> TrainingRows:
+    cells = _cells(path, table, ("prompt", "completion"))
+    labels = json_cells(table, "label")
+    turns = []
+    for row, (system, prompt, completion, tools) in enumerate(zip(*cells, strict=True)):
+        where = f"{path}, row {row}"
+        if not isinstance(labels[row], bool):
+            raise UserError(f"{where}: label {labels[row]!r}, expected true (desirable) or false")
+        before = _pair_prompt(system, prompt)
+        *before, answer = _with_answer(where, "completion", before, completion)
+        turns.append(Turn(where, before, answer, tools))
+    if not turns:
+        raise UserError(f"{path}: it contains no answer to learn from")
+    samples = [answer_sample(str(row), *ids) for row, ids in enumerate(tokenise(turns, model_folder))]
+    for sample, label in zip(samples, labels, strict=True):
+        sample.advantage = CHOSEN if label else REJECTED
+    return TrainingRows(samples, np.arange(len(samples)), digest)
+
+
 def _pairs(path: str, table: "pa.Table") -> list[tuple[Turn, Turn]]:
     columns = set(table.column_names)
     if not {"chosen", "rejected"} <= columns:
-        raise UserError(f"{path}: columns {sorted(columns)}; expected prompt, chosen and rejected")
-    for name in sorted({"prompt", "chosen", "rejected"} & columns):
+        raise UserError(
+            f"{path}: columns {sorted(columns)}; expected prompt, chosen and rejected, or prompt, completion and label"
+        )
+    cells = _cells(path, table, ("prompt", "chosen", "rejected"))
+    return [_pair(f"{path}, row {row}", *values) for row, values in enumerate(zip(*cells, strict=True))]
+
+
+def _cells(path: str, table: "pa.Table", names: Sequence[str]) -> list[list[Any]]:
+    """Values of the columns ``system``, ``names`` and ``tools``; None in a column that does not exist.
+
+    Raises UserError for a missing value in ``names``.
+    """
+    columns = set(table.column_names)
+    for name in sorted(columns.intersection(names)):
         if table[name].null_count:
             row = table[name].to_pylist().index(None)
             raise UserError(f"{path}, row {row} (from 0): column {name!r} has no value; every row needs a {name}")
     nothing = [None] * len(table)
-    tools = json_cells(table, "tools") if "tools" in columns else nothing
     system = table["system"].to_pylist() if "system" in columns else nothing
-    prompts = message_cells(table, "prompt") if "prompt" in columns else nothing
-    chosen, rejected = message_cells(table, "chosen"), message_cells(table, "rejected")
-    return [
-        _pair(f"{path}, row {row}", *cells)
-        for row, cells in enumerate(zip(system, prompts, chosen, rejected, tools, strict=True))
-    ]
+    tools = json_cells(table, "tools") if "tools" in columns else nothing
+    return [system, *(list(message_cells(table, name)) if name in columns else nothing for name in names), tools]
 
 
 def _pair(where: str, system: str | None, prompt: Any, chosen: Any, rejected: Any, tools: Any) -> tuple[Turn, Turn]:

@@ -184,12 +184,18 @@ def _count_metrics(counts: dict[str, float], objective: Objective) -> dict[str, 
 def _policy_metrics(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
     """Turn sums over all ranks into means; ``loss`` is already the step's loss and is not divided.
 
-    Means are over the evaluated tokens, except ``pair_...`` (over pairs) and ``expert_...`` (over expert tokens).
+    Means are over the evaluated tokens, except ``pair_...`` (over pairs, or over their chosen or rejected rows) and
+    ``expert_...`` (over expert tokens).
     """
     loss, squared = sums.pop("loss"), sums.pop("ratio_squared", 0.0)
     tokens = counts["tokens_evaluated"]
-    over = {"pair": sums.pop("pairs", 0.0), "expert": max(counts["expert_tokens"], 1)}
-    metrics = {name: value / over.get(name.partition("_")[0], tokens) for name, value in sums.items()}
+    over = {
+        "pair": sums.pop("pairs", 0.0),
+        "pair_reward_chosen": max(sums.pop("pairs_chosen", 0.0), 1),  # rows without a partner may all be of one kind
+        "pair_reward_rejected": max(sums.pop("pairs_rejected", 0.0), 1),
+        "expert": max(counts["expert_tokens"], 1),
+    }
+    metrics = {name: value / over.get(name, over.get(name.partition("_")[0], tokens)) for name, value in sums.items()}
     if "ratio" in sums:
         metrics["ess"] = effective_sample_share(sums["ratio"], squared, tokens)
     return {"loss": loss} | metrics

@@ -1,7 +1,8 @@
 """The KL of the policy to the reference on mismatched rows, which KTO subtracts from every reward.
 
-A mismatched row has the prompt of one pair and an answer to the prompt of the next pair, so that the estimate does not
-contain the rewards themselves (arXiv 2402.01306, section 4.1). Which rows belong together depends on the data alone.
+A mismatched row has the prompt of one pair and an answer of the next pair with another prompt, so that the estimate
+does not contain the rewards themselves (arXiv 2402.01306, section 4.1). Which rows belong together depends on the data
+alone.
 """
 
 from collections.abc import Sequence
@@ -18,22 +19,40 @@ from rft_platform.training.packed.packed_policy import PackedPolicy, score
 
 
 def attach_mismatched(rows: TrainingRows) -> None:
-    """Set ``mismatched`` of every row, to its prompt with the answer of the same row of the next group.
+    """Set ``mismatched`` of every row, to its prompt with an answer of the next group that has another prompt.
 
-    A mismatched row is cut to the length of the longest row, which fits the model. Raises UserError for a single pair.
+    For pairs it is the answer of the same side.
+    A mismatched row is cut to the length of the longest row, which fits the model. Raises UserError if all prompts are
+    equal.
     """
-    members = [np.flatnonzero(rows.group == group) for group in range(int(rows.group.max()) + 1)]
-    if len(members) < 2:
-        raise UserError("algorithm_type kto: the dataset has one pair; its baseline needs answers to another prompt")
+    order = np.argsort(rows.group, kind="stable")
+    members = np.split(order, np.flatnonzero(np.diff(rows.group[order])) + 1)
+    following = _next_with_another_prompt([_prompt(rows.samples[own[0]]).tobytes() for own in members])
     longest = max(len(sample.token_ids) for sample in rows.samples)
-    for group, own in enumerate(members):
-        following = members[(group + 1) % len(members)]
+    for own, other_group in zip(members, following, strict=True):
+        others = members[other_group]
         for place, row in enumerate(own):
-            sample, other = rows.samples[row], rows.samples[following[place % len(following)]]
-            prompt = sample.token_ids[: int(sample.loss_mask.argmax())]
+            sample, other = rows.samples[row], rows.samples[others[place % len(others)]]
+            prompt = _prompt(sample)
             token_ids = np.concatenate([prompt, other.token_ids[other.loss_mask]])[:longest]
             mask = np.arange(len(token_ids)) >= len(prompt)
             sample.mismatched = demonstration_sample(f"{sample.row_id}:mismatched", token_ids, mask)
+
+
+def _prompt(sample: Sample) -> np.ndarray:
+    return sample.token_ids[: int(sample.loss_mask.argmax())]
+
+
+def _next_with_another_prompt(prompts: list[bytes]) -> list[int]:
+    """For each group the next one, cyclically, whose prompt differs."""
+    if len(set(prompts)) < 2:
+        raise UserError("algorithm_type kto: all prompts are equal; its baseline needs answers to another prompt")
+    count = len(prompts)
+    following = [0] * count
+    for group in reversed(range(2 * count)):  # twice around: the first pass finds the successors of the last groups
+        here, after = group % count, (group + 1) % count
+        following[here] = after if prompts[after] != prompts[here] else following[after]
+    return following
 
 
 def set_kl_baseline(

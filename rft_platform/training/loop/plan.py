@@ -67,6 +67,11 @@ class Planner:
             rows, steps, position, taken = self._rollouts(request, parent, objective)
         elif request.preferences is not None:
             rows, steps, position, taken = self._stream(request, parent, read_preferences, request.preferences)
+            if len(rows.samples) != 2 * len(np.unique(rows.group)) and not objective.policy_loss.mismatched:
+                raise UserError(
+                    f"{request.preferences}: rows with a label have no partner, and the loss "
+                    f"{request.algorithm.policy_loss!r} compares the rows of a pair: use 'kto'"
+                )
         else:
             assert request.demonstrations is not None, "it was checked that there is something to train on"
             rows, steps, position, taken = self._stream(request, parent, read_demonstrations, request.demonstrations)

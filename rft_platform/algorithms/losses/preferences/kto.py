@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimisation (KTO, Ethayarajh et al., arXiv 2402.01306), on the rows of preference pairs."""
+"""Kahneman-Tversky optimisation (KTO, Ethayarajh et al., arXiv 2402.01306), on rows with and without a partner."""
 
 import torch
 from pydantic import PositiveFloat
@@ -18,10 +18,10 @@ def kto(
 ) -> TokenLoss:
     """``w (1 - sigmoid(beta s (r - z)))`` for each row, with ``r = logp - ref`` summed over its tokens.
 
-    ``s`` is 1 and ``w`` is ``desirable_weight`` for the chosen row, -1 and ``undesirable_weight`` for the rejected one:
-    the two rows of a pair are not compared with each other. ``z`` (``kl_baseline``, without a gradient) is the mean of
-    ``logp - ref`` over answers to other prompts, at least 0. The loss of a pair is the mean of its rows, so that the
-    step's loss is the mean over rows. Implicit reward: ``beta r``.
+    ``s`` is 1 and ``w`` is ``desirable_weight`` for a chosen (desirable) row, -1 and ``undesirable_weight`` for a
+    rejected one: the two rows of a pair are not compared with each other, and a row needs no partner. ``z``
+    (``kl_baseline``, without a gradient) is the mean of ``logp - ref`` over answers to other prompts, at least 0. The
+    loss of a pair is the mean of its rows, so that the step's loss is the mean over rows. Implicit reward: ``beta r``.
     """
     assert tokens.kl_baseline is not None, "the step gives it to every mismatched loss"
     pairs, ratio, baseline = Pairs.of(tokens), log_ratios(tokens), row_mean(tokens.kl_baseline, tokens)

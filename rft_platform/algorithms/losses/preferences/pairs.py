@@ -1,6 +1,7 @@
 """The rows of preference pairs: differences between chosen and rejected row, and the loss and metrics of each pair.
 
-The rows of a pair have the same ``row_group``. The chosen row has advantage +1, the rejected one -1.
+The rows of a pair have the same ``row_group``. The chosen row has advantage +1, the rejected one -1. A row without a
+partner is alone in its group.
 """
 
 from dataclasses import dataclass
@@ -45,13 +46,16 @@ class Pairs:
     def loss(self, per_pair: Tensor, reward: Tensor) -> TokenLoss:
         """Distribute the loss of each pair equally over the tokens of each of its rows; the sum over a row is the loss.
 
-        ``reward`` [rows] is the implicit reward of each row. Metrics, as sums over pairs: whether the chosen row has
-        the larger reward, the difference of the rewards (margin), and both rewards.
+        ``reward`` [rows] is the implicit reward of each row. Metrics, as sums: whether the chosen row has the larger
+        reward, and the difference of the rewards (margin), over pairs; both rewards, over chosen and rejected rows. The
+        reward of a missing partner counts as 0.
         """
         with torch.no_grad():
             margin = self.difference(reward)
             metrics = {
                 "pairs": (self.sum(self.sign.abs()) > 0).sum(),
+                "pairs_chosen": (self.sign > 0).sum(),
+                "pairs_rejected": (self.sign < 0).sum(),
                 "pair_accuracy": (margin > 0).sum(),
                 "pair_margin": margin.sum(),
                 "pair_reward_chosen": (reward * (self.sign > 0)).sum(),
