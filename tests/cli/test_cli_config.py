@@ -78,3 +78,22 @@ def test_convert_trinity(rft: Rft, tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "ulysses_sequence_parallel_size has no effect here" in shown.stderr
     assert "default_workflow_type" not in shown.stdout
+
+
+def test_files_of_other_systems_are_refused(rft: Rft, tmp_path: Path) -> None:
+    file, target = tmp_path / "other.yaml", tmp_path / "rft.yaml"
+    verl = {
+        "algorithm": {"adv_estimator": "grpo"},
+        "data": {"train_files": "gsm8k"},
+        "actor_rollout_ref": {"model": {}},
+    }
+    axolotl = {"base_model": "Qwen/Qwen3-0.6B", "micro_batch_size": 2}
+    for content, message in (
+        (verl, "actor_rollout_ref is a section of verl"),
+        (axolotl, "no configuration of Trinity"),
+    ):
+        file.write_text(yaml.safe_dump(content))
+        shown = rft("config", "convert", file, "--to", target)
+        assert shown.exit_code == 2 and message in shown.output and not target.exists()
+    file.write_text(yaml.safe_dump(verl))
+    assert "section of verl" in rft("run", "--config", file, "--dry-run").output

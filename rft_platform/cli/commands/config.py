@@ -88,11 +88,14 @@ def convert(
     from rft_platform.config.foreign.convert import convert as convert_trinity
     from rft_platform.config.foreign.trl import convert_trl, is_trl
     from rft_platform.config.load import build_config, read_yaml
+    from rft_platform.config.schema.rft_config import RftConfig
     from rft_platform.driver.console import notes
 
     if to is not None and to.exists():
         raise UserError(f"--to {to}: the file exists; name another one, or remove it first")
     data = read_yaml(file)
+    if not (is_trl(data) or data.keys() & {*RftConfig.model_fields, "stages"}):
+        raise UserError(f"{file}: no configuration of Trinity-RFT or of TRL's GRPO trainer (GRPOConfig)")
     settings, notices = (convert_trl if is_trl(data) else convert_trinity)(data, str(file))
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     if to is None:

@@ -20,7 +20,10 @@ _Judge = Annotated[str, typer.Option(help="Built-in name or module:function.")]
 _JudgeArgs = Annotated[str, typer.Option(help="Keyword arguments of --judge, as a JSON object.")]
 _Model = Annotated[
     str,
-    typer.Option(help="Folder or name of a model; `tiny`: a random model built from code (default without --config)."),
+    typer.Option(
+        help="Folder or name of a model, for all policies; `tiny`: a random model built from code (default without "
+        "--config)."
+    ),
 ]
 _MaxTokens = Annotated[int | None, typer.Option(min=1, help="Limit of an answer, in tokens.")]
 _Temperature = Annotated[float | None, typer.Option(min=0.0, help="Sampling temperature.")]
