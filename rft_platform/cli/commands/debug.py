@@ -115,9 +115,10 @@ def _print_traceback(error: BaseException) -> None:
     """Print where the user's code failed; the error itself is printed when the command ends."""
     import traceback
 
+    from rft_platform.common.fault_classification import user_place
     from rft_platform.driver.console import notes
 
-    if error.__cause__ is not None:
+    if error.__cause__ is not None and user_place(error.__cause__) is not None:
         trace = "".join(traceback.format_exception(error.__cause__))
         notes().print(trace, style="dim", markup=False, highlight=False, soft_wrap=True)
 
