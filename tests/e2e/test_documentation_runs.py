@@ -175,7 +175,8 @@ def _shell(script: str, folder: Path) -> str:
 def test_transformers_loads_a_checkpoint(folder: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The code of checkpoints.md; a checkpoint is a folder like that of the tiny model."""
     code = block("docs/checkpoints.md", "AutoModelForCausalLM").text
-    assert (place := '".rft/checkpoints/arithmetic/demo/global_step_320"') in code
+    place = '".rft/checkpoints/arithmetic/demo/global_step_320"'
+    assert place in code
     names = _executed(code.replace(place, repr(str(tiny_model))), folder)
     assert names["output"].shape[0] == 1 and capsys.readouterr().out  # type: ignore[attr-defined]
 
@@ -189,7 +190,8 @@ def write_project(folder: Path, tiny_model: Path) -> None:
         (folder / "my_dataset" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     taskset = {"path": "my_dataset", "split": "train", "workflow": "my_agent.py:solve", "judge": "numeric"}
     settings = {
-        "project": "page", "name": "one", "model": {"model_path": "model", "max_model_len": 64, "max_response_tokens": 8},
+        "project": "page", "name": "one",
+        "model": {"model_path": "model", "max_model_len": 64, "max_response_tokens": 8},
         "buffer": {"batch_size": 4, "total_steps": 1, "explorer_input": {"taskset": taskset}},
     }  # fmt: skip
     (folder / "rft.yaml").write_text(yaml.safe_dump(settings))
