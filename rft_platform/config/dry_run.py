@@ -107,7 +107,7 @@ def _length_notices(run: RunSettings, length: RunLength | None, task_count: int 
 
 def _training(run: RunSettings) -> Iterator[str]:
     """The parts of the algorithm, as presets and keys give them, and the weights that are trained."""
-    spec, lora = run.spec, run.lora
+    spec, lora, config = run.spec, run.lora, run.config
     arguments = ", ".join(f"{name} {value}" for name, value in spec.policy_loss_args.items() if value is not None)
     yield f"loss       {spec.policy_loss}{f' ({arguments})' if arguments else ''}, {spec.loss_agg_mode}"
     if run.offline is None:
@@ -116,8 +116,9 @@ def _training(run: RunSettings) -> Iterator[str]:
     if spec.beta:
         yield f"KL         {spec.kl_loss} to the reference model, weight {spec.beta:g}"
     if spec.critic is not None:
-        yield f"critic     {spec.critic.folder or 'the body of the policy'}, learning rate {spec.critic.optimizer.lr:g}"
-    rate = f"learning rate {run.config.algorithm.optimizer.lr:g}"
+        start = config.model.critic_model_path or "the body of the policy"
+        yield f"critic     {start}, learning rate {config.algorithm.critic.lr:g}"
+    rate = f"learning rate {config.algorithm.optimizer.lr:g}"
     yield f"weights    {'all' if lora is None else f'a LoRA adapter of rank {lora.rank}, alpha {lora.alpha}'}, {rate}"
 
 

@@ -125,7 +125,9 @@ def test_the_plan_names_what_is_trained_and_how(make_config: MakeConfig) -> None
     def training(**keys: object) -> str:
         return "\n".join(run_plan(resolve(make_config(**keys)), gpu_count=0).training)
 
-    assert "loss       ppo, token-mean" in training() and "correction bypass" in training() and "critic" not in training()
+    assert (
+        "loss       ppo, token-mean" in training() and "correction bypass" in training() and "critic" not in training()
+    )
     assert "weights    all, learning rate 1e-06" in training()
     ppo = training(algorithm__algorithm_type="ppo", algorithm__critic={"lr": 2e-5})
     assert "advantage  gae" in ppo and "critic     the body of the policy, learning rate 2e-05" in ppo
