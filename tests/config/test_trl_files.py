@@ -9,6 +9,7 @@ from rft_platform.config.foreign.treatments import value_at
 from rft_platform.config.foreign.trl import _KEYS, _READ, _WITHOUT_EQUIVALENT, convert_trl, is_trl
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
+from rft_platform.config.schema.rft_config import RftConfig
 
 DATA = {"model_name_or_path": "model", "dataset_name": "tasks.jsonl"}
 
@@ -18,7 +19,9 @@ def converted(**given: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def test_a_file_is_recognised_by_keys_that_no_section_of_ours_has() -> None:
-    assert is_trl({"num_generations": 4})
+    assert is_trl({"num_generations": 4}) and is_trl({"model_name_or_path": "m", "learning_rate": 1e-6})
+    shared = {key for key in _READ.split() + [key for key, _ in _KEYS] if key in RftConfig.model_fields}
+    assert shared == {"seed"} and not is_trl({"seed": 1})
     assert not is_trl({"model": {}, "algorithm": {}, "buffer": {}})
 
 

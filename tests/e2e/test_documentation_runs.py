@@ -106,7 +106,8 @@ def test_a_judge_asks_an_auxiliary_model(folder: Path, policy_engine: PolicyEngi
     """That of evaluation.md."""
     (folder / "page_code.py").write_text(block("docs/evaluation.md", 'auxiliary_models["critic"]').text)
     spec = AuxiliarySpec(
-        name="critic", model="policy", base_url=policy_engine.base_url, engine_keys=(policy_engine.api_key or "",),
+        name="critic", model=policy_engine.status().model_path, base_url=policy_engine.base_url,
+        engine_keys=(policy_engine.api_key or "",),
         defaults={"max_tokens": 8},
     )  # fmt: skip
     (judgement, *_) = judge_runs(

@@ -11,8 +11,6 @@ from typing import Any
 from rft_platform.common.errors import UserError
 from rft_platform.config.foreign.treatments import Data, Moved, Noted, Refused, Treatment, apply, put
 
-#: Keys by which a file is recognised: no section of our schema has these names.
-_MARKS = {"num_generations", "per_device_train_batch_size", "max_completion_length", "gradient_accumulation_steps"}
 _LOSSES = {
     "grpo": "seq-mean-token-mean",
     "dapo": "token-mean",
@@ -128,8 +126,8 @@ _WITHOUT_EQUIVALENT = """
 
 
 def is_trl(data: Data) -> bool:
-    """Whether a file has keys of ``GRPOConfig``."""
-    return bool(_MARKS & data.keys())
+    """Whether a file has keys of ``GRPOConfig`` that are no keys of ours."""
+    return bool(data.keys() & {*(key for key, _ in _KEYS), *_READ.split()} - {"seed"})
 
 
 def convert_trl(data: Data, source: str) -> tuple[Data, tuple[str, ...]]:
