@@ -110,8 +110,8 @@ def _described(error: Any) -> str:
         return f"{key}: the environment variable {name} is not set; set it, or write ${{oc.env:{name},DEFAULT}}"
     if missing := _MISSING_KEY.search(reason):
         name = missing["key"]
-        variable = f"; an environment variable is ${{oc.env:{name}}}" if _VARIABLE_NAME.fullmatch(name) else ""
-        return f"{key}: ${{{name}}} names a key that this file does not set; set {name}{variable}"
+        hint = f"; an environment variable is ${{oc.env:{name}}}" if _VARIABLE_NAME.fullmatch(name) else ""
+        return f"{key}: ${{{name}}} names a key that this file does not set; set {name}{hint}"
     if _MARK not in reason and type(error).__name__ in ("UnsupportedValueType", "KeyValidationError"):
         return f"{key}: {reason}"
     return f"{key}: cannot be interpolated: {reason}; a literal ${{ is written \\${{"
