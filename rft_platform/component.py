@@ -14,6 +14,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.paths import resolve_paths
+from rft_platform.config.reference import write_with_schema
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.start import begin, is_in_force
 from rft_platform.project_definitions import definitions_of
@@ -79,7 +80,7 @@ class RftProjectScaffolder(dg.Scaffolder[ScaffoldParams]):
         """Write ``defs.yaml``, and ``rft.yaml`` unless the options name a file."""
         name, params = request.target_path.name, request.params
         if params.config is None:
-            (request.target_path / "rft.yaml").write_text(_STARTER.format(name=name), encoding="utf-8")
+            write_with_schema(request.target_path / "rft.yaml", _STARTER.format(name=name))
         dg.scaffold_component(
             request,
             {

@@ -1,5 +1,6 @@
 """The ``rft`` command and its subcommands. Heavy imports are inside the commands, so that ``rft --help`` is fast."""
 
+import difflib
 from typing import Annotated, Any
 
 import typer
@@ -20,12 +21,21 @@ from rft_platform.cli.commands.store import store
 from rft_platform.cli.commands.trace import trace
 from rft_platform.cli.commands.tune import tune
 from rft_platform.cli.exits import exit_codes
+from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home, private_files
 from rft_platform.observability.masked_output import mask_output
+
+#: Names that users of other tools try, and the command that does it here.
+_OTHER_NAMES = {"train": "run", "start": "run", "resume": "run", "status": "rounds", "evaluate": "eval"}
 
 
 class _Commands(TyperGroup):
     """The group of subcommands; each of them ends with the exit codes of ``exits``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and (near := difflib.get_close_matches(args[0], _OTHER_NAMES, 1, cutoff=0.8)):
+            raise UserError(f"no such command {args[0]!r}; did you mean `rft {_OTHER_NAMES[near[0]]}`?")
+        return super().resolve_command(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _flags_without_type(super().get_params(ctx))
@@ -62,7 +72,6 @@ def _print_version(wanted: bool) -> None:
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Reinforcement fine-tuning for LLM agents, orchestrated by Dagster. State lives in RFT_HOME (default ./.rft).",
 )

@@ -4,11 +4,13 @@ A reference is text, so a configuration can hold it and any process can load the
 process can reach (a lambda, a function of a notebook) is kept in memory under the reference ``live:name``.
 """
 
+import difflib
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,7 +45,9 @@ def load_object(reference: str, what: str) -> Any:
             f"{what} {reference!r}: cannot import {module_name} ({error}); {_import_advice(error)}"
         ) from error
     except FileNotFoundError as error:
-        raise UserError(f"{what} {reference!r}: there is no file {module_name}") from error
+        files = [file.name for file in Path(module_name).parent.glob("*.py")]
+        meant = _meant(Path(module_name).name, files)
+        raise UserError(f"{what} {reference!r}: there is no file {module_name}{meant}") from error
     except (Exception, SystemExit) as error:  # a script may end itself, because it is not meant to be imported
         place = user_place(error)
         cause = f"{described(error)}{f' ({place})' if place else ''}"
@@ -53,7 +57,8 @@ def load_object(reference: str, what: str) -> Any:
         try:
             value = getattr(value, name)
         except AttributeError as error:
-            raise UserError(f"{what} {reference!r}: {module_name} has no {attribute!r}") from error
+            meant = _meant(name, [known for known in dir(value) if not known.startswith("_")])
+            raise UserError(f"{what} {reference!r}: {module_name} has no {attribute!r}{meant}") from error
     return value
 
 
@@ -65,6 +70,12 @@ def _import_advice(error: ImportError) -> str:
     except (importlib.metadata.PackageNotFoundError, ValueError):  # ValueError: the name is empty
         return "is it on PYTHONPATH?"
     return f"{package} {installed} is installed: does the code need another version?"
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """The end of a message about an unknown name: the known name most similar to it, if one is similar."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def find_working_folder() -> None:

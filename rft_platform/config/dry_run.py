@@ -40,6 +40,7 @@ class RunPlan:
     tasksets: tuple[str, ...] = ()  # one line for each task dataset: how it is used
     home: str | None = None  # the project's folder
     memory: tuple[str, ...] = ()  # one line for each process that uses a GPU
+    training: tuple[str, ...] = ()  # what is trained, and by which loss; empty: the run does not train
 
 
 def run_plan(
@@ -59,6 +60,7 @@ def run_plan(
         notices=(*config.notices, *config_notices(config, gpu_count), *_length_notices(run, length, task_count)),
         tasksets=tuple(_tasksets(config)) if offline is None else (),
         memory=tuple(memory_lines(run, gpu_count, gpu_bytes)),
+        training=tuple(_training(run)) if config.mode in ("both", "train", "colocate") else (),
     )
 
 
@@ -67,6 +69,8 @@ def render_plan(plan: RunPlan) -> str:
     lines = [plan.title, *([] if plan.home is None else [f"RFT_HOME {plan.home}"])]
     if plan.tasksets:
         lines += ["", "tasks", *(f"  {line}" for line in plan.tasksets)]
+    if plan.training:
+        lines += ["", "training", *(f"  {line}" for line in plan.training)]
     lines += ["", "processes"]
     lines += [f"  {each.name:<10} {each.what}, {each.count} x {each.device}{each.where}" for each in plan.processes]
     if plan.memory:
@@ -100,6 +104,23 @@ def _length_notices(run: RunSettings, length: RunLength | None, task_count: int 
             )
     if task_count is not None and batches.batch_size > task_count:
         yield f"buffer.batch_size {batches.batch_size} is more than the {task_count} tasks: a batch repeats tasks"
+
+
+def _training(run: RunSettings) -> Iterator[str]:
+    """The parts of the algorithm, as presets and keys give them, and the weights that are trained."""
+    spec, lora, config = run.spec, run.lora, run.config
+    arguments = ", ".join(f"{name} {value}" for name, value in spec.policy_loss_args.items() if value is not None)
+    yield f"loss       {spec.policy_loss}{f' ({arguments})' if arguments else ''}, {spec.loss_agg_mode}"
+    if run.offline is None:
+        advantage = spec.token_advantage or run.algorithm.advantage or "none"
+        yield f"advantage  {advantage}, correction {spec.correction}"
+    if spec.beta:
+        yield f"KL         {spec.kl_loss} to the reference model, weight {spec.beta:g}"
+    if spec.critic is not None:
+        start = config.model.critic_model_path or "the body of the policy"
+        yield f"critic     {start}, learning rate {config.algorithm.critic.lr:g}"
+    rate = f"learning rate {config.algorithm.optimizer.lr:g}"
+    yield f"weights    {'all' if lora is None else f'a LoRA adapter of rank {lora.rank}, alpha {lora.alpha}'}, {rate}"
 
 
 def _tasksets(config: RftConfig) -> list[str]:

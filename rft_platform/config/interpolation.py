@@ -20,6 +20,7 @@ _ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\\$\{")
 _ENVIRONMENT = re.compile(r"""(?<!\\)(?:\\\\)*\$\{\s*oc\.env\s*:\s*['"]?(?P<name>\w+)""")
 #: Names of variables that hold secrets; MAX_TOKEN_LEN is none.
 _SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:KEY|TOKEN)(?:_?\d+)?$", re.IGNORECASE)
+_VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
 _MISSING_KEY = re.compile(r"Interpolation key '(?P<key>[^']*)' not found")
 
 
@@ -109,7 +110,9 @@ def _described(error: Any) -> str:
         name = variable["name"]
         return f"{key}: the environment variable {name} is not set; set it, or write ${{oc.env:{name},DEFAULT}}"
     if missing := _MISSING_KEY.search(reason):
-        return f"{key}: ${{{missing['key']}}} names a key that this file does not set; set {missing['key']}"
+        name = missing["key"]
+        hint = f"; an environment variable is ${{oc.env:{name}}}" if _VARIABLE_NAME.fullmatch(name) else ""
+        return f"{key}: ${{{name}}} names a key that this file does not set; set {name}{hint}"
     if _MARK not in reason and type(error).__name__ in ("UnsupportedValueType", "KeyValidationError"):
         return f"{key}: {reason}"
     return f"{key}: cannot be interpolated: {reason}; a literal ${{ is written \\${{"

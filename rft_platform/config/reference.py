@@ -1,9 +1,14 @@
-"""Descriptions of the keys of ``rft.yaml``, read from the schema: type, default, bounds and meaning."""
+"""Descriptions of the keys of ``rft.yaml``, read from the schema: type, default, bounds and meaning.
 
+For editors there is the JSON schema; a configuration file names it in its first line.
+"""
+
+import json
 import re
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
@@ -11,7 +16,12 @@ from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rft_platform.common.files import write_text
 from rft_platform.config.schema.rft_config import RftConfig
+
+#: Name of the JSON schema beside a configuration file, so that editors need no network.
+SCHEMA_FILE = "rft.schema.json"
+EDITOR_LINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
 
 _NAMES: dict[Any, str] = {
     str: "text",
@@ -130,3 +140,30 @@ def _number(value: float) -> str:
 def one_line(description: str) -> str:
     """One line of Markdown: the code marks of docstrings become those of Markdown."""
     return re.sub(r"\s+", " ", description.replace("``", "`")).strip()
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of ``rft.yaml``: this platform's names, without the other names that files of Trinity-RFT use."""
+    schema = RftConfig.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_with_expressions(schema)}
+
+
+def write_with_schema(file: Path, text: str) -> None:
+    """Write a configuration file whose first line names the JSON schema, and the schema beside it. Idempotent."""
+    content = {file.parent / SCHEMA_FILE: f"{json.dumps(json_schema(), indent=1)}\n", file: EDITOR_LINE + text}
+    for target, new in content.items():
+        if not target.exists() or target.read_text(encoding="utf-8") != new:
+            write_text(target, new)
+
+
+def _with_expressions(node: Any) -> Any:
+    """Let an expression such as ``${oc.env:NAME}`` take the place of a number or a boolean."""
+    if isinstance(node, list):
+        return [_with_expressions(entry) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    inner = {key: value if key in ("default", "enum") else _with_expressions(value) for key, value in node.items()}
+    if inner.get("type") not in ("integer", "number", "boolean"):
+        return inner
+    outer = {key: inner.pop(key) for key in ("title", "description", "default") if key in inner}
+    return {**outer, "anyOf": [inner, {"type": "string", "pattern": r"\$\{"}]}

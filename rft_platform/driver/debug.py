@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
+from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.common.processes.signals import terminable
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, read_settings
@@ -47,7 +48,7 @@ class Wanted:
     judge_args: Mapping[str, Any] | None = None
     tasks: Path | None = None
     task: str = "0"  # the task's number in the taskset, or the task itself as a JSON object
-    model: str = ""
+    model: str = ""  # of all policies
     temperature: float | None = None
     max_tokens: int | None = None
 
@@ -72,7 +73,7 @@ def run_one_task(wanted: Wanted, *, seed: int = 0) -> DebugRun:
     """
     with _scratch_project(wanted) as project:
         from rft_platform.rollout.runner.run_rollouts import run_rollouts
-        from rft_platform.rounds.setup.connections import connect_engine
+        from rft_platform.rounds.setup.connections import connect_engine, connect_policies
         from rft_platform.rounds.setup.side_engines import serving_auxiliaries
         from rft_platform.rounds.setup.taskset_binding import check_judge, check_workflow, how_to_run
 
@@ -81,17 +82,18 @@ def run_one_task(wanted: Wanted, *, seed: int = 0) -> DebugRun:
         check_workflow(project, taskset)
         check_judge(project, taskset)
         with _noted("starting the engine"):
-            engine = connect_engine(project)
+            engine, policies = connect_engine(project), connect_policies(project)
         started = time.perf_counter()
         with serving_auxiliaries(project) as auxiliaries:
             batch = run_rollouts(
                 engine, [task], how_to_run(project), round=1, batch=0, repeat_times=1, seed=seed,
                 limits=replace(project.settings.limits, max_retries=0, group_policy="partial"),
-                auxiliary_models=auxiliaries,
+                auxiliary_models=auxiliaries, policies=policies,
             )  # fmt: skip
             judge, judgement = _judged(project, taskset, task, batch.rows)
         seconds = time.perf_counter() - started
-        return DebugRun(task, batch.rows, _pieces(engine, batch.rows), judge, judgement, seconds)
+        pieces = _pieces({FIRST_POLICY: engine, **policies}, batch.rows)
+        return DebugRun(task, batch.rows, pieces, judge, judgement, seconds)
 
 
 def judge_one_response(wanted: Wanted, response: str) -> DebugRun:
@@ -145,6 +147,8 @@ def _settings(wanted: Wanted, home: Home) -> dict[str, Any]:
     model |= {"max_response_tokens": wanted.max_tokens} if wanted.max_tokens is not None else {}
     if wanted.model or "model_path" not in model:
         model["model_path"] = _model(wanted.model or TINY, home)
+    if wanted.model and "policies" in settings:
+        settings["policies"] = [{**entry, "model_path": model["model_path"]} for entry in settings["policies"]]
     return {**settings, "model": model}
 
 
@@ -233,11 +237,12 @@ def _row_of(task: "Task", response: str) -> RolloutRow:
     )  # fmt: skip
 
 
-def _pieces(engine: "PolicyEngine", rows: list[RolloutRow]) -> list[list[str]]:
+def _pieces(engines: "Mapping[str, PolicyEngine]", rows: list[RolloutRow]) -> list[list[str]]:
     """The text of each token of each response. A token that is only a part of a character gives U+FFFD."""
-    tokens = [[token] for row in rows for token in row.call.response_ids]
-    texts = iter(engine.decode(tokens) if tokens else [])
-    return [[next(texts) for _ in row.call.response_ids] for row in rows]
+    return [
+        engines[row.call.policy].decode([[token] for token in row.call.response_ids]) if row.call.response_ids else []
+        for row in rows
+    ]
 
 
 @contextmanager

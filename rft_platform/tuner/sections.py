@@ -82,12 +82,21 @@ class DatasetConfig(TunerSection):
         return self.split or "train"
 
     def preview(self, n: int = 5) -> list[dict[str, Any]]:
-        """Print the first ``n`` rows as JSON and return them. Raises UserError if the dataset cannot be read."""
+        """Print the first ``n`` rows as JSON and return them. Raises UserError if the dataset cannot be read.
+
+        A notebook does not show the returned rows again.
+        """
         from rft_platform.tasks.sources import located_rows
 
-        rows = [row for _, _, row in islice(located_rows(self.path, self.split_or_train, self.name), n)]
+        rows = _PrintedRows(row for _, _, row in islice(located_rows(self.path, self.split_or_train, self.name), n))
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return rows
+
+
+class _PrintedRows(list[dict[str, Any]]):
+    """Rows that were printed; a notebook cell that ends with them shows nothing more."""
+
+    def _ipython_display_(self) -> None: ...
 
 
 class AlgorithmConfig(TunerSection):

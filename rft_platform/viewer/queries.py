@@ -21,7 +21,8 @@ _RUNS = """
 WITH rewards AS (SELECT run_id, round, arg_max(reward, step) AS reward FROM judged GROUP BY run_id, round)
 SELECT r.round, r.run_id, any_value(r.task_id) AS task_id, any_value(r.taskset) AS taskset,
     count(*) AS calls, sum(len(r.response_ids)) AS tokens, max(r.policy_version) AS policy_version,
-    string_agg(DISTINCT r.policy, ', ') AS policy, bool_or(r.truncated) AS truncated, any_value(w.reward) AS reward
+    string_agg(DISTINCT r.policy, ', ') AS policy, bool_or(r.truncated) AS truncated, any_value(w.reward) AS reward,
+    sum(r.duration_s) AS seconds, count(*) OVER () AS total, avg(any_value(w.reward)) OVER () AS mean_reward
 FROM rollouts r LEFT JOIN rewards w ON w.run_id = r.run_id AND w.round = r.round
 {where} GROUP BY r.round, r.run_id {having} ORDER BY {order} LIMIT {limit} OFFSET {offset}
 """
@@ -75,6 +76,16 @@ class Runs:
     rows: list[dict[str, Any]]
     more: bool  # whether there is a next page
     rounds: list[int]
+
+    @property
+    def total(self) -> int:
+        """Number of matching runs on all pages."""
+        return self.rows[0]["total"] if self.rows else 0
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean over all matching runs; None without a reward."""
+        return self.rows[0]["mean_reward"] if self.rows else None
 
 
 def find_runs(store: ExperienceStore, search: Search) -> Runs:

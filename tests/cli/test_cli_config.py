@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 from typer.testing import Result
 
-from rft_platform.config.load import load_config
+from rft_platform.config.load import load_config, read_yaml
 from rft_platform.config.reference import keys
 
 Rft = Callable[..., Result]
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted({*FOLDER.glob("*.yaml"), *FOLDER.glob("*/rft.yaml")})  # further files have names of Trinity-RFT
 
 
 def test_explain_gives_type_default_and_meaning(rft: Rft) -> None:
@@ -78,3 +81,43 @@ def test_convert_trinity(rft: Rft, tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "ulysses_sequence_parallel_size has no effect here" in shown.stderr
     assert "default_workflow_type" not in shown.stdout
+
+
+def test_files_of_other_systems_are_refused(rft: Rft, tmp_path: Path) -> None:
+    file, target = tmp_path / "other.yaml", tmp_path / "rft.yaml"
+    verl = {
+        "algorithm": {"adv_estimator": "grpo"},
+        "data": {"train_files": "gsm8k"},
+        "actor_rollout_ref": {"model": {}},
+    }
+    axolotl = {"base_model": "Qwen/Qwen3-0.6B", "micro_batch_size": 2}
+    for content, message in (
+        (verl, "actor_rollout_ref is a section of verl"),
+        (axolotl, "no configuration of Trinity"),
+    ):
+        file.write_text(yaml.safe_dump(content))
+        shown = rft("config", "convert", file, "--to", target)
+        assert shown.exit_code == 2 and message in shown.output and not target.exists()
+    file.write_text(yaml.safe_dump(verl))
+    assert "section of verl" in rft("run", "--config", file, "--dry-run").output
+
+
+def test_the_schema_accepts_configurations_and_refuses_typos(rft: Rft, tmp_path: Path) -> None:
+    printed = json.loads(rft("config", "schema").stdout)
+    Draft202012Validator.check_schema(printed)
+    validator = Draft202012Validator(printed)
+    for file in EXAMPLES:
+        validator.validate(read_yaml(file))
+    validator.validate({"buffer": {"batch_size": "${oc.env:TASKS,8}"}, "seed": "${buffer.batch_size}"})
+    for wrong in ({"buffer": {"batch_sice": 8}}, {"buffer": {"batch_size": "eight"}}, {"buffer": {"batch_size": 0}}):
+        assert not validator.is_valid(wrong)
+    assert rft("config", "schema", "--to", tmp_path / "s.json").exit_code == 0
+    assert json.loads((tmp_path / "s.json").read_text()) == printed
+
+
+def test_a_written_configuration_names_the_schema_beside_it(rft: Rft, tmp_path: Path) -> None:
+    file, target = tmp_path / "grpo.yaml", tmp_path / "rft.yaml"
+    file.write_text("{model_name_or_path: m, num_generations: 4}")
+    assert rft("config", "convert", file, "--to", target).exit_code == 0
+    line = target.read_text().splitlines()[0]
+    assert (target.parent / line.removeprefix("# yaml-language-server: $schema=")).is_file()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import Result
 
 AGENT = """
@@ -24,6 +25,17 @@ async def two_turns(task, model):
 
 async def broken(task, model):
     return task["no_such_column"]
+"""
+
+GAME = """
+from rft_platform.rollout.workflow import WorkflowOutput
+
+
+async def play(task, model):
+    rival, messages = model.policy("rival"), [{"role": "user", "content": task["question"]}]
+    mine = await model.chat(messages)
+    await rival.chat([*messages, mine, {"role": "user", "content": "Better that."}])
+    return WorkflowOutput(reward=0.25, rewards={"rival": -0.25})
 """
 
 
@@ -55,6 +67,29 @@ def test_a_workflow_with_its_transcript_rows_and_reward(agent: Path, tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_workflow_calls_the_policies_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(GAME)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "Say a number.", "answer": "7"}\n')
+    taskset = {"path": "tasks.jsonl", "workflow": "game.py:play", "judge": None}
+    policies = [{"name": "rival", "model_path": "no/such-model"}]
+    file = tmp_path / "rft.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "project": "games", "name": "one", "policies": policies,
+                "model": {"max_response_tokens": 8},
+                "buffer": {"batch_size": 1, "total_steps": 1, "explorer_input": {"taskset": taskset}},
+            }
+        )
+    )  # fmt: skip
+    shown = run("workflow", "--config", file, "--model", "tiny", "--tokens")
+    assert shown.returncode == 0, shown.stderr
+    first, second = shown.stdout.index("assistant (step 0)"), shown.stdout.index("assistant (step 1, policy rival)")
+    assert first < shown.stdout.index("Better that.") < second
+    assert "reward 0.25 by the workflow" in shown.stdout and "reward -0.25 of policy rival" in shown.stdout
+
+
+@pytest.mark.slow
 def test_the_error_of_a_workflow_has_its_traceback(agent: Path) -> None:
     task = json.dumps({"question": "How many?", "answer": "3"})
     shown = run("workflow", f"{agent}:broken", "--task", task)
@@ -76,6 +111,17 @@ def test_a_judge_on_a_response(rft: Callable[..., Result], home: object) -> None
         shown = rft("debug", "judge", response, "--judge", "numeric", "--task", task, "--json")
         found = json.loads(shown.stdout)
         assert (found["reward"], found["reward_parts"]) == (reward, {"numeric": reward})
+
+
+def test_a_reward_that_does_not_fit_pass_rates_has_a_note(
+    rft: Callable[..., Result], home: object, tmp_path: Path
+) -> None:
+    (tmp_path / "judges.py").write_text("def points(task, response):\n    return float(response)\n")
+    judge = f"{tmp_path / 'judges.py'}:points"
+    for response, noted in (("1000", True), ("-2", True), ("0.5", False), ("1", False)):
+        shown = rft("debug", "judge", "--judge", judge, "--task", "{}", "--", response)
+        assert shown.exit_code == 0, shown.output
+        assert ("pass rates count a run as passed from a reward of 1" in shown.stdout) == noted
 
 
 def test_tasks_and_judge_of_a_file(rft: Callable[..., Result], home: object, write_config: Callable[..., Path]) -> None:

@@ -1,9 +1,13 @@
 """Which message and exit code a failure ends with."""
 
 import errno
+import os
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -85,6 +89,23 @@ def test_a_mistyped_command_gets_a_suggestion(rft: Callable[..., Result]) -> Non
 
     assert result.exit_code == 2
     assert "Did you mean 'doctor'?" in result.stderr
+
+
+@pytest.mark.parametrize(("given", "meant"), [("train", "run"), ("trian", "run"), ("evaluate", "eval")])
+def test_a_command_of_other_tools_names_the_one_here(rft: Callable[..., Result], given: str, meant: str) -> None:
+    result = rft(given, "--config", "rft.yaml")
+    assert result.exit_code == 2 and f"did you mean `rft {meant}`?" in result.stderr
+
+
+def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    def completed(words: str, number: int) -> list[str]:
+        environment = {**os.environ, "_RFT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+        command = [Path(sys.executable).with_name("rft")]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("rft ru", 1) == ["run"]
+    assert completed("rft run --dr", 2) == ["--dry-run"]
 
 
 def test_a_line_that_repeats_a_long_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,10 @@ def test_what_only_this_process_can_reach_is_refused() -> None:
     [
         ("nonsense", "expected package.module:attribute"),
         ("no_such_module:f", "cannot import no_such_module"),
-        ("pathlib:Nothing", "pathlib has no 'Nothing'"),
+        ("pathlib:Nothing", "pathlib has no 'Nothing'$"),
+        ("pathlib:Pth", r"pathlib has no 'Pth'; did you mean Path\?"),
+        ("pathlib:Path.exsts", r"pathlib has no 'Path.exsts'; did you mean exists\?"),
+        (f"{Path(__file__).with_name('test_user_coed.py')}:f", r"no file .*; did you mean test_user_code.py\?"),
         ("/nowhere/agent.py:f", "there is no file /nowhere/agent.py"),
     ],
 )

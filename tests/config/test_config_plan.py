@@ -119,3 +119,19 @@ def test_a_trainer_service_has_no_engine(make_config: MakeConfig) -> None:
 def test_an_offset_in_batches_becomes_rounds() -> None:
     sync = build_config({"synchronizer": {"sync_interval": 4, "sync_offset": 5}}).synchronizer
     assert sync.offset_rounds == 2
+
+
+def test_the_plan_names_what_is_trained_and_how(make_config: MakeConfig) -> None:
+    def training(**keys: object) -> str:
+        return "\n".join(run_plan(resolve(make_config(**keys)), gpu_count=0).training)
+
+    assert (
+        "loss       ppo, token-mean" in training() and "correction bypass" in training() and "critic" not in training()
+    )
+    assert "weights    all, learning rate 1e-06" in training()
+    ppo = training(algorithm__algorithm_type="ppo", algorithm__critic={"lr": 2e-5})
+    assert "advantage  gae" in ppo and "critic     the body of the policy, learning rate 2e-05" in ppo
+    adapter = training(algorithm__algorithm_type="gspo", model__lora_configs=[{"lora_rank": 8, "lora_alpha": 16}])
+    assert "loss       gspo" in adapter and "correction decoupled" in adapter
+    assert "a LoRA adapter of rank 8, alpha 16" in adapter
+    assert training(mode="explore") == ""

@@ -48,7 +48,15 @@ algorithm: {teacher_model_path: "${model.model_path}-large"}
             "model.model_path: the environment variable NOT_SET_ANYWHERE is not set; set it, or write "
             "${oc.env:NOT_SET_ANYWHERE,DEFAULT}",
         ),
-        ("${nothing.here}", "model.model_path: ${nothing.here} names a key that this file does not set; set nothing"),
+        (
+            "${nothing.here}",
+            "model.model_path: ${nothing.here} names a key that this file does not set; set nothing.here",
+        ),
+        (
+            "${HOME}/model",
+            "model.model_path: ${HOME} names a key that this file does not set; set HOME; an environment variable is "
+            "${oc.env:HOME}",
+        ),
         ("${oc.unheard_of:1}", "model.model_path: cannot be interpolated: Unsupported interpolation type"),
         ("${model.model_path}", "model.model_path: cannot be interpolated: Recursive interpolation"),
         ("${oc.env:", "model.model_path: cannot be interpolated: "),

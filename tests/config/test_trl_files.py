@@ -6,9 +6,10 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.foreign.treatments import value_at
-from rft_platform.config.foreign.trl import convert_trl, is_trl
+from rft_platform.config.foreign.trl import _KEYS, _READ, _WITHOUT_EQUIVALENT, convert_trl, is_trl
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
+from rft_platform.config.schema.rft_config import RftConfig
 
 DATA = {"model_name_or_path": "model", "dataset_name": "tasks.jsonl"}
 
@@ -18,7 +19,9 @@ def converted(**given: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def test_a_file_is_recognised_by_keys_that_no_section_of_ours_has() -> None:
-    assert is_trl({"num_generations": 4})
+    assert is_trl({"num_generations": 4}) and is_trl({"model_name_or_path": "m", "learning_rate": 1e-6})
+    shared = {key for key in _READ.split() + [key for key, _ in _KEYS] if key in RftConfig.model_fields}
+    assert shared == {"seed"} and not is_trl({"seed": 1})
     assert not is_trl({"model": {}, "algorithm": {}, "buffer": {}})
 
 
@@ -67,6 +70,10 @@ def test_settings_and_defaults_of_trl(given: dict[str, Any], key: str, value: ob
         ({"fp16": True}, "set bf16"),
         ({"per_device_train_batch_size": 4}, "4 completions per generation are no multiple of num_generations 8"),
         ({"scale_rewards": "sometimes"}, "scale_rewards 'sometimes'"),
+        ({"use_peft": True, "use_rslora": True}, "multiply lora_alpha"),
+        ({"load_in_4bit": True}, "not quantised"),
+        ({"temperatur": 0.7}, r"^file: unknown key temperatur; did you mean temperature\?$"),
+        ({"lora_rank": 8, "lorra_r": 8}, r"unknown key lorra_r; did you mean lora_r\?"),
     ],
 )
 def test_what_cannot_be_supported_is_refused(given: dict[str, Any], message: str) -> None:
@@ -75,7 +82,38 @@ def test_what_cannot_be_supported_is_refused(given: dict[str, Any], message: str
 
 
 def test_a_setting_without_an_equal_is_named() -> None:
-    settings, notices = converted(reward_weights=[1, 2], no_such_setting=3)
-    assert "no_such_setting" not in settings
-    assert any("no_such_setting has no equivalent" in line for line in notices)
+    settings, notices = converted(reward_weights=[1, 2], push_to_hub=True, no_such_setting=3)
+    assert not {"no_such_setting", "push_to_hub"} & settings.keys()
+    assert any("push_to_hub has no equivalent here" in line for line in notices)
+    assert any("no_such_setting is no known key of TRL" in line for line in notices)
     assert any("reward_weights has no effect here" in line for line in notices)
+
+
+@pytest.mark.parametrize(
+    ("given", "adapter"),
+    [
+        ({"use_peft": True}, {"lora_rank": 16, "lora_alpha": 32}),
+        ({"use_peft": True, "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["q_proj", "v_proj"]},
+         {"lora_rank": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}),
+        ({"lora_r": 4, "lora_target_modules": ["all-linear"]},
+         {"lora_rank": 4, "lora_alpha": 32, "target_modules": "all-linear"}),
+    ],
+)  # fmt: skip
+def test_an_adapter_stays_an_adapter(given: dict[str, Any], adapter: dict[str, Any]) -> None:
+    settings, notices = converted(**given)
+    assert value_at(settings, "model.lora_configs") == [adapter]
+    resolve(build_config(settings))
+    assert any("all linear layers" in line for line in notices) == ("target_modules" not in adapter)
+    assert any("without use_peft" in line for line in notices) == ("use_peft" not in given)
+
+
+def test_an_adapter_that_is_switched_off_is_not_trained() -> None:
+    settings, notices = converted(use_peft=False, lora_r=8)
+    assert value_at(settings, "model.lora_configs") is None and any("use_peft false" in line for line in notices)
+
+
+def test_known_keys_are_those_of_trl_once() -> None:
+    """No key is listed as converted and as one without equivalent."""
+    converted_keys = [key for key, _ in _KEYS]
+    assert len(converted_keys) == len(set(converted_keys))
+    assert not {*_WITHOUT_EQUIVALENT.split()} & {*converted_keys, *_READ.split()}

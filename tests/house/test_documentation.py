@@ -1,5 +1,5 @@
 """What README and docs name exists: linked files and headings, commands, options and targets, keys of rft.yaml, paths,
-modules. Their Python compiles, and their configurations are valid."""
+modules. Their Python compiles."""
 
 import ast
 import importlib.util
@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 
 from rft_platform.cli.main import app
-from rft_platform.config.schema.rft_config import RftConfig
 from scripts.configuration import keys
 
 REPOSITORY = Path(__file__).parents[2]
@@ -168,18 +166,6 @@ def test_modules_exist(page: Path) -> None:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rft_platform")
     ]
     assert [name for name in {*started, *imported} if importlib.util.find_spec(name) is None] == []
-
-
-def configurations() -> list[Any]:
-    """Complete configurations in the pages' YAML."""
-    found = [(name_of(page), block) for page in PAGES for block in blocks_of(page, "yaml")]
-    return [pytest.param(block, id=name) for name, block in found if re.search("^project:", block, re.MULTILINE)]
-
-
-@pytest.mark.parametrize("block", configurations())
-def test_configurations_are_valid(block: str) -> None:
-    given = yaml.safe_load(block)
-    assert RftConfig.model_validate(given).project == given["project"]
 
 
 def test_the_readme_takes_two_minutes_and_agents_is_one_page() -> None:

@@ -13,6 +13,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from rft_platform.common.errors import UserError
 from rft_platform.component import ConfiguredProject, RftProjectComponent
 from rft_platform.config.home import Home
+from rft_platform.config.reference import EDITOR_LINE, SCHEMA_FILE
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.start import is_in_force
 from rft_platform.jobs.jobs import add_rounds
@@ -107,6 +108,7 @@ def test_a_scaffolded_component_loads() -> None:
         folder = sandbox.scaffold_component(component_cls=RftProjectComponent, defs_path="helper")
         attributes = yaml.safe_load((folder / "defs.yaml").read_text())["attributes"]
         assert attributes == {"config": "rft.yaml", "rft_home": ".rft/helper", "key_prefix": "helper"}
+        assert (folder / "rft.yaml").read_text().startswith(EDITOR_LINE) and (folder / SCHEMA_FILE).is_file()
         with sandbox.load_component_and_build_defs(defs_path=folder) as (component, defs):
             assert isinstance(component, RftProjectComponent)
             assert dg.AssetKey(["helper", "policy_checkpoint"]) in defs.resolve_all_asset_keys()

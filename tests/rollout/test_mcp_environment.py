@@ -164,6 +164,27 @@ async def test_a_server_that_cannot_be_reached_is_named(server: str, match: str)
             pass
 
 
+async def test_what_a_failed_server_printed_is_shown(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("from mcp.server import FastMCP\n")
+    with pytest.raises(
+        ConnectionError, match=r"no session .*; it printed: .*ImportError: cannot import name 'FastMCP'"
+    ):
+        async with episode(f"mcp:{sys.executable} {broken}", timeout_s=20):
+            pass
+
+
+async def test_a_server_that_ends_within_an_episode_fails_the_run(tmp_path: Path) -> None:
+    """The model must not be blamed for it."""
+    ending = tmp_path / "ending.py"
+    ending.write_text(
+        SERVER.replace('raise ValueError("not shown to clients")', 'os.write(2, b"disk on fire"); os._exit(1)')
+    )
+    async with episode(f"mcp:{sys.executable} {ending}") as environment:
+        with pytest.raises(ConnectionError, match=r"the session ended; it printed: .*disk on fire"):
+            await environment.step(ToolCall("fail", {}))
+
+
 def test_unset_variables_and_an_empty_name_are_refused(script: Path) -> None:
     assert "NO_SUCH_VARIABLE" not in os.environ
     with pytest.raises(UserError, match=r"environment variables \['NO_SUCH_VARIABLE'\] are not set"):

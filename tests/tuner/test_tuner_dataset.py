@@ -27,6 +27,12 @@ def test_preview_prints_json_and_returns_the_rows(dataset: Path, capsys: pytest.
     assert "等于多少" in printed
 
 
+def test_a_notebook_does_not_show_the_rows_twice(dataset: Path) -> None:
+    from IPython.core.formatters import DisplayFormatter
+
+    assert DisplayFormatter().format(DatasetConfig(path=str(dataset)).preview(1)) == ({}, {})
+
+
 def test_preview_shows_the_first_n_of_the_split(dataset: Path) -> None:
     assert DatasetConfig(path=str(dataset)).preview(1) == ROWS[:1]
     assert DatasetConfig(path=str(dataset), split="test").preview() == [{"n": 1}]

@@ -21,6 +21,7 @@ from rft_platform.tuner import (
     check_judge_function,
     check_workflow_function,
 )
+from rft_platform.tuner.result import StepRecord
 
 
 def test_the_public_names_are_those_of_the_api() -> None:
@@ -171,3 +172,10 @@ def test_parameters_are_matched_by_name() -> None:
 def test_wrong_signatures_are_refused(check: Any, function: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         check(function)
+
+
+def test_the_history_is_a_table() -> None:
+    import pandas
+
+    table = pandas.DataFrame([StepRecord(0, 0), StepRecord(1, 1, 0.5, {"loss": 1.0})])
+    assert table["reward"].tolist()[1:] == [0.5] and "metrics" in table

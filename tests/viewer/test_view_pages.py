@@ -78,6 +78,8 @@ def test_the_newest_round_is_shown_first(store: ExperienceStore) -> None:
     assert [run["calls"] for run in found.rows] == [2, 1, 1, 1]
     assert {run["policy_version"] for run in found.rows} == {8}
     assert found.rows[0]["prompt"] == "Größe 0?"
+    assert (found.total, found.mean_reward) == (4, 0.5) and found.rows[0]["seconds"] == pytest.approx(0.25)
+    assert find_runs(store, Search(text="nowhere")).mean_reward is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``rft config explain | show | convert``: what a key means, what a file resolves to, files of other systems."""
+"""``rft config explain | show | convert | schema``: the meaning of a key, resolved settings, files of other systems."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -84,27 +84,47 @@ def convert(
     import yaml
 
     from rft_platform.common.errors import UserError
-    from rft_platform.common.files import write_text
     from rft_platform.config.foreign.convert import convert as convert_trinity
     from rft_platform.config.foreign.trl import convert_trl, is_trl
     from rft_platform.config.load import build_config, read_yaml
+    from rft_platform.config.reference import write_with_schema
+    from rft_platform.config.schema.rft_config import RftConfig
     from rft_platform.driver.console import notes
 
     if to is not None and to.exists():
         raise UserError(f"--to {to}: the file exists; name another one, or remove it first")
     data = read_yaml(file)
+    if not (is_trl(data) or data.keys() & {*RftConfig.model_fields, "stages"}):
+        raise UserError(f"{file}: no configuration of Trinity-RFT or of TRL's GRPO trainer (GRPOConfig)")
     settings, notices = (convert_trl if is_trl(data) else convert_trinity)(data, str(file))
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     if to is None:
         typer.echo(text, nl=False)
     else:
-        write_text(to, text)
+        write_with_schema(to, text)
     for line in notices:
         notes().print(f"note: {line}", markup=False, soft_wrap=True)
     try:
         build_config(settings, "missing or invalid")
     except UserError as error:
         notes().print(str(error), style="yellow", markup=False, soft_wrap=True)
+
+
+@config.command()
+def schema(
+    to: Annotated[Path | None, typer.Option("--to", help="Write the schema to this file; default: print it.")] = None,
+) -> None:
+    """Print the JSON schema of rft.yaml, with which an editor completes keys and marks errors."""
+    import json
+
+    from rft_platform.common.files import write_text
+    from rft_platform.config.reference import json_schema
+
+    text = json.dumps(json_schema(), indent=1)
+    if to is None:
+        typer.echo(text)
+    else:
+        write_text(to, f"{text}\n")
 
 
 def _print_key(name: str, known: "Mapping[str, FieldInfo]") -> None:

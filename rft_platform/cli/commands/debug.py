@@ -20,7 +20,10 @@ _Judge = Annotated[str, typer.Option(help="Built-in name or module:function.")]
 _JudgeArgs = Annotated[str, typer.Option(help="Keyword arguments of --judge, as a JSON object.")]
 _Model = Annotated[
     str,
-    typer.Option(help="Folder or name of a model; `tiny`: a random model built from code (default without --config)."),
+    typer.Option(
+        help="Folder or name of a model, for all policies; `tiny`: a random model built from code (default without "
+        "--config)."
+    ),
 ]
 _MaxTokens = Annotated[int | None, typer.Option(min=1, help="Limit of an answer, in tokens.")]
 _Temperature = Annotated[float | None, typer.Option(min=0.0, help="Sampling temperature.")]
@@ -112,9 +115,10 @@ def _print_traceback(error: BaseException) -> None:
     """Print where the user's code failed; the error itself is printed when the command ends."""
     import traceback
 
+    from rft_platform.common.fault_classification import user_place
     from rft_platform.driver.console import notes
 
-    if error.__cause__ is not None:
+    if error.__cause__ is not None and user_place(error.__cause__) is not None:
         trace = "".join(traceback.format_exception(error.__cause__))
         notes().print(trace, style="dim", markup=False, highlight=False, soft_wrap=True)
 

@@ -4,6 +4,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.common.policy_names import FIRST_POLICY, policy_column
 from rft_platform.common.redaction import visible
 
 if TYPE_CHECKING:
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from rft_platform.experience.record import RolloutRow
 
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+_UNUSUAL = (
+    "note: the reward {:g} is outside 0 to 1: pass rates count a run as passed from a reward of 1; scale the judge's "
+    "rewards if 1 does not mean solved"
+)
 _SHOWN = 2000  # characters of a message
 #: Log-prob of a token from which its colour is used, the likeliest first.
 _LIKELY = ((-0.1, "white"), (-1.0, "green"), (-3.0, "yellow"), (-math.inf, "red"))
@@ -21,20 +26,20 @@ _LIKELY = ((-0.1, "white"), (-1.0, "green"), (-3.0, "yellow"), (-math.inf, "red"
 def print_run(found: "DebugRun", console: "Console", *, tokens: bool, reward: bool = True) -> None:
     """Print the transcript, a table of the rows, and the reward. ``tokens``: also the log-prob of every token."""
     console.print(f"task {found.task.task_id} of {found.task.taskset}: {_json(found.task.raw)}", markup=False)
-    shown: list[dict[str, Any]] = []
+    printed: list[list[dict[str, Any]]] = []  # the conversation after each call
     if tools := {str(tool.get("function", tool).get("name")): None for row in found.rows for tool in row.call.tools}:
         console.print(f"tools: {', '.join(tools)}", markup=False)
     for row, pieces in zip(found.rows, found.pieces, strict=True):
         messages = row.call.messages
-        known = len(shown) if messages[: len(shown)] == shown else 0
-        if shown and not known:
+        known = max((len(each) for each in printed if messages[: len(each)] == each), default=0)
+        if printed and known != len(printed[-1]):
             console.print("(the agent continues with other messages)", style="dim")
         for message in messages[known:]:
             _print_message(message, console)
-        _print_message(row.call.response, console, f"step {row.step}")
+        _print_message(row.call.response, console, _step(row))
         if tokens and pieces:
             _print_tokens(row, pieces, console)
-        shown = [*messages, row.call.response]
+        printed.append([*messages, row.call.response])
     output = found.rows[-1].run_output
     if output is not None and output != found.rows[-1].call.response_text:
         console.print(f"the workflow returned {_json(output)}", markup=False, soft_wrap=True)
@@ -53,6 +58,7 @@ def run_json(found: "DebugRun") -> dict[str, Any]:
         "calls": [
             {
                 "step": row.step,
+                "policy": policy_column(row.call.policy),
                 "messages": row.call.messages,
                 "tools": row.call.tools,
                 "response": row.call.response,
@@ -67,9 +73,16 @@ def run_json(found: "DebugRun") -> dict[str, Any]:
         ],
         "judge": found.judge,
         "reward": None if judgement is None or judgement.error else judgement.reward,
+        "rewards": {} if judgement is None else dict(judgement.rewards),
         "reward_parts": {} if judgement is None else dict(judgement.parts),
         "judge_error": None if judgement is None else judgement.error,
     }
+
+
+def _step(row: "RolloutRow") -> str:
+    """The step of a call, and its policy if that is not the first one."""
+    policy = row.call.policy
+    return f"step {row.step}" if policy == FIRST_POLICY else f"step {row.step}, policy {policy}"
 
 
 def _print_message(message: dict[str, Any], console: "Console", note: str = "") -> None:
@@ -128,6 +141,10 @@ def _print_reward(found: "DebugRun", console: "Console") -> None:
     metrics = {name: value for row in found.rows for name, value in row.call.metrics.items()}
     shown = ", ".join(f"{name} {value:g}" for name, value in metrics.items())
     console.print(f"reward {judgement.reward:g} by {by}{f' ({parts})' if parts else ''}", style="bold", markup=False)
+    for name, reward in judgement.rewards.items():
+        console.print(f"reward {reward:g} of policy {name}", style="bold", markup=False)
+    if found.judge is not None and not 0 <= judgement.reward <= 1:
+        console.print(_UNUSUAL.format(judgement.reward), style="yellow", markup=False, soft_wrap=True)
     if shown:
         console.print(f"metrics: {shown}", markup=False, soft_wrap=True)
     console.print(f"{found.seconds:.1f} s", style="dim")

@@ -10,6 +10,7 @@ from rft_platform.config.foreign.stages import convert_stages
 from rft_platform.config.foreign.tasksets import convert_tasksets
 from rft_platform.config.foreign.treatments import Data, apply, value_at
 
+_OF_VERL = "actor_rollout_ref"
 _TINKER_RANK = 16  # the service's default rank of an adapter
 
 
@@ -19,6 +20,11 @@ def convert(data: Data, source: str, *, own_functions: bool = False) -> tuple[Da
     ``own_functions``: the caller replaces the workflows that the file names.
     Raises UserError for a key that the platform cannot support; the message begins with ``source``.
     """
+    if _OF_VERL in data:
+        raise UserError(
+            f"{source}: {_OF_VERL} is a section of verl, whose files are not converted: write a new file "
+            "(docs/guide.md), with the model, the batch sizes and the learning rate of this one"
+        )
     converted = deepcopy(data)
     notices: list[str] = []
     try:

@@ -1,16 +1,16 @@
 """Convert the settings of TRL's GRPO trainer (``GRPOConfig`` as YAML or JSON) to sections of ``rft.yaml``.
 
-Keys and defaults are those of TRL 1.x (https://huggingface.co/docs/trl/grpo_trainer).
+Keys and defaults are those of TRL 1.x (https://huggingface.co/docs/trl/grpo_trainer). The YAML of the command
+``trl grpo`` also has the keys of ``ModelConfig`` and ``ScriptArguments``.
 """
 
+import difflib
 from collections.abc import Iterator
 from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.foreign.treatments import Data, Moved, Noted, Refused, Treatment, apply, put
 
-#: Keys by which a file is recognised: no section of our schema has these names.
-_MARKS = {"num_generations", "per_device_train_batch_size", "max_completion_length", "gradient_accumulation_steps"}
 _LOSSES = {
     "grpo": "seq-mean-token-mean",
     "dapo": "token-mean",
@@ -73,12 +73,61 @@ _KEYS: tuple[tuple[str, Treatment], ...] = (
     ("ddp_timeout", Noted("the trainer's ranks are started by the platform (trainer.nproc)")),
     ("deepspeed", Refused("layers are sharded by FSDP2: set trainer.nproc, and leave this key out")),
     ("fsdp", Noted("layers are sharded by FSDP2 in any case (trainer.nproc)")),
+    ("load_in_4bit", Refused("base weights are not quantised: leave this key out", allowed=(False,))),
+    ("load_in_8bit", Refused("base weights are not quantised: leave this key out", allowed=(False,))),
+    ("lora_dropout", Noted("an adapter is trained without dropout", silent=(0, 0.0))),
+    ("lora_task_type", Noted("the adapter is one of a causal language model", silent=("CAUSAL_LM",))),
+    ("lora_modules_to_save", Refused("only the adapter is trained: leave this key out")),
+    ("lora_target_parameters", Refused("name linear layers in lora_target_modules")),
+    ("use_dora", Refused("an adapter is a plain LoRA: leave this key out", allowed=(False,))),
+    ("use_rslora", Refused(
+        "the scale of an adapter is lora_alpha / lora_r: leave this key out, and multiply lora_alpha by sqrt(lora_r)",
+        allowed=(False,),
+    )),
+)  # fmt: skip
+
+#: Keys that ``_batches``, ``_algorithm`` and ``_adapter`` read.
+_READ = (
+    "per_device_train_batch_size gradient_accumulation_steps generation_batch_size steps_per_generation loss_type "
+    "importance_sampling_level epsilon epsilon_high delta scale_rewards beta adam_beta1 adam_beta2 use_peft lora_r "
+    "lora_alpha lora_target_modules"
 )
+#: Keys of GRPOConfig, TrainingArguments, ModelConfig and ScriptArguments that have no equivalent here.
+_WITHOUT_EQUIVALENT = """
+    accelerator_config attn_implementation auto_find_batch_size average_tokens_across_devices batch_eval_metrics
+    bf16_full_eval bnb_4bit_quant_storage bnb_4bit_quant_type cache_implementation cast_lm_head_to_fp32
+    chat_template_kwargs data_seed dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context
+    dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
+    dataset_streaming dataset_test_split dataset_train_split datasets ddp_backend ddp_broadcast_buffers
+    ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph debug disable_dropout disable_tqdm do_eval do_predict
+    do_train ds3_gather_for_generation dtype enable_jit_checkpoint entropy_coef entropy_coef_delta entropy_coef_max
+    entropy_coef_min entropy_target eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps
+    eval_strategy eval_use_gather_object fp16_full_eval fsdp_config full_determinism generation_kwargs
+    gradient_checkpointing_kwargs greater_is_better hub_always_push hub_model_id hub_private_repo hub_revision
+    hub_strategy hub_token ignore_bias_buffers ignore_data_skip include_for_metrics include_num_input_tokens_seen
+    label_names label_smoothing_factor length_column_name liger_kernel_config load_best_model_at_end local_rank
+    log_completions_hub_repo log_level log_level_replica log_multimodal log_on_each_node log_unique_prompts logging_dir
+    logging_first_step logging_nan_inf_filter logging_strategy lr_scheduler_kwargs max_tool_calling_iterations
+    metric_for_best_model min_p model_init_kwargs model_revision multi_objective_aggregation neftune_noise_alpha
+    num_completions_to_print num_generations_eval off_policy_mask_threshold optim optim_args optim_target_modules
+    pad_to_multiple_of parallelism_config per_device_eval_batch_size prediction_loss_only push_to_hub
+    ref_model_mixup_alpha ref_model_sync_steps repetition_penalty restore_callback_states_from_checkpoint
+    resume_from_checkpoint reward_funcs reward_model_name_or_path router_aux_loss_coef sapo_temperature_neg
+    sapo_temperature_pos save_on_each_node save_only_model save_strategy skip_memory_metrics streaming sync_ref_model
+    test_split_size tf32 top_entropy_quantile torch_compile_backend torch_compile_mode torch_empty_cache_steps
+    trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy
+    transformers_continuous_batching_config trust_remote_code use_adaptive_entropy use_bias_correction_kl
+    use_bnb_nested_quant use_cache use_cpu use_transformers_continuous_batching use_transformers_paged
+    vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vllm_group_port vllm_importance_sampling_cap
+    vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_correction
+    vllm_importance_sampling_mode vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port
+    vllm_server_timeout vllm_structured_outputs_regex
+"""
 
 
 def is_trl(data: Data) -> bool:
-    """Whether a file has keys of ``GRPOConfig``."""
-    return bool(_MARKS & data.keys())
+    """Whether a file has keys of ``GRPOConfig`` that are no keys of ours."""
+    return bool(data.keys() & {*(key for key, _ in _KEYS), *_READ.split()} - {"seed"})
 
 
 def convert_trl(data: Data, source: str) -> tuple[Data, tuple[str, ...]]:
@@ -88,15 +137,29 @@ def convert_trl(data: Data, source: str) -> tuple[Data, tuple[str, ...]]:
     """
     settings: Data = {"project": "converted", "name": "from_trl", **_with_defaults(data)}
     try:
-        notices = [*_batches(settings), *_algorithm(settings)]
+        unknown = _unknown(data)
+        notices = [*_batches(settings), *_algorithm(settings), *_adapter(settings)]
         for key, treatment in _KEYS:
             notices += apply(settings, key, treatment)
     except UserError as error:
-        raise UserError(f"{source}: {error}") from None
-    for key in sorted(data.keys() & settings.keys() - {"seed", "name"}):
+        raise UserError("\n".join(f"{source}: {line}" for line in str(error).splitlines())) from None
+    for key in sorted(data.keys() & ({*_WITHOUT_EQUIVALENT.split()} | unknown), key=str):
         del settings[key]
-        notices.append(f"{key} has no equivalent here and was left out")
+        reason = "is no known key of TRL's GRPOConfig" if key in unknown else "has no equivalent here"
+        notices.append(f"{key} {reason} and was left out")
     return settings, tuple(notices)
+
+
+def _unknown(data: Data) -> set[Any]:
+    """The keys that are not known as those of TRL. Raises UserError if one is similar to a known key."""
+    known = {key for key, _ in _KEYS} | {*_READ.split(), *_WITHOUT_EQUIVALENT.split(), "project"}
+    unknown = set(data.keys() - known)
+    near = {
+        key: difflib.get_close_matches(str(key), sorted(known), n=1, cutoff=0.8) for key in sorted(unknown, key=str)
+    }
+    if similar := [f"unknown key {key}; did you mean {found[0]}?" for key, found in near.items() if found]:
+        raise UserError("\n".join(similar))
+    return unknown
 
 
 def _with_defaults(data: Data) -> Data:
@@ -156,3 +219,22 @@ def _algorithm(settings: Data) -> Iterator[str]:
     betas = [settings.pop("adam_beta1", 0.9), settings.pop("adam_beta2", 0.999)]
     algorithm["optimizer"] = {"betas": betas}
     settings["algorithm"] = algorithm
+
+
+def _adapter(settings: Data) -> Iterator[str]:
+    """Convert the LoRA adapter of ``ModelConfig``; its defaults are written out."""
+    given = {name: settings.pop(f"lora_{name}", None) for name in ("r", "alpha", "target_modules")}
+    wanted, any_given = settings.pop("use_peft", None), any(value is not None for value in given.values())
+    if wanted is False or not (wanted or any_given):
+        if any_given:
+            yield "use_peft false: no adapter is trained, and the keys lora_* are left out"
+        return
+    adapter: Data = {"lora_rank": given["r"] or 16, "lora_alpha": given["alpha"] or 32}
+    if given["target_modules"]:
+        modules = given["target_modules"]
+        adapter["target_modules"] = modules[0] if isinstance(modules, list) and len(modules) == 1 else modules
+    else:
+        yield "model.lora_configs: all linear layers get an adapter; peft's default for some models is fewer layers"
+    if wanted is None:
+        yield "lora_r and the like are read as a LoRA adapter; without use_peft, TRL's command trains all weights"
+    put(settings, "model.lora_configs", [adapter], "the adapter")

@@ -3,7 +3,7 @@
 from importlib import resources
 from pathlib import Path
 
-from rft_platform.common.files import write_text
+from rft_platform.config.reference import write_with_schema
 from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.recipes.arithmetic.tasks import write_tasks
 
@@ -15,6 +15,5 @@ def prepare(folder: Path) -> Path:
         write_tasks(folder / "tasks")
     config = folder / "rft.yaml"
     recipe = resources.files("rft_platform.recipes.arithmetic").joinpath("rft.yaml").read_text(encoding="utf-8")
-    if not config.exists() or config.read_text(encoding="utf-8") != recipe:
-        write_text(config, recipe)
+    write_with_schema(config, recipe)
     return config

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rft_platform.common.files import write_text
+from rft_platform.config.reference import write_with_schema
 from rft_platform.recipes.arithmetic.model import VOCABULARY, build_model
 
 DEMONSTRATIONS = "demonstrations.jsonl"
@@ -32,9 +32,7 @@ def prepare_tool_agent(
         write_tasks(folder / "tasks")
     for written in resources.files(package).iterdir():
         if written.name.endswith(".yaml"):
-            target, content = folder / written.name, written.read_text(encoding="utf-8")
-            if not target.exists() or target.read_text(encoding="utf-8") != content:
-                write_text(target, content)
+            write_with_schema(folder / written.name, written.read_text(encoding="utf-8"))
     return folder / "rft.yaml"
 
 

@@ -5,12 +5,15 @@ The server only runs tools. It gives no reward and never ends an episode: use a 
 
 import os
 import shlex
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import IO, Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.rollout.environments.interface import Action, ToolCall, Turn
+
+_TAIL_BYTES, _TAIL_LINES = 4096, 3  # of what a command printed to stderr, for the message of a failure
 
 
 class McpEnvironment:
@@ -38,6 +41,7 @@ class McpEnvironment:
         self._server, self._names, self._env, self._timeout_s = server, tools, env, timeout_s
         self._stack = AsyncExitStack()
         self._client: Any = None
+        self._stderr: IO[str] | None = None  # of a command
         self._tools: list[dict[str, Any]] = []
 
     @property
@@ -52,7 +56,8 @@ class McpEnvironment:
             self._client = await self._stack.enter_async_context(client)
             self._tools = [_openai_tool(tool) for tool in await self._list_tools()]
         except Exception as error:
-            raise ConnectionError(f"MCP server {self._server}: no session ({_causes(error)}); does it run?") from error
+            reason = self._printed() or "does it run?"
+            raise ConnectionError(f"MCP server {self._server}: no session ({_causes(error)}); {reason}") from error
         offered = [tool["function"]["name"] for tool in self._tools]
         if self._names is not None:
             if missing := sorted(set(self._names) - set(offered)):
@@ -61,7 +66,10 @@ class McpEnvironment:
         return Turn("")
 
     async def step(self, action: Action) -> Turn:
-        """Call a tool. An unknown tool, wrong arguments and an error of the tool are told to the model."""
+        """Call a tool. An unknown tool, wrong arguments and an error of the tool are told to the model.
+
+        Raises ConnectionError if the server has ended.
+        """
         assert isinstance(action, ToolCall), "an environment with tools gets only tool calls"
         assert self._client is not None, "reset comes first"
         if action.name not in {tool["function"]["name"] for tool in self._tools}:
@@ -69,6 +77,9 @@ class McpEnvironment:
         try:
             result = await self._client.call_tool(action.name, dict(action.arguments))
         except _mcp().MCPError as error:
+            if error.code == _mcp().types.CONNECTION_CLOSED:
+                reason = self._printed() or "did it end?"
+                raise ConnectionError(f"MCP server {self._server}: the session ended; {reason}") from error
             return Turn(f"error: {error}", valid=False)
         text = "\n".join(block.text for block in result.content if block.type == "text")
         return Turn(text, valid=not result.is_error)
@@ -82,7 +93,18 @@ class McpEnvironment:
             return self._server
         command, *arguments = shlex.split(self._server)
         own = {name: os.environ[name] for name in self._env}
-        return _mcp().StdioServerParameters(command=command, args=arguments, env=own)
+        file = tempfile.TemporaryFile("a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - open as long as the session
+        self._stderr = self._stack.enter_context(file)
+        command_line = _mcp().StdioServerParameters(command=command, args=arguments, env=own)
+        return _mcp().stdio_client(command_line, errlog=self._stderr)
+
+    def _printed(self) -> str:
+        """The last lines that a command printed to stderr, in one line; empty without any."""
+        if self._stderr is None:
+            return ""
+        self._stderr.seek(max(os.fstat(self._stderr.fileno()).st_size - _TAIL_BYTES, 0))
+        lines = [line.strip() for line in self._stderr.read().splitlines() if line.strip()]
+        return f"it printed: {' | '.join(lines[-_TAIL_LINES:])}" if lines else ""
 
     async def _list_tools(self) -> list[Any]:
         assert self._client is not None
