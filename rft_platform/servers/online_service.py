@@ -133,10 +133,9 @@ def selection_of(project: Project) -> Selection:
     return Selection([*own, SamplingRateStrategy(project.config.service.record_rate, priority=-1)])
 
 
-def metrics_of(project: Project) -> DeclaredMetrics | None:
-    """The metrics that feedback may have; None: any."""
-    declared = [Metric(**each.model_dump()) for each in project.config.service.metrics]
-    return DeclaredMetrics(declared) if declared else None
+def metrics_of(project: Project) -> DeclaredMetrics:
+    """The metrics that feedback may have."""
+    return DeclaredMetrics.of_service(Metric(**each.model_dump()) for each in project.config.service.metrics)
 
 
 def redaction_of(project: Project) -> Redaction:

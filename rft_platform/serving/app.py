@@ -58,7 +58,7 @@ def build_app(
 
     ``status`` returns further fields of ``/health``, and ``figures`` returns further metrics of ``/metrics``; both do
     no I/O. Each tenant has the ``limits`` twice: once for its OpenAI calls, once for its other requests. ``metrics``
-    are the metrics that feedback may have; None: any.
+    are the metrics that feedback may have; None: those of a service that declares none.
     """
 
     @asynccontextmanager
@@ -90,7 +90,7 @@ def _traffic_routes(
     async def feedback(request: Request, given: FeedbackRequest) -> Response:
         """Label the calls that the feedback is about; the answer says how many calls were labelled."""
         tenant = gateway.tenant_of(headers_of(request.scope))
-        _check_metrics(given, metrics)
+        _check_metrics(given, metrics or DeclaredMetrics.of_service())
         first, *further = _feedback_of(given, tenant)
         result = await _store(writer, first)
         for each in further:
@@ -239,10 +239,8 @@ async def _unavailable(_: Request, error: Exception) -> Response:
     return JSONResponse(api_errors.error_body(503, str(error), "database_unavailable"), 503)
 
 
-def _check_metrics(given: FeedbackRequest, declared: DeclaredMetrics | None) -> None:
+def _check_metrics(given: FeedbackRequest, declared: DeclaredMetrics) -> None:
     """Raise ApiError if a metric of the feedback is not declared, or does not allow its value."""
-    if declared is None:
-        return
     try:
         declared.numbers(given.values, names_answers=given.msg_ids is not None)
     except MetricError as error:
