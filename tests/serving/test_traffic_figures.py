@@ -182,7 +182,9 @@ def test_an_open_alert_pauses_the_training_until_it_ends_or_a_user_resumes(tmp_p
     fill(store, clock)
     text = "invalid tool calls: 20.0%, the limit is 10.0% (service.alerts.invalid_rate)"
     assert (updated(), updated()) == (text, text)
-    assert f"r0001 collects no rows while an alert is open: {text}" in plan_next(observe(project, Launches())).waiting[0]
+    assert (
+        f"r0001 collects no rows while an alert is open: {text}" in plan_next(observe(project, Launches())).waiting[0]
+    )
     assert (resume_training(store, "it is a test"), updated()) == (["invalid_rate"], None)
     assert resume_training(store, "again") == []
     clock.now += 1000
