@@ -118,7 +118,7 @@ async def send_error(error: Exception, send: Send, close: bool = False, more_bod
     headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
     retry_after_s = getattr(error, "retry_after_s", None)
     headers += [(b"retry-after", str(retry_after_s).encode())] if retry_after_s is not None else []
-    headers += [(b"connection", b"close")] if close else []
+    headers += [(b"connection", b"close")] if close or status == 413 else []  # the rest of a large body is not read
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content, "more_body": more_body})
 
