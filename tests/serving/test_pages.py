@@ -75,7 +75,7 @@ class Site:
                 NewCall(f"m{number}", choice, {"messages": messages, "tools": [], "response": {"content": text}}, 24,
                         10, time.time() - 40) for choice, text in enumerate(answers)
             )  # fmt: skip
-        self.traffic.give_feedback(NewFeedback("f", ["m0"], 1.0))
+        self.traffic.give_feedback(NewFeedback("f", ["m0"], 1.0, choice=0))
 
     def _tenant(self, headers: Any) -> str:
         tenant = self._keys.get(bearer_token(headers) or "") if self._keys else ""
@@ -207,6 +207,17 @@ def test_requests_of_other_sites_and_wrong_forms_are_refused(site) -> None:
     assert httpx.get(f"{site.url}/static/..%2froutes.py", trust_env=False).status_code == 404
     policy = httpx.get(f"{site.url}/status", trust_env=False).headers["content-security-policy"]
     assert policy.startswith("default-src 'self';")
+
+
+def test_characters_that_reorder_text_are_written_out(site) -> None:
+    messages = [{"role": "user", "content": "pay \u202e001 \u2066to\u2069 <Ünal>"}]
+    site.traffic.record(
+        NewCall("odd", choice, {"messages": messages, "tools": [], "response": {"content": f"yes {choice}"}}, 24, 10,
+                time.time()) for choice in range(2)
+    )  # fmt: skip
+    page = httpx.get(f"{site.url}/preferences", trust_env=False).text
+    assert "pay [U+202E]001 [U+2066]to[U+2069] &lt;Ünal&gt;" in page
+    assert not set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069") & set(page)
 
 
 def test_keys_are_asked_for(tmp_path) -> None:
