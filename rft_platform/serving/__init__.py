@@ -9,7 +9,8 @@ Read in this order:
 - ``erasure``: erases old calls, and the calls of a person who asks for it.
 - ``writer``: the one thread that uses the database, and what happens when the database is slow.
 - ``selection``: strategies that decide which calls are recorded.
-- ``gateway``: the OpenAI API in front of the engine; it records the answers. ``engine_probe``: whether the engine answers.
+- ``gateway``: the OpenAI API in front of the engine; it records the answers.
+- ``engine_probe``: whether the engine answers.
 - ``releases``: pure decisions on versions, and routing. A release is a canary release ("canary" in this folder) or an
   A/B test. ``release_store``: versions and releases in the database; ``release_decisions``: automatic decisions;
   ``release_commands``, ``release_routes``: decisions of people.

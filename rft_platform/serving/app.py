@@ -64,7 +64,8 @@ def build_app(
 
     ``status`` returns further fields of ``/health``, and ``figures`` returns further metrics of ``/metrics``; both do
     no I/O. Each tenant has the ``limits`` twice: once for its OpenAI calls, once for its other requests. A body is read
-    only after the key was checked, and a feedback may have ``most_bytes`` bytes. ``metrics`` are the metrics that feedback may have; None: those of a service that declares none.
+    only after the key was checked, and a feedback may have ``most_bytes`` bytes. ``metrics`` are the metrics that
+    feedback may have; None: those of a service that declares none.
     """
 
     @asynccontextmanager

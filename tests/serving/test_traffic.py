@@ -282,7 +282,7 @@ def test_a_feedback_id_belongs_to_one_feedback(store) -> None:
 def test_a_reward_names_the_choice_of_an_answer_with_several(store) -> None:
     store.record([call("a"), *(call("b", choice=number, conversation="c") for number in range(3))])
     for changes in ({}, {"value": None, "correction": "x"}):
-        with pytest.raises(UserError, match="the answer b has 3 choices: rate each of them.*choice"):
+        with pytest.raises(UserError, match=r"the answer b has 3 choices: rate each of them.*choice"):
             store.give_feedback(feedback("f1", "a", "b", **changes))
     with pytest.raises(UserError, match="the answer b has 3 choices"):
         store.give_feedback(feedback("f1", conversation="c"))

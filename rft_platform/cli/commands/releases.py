@@ -1,4 +1,4 @@
-"""``rft models list, import, compare, promote, resume, canary, ab, report``: choose the version that serves production traffic.
+"""``rft models list, import, compare, promote, resume, canary, ab, report``: choose the version that serves traffic.
 
 The commands write decisions to the service's database; a running service carries out the decisions within a second.
 """

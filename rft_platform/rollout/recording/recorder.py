@@ -55,7 +55,8 @@ class CallRecorder:
     ) -> None:
         """``endpoint`` is a result of ``recorded_path``; ``headers`` are those received.
 
-        ``body`` is ``content``, if it has been parsed already. Raises UserError for an invalid request, RunEndedError if the run has ended.
+        ``body`` is ``content``, if it has been parsed already. Raises UserError for an invalid request, RunEndedError
+        if the run has ended.
         """
         self._history = history
         self._sending = history.begin_call(*_identity(endpoint, content, headers))

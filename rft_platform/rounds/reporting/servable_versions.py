@@ -57,7 +57,7 @@ def released_policy(project: Project) -> Policy | None:
 
 
 def next_choice(project: Project) -> ChosenRows:
-    """The committed rows of production traffic that the next round would take now, and those that it would leave out."""
+    """The committed rows of production traffic that the next round would take now, and those it would leave out."""
     return traffic_store(project).next_choice(round_rule(project))
 
 
