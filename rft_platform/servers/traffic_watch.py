@@ -16,8 +16,8 @@ from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import round_rule
 from rft_platform.rounds.training_start import newest_refused
-from rft_platform.serving.alert_log import ALERT, ALERT_ENDED, open_alerts
 from rft_platform.serving.pages.routes import Watch
+from rft_platform.serving.reports.alert_log import ALERT, ALERT_ENDED, open_alerts
 from rft_platform.serving.reports.traffic_figures import traffic_figures
 from rft_platform.serving.rules.alerts import Limits, TrafficFigures, alerts_of
 from rft_platform.serving.traffic import TrafficStore

@@ -10,13 +10,11 @@ Read in this order:
 - ``writer``: the one thread that uses the database, and what happens when the database is slow.
 - ``selection``: strategies that decide which calls are recorded.
 - ``gateway``: the OpenAI API in front of the engine; it records the answers.
-- ``engine_probe``: whether the engine answers.
 - ``releases``: pure decisions on versions, and routing. A release is a canary release ("canary" in this folder) or an
   A/B test. ``release_store``: versions and releases in the database; ``release_decisions``: automatic decisions;
   ``release_commands``, ``release_routes``: decisions of people.
-- ``alert_log``: which alerts are open, and whether they pause the training.
 - ``preferences``, ``pages``: preferences of people, and the web pages.
-- ``reports``: demonstrations and figures, computed from the tables.
+- ``reports``: demonstrations, figures and open alerts, computed from the tables.
 - ``rules``: pure rules: the choice of a round's rows, limits of calls and callers, redaction, metrics, alerts.
 - ``request_bodies``: JSON bodies of feedback and commits.
 - ``app``: the HTTP API with feedback, commit, health and metrics.

@@ -27,9 +27,9 @@ from rft_platform.rollout.recording.gateway_connections import GatewayConnection
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.httpx_compat import PARSED, wire
 from rft_platform.serving.database import FIRST_IMPORTED
-from rft_platform.serving.engine_probe import EngineProbe
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall
 from rft_platform.serving.releases.assignment import CANDIDATE
+from rft_platform.serving.releases.engine_probe import EngineProbe
 from rft_platform.serving.releases.routing import Route, Router, ServedEngine
 from rft_platform.serving.rules.call_limits import CallLimitError, CallLimits
 from rft_platform.serving.rules.rate_limits import LimitExceededError, RateLimits

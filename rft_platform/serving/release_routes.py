@@ -11,11 +11,11 @@ from pydantic import ConfigDict, Field
 
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import headers_of
-from rft_platform.serving.alert_log import resume_training
 from rft_platform.serving.release_commands import ReleaseCommands
 from rft_platform.serving.releases.ab_test import ABRule
 from rft_platform.serving.releases.assignment import Sticky
 from rft_platform.serving.releases.canary import CanaryRule
+from rft_platform.serving.reports.alert_log import resume_training
 from rft_platform.serving.request_bodies import StorableBody
 from rft_platform.serving.writer import TrafficWriter
 

@@ -22,10 +22,10 @@ from sqlalchemy.orm import Session
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.inference.serving.http_server import server_config
 from rft_platform.rollout.recording.clients import RecordingClients
-from rft_platform.serving import engine_probe
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import Call, open_database
 from rft_platform.serving.gateway import ServedEngine, TrafficApp
+from rft_platform.serving.releases import engine_probe
 from rft_platform.serving.request_bodies import FeedbackRequest
 from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, Metric, MetricError
 from rft_platform.serving.rules.rate_limits import RateLimits

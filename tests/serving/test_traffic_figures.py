@@ -16,9 +16,9 @@ from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.servers.traffic_watch import TrafficWatch
-from rft_platform.serving.alert_log import RESUMED, resume_training
 from rft_platform.serving.database import open_database
 from rft_platform.serving.incoming import NewCall, NewFeedback
+from rft_platform.serving.reports.alert_log import RESUMED, resume_training
 from rft_platform.serving.reports.traffic_figures import traffic_figures
 from rft_platform.serving.rules.action_types import action_of
 from rft_platform.serving.rules.alerts import ActionFigures

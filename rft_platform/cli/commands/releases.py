@@ -131,7 +131,7 @@ def resume(reason: Reason = "resumed by hand") -> None:
     """Continue a training that alerts have paused (service.pause_training_on_alert). A new alert pauses it again."""
     from rft_platform.common.errors import UserError
     from rft_platform.rounds.selection.production_rows import traffic_store
-    from rft_platform.serving.alert_log import resume_training
+    from rft_platform.serving.reports.alert_log import resume_training
 
     project = _project()
     if not project.config.online:

@@ -9,10 +9,10 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.imported_versions import imported_policies
 from rft_platform.rounds.reporting.round_history import evaluation_of
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
-from rft_platform.serving.alert_log import pausing_alerts
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_store import ReleaseStore
+from rft_platform.serving.reports.alert_log import pausing_alerts
 from rft_platform.serving.rules.round_rows import ChosenRows, RoundRule
 
 
