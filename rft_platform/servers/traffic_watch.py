@@ -17,9 +17,8 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import round_rule
 from rft_platform.rounds.training_start import newest_refused
 from rft_platform.serving.pages.routes import Watch
-from rft_platform.serving.reports.alert_log import ALERT, ALERT_ENDED, open_alerts
 from rft_platform.serving.reports.traffic_figures import traffic_figures
-from rft_platform.serving.rules.alerts import Limits, TrafficFigures, alerts_of
+from rft_platform.serving.rules.alerts import ALERT, ALERT_ENDED, Limits, TrafficFigures, alerts_of
 from rft_platform.serving.traffic import TrafficStore
 
 LOG = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class TrafficWatch:
         )
         self._newest = watch
         if self._open is None:  # alerts that an earlier process of the service has recorded
-            self._open = set(open_alerts(self._store))
+            self._open = set(self._store.open_alerts())
         for name in sorted(watch.alerts.keys() - self._open):
             LOG.warning("alert: %s (service.alerts.%s)", watch.alerts[name], name)
             self._store.log(ALERT, watch.alerts[name], limit=name)

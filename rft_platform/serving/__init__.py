@@ -14,7 +14,7 @@ Read in this order:
   A/B test. ``release_store``: versions and releases in the database; ``release_decisions``: automatic decisions;
   ``release_commands``, ``release_routes``: decisions of people.
 - ``preferences``, ``pages``: preferences of people, and the web pages.
-- ``reports``: demonstrations, figures and open alerts, computed from the tables.
+- ``reports``: demonstrations and figures, computed from the tables.
 - ``rules``: pure rules: the choice of a round's rows, limits of calls and callers, redaction, metrics, alerts.
 - ``request_bodies``: JSON bodies of feedback and commits.
 - ``app``: the HTTP API with feedback, commit, health and metrics.

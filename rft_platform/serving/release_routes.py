@@ -15,7 +15,6 @@ from rft_platform.serving.release_commands import ReleaseCommands
 from rft_platform.serving.releases.ab_test import ABRule
 from rft_platform.serving.releases.assignment import Sticky
 from rft_platform.serving.releases.canary import CanaryRule
-from rft_platform.serving.reports.alert_log import resume_training
 from rft_platform.serving.request_bodies import StorableBody
 from rft_platform.serving.writer import TrafficWriter
 
@@ -104,7 +103,7 @@ def _add_decisions(routes: APIRouter, commands: ReleaseCommands, run: _Run, writ
     @routes.post("/resume")
     async def resume(given: _Body) -> dict[str, Any]:
         """Continue a training that alerts have paused."""
-        alerts = await writer.run(lambda store: resume_training(store, given.reason))
+        alerts = await writer.run(lambda store: store.resume_training(given.reason))
         return {"status": "success", "alerts": alerts}
 
     @routes.post("/canary")

@@ -41,6 +41,7 @@ from rft_platform.serving.incoming import (
     row_of_call,
     row_of_feedback,
 )
+from rft_platform.serving.rules.alerts import ALERT, ALERT_ENDED, RESUMED, open_alerts
 from rft_platform.serving.rules.declared_metrics import REWARD
 from rft_platform.serving.rules.redaction import Redaction
 from rft_platform.serving.rules.round_rows import ChosenRows, CommittedRow, RoundRule, choose_rows
@@ -282,12 +283,23 @@ class TrafficStore:
             session.expunge_all()
             return found
 
-    def events_of(self, kinds: Sequence[str]) -> list[Event]:
-        """All events of these kinds, oldest first."""
+    def open_alerts(self, *, pausing: bool = False) -> dict[str, str]:
+        """The messages of the open alerts by the name of their limit; ``pausing``: of those that pause the training.
+
+        The service writes the alerts. The process that trains, maybe on another host, reads them here.
+        """
+        kinds = (ALERT, ALERT_ENDED, RESUMED)
         with self._reading() as session:
-            found = list(session.scalars(select(Event).where(Event.kind.in_(kinds)).order_by(Event.number)))
-            session.expunge_all()
-            return found
+            events = session.scalars(select(Event).where(Event.kind.in_(kinds)).order_by(Event.number))
+            return open_alerts(
+                ((each.kind, each.details.get("limit"), each.reason) for each in events), pausing=pausing
+            )
+
+    def resume_training(self, reason: str) -> list[str]:
+        """End the pause of the alerts that are open now; returns their names. A later alert pauses again."""
+        alerts = sorted(self.open_alerts(pausing=True))
+        self.log(RESUMED, reason, limits=alerts)
+        return alerts
 
     # --- helpers
 

@@ -18,10 +18,9 @@ from rft_platform.rounds.selection.production_rows import traffic_database, traf
 from rft_platform.servers.traffic_watch import TrafficWatch
 from rft_platform.serving.database import open_database
 from rft_platform.serving.incoming import NewCall, NewFeedback
-from rft_platform.serving.reports.alert_log import RESUMED, resume_training
 from rft_platform.serving.reports.traffic_figures import traffic_figures
 from rft_platform.serving.rules.action_types import action_of
-from rft_platform.serving.rules.alerts import ActionFigures
+from rft_platform.serving.rules.alerts import RESUMED, ActionFigures
 from rft_platform.serving.traffic import TrafficStore
 
 TOOL = {"type": "function", "function": {"name": "refund", "parameters": {"type": "object", "required": ["order"]}}}
@@ -185,8 +184,8 @@ def test_an_open_alert_pauses_the_training_until_it_ends_or_a_user_resumes(tmp_p
     assert (
         f"r0001 collects no rows while an alert is open: {text}" in plan_next(observe(project, Launches())).waiting[0]
     )
-    assert (resume_training(store, "it is a test"), updated()) == (["invalid_rate"], None)
-    assert resume_training(store, "again") == []
+    assert (store.resume_training("it is a test"), updated()) == (["invalid_rate"], None)
+    assert store.resume_training("again") == []
     clock.now += 1000
     assert updated() is None
     clock.now -= 1000

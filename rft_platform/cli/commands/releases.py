@@ -131,12 +131,11 @@ def resume(reason: Reason = "resumed by hand") -> None:
     """Continue a training that alerts have paused (service.pause_training_on_alert). A new alert pauses it again."""
     from rft_platform.common.errors import UserError
     from rft_platform.rounds.selection.production_rows import traffic_store
-    from rft_platform.serving.reports.alert_log import resume_training
 
     project = _project()
     if not project.config.online:
         raise UserError("rft models resume is for online projects (`rft serve`)")
-    alerts = resume_training(traffic_store(project), reason)
+    alerts = traffic_store(project).resume_training(reason)
     _print(f"training continues in spite of: {', '.join(alerts)}" if alerts else "no alert pauses the training")
 
 

@@ -12,7 +12,6 @@ from rft_platform.rounds.selection.production_rows import traffic_database, traf
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_store import ReleaseStore
-from rft_platform.serving.reports.alert_log import pausing_alerts
 from rft_platform.serving.rules.round_rows import ChosenRows, RoundRule
 
 
@@ -65,7 +64,7 @@ def training_pause(project: Project) -> str | None:
     """The alerts that pause the training (``service.pause_training_on_alert``) in words; None: it is not paused."""
     if not project.config.service.pause_training_on_alert:
         return None
-    alerts = pausing_alerts(traffic_store(project))
+    alerts = traffic_store(project).open_alerts(pausing=True)
     return "; ".join(f"{text} (service.alerts.{name})" for name, text in alerts.items()) or None
 
 

@@ -1,6 +1,5 @@
 """Data that is computed from the tables of production traffic.
 
-- ``alert_log``: which alerts are open, and whether they pause the training.
 - ``demonstrations``: corrections of users as demonstrations for training.
 - ``reactions``: answers, each with the next message of the user.
 - ``user_feedback``: the feedback on given calls.
