@@ -75,7 +75,8 @@ class Site:
                 NewCall(f"m{number}", choice, {"messages": messages, "tools": [], "response": {"content": text}}, 24,
                         10, time.time() - 40) for choice, text in enumerate(answers)
             )  # fmt: skip
-        self.traffic.give_feedback(NewFeedback("f", ["m0"], 1.0, choice=0))
+        for choice in range(2):
+            self.traffic.give_feedback(NewFeedback(f"f{choice}", ["m0"], 1.0, choice=choice))
 
     def _tenant(self, headers: Any) -> str:
         tenant = self._keys.get(bearer_token(headers) or "") if self._keys else ""
@@ -137,7 +138,7 @@ def test_the_status_page_is_live(site, tab) -> None:
     ]  # fmt: skip
     warnings = tab.run("[...document.querySelectorAll('[role=alert] li')].map(each => each.innerText)")
     assert warnings == [FAILING, ALERTS["question_rate"]]
-    assert "3 committed rows wait because their user has the largest share" in text
+    assert "3 committed rows are above the share of their task, user or tenant" in text
     rows = tab.run("[...document.querySelectorAll('[aria-label=Actions] tr')].map(each => each.innerText)")
     assert [row.split("\t")[0] for row in rows[1:]] == ["valid tool call", "invalid tool call", "question", "answer"]
     assert rows[4].split("\t") == ["answer", "100.0 %", "1.000"]
