@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -25,7 +26,7 @@ def ask(client: OnlineClient) -> str:
 def test_the_end_of_the_block_commits(service) -> None:
     with OnlineClient(service.url, metrics=[Metric("helpful", max=5)]) as client:
         msg_id = ask(client)
-        given = {"reward": 1.0, "metrics": {"helpful": 5}, "comment": "good", "feedback_id": "f1"}
+        given: dict[str, Any] = {"reward": 1.0, "metrics": {"helpful": 5}, "comment": "good", "feedback_id": "f1"}
         done = client.feedback(msg_id, **given)
         assert (done.matched, done.duplicate, done.late, done.unknown) == (1, 0, 0, ())
         assert client.feedback(msg_id, **given).duplicate == 1, "a repeated feedback changes nothing"
