@@ -17,7 +17,7 @@ import uvicorn
 from chaos.online import echo_engine
 from rft_platform.common.processes.gc_control import keep_imports
 from rft_platform.inference.interface import EngineStatus, SamplingParams
-from rft_platform.inference.serving.http_server import server_config
+from rft_platform.inference.serving.http_server import ConnectionLimits, server_config
 from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
@@ -32,6 +32,7 @@ from rft_platform.serving.writer import SWITCH_INTERVAL_S, TrafficWriter
 GROUP_SIZE = 2  #: runs of a task that are committed together
 _GROUP_DEADLINE_S = 1e9  # no jump of the clock reaches it
 _GRACE_S = 1
+_BODY_S, _CONNECTIONS = 30.0, 4096
 _VERSIONS = [ServableVersion(number, number, str(number), True, {"score": 0.5}) for number in range(3)]
 
 
@@ -59,7 +60,10 @@ def serve(given: Sequence[str]) -> None:
     gateway = TrafficApp(lambda: engine, writer, Selection([]), SamplingParams(max_tokens=4))
     routes = [release_routes(releases, writer, gateway.tenant_of)]
     app = build_app(gateway, writer, CommitRule(GROUP_SIZE, _GROUP_DEADLINE_S), dict, routes)
-    config = server_config(app, _GRACE_S, host="127.0.0.1", port=int(port), log_config=None, proxy_headers=False)
+    limits = ConnectionLimits.within_open_files(_BODY_S, _CONNECTIONS)
+    config = server_config(
+        app, _GRACE_S, limits=limits, host="127.0.0.1", port=int(port), log_config=None, proxy_headers=False
+    )
     uvicorn.Server(config).run()
 
 

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from pydantic_core import from_json, to_json
 
+LARGE_BYTES = 100_000  #: servers parse and write JSON above this size outside the event loop's thread
+
 #: A number beyond the largest float has a positive exponent or some 300 digits; text without these needs no check.
 #: Every digit becomes 0 and E becomes e, so that three searches for fixed bytes find such a number.
 _DIGITS_AS_0 = bytes.maketrans(b"123456789E", b"000000000e")

@@ -134,7 +134,7 @@ def _retry_after_s(error: openai.RateLimitError) -> float:
 
 def _is_transient(error: openai.APIError) -> bool:
     if isinstance(error, openai.APIStatusError):
-        return error.status_code in (408, 409) or error.status_code >= 500
+        return error.status_code == 408 or error.status_code >= 500
     return isinstance(error, openai.APIConnectionError)
 
 

@@ -20,7 +20,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.serving.incoming import NewFeedback
 from rft_platform.serving.reports.reactions import Reaction, unjudged_reactions
 from rft_platform.serving.rules.declared_metrics import IMPLICIT, IMPLICIT_ID, REWARD
-from rft_platform.serving.traffic import TrafficStore
+from rft_platform.serving.traffic import ReusedFeedbackIdError, TrafficStore
 
 LOG = logging.getLogger(__name__)
 _MOST = 32  # reactions that are judged together
@@ -85,18 +85,20 @@ class ImplicitRewards:
                 reward = await self._judge.reward(context, reaction.question, reaction.answer, reaction.reaction)
             except RuntimeError:  # the model refused the request, or gave no valid answer
                 LOG.warning("no valid answer about the reaction to %s", reaction.msg_id)
-        result = self._store.give_feedback(
-            NewFeedback(
-                feedback_id=f"{IMPLICIT_ID}{reaction.msg_id}-{reaction.choice}",
-                msg_ids=[reaction.msg_id],
-                choice=reaction.choice,
-                value=reward,
-                metric=IMPLICIT if reward is None else REWARD,
-                tags={"source": IMPLICIT},
-                tenant=reaction.tenant,
-                only_unlabelled=True,
-            )
+        verdict = NewFeedback(
+            feedback_id=f"{IMPLICIT_ID}{reaction.msg_id}-{reaction.choice}",
+            msg_ids=[reaction.msg_id],
+            choice=reaction.choice,
+            value=reward,
+            metric=IMPLICIT if reward is None else REWARD,
+            tags={"source": IMPLICIT},
+            tenant=reaction.tenant,
+            only_unlabelled=True,
         )
+        try:
+            result = self._store.give_feedback(verdict)
+        except ReusedFeedbackIdError:  # another process has stored another verdict
+            return False
         self.rewards += reward is not None
         self.unclear += reward is None
         return result.matched + result.late > 0

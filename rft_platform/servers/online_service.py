@@ -17,7 +17,7 @@ from rft_platform.common.processes.parent import end_with_supervisor
 from rft_platform.common.user_code import load_object
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.serving.http_server import server_config
+from rft_platform.inference.serving.http_server import ConnectionLimits, server_config
 from rft_platform.observability.logs import configure
 from rft_platform.rounds.exchange.following import VersionFollower
 from rft_platform.rounds.exchange.shared_place import shared_place
@@ -47,6 +47,7 @@ LOG = logging.getLogger(__name__)
 
 API_KEYS = "RFT_API_KEYS"  #: ``tenant:key,tenant:key``; if unset, the service needs no key and serves loopback only
 _GRACE_S = 30
+_BODY_S = 30.0  # a request's body must arrive within this time
 _UPKEEP_S = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -80,9 +81,17 @@ def serve(project: Project) -> None:
     )
     releases = release_commands(project)
     controller = ReleaseController(project, releases.store)
+    limits = RateLimits(
+        config.service.requests_per_minute,
+        config.service.concurrent_requests,
+        tokens_per_minute=config.service.tokens_per_minute,
+    )
+    most_bytes = round(config.service.max_body_mib * (1 << 20))
     gateway = TrafficApp(
         controller.find_engine, writer, selection_of(project), sampling,
         tenants=tenants, timeout_s=config.explorer.max_timeout, engine_needed=not any(store.counts().values()),
+        model_name=f"{config.project}/{config.name}", limits=limits, most_choices=config.service.most_choices,
+        most_bytes=most_bytes,
     )  # fmt: skip
     rule = CommitRule(project.batches.repeat_times, config.service.group_deadline_s)
     wanted = config.service.implicit_feedback
@@ -105,7 +114,7 @@ def serve(project: Project) -> None:
             **watch.metrics(), "problems": len(progress.problems()), "calls_redacted": redaction.calls,
             **(implicit.metrics() if implicit else {}),
         },
-        RateLimits(config.service.requests_per_minute, config.service.concurrent_requests), metrics_of(project),
+        limits, metrics_of(project), most_bytes,
     )  # fmt: skip
     stop = threading.Event()
     if implicit is not None:
@@ -118,8 +127,11 @@ def serve(project: Project) -> None:
         threading.Thread(target=follower.run, args=(stop,), name="follow", daemon=True).start()
     threading.Thread(target=watch.run, args=(stop,), name="watch", daemon=True).start()
     server = uvicorn.Server(
-        server_config(app, _GRACE_S, host=host, port=config.explorer.proxy_port, log_config=None, proxy_headers=False)
-    )
+        server_config(
+            app, _GRACE_S, limits=ConnectionLimits.within_open_files(_BODY_S, config.service.max_connections),
+            host=host, port=config.explorer.proxy_port, log_config=None, proxy_headers=False,
+        )
+    )  # fmt: skip
     try:
         server.run()
     finally:
@@ -134,10 +146,9 @@ def selection_of(project: Project) -> Selection:
     return Selection([*own, SamplingRateStrategy(project.config.service.record_rate, priority=-1)])
 
 
-def metrics_of(project: Project) -> DeclaredMetrics | None:
-    """The metrics that feedback may have; None: any."""
-    declared = [Metric(**each.model_dump()) for each in project.config.service.metrics]
-    return DeclaredMetrics(declared) if declared else None
+def metrics_of(project: Project) -> DeclaredMetrics:
+    """The metrics that feedback may have."""
+    return DeclaredMetrics.of_service(Metric(**each.model_dump()) for each in project.config.service.metrics)
 
 
 def redaction_of(project: Project) -> Redaction:

@@ -18,11 +18,10 @@ from rft_platform.rounds.reporting.servable_versions import round_rule
 from rft_platform.rounds.training_start import newest_refused
 from rft_platform.serving.pages.routes import Watch
 from rft_platform.serving.reports.traffic_figures import traffic_figures
-from rft_platform.serving.rules.alerts import Limits, TrafficFigures, alerts_of
+from rft_platform.serving.rules.alerts import ALERT, ALERT_ENDED, Limits, TrafficFigures, alerts_of
 from rft_platform.serving.traffic import TrafficStore
 
 LOG = logging.getLogger(__name__)
-ALERT, ALERT_ENDED = "alert", "alert_ended"  #: kinds of events
 _INTERVAL_S = 20.0
 _ROUNDS = 100  # newest rounds whose versions are looked up
 
@@ -38,6 +37,7 @@ class TrafficWatch:
         self._store = store
         self._clock = clock
         self._newest = Watch()
+        self._open: set[str] | None = None  # alerts that the database has as begun; None: not read yet
         self._window_s = project.config.service.alerts.window_s
         self._limits = Limits(**project.config.service.alerts.model_dump(exclude={"window_s"}))
 
@@ -49,7 +49,7 @@ class TrafficWatch:
         """The newest figures for ``/metrics``."""
         watch = self._newest
         return {
-            "rows_above_subject_share": watch.rows_above_share,
+            "rows_above_share": watch.rows_above_share,
             "alerts": len(watch.alerts),
             **_metrics_of(watch.figures),
         }
@@ -58,17 +58,21 @@ class TrafficWatch:
         """Compute the figures, and report limits that are exceeded now or no longer."""
         figures = traffic_figures(self._database, self._clock() - self._window_s, self._versions())
         watch = Watch(
-            rows_above_share=self._store.rows_above_share(round_rule(self._project)),
+            rows_above_share=len(self._store.next_choice(round_rule(self._project)).above_share),
             figures=figures,
             alerts=alerts_of(figures, self._limits, len(newest_refused(self._project))),
         )
-        before, self._newest = self._newest.alerts, watch
-        for name in watch.alerts.keys() - before.keys():
+        self._newest = watch
+        if self._open is None:  # alerts that an earlier process of the service has recorded
+            self._open = set(self._store.open_alerts())
+        for name in sorted(watch.alerts.keys() - self._open):
             LOG.warning("alert: %s (service.alerts.%s)", watch.alerts[name], name)
             self._store.log(ALERT, watch.alerts[name], limit=name)
-        for name in before.keys() - watch.alerts.keys():
+            self._open.add(name)
+        for name in sorted(self._open - watch.alerts.keys()):
             LOG.info("the alert service.alerts.%s has ended", name)
             self._store.log(ALERT_ENDED, f"service.alerts.{name} is kept again", limit=name)
+            self._open.remove(name)
 
     def run(self, stop: threading.Event) -> None:
         """Update the figures until ``stop`` is set; after an error the old figures stay."""

@@ -15,7 +15,7 @@ Read in this order:
   ``release_commands``, ``release_routes``: decisions of people.
 - ``preferences``, ``pages``: preferences of people, and the web pages.
 - ``reports``: demonstrations and figures, computed from the tables.
-- ``rules``: pure rules: the choice of a round's rows, limits, redaction, metrics, alerts.
+- ``rules``: pure rules: the choice of a round's rows, limits of calls and callers, redaction, metrics, alerts.
 - ``request_bodies``: JSON bodies of feedback and commits.
 - ``app``: the HTTP API with feedback, commit, health and metrics.
 

@@ -5,33 +5,38 @@ has written it to disk.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rft_platform.common import json_codec
 from rft_platform.common.errors import StorageError
 from rft_platform.inference.serving import api_errors
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger, send_error
-from rft_platform.inference.serving.request_body import read_body, replayed
+from rft_platform.inference.serving.request_body import parse_body, read_body, replayed
 from rft_platform.serving.database import DatabaseUnavailableError
-from rft_platform.serving.gateway import TrafficApp
+from rft_platform.serving.gateway import TrafficApp, caller_of, refused_by_limit
 from rft_platform.serving.incoming import NewFeedback
+from rft_platform.serving.release_routes import ADMIN
 from rft_platform.serving.request_bodies import CommitRequest, FeedbackRequest
 from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, MetricError, further_id
-from rft_platform.serving.rules.rate_limits import LimitExceededError, RateLimits
-from rft_platform.serving.traffic import FeedbackResult
+from rft_platform.serving.rules.rate_limits import RateLimits
+from rft_platform.serving.traffic import FeedbackResult, ReusedFeedbackIdError
 from rft_platform.serving.writer import TrafficWriter
 from rft_platform.web_guard.checks import configured_hosts
 
 _METRICS_S = 2.0  # a scrape waits this long for the database
-_MOST_BYTES = 4 << 20  # of a request's body; the body is read only after the API key was checked
+_FEEDBACK = "/feedback"  # the only path below which a body may be large, beside the OpenAI API
+_MOST_BYTES = json_codec.LARGE_BYTES  # of the bodies of other paths
+_MOST_VALUES = 20_000  # in the JSON of a feedback or commit; checks in Python look at each
 _PUBLIC = ("/health",)  # paths that need no key
 
 
@@ -53,12 +58,14 @@ def build_app(
     figures: Callable[[], Mapping[str, float]] = dict,
     limits: RateLimits | None = None,
     metrics: DeclaredMetrics | None = None,
+    most_bytes: int = 4 << 20,
 ) -> Any:
     """Build the ASGI application of the service with further ``routes``; ``pages`` check keys and bodies themselves.
 
     ``status`` returns further fields of ``/health``, and ``figures`` returns further metrics of ``/metrics``; both do
-    no I/O. Each tenant has the ``limits`` twice: once for its OpenAI calls, once for its other requests. ``metrics``
-    are the metrics that feedback may have; None: any.
+    no I/O. Each tenant has the ``limits`` twice: once for its OpenAI calls, once for its other requests. A body is read
+    only after the key was checked, and a feedback may have ``most_bytes`` bytes. ``metrics`` are the metrics that
+    feedback may have; None: those of a service that declares none.
     """
 
     @asynccontextmanager
@@ -72,25 +79,26 @@ def build_app(
     app = FastAPI(title="rft_platform online service", lifespan=lifespan, docs_url=None, redoc_url=None)
     api_errors.install(app)
     app.add_exception_handler(DatabaseUnavailableError, _unavailable)
+    app.add_exception_handler(ReusedFeedbackIdError, _conflict)
     own = [
         _traffic_routes(gateway, writer, rule, metrics),
         _monitoring_routes(gateway, writer, status, limits, figures),
     ]
     for each in (*own, *routes, *([] if pages is None else [pages])):
         app.include_router(each)
-    return contained(_Guarded(app, gateway, limits, [] if pages is None else pages.routes))
+    return contained(_Guarded(app, gateway, limits, [] if pages is None else pages.routes, most_bytes))
 
 
 def _traffic_routes(
     gateway: TrafficApp, writer: TrafficWriter, rule: CommitRule, metrics: DeclaredMetrics | None
 ) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(route_class=_ParsingRoute)
 
-    @routes.post("/feedback")
+    @routes.post(_FEEDBACK)
     async def feedback(request: Request, given: FeedbackRequest) -> Response:
         """Label the calls that the feedback is about; the answer says how many calls were labelled."""
         tenant = gateway.tenant_of(headers_of(request.scope))
-        _check_metrics(given, metrics)
+        _check_metrics(given, metrics or DeclaredMetrics.of_service())
         first, *further = _feedback_of(given, tenant)
         result = await _store(writer, first)
         for each in further:
@@ -134,31 +142,38 @@ def _monitoring_routes(
 
     @routes.get("/health")
     async def health() -> Response:
-        """Report that the service runs, and which policy version it serves."""
-        return JSONResponse({"status": "ok", **status()})
+        """Report that the service runs, whether its engine answers, and which policy version it serves."""
+        return JSONResponse({"status": "ok", **await gateway.engine_health(), **status()})
 
     @routes.get("/metrics")
-    async def metrics(format: str = Query(default="prometheus")) -> Response:
+    async def metrics(request: Request, format: str = Query(default="prometheus")) -> Response:
         """Counts of rows and requests, as Prometheus text or, with ``?format=json``, as JSON.
 
-        The counts of rows are left out while the database does not answer.
+        A tenant gets the counts of its own rows and requests, the tenant ``admin`` those of all and of the service. The
+        counts of rows are left out while the database does not answer.
         """
+        caller = gateway.tenant_of(headers_of(request.scope))
+        tenant = None if caller in ("", ADMIN) else caller
         try:
-            rows = await writer.run(lambda store: store.counts(), _METRICS_S)
+            rows = await writer.run(lambda store: store.counts(tenant), _METRICS_S)
         except StorageError:
             rows = {}
-        counts = {f"rows_{state}": number for state, number in rows.items()} | {
-            "requests_answered": gateway.counts.answered,
-            "requests_not_selected": gateway.counts.not_selected,
-            "requests_opted_out": gateway.counts.opted_out,
-            "requests_refused_by_limit": limits.refused,
-            "requests_failed_to_record": gateway.counts.failed_to_record,
-            "calls_recorded": writer.counts.recorded,
-            "calls_dropped": writer.counts.dropped,
-            "calls_waiting": writer.waiting,
-            "database_failures": writer.counts.failures,
-            **figures(),
+        refused = limits.refused
+        counts: dict[str, float] = {
+            **{f"rows_{state}": number for state, number in rows.items()},
+            **{f"requests_{name}": number for name, number in asdict(gateway.counts(tenant)).items()},
+            "requests_refused_by_limit": refused.total()
+            if tenant is None
+            else refused[caller_of(tenant)] + refused[_other_caller(tenant)],
         }
+        if tenant is None:
+            counts |= {
+                "calls_recorded": writer.counts.recorded,
+                "calls_dropped": writer.counts.dropped,
+                "calls_waiting": writer.waiting,
+                "database_failures": writer.counts.failures,
+                **figures(),
+            }
         if format == "json":
             return JSONResponse(counts)
         return PlainTextResponse("".join(f"rft_online_{name} {value}\n" for name, value in counts.items()))
@@ -173,11 +188,14 @@ class _Guarded:
     browsers send it as a Basic password.
     """
 
-    def __init__(self, app: FastAPI, gateway: TrafficApp, limits: RateLimits, pages: Sequence[BaseRoute]) -> None:
+    def __init__(
+        self, app: FastAPI, gateway: TrafficApp, limits: RateLimits, pages: Sequence[BaseRoute], most_bytes: int
+    ) -> None:
         self._app = app
         self._gateway = gateway
         self._limits = limits
         self._pages = pages
+        self._most_bytes = most_bytes
         self._hosts = configured_hosts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -197,7 +215,7 @@ class _Guarded:
         except ApiError as error:
             await refuse_stranger(error, receive, send)
             return
-        await self._limited(f"openai/{tenant}", self._gateway, scope, receive, send)
+        await self._limited(caller_of(tenant), self._gateway, scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         free = scope["path"] in _PUBLIC or any(page.matches(scope)[0] != Match.NONE for page in self._pages)
@@ -211,12 +229,13 @@ class _Guarded:
         if free:
             await self._app(scope, receive, send)
         else:
-            await self._limited(f"other/{tenant}", self._with_body, scope, receive, send)
+            await self._limited(_other_caller(tenant), self._with_body, scope, receive, send)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, refuse it if it is larger than ``_MOST_BYTES``, then answer the request."""
+        """Read the body, refuse it if it is too large, then answer the request."""
+        most = self._most_bytes if scope["path"] == _FEEDBACK else min(_MOST_BYTES, self._most_bytes)
         try:
-            receive = replayed(await read_body(receive, _MOST_BYTES), receive)
+            receive = replayed(await read_body(receive, most), receive)
         except ApiError as error:
             await send_error(error, send)
             return
@@ -226,23 +245,53 @@ class _Guarded:
         """Answer a request if its caller is within the limits, else refuse it with status 429."""
         with ExitStack() as stack:
             try:
-                stack.enter_context(self._limits.admitted(caller))
-            except LimitExceededError as limit:
-                message = f"{limit}: send the request again in {limit.retry_after_s} s"
-                refusal = ApiError(429, message, "rate_limit_exceeded", retry_after_s=limit.retry_after_s)
+                with refused_by_limit():
+                    stack.enter_context(self._limits.admitted(caller))
+            except ApiError as refusal:
                 await refuse_stranger(refusal, receive, send)
                 return
             await app(scope, receive, send)
+
+
+def _other_caller(tenant: str) -> str:
+    """The name under which the rate limits count the requests of a tenant that are no OpenAI calls."""
+    return f"other/{tenant}"
+
+
+class _ParsedRequest(Request):
+    """A request whose body has been parsed; FastAPI calls ``json``."""
+
+    value: Any = None
+
+    async def json(self) -> Any:
+        return self.value
+
+
+class _ParsingRoute(APIRoute):
+    """A route whose JSON body is parsed as the OpenAI calls are: outside the event loop, and with limits."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def parse_and_handle(request: Request) -> Response:
+            parsed = _ParsedRequest(request.scope, request.receive)
+            body = await parsed.body()
+            parsed.value = await parse_body(body, _MOST_VALUES) if body else None
+            return await handle(parsed)
+
+        return parse_and_handle
+
+
+async def _conflict(_: Request, error: Exception) -> Response:
+    return JSONResponse(api_errors.error_body(409, str(error), "feedback_id_reused", "feedback_id"), 409)
 
 
 async def _unavailable(_: Request, error: Exception) -> Response:
     return JSONResponse(api_errors.error_body(503, str(error), "database_unavailable"), 503)
 
 
-def _check_metrics(given: FeedbackRequest, declared: DeclaredMetrics | None) -> None:
+def _check_metrics(given: FeedbackRequest, declared: DeclaredMetrics) -> None:
     """Raise ApiError if a metric of the feedback is not declared, or does not allow its value."""
-    if declared is None:
-        return
     try:
         declared.numbers(given.values, names_answers=given.msg_ids is not None)
     except MetricError as error:

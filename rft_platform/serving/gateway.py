@@ -9,7 +9,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -19,14 +21,18 @@ from rft_platform.common.errors import EngineError, RftError
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.serving.api_errors import ApiError
+from rft_platform.inference.serving.request_body import parse_body
 from rft_platform.rollout.recording.gateway import RecordingApp, RunRecord
 from rft_platform.rollout.recording.gateway_connections import GatewayConnections
 from rft_platform.rollout.recording.history import RunHistory
-from rft_platform.rollout.recording.httpx_compat import wire
+from rft_platform.rollout.recording.httpx_compat import PARSED, wire
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall
 from rft_platform.serving.releases.assignment import CANDIDATE
+from rft_platform.serving.releases.engine_probe import EngineProbe
 from rft_platform.serving.releases.routing import Route, Router, ServedEngine
+from rft_platform.serving.rules.call_limits import CallLimitError, CallLimits
+from rft_platform.serving.rules.rate_limits import LimitExceededError, RateLimits
 from rft_platform.serving.selection import Selection
 from rft_platform.serving.writer import TrafficWriter
 from rft_platform.web_guard.checks import bearer_token, tokens_match
@@ -46,6 +52,7 @@ _NO_ENGINE = "http://127.0.0.1/v1"  # nothing is sent to it
 _SERVER_ERROR = 500
 #: Errors of a request whose engine is killed. Sampling has no side effect, so the request may be repeated.
 _LOST = (wire.ReadError, wire.WriteError, wire.RemoteProtocolError)
+_MODEL_FIELDS = ("object", "created", "owned_by", "max_model_len")  # of the engine's list of models
 _CALL_FIELDS = tuple(each.name for each in fields(ModelCall))
 
 
@@ -58,15 +65,23 @@ class GatewayCounts:
     opted_out: int = 0
     failed_to_record: int = 0  # answers not recorded because of an error, for example of a selection strategy
 
+    def __add__(self, other: "GatewayCounts") -> "GatewayCounts":
+        return GatewayCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
 
 class TrafficRun(RunRecord):
     """One request of production traffic, with the engine that answers it."""
 
-    def __init__(self, history: RunHistory, headers: Mapping[str, str], route: Route, connections: Any) -> None:
+    def __init__(
+        self, history: RunHistory, headers: Mapping[str, str], tenant: str, route: Route, connections: Any
+    ) -> None:
         """``connections`` is the gateway's HTTP client, which all requests share."""
         super().__init__("", history, lambda run: self.route.engine.clients.async_transport(run, connections))
         self.headers = headers
+        self.tenant = tenant
         self.route = route
+        self.body: dict[str, Any] = {}  # of the request, when it has been read
+        self.reserved: float | None = None  # tokens of the caller's rate limit; None: the request is not admitted
 
     def move(self, route: Route) -> None:
         """Send the request to another engine from now on."""
@@ -87,16 +102,23 @@ class TrafficApp(RecordingApp):
         timeout_s: float = 1800.0,
         patience_s: float = 60.0,
         engine_needed: bool = True,
+        model_name: str = "policy",
+        limits: RateLimits | None = None,
+        most_choices: int = 8,
+        most_bytes: int = 4 << 20,
     ) -> None:
         """``find_engine`` finds or starts the engine; it blocks. ``tenants`` maps API keys to tenants.
 
+        Answers name the model ``model_name``. A choice has at most ``sampling.max_tokens`` tokens, a request at most
+        ``most_choices`` choices and ``most_bytes`` bytes. ``limits`` limit the tokens of a tenant.
         A request waits up to ``patience_s`` seconds for an engine that is being restarted. Without ``engine_needed``
         the service also starts if the engine does not: it takes feedback and commits, and answers chats with 503 until
         ``router.base`` is set.
         """
         self._find_engine = find_engine
         self.router = Router(find_engine() if engine_needed else _found_soon(find_engine))
-        super().__init__(_NO_ENGINE if self.router.base is None else self.router.base.base_url, timeout_s)
+        engine_url = _NO_ENGINE if self.router.base is None else self.router.base.base_url
+        super().__init__(engine_url, timeout_s, most_bytes)
         self._writer = writer
         self._selection = selection
         self._sampling = sampling
@@ -104,7 +126,11 @@ class TrafficApp(RecordingApp):
         self._patience_s = patience_s
         self._connections = GatewayConnections()
         self._finding: asyncio.Task[None] | None = None
-        self.counts = GatewayCounts()
+        self._model_name = model_name
+        self._limits = limits or RateLimits()
+        self._call_limits = CallLimits(most_choices, sampling.max_tokens)
+        self._counts = defaultdict[str, GatewayCounts](GatewayCounts)  # by tenant
+        self._probe = EngineProbe(self._connections)
 
     def tenant_of(self, headers: Mapping[str, str]) -> str:
         """The tenant whose API key a request has. Raises ApiError (401) if keys are configured and it has none."""
@@ -116,15 +142,49 @@ class TrafficApp(RecordingApp):
             raise ApiError(401, "this service needs an API key (`Authorization: Bearer KEY`)", "invalid_api_key")
         return found[0]
 
+    def counts(self, tenant: str | None = None) -> GatewayCounts:
+        """The requests of one tenant, or of all."""
+        return sum(self._counts.values(), GatewayCounts()) if tenant is None else self._counts[tenant]
+
+    async def engine_health(self) -> dict[str, Any]:
+        """Whether the serving engine answers, and its policy version."""
+        return await self._probe(self.router.base)
+
     def find_run(self, headers: Mapping[str, str]) -> TrafficRun:
         """A new run for the request. Its route is chosen after the body was read."""
-        self.tenant_of(headers)
+        tenant = self.tenant_of(headers)
         try:
             route = Route(self.router.serving())
         except EngineError as error:
             raise ApiError(503, str(error), "engine_unavailable", retry_after_s=_RETRY_AFTER_S) from None
-        history = RunHistory(route.engine.status.model_path, self._sampling, random.randrange(_SEEDS))
-        return TrafficRun(history, headers, route, self._connections)
+        path = route.engine.status.model_path
+        history = RunHistory(path, self._sampling, random.randrange(_SEEDS), shown_model=self._model_name)
+        return TrafficRun(history, headers, tenant, route, self._connections)
+
+    async def admit(self, record: RunRecord, request: Any) -> None:
+        """Parse the body, apply the limits of a call, and take its tokens from the caller's rate limit."""
+        assert isinstance(record, TrafficRun)
+        if request.method != "POST":
+            return
+        content = await request.aread()
+        record.body = await parse_body(content)
+        if not isinstance(record.body, dict):
+            raise ApiError(400, f"the body must be a JSON object, not {type(record.body).__name__}", "invalid_value")
+        try:
+            tokens = self._call_limits.apply(record.body, len(content))
+        except CallLimitError as error:
+            raise ApiError(400, str(error), "invalid_value", error.name) from None
+        request.extensions[PARSED] = record.body
+        with refused_by_limit():
+            record.reserved = self._limits.reserve_tokens(caller_of(record.tenant), tokens)
+
+    def ended(self, record: RunRecord, *, cancelled: bool) -> None:
+        """Count the tokens that the request has used; a cancelled one may have used all that it could."""
+        assert isinstance(record, TrafficRun)
+        calls = record.history.calls()
+        if record.reserved is not None and (calls or not cancelled):
+            used = sum(len(call.response_ids) for call in calls) + (len(calls[0].prompt_ids) if calls else 0)
+            self._limits.settle_tokens(caller_of(record.tenant), record.reserved, used)
 
     async def send(self, record: RunRecord, request: Any) -> Any:
         """Send a request to the engine of its route. If a release's candidate fails to answer, the base answers.
@@ -135,7 +195,9 @@ class TrafficApp(RecordingApp):
         """
         assert isinstance(record, TrafficRun)
         content = await request.aread()
-        place = self._place_of(record.headers, _object(content)) if self.router.release is not None else {}
+        if request.method == "GET":
+            return await self._models(record, request, content)
+        place = self._place_of(record.headers, record.body) if self.router.release is not None else {}
         record.move(self.router.route(record.headers, place, f"{random.getrandbits(64):016x}"))
         if record.route.arm == CANDIDATE:
             response = await self._ask_candidate(record, request, content)
@@ -157,6 +219,15 @@ class TrafficApp(RecordingApp):
             await self._find_again()
             await asyncio.sleep(_RETRY_S)
             record.move(replace(record.route, engine=self.router.serving()))
+
+    async def _models(self, record: TrafficRun, request: Any, content: bytes) -> Any:
+        """The engine's list of models, with the model's name instead of its folder."""
+        response = await record.transport.handle_async_request(_to(record.route.engine, request, content))
+        answer = _object(await response.aread())
+        models = [each for each in answer.get("data") or [] if isinstance(each, dict)]
+        shown = [{name: value for name, value in each.items() if name in _MODEL_FIELDS} for each in models[:1]]
+        listed = json_codec.dump({"object": "list", "data": [{**each, "id": self._model_name} for each in shown]})
+        return wire.Response(response.status_code, headers={"content-type": "application/json"}, content=listed)
 
     async def _ask_candidate(self, record: TrafficRun, request: Any, content: bytes) -> Any | None:
         """The answer of the candidate version; None if it does not answer or has a server error."""
@@ -189,7 +260,7 @@ class TrafficApp(RecordingApp):
             return
         self.set_engine(self.router.serving().base_url)
 
-    def before_sending(self, record: RunRecord, headers: Mapping[str, str], body: bytes) -> None:
+    def before_sending(self, record: RunRecord, headers: Mapping[str, str]) -> None:
         """Queue the recorded choices of an answer before its last bytes are sent, so that feedback finds the choices.
 
         An error here, for example of a selection strategy, is logged and counted; the chat request does not fail.
@@ -198,25 +269,27 @@ class TrafficApp(RecordingApp):
         calls = record.history.extract()
         if not calls:
             return
-        self.counts.answered += 1
+        counts = self._counts[record.tenant]
+        counts.answered += 1
         try:
-            self._queue(calls, record.route, headers, body)
+            self._queue(calls, record, headers, counts)
         except Exception:
-            self.counts.failed_to_record += 1
+            counts.failed_to_record += 1
             LOG.exception("an answered call was not recorded")
 
-    def _queue(self, calls: list[ModelCall], route: Route, headers: Mapping[str, str], body: bytes) -> None:
+    def _queue(
+        self, calls: list[ModelCall], record: TrafficRun, headers: Mapping[str, str], counts: GatewayCounts
+    ) -> None:
         """Queue the choices of one answer, unless the caller opted out or no strategy selects it."""
         if headers.get(OPT_OUT_HEADER, "0").lower() not in ("0", "false"):
-            self.counts.opted_out += 1
+            counts.opted_out += 1
             return
-        request = json_codec.parse_object(body)
-        place = self._place_of(headers, request)
-        tenant = self.tenant_of(headers)
+        route, tenant = record.route, record.tenant
+        place = self._place_of(headers, record.body)
         unit = place.get("run_id") or place.get("conversation") or calls[0].msg_id
-        decision = self._selection.decide(request, calls[0].response, unit, headers, tenant)
+        decision = self._selection.decide(record.body, calls[0].response, unit, headers, tenant)
         if not decision.accept:
-            self.counts.not_selected += 1
+            counts.not_selected += 1
             return
         status = route.engine.status
         served_by = {ENGINE: status.engine, TEMPLATE_HASH: status.template_hash}
@@ -244,6 +317,21 @@ class TrafficApp(RecordingApp):
         await self._connections.aclose()
 
 
+def caller_of(tenant: str) -> str:
+    """The name under which the rate limits count the OpenAI calls of a tenant."""
+    return f"openai/{tenant}"
+
+
+@contextmanager
+def refused_by_limit() -> Iterator[None]:
+    """Raise ApiError (429) instead of LimitExceededError."""
+    try:
+        yield
+    except LimitExceededError as limit:
+        message = f"{limit}: send the request again in {limit.retry_after_s} s"
+        raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=limit.retry_after_s) from None
+
+
 def _found_soon(find_engine: Callable[[], ServedEngine]) -> ServedEngine | None:
     """The engine, or None if it cannot be started or takes longer than ``_START_S``."""
     found: list[ServedEngine] = []
@@ -261,7 +349,7 @@ def _found_soon(find_engine: Callable[[], ServedEngine]) -> ServedEngine | None:
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    """A request's body as a dictionary; empty if the body is not a JSON object (the engine refuses such a body)."""
+    """A JSON body as a dictionary; empty for any other body."""
     try:
         return json_codec.parse_object(content)
     except (RftError, ValueError):

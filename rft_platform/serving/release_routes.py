@@ -68,7 +68,7 @@ def release_routes(
         return await writer.run(lambda _: work())
 
     _add_reports(routes, commands, run)
-    _add_decisions(routes, commands, run)
+    _add_decisions(routes, commands, run, writer)
     return routes
 
 
@@ -89,7 +89,7 @@ def _add_reports(routes: APIRouter, commands: ReleaseCommands, run: _Run) -> Non
         return dict(await run(lambda: commands.compare(one, other)))
 
 
-def _add_decisions(routes: APIRouter, commands: ReleaseCommands, run: _Run) -> None:
+def _add_decisions(routes: APIRouter, commands: ReleaseCommands, run: _Run, writer: TrafficWriter) -> None:
     @routes.post("/promote")
     async def promote(given: _Body) -> dict[str, Any]:
         """Serve one version from now on. Without a version the service follows the newest released one."""
@@ -99,6 +99,12 @@ def _add_decisions(routes: APIRouter, commands: ReleaseCommands, run: _Run) -> N
     async def roll_back(given: _Body) -> dict[str, Any]:
         """Serve an earlier version; if none is named, the previous one."""
         return {"status": "success", "version": await run(lambda: commands.roll_back(given.version, given.reason))}
+
+    @routes.post("/resume")
+    async def resume(given: _Body) -> dict[str, Any]:
+        """Continue a training that alerts have paused."""
+        alerts = await writer.run(lambda store: store.resume_training(given.reason))
+        return {"status": "success", "alerts": alerts}
 
     @routes.post("/canary")
     async def canary(given: _Canary) -> dict[str, Any]:

@@ -6,14 +6,13 @@ change. ``settle`` assigns rows to a round before they are exported, so a repeat
 
 import hashlib
 import logging
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, func, or_, select, update
+from sqlalchemy import Engine, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, defer
 
@@ -42,9 +41,10 @@ from rft_platform.serving.incoming import (
     row_of_call,
     row_of_feedback,
 )
+from rft_platform.serving.rules.alerts import ALERT, ALERT_ENDED, RESUMED, open_alerts
 from rft_platform.serving.rules.declared_metrics import REWARD
 from rft_platform.serving.rules.redaction import Redaction
-from rft_platform.serving.rules.round_rows import CommittedRow, RoundRule, choose_rows
+from rft_platform.serving.rules.round_rows import ChosenRows, CommittedRow, RoundRule, choose_rows
 
 LOG = logging.getLogger(__name__)
 
@@ -52,6 +52,10 @@ MOST_IDS = 10_000  #: messages that one feedback may name
 NO_LIMITS = RoundRule()  #: a round takes all committed rows
 
 _NUMBERS = 10_000  # row numbers in one statement
+
+
+class ReusedFeedbackIdError(UserError):
+    """Another feedback has the id of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +108,12 @@ class TrafficStore:
     # --- labelled
 
     def give_feedback(self, feedback: NewFeedback) -> FeedbackResult:
-        """Store a feedback and label its calls with the reward; a repeated ``feedback_id`` changes nothing.
+        """Store a feedback and label its calls with the reward; a repeated feedback changes nothing.
 
         The calls of one feedback become one run, unless they belong to a run already. A later reward replaces an
         earlier one until the row is committed; both feedbacks stay stored. A feedback without a known message id is
-        not stored.
+        not stored. Raises ReusedFeedbackIdError if another feedback has its id, UserError if it trains an answer with
+        several choices without naming one of them.
         """
         now, feedback = self._clock(), redacted_feedback(feedback, self._redaction)
         with self._transaction() as session:
@@ -119,7 +124,9 @@ class TrafficStore:
                 return FeedbackResult(unknown=unknown)
             row = row_of_feedback(feedback, now)
             if not session.connection().execute(self._insert_new(Feedback).values(row)).rowcount:
+                _check_repeated(session.get_one(Feedback, row["feedback_id"]), row, feedback.feedback_id)
                 return FeedbackResult(duplicate=len(known), unknown=unknown)
+            _check_choices(calls, feedback)
             session.add_all(FeedbackCall(feedback_id=row["feedback_id"], number=call.number) for call in calls)
             open_states = (RECORDED,) if feedback.only_unlabelled else (RECORDED, LABELLED, UNTRAINABLE)
             open_calls = [call for call in calls if call.state in open_states]
@@ -186,31 +193,18 @@ class TrafficStore:
                 committed += len(calls)
             return CommitResult(committed, pending)
 
-    def waiting_rows(self, rule: RoundRule = NO_LIMITS) -> int:
-        """Number of committed rows that the next rounds may take: not too old, and not above their subject's share."""
+    def next_choice(self, rule: RoundRule = NO_LIMITS) -> ChosenRows:
+        """The rows that ``settle`` would assign to a round now, and why it would leave out the other committed rows."""
         with self._reading() as session:
-            if math.isfinite(rule.most_of_subject):
-                found = choose_rows(self._committed(session), rule)
-                return len(found.chosen) + len(found.later)
-            query = select(func.count()).where(Call.state == COMMITTED, Call.batch.is_(None))
-            if rule.oldest_version is not None:
-                query = query.where(or_(Call.policy_version.is_(None), Call.policy_version >= rule.oldest_version))
-            return int(session.scalar(query) or 0)
-
-    def rows_above_share(self, rule: RoundRule) -> int:
-        """Number of committed rows that wait because the next round already has the full share of their subject."""
-        if not math.isfinite(rule.most_of_subject):
-            return 0
-        with self._reading() as session:
-            return len(choose_rows(self._committed(session), rule).above_share)
+            return choose_rows(self._committed(session), rule)
 
     # --- consumed
 
     def settle(self, batch: int, rule: RoundRule = NO_LIMITS) -> list[Call]:
         """Assign committed rows to a round, whole tasks in the order of their commit; return the round's rows.
 
-        A task becomes stale if only weights older than ``rule.oldest_version`` sampled it: no round takes it. Rows
-        above the share of their subject stay committed.
+        A task becomes stale if only weights older than ``rule.oldest_version`` sampled it: no round takes it. Tasks
+        above a limit of ``rule`` stay committed.
 
         A repeated call returns the rows of the first call, so that an interrupted export is repeated exactly. If there
         is no row to assign, nothing is stored.
@@ -227,7 +221,7 @@ class TrafficStore:
                     return []
                 if found.above_share:
                     LOG.info(
-                        "round %d leaves %d rows of subjects that have their share of it to later rounds",
+                        "round %d leaves out %d rows above the limits of a task, a subject or a tenant",
                         batch, len(found.above_share),
                     )  # fmt: skip
                 session.merge(Batch(number=batch, rows=len(found.chosen), settled_at=self._clock(), consumed_at=None))
@@ -269,12 +263,12 @@ class TrafficStore:
             session.expunge_all()
         return found
 
-    def counts(self) -> dict[str, int]:
-        """Number of rows in each state."""
+    def counts(self, tenant: str | None = None) -> dict[str, int]:
+        """Number of rows in each state; ``tenant``: of this tenant only."""
+        query = select(Call.state, func.count()).group_by(Call.state)
         with self._reading() as session:
-            found: Counter[str] = Counter(
-                dict(session.execute(select(Call.state, func.count()).group_by(Call.state)).all())
-            )
+            rows = session.execute(query if tenant is None else query.where(Call.tenant == tenant)).all()
+            found: Counter[str] = Counter(dict(rows))
             return {state: found[state] for state in STATES}
 
     def log(self, kind: str, reason: str, **details: Any) -> None:
@@ -288,6 +282,24 @@ class TrafficStore:
             found = list(session.scalars(select(Event).order_by(Event.number.desc()).limit(newest)))
             session.expunge_all()
             return found
+
+    def open_alerts(self, *, pausing: bool = False) -> dict[str, str]:
+        """The messages of the open alerts by the name of their limit; ``pausing``: of those that pause the training.
+
+        The service writes the alerts. The process that trains, maybe on another host, reads them here.
+        """
+        kinds = (ALERT, ALERT_ENDED, RESUMED)
+        with self._reading() as session:
+            events = session.scalars(select(Event).where(Event.kind.in_(kinds)).order_by(Event.number))
+            return open_alerts(
+                ((each.kind, each.details.get("limit"), each.reason) for each in events), pausing=pausing
+            )
+
+    def resume_training(self, reason: str) -> list[str]:
+        """End the pause of the alerts that are open now; returns their names. A later alert pauses again."""
+        alerts = sorted(self.open_alerts(pausing=True))
+        self.log(RESUMED, reason, limits=alerts)
+        return alerts
 
     # --- helpers
 
@@ -321,8 +333,31 @@ class TrafficStore:
         )
         query = query.with_for_update() if lock else query
         for number, tenant, task_id, msg_id, subject, version in session.execute(query):
-            person = None if subject is None else (tenant, subject)
-            yield CommittedRow(number, (tenant, task_id or msg_id), person, version)
+            yield CommittedRow(number, tenant, task_id or msg_id, msg_id, subject, version)
+
+
+def _check_repeated(stored: Feedback, row: Mapping[str, Any], feedback_id: str) -> None:
+    """Raise ReusedFeedbackIdError unless ``row`` repeats the stored feedback, or that one has been erased."""
+    compared = ("metric", "value", "comment", "correction", "tags", "request")
+    erased = bool(row["request"]) and not stored.request
+    if not erased and any(getattr(stored, name) != row[name] for name in compared):
+        raise ReusedFeedbackIdError(
+            f"feedback_id {feedback_id!r}: another feedback has this id, so this one is not stored; give each feedback "
+            "an id of its own, and send an id again only with the same body"
+        )
+
+
+def _check_choices(calls: Sequence[Call], feedback: NewFeedback) -> None:
+    """Raise UserError if a reward or correction is about an answer with several choices and does not name one."""
+    trains = feedback.correction is not None or (feedback.metric == REWARD and feedback.value is not None)
+    if not trains or feedback.choice is not None:
+        return
+    for msg_id, choices in Counter(call.msg_id for call in calls).items():
+        if choices > 1:
+            raise UserError(
+                f"the answer {msg_id} has {choices} choices: rate each of them by a feedback of its own, with msg_ids "
+                "and choice, which is the index of the choice"
+            )
 
 
 def _is_repeated(call: Call, feedback: NewFeedback) -> bool:

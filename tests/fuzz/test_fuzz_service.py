@@ -12,6 +12,7 @@ import pytest
 
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
+from rft_platform.serving.gateway import GatewayCounts
 from rft_platform.serving.incoming import NewCall
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_routes import release_routes
@@ -41,8 +42,11 @@ def service(folder: Path) -> tuple[Any, TrafficWriter]:
     store = TrafficStore(engine)
     store.record([NewCall(name, choice, {"x": 1}, 1, 5, 0.0) for name in IDS for choice in range(2)])
     writer = TrafficWriter(store)
-    counts = SimpleNamespace(answered=0, not_selected=0, opted_out=0, failed_to_record=0)
-    gateway: Any = SimpleNamespace(tenant_of=lambda _: "", counts=counts)
+
+    async def health() -> dict[str, Any]:
+        return {}
+
+    gateway: Any = SimpleNamespace(tenant_of=lambda _: "", counts=lambda _: GatewayCounts(), engine_health=health)
     versions = [ServableVersion(number, number, str(number), True, {}) for number in range(3)]
     releases = ReleaseCommands(ReleaseStore(engine), lambda: versions)
     return build_app(gateway, writer, CommitRule(2), dict, [release_routes(releases, writer, lambda _: "")]), writer

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -25,9 +26,12 @@ def ask(client: OnlineClient) -> str:
 def test_the_end_of_the_block_commits(service) -> None:
     with OnlineClient(service.url, metrics=[Metric("helpful", max=5)]) as client:
         msg_id = ask(client)
-        done = client.feedback(msg_id, reward=1.0, metrics={"helpful": 5}, comment="good", feedback_id="f1")
+        given: dict[str, Any] = {"reward": 1.0, "metrics": {"helpful": 5}, "comment": "good", "feedback_id": "f1"}
+        done = client.feedback(msg_id, **given)
         assert (done.matched, done.duplicate, done.late, done.unknown) == (1, 0, 0, ())
-        assert client.feedback(msg_id, reward=0.0, feedback_id="f1").duplicate == 1, "a repeated id changes nothing"
+        assert client.feedback(msg_id, **given).duplicate == 1, "a repeated feedback changes nothing"
+        with pytest.raises(openai.ConflictError, match="another feedback has this id"):
+            client.feedback(msg_id, reward=0.0, feedback_id="f1")
     (row,) = service.store.settle(1)
     assert row.reward == 1.0
     with OnlineClient(service.url) as client:
@@ -92,7 +96,7 @@ def test_feedback_above_the_rate_limit_waits_and_is_sent_again(limited) -> None:
         msg_id = ask(client)
         while limited.post("/commit", "").status_code == 200:
             pass
-        limited.limits._buckets["other/"].requests -= 4  # a request succeeds in 5 s
+        limited.limits._requests._buckets["other/"].level -= 4  # a request succeeds in 5 s
         began = time.monotonic()
         assert client.feedback(msg_id, reward=1.0, feedback_id="f").matched == 1
         assert 3 < time.monotonic() - began < 30
@@ -103,7 +107,7 @@ async def test_the_wait_for_the_rate_limit_has_an_end(limited) -> None:
     client = AsyncOnlineClient(limited.url, rate_limit_wait_s=0.5, max_retries=0)
     while limited.post("/commit", "").status_code == 200:
         pass
-    limited.limits._buckets["other/"].requests -= 4
+    limited.limits._requests._buckets["other/"].level -= 4
     with pytest.raises(openai.RateLimitError):
         await client.commit()
     await client.close()

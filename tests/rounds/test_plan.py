@@ -155,3 +155,26 @@ def test_round_keys_round_trip_and_refuse_others():
     assert round_number("r0012") == 12
     with pytest.raises(ValueError, match="r0003"):
         round_number("12")
+
+
+def test_an_online_project_says_which_rows_the_next_round_leaves_out():
+    state = project(committed_rows=12, rows_above_share=30, experiences_needed=64)
+    (line,) = plan_next(state).waiting[:1]
+    assert line.startswith("r0001 collects rows when 64 are committed, 12 so far; 30 more are above the share of")
+    assert "service.subject_share" in line
+    assert launches(replace(state, committed_rows=64)) == [("collect", 1)]
+
+
+def test_an_open_alert_pauses_an_online_project():
+    alert = "invalid tool calls: 20.0%, the limit is 10.0% (service.alerts.invalid_rate)"
+    state = project(committed_rows=64, experiences_needed=64, paused=alert)
+    plan = plan_next(state)
+    assert not plan.actions
+    assert plan.waiting[0] == (
+        f"r0001 collects no rows while an alert is open: {alert}; `rft models resume` continues the training"
+    )
+    collected = replace(state, rounds=project((DONE, LaunchState())).rounds)
+    assert f"r0001 does not train while an alert is open: {alert}" in plan_next(collected).waiting[-1]
+    assert launches(replace(collected, paused=None)) == [("sync", 1)]
+    running = replace(state, rounds=project((DONE, RUNNING)).rounds)
+    assert "r0001 sync is running" in plan_next(running).waiting

@@ -75,7 +75,8 @@ class Site:
                 NewCall(f"m{number}", choice, {"messages": messages, "tools": [], "response": {"content": text}}, 24,
                         10, time.time() - 40) for choice, text in enumerate(answers)
             )  # fmt: skip
-        self.traffic.give_feedback(NewFeedback("f", ["m0"], 1.0))
+        for choice in range(2):
+            self.traffic.give_feedback(NewFeedback(f"f{choice}", ["m0"], 1.0, choice=choice))
 
     def _tenant(self, headers: Any) -> str:
         tenant = self._keys.get(bearer_token(headers) or "") if self._keys else ""
@@ -137,7 +138,7 @@ def test_the_status_page_is_live(site, tab) -> None:
     ]  # fmt: skip
     warnings = tab.run("[...document.querySelectorAll('[role=alert] li')].map(each => each.innerText)")
     assert warnings == [FAILING, ALERTS["question_rate"]]
-    assert "3 committed rows wait because their user has the largest share" in text
+    assert "3 committed rows are above the share of their task, user or tenant" in text
     rows = tab.run("[...document.querySelectorAll('[aria-label=Actions] tr')].map(each => each.innerText)")
     assert [row.split("\t")[0] for row in rows[1:]] == ["valid tool call", "invalid tool call", "question", "answer"]
     assert rows[4].split("\t") == ["answer", "100.0 %", "1.000"]
@@ -220,6 +221,17 @@ def test_the_status_page_says_why_released_versions_do_not_serve(tmp_path) -> No
         assert "run `rft models promote --newest`" in page
     finally:
         site.close()
+
+
+def test_characters_that_reorder_text_are_written_out(site) -> None:
+    messages = [{"role": "user", "content": "pay \u202e001 \u2066to\u2069 <Ünal>"}]
+    site.traffic.record(
+        NewCall("odd", choice, {"messages": messages, "tools": [], "response": {"content": f"yes {choice}"}}, 24, 10,
+                time.time()) for choice in range(2)
+    )  # fmt: skip
+    page = httpx.get(f"{site.url}/preferences", trust_env=False).text
+    assert "pay [U+202E]001 [U+2066]to[U+2069] &lt;Ünal&gt;" in page
+    assert not set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069") & set(page)
 
 
 def test_keys_are_asked_for(tmp_path) -> None:

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from rft_platform.inference.interface import PolicyEngine
+from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.serving.rules.rate_limits import LimitExceededError, RateLimits
 from tests.serving.test_service import QUESTION, Service
 
@@ -46,7 +46,7 @@ def test_a_minute_has_its_requests_and_an_idle_caller_gets_no_more() -> None:
     assert error.value.retry_after_s == 1
     clock.now += 1
     use(limits)
-    assert limits.refused == 2
+    assert limits.refused == {"a": 2}
 
 
 def test_a_request_counts_as_open_until_it_ends_also_after_an_error() -> None:
@@ -60,6 +60,50 @@ def test_a_request_counts_as_open_until_it_ends_also_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), limits.admitted("a"):
         raise ZeroDivisionError
     use(limits)
+
+
+def test_tokens_are_reserved_and_then_replaced_by_those_that_were_used() -> None:
+    clock = Clock()
+    limits = RateLimits(tokens_per_minute=600, clock=clock)
+    large = limits.reserve_tokens("a", 10_000)  # more than a minute's tokens: all of them
+    with pytest.raises(LimitExceededError, match="600 tokens a minute") as error:
+        limits.reserve_tokens("a", 60)
+    assert error.value.retry_after_s == 6
+    limits.reserve_tokens("b", 600)
+    limits.settle_tokens("a", large, 500)
+    limits.settle_tokens("a", limits.reserve_tokens("a", 60), 160)  # more than expected: later requests wait
+    with pytest.raises(LimitExceededError) as error:
+        limits.reserve_tokens("a", 1)
+    assert error.value.retry_after_s == 7
+    clock.now += 3600
+    limits.settle_tokens("a", limits.reserve_tokens("a", 600), 600)
+    assert limits.refused == {"a": 2}
+
+
+def test_a_tenant_above_its_tokens_gets_429_and_a_refused_request_uses_none(
+    policy_engine: PolicyEngine, tmp_path: Path
+) -> None:
+    limits = RateLimits(tokens_per_minute=100)
+    service = Service(policy_engine, tmp_path, keys=KEYS, limits=limits, sampling=SamplingParams(max_tokens=60))
+    try:
+        client = service.client("secret-a")
+        for _ in range(5):
+            with pytest.raises(openai.BadRequestError):
+                client.chat.completions.create(model="m", messages=[{"role": "nobody", "content": "x"}])  # type: ignore[list-item]
+        client.chat.completions.create(model="m", messages=QUESTION, max_tokens=2)
+        with pytest.raises(openai.RateLimitError, match="100 tokens a minute are the limit") as error:
+            client.chat.completions.create(model="m", messages=QUESTION, n=3)
+        assert 1 <= int(error.value.response.headers["retry-after"]) <= 60
+        service.client("secret-b").chat.completions.create(model="m", messages=QUESTION, max_tokens=2)
+        metrics = {}
+        for tenant in "ab":
+            headers = {"authorization": f"Bearer secret-{tenant}"}
+            found = httpx.get(f"{service.url}/metrics?format=json", headers=headers, trust_env=False).json()
+            metrics[tenant] = (found["requests_answered"], found["requests_refused_by_limit"], found["rows_recorded"])
+            assert not {"calls_waiting", "database_failures"} & found.keys()
+        assert metrics == {"a": (1, 1, 1), "b": (1, 0, 1)}
+    finally:
+        service.close()
 
 
 @pytest.fixture
@@ -90,7 +134,9 @@ def test_a_tenant_above_its_rate_gets_429_in_the_form_of_openai(service: Service
 
 @pytest.mark.slow
 def test_requests_at_the_same_time_are_limited(policy_engine: PolicyEngine, tmp_path: Path) -> None:
-    service = Service(policy_engine, tmp_path, limits=RateLimits(concurrent_requests=1))
+    service = Service(
+        policy_engine, tmp_path, limits=RateLimits(concurrent_requests=1), sampling=SamplingParams(max_tokens=500)
+    )
     try:
         stream = service.client().chat.completions.create(model="m", messages=QUESTION, max_tokens=500, stream=True)
         next(iter(stream))

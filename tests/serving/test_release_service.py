@@ -219,7 +219,7 @@ def test_the_section_service_reaches_the_process(service) -> None:
     service.wait_until(lambda: metrics()["alerts"] == 1)
     found = metrics()
     assert found["calls_redacted"] == 1 and found["recent_label_rate"] < 1
-    assert found["requests_refused_by_limit"] == found["rows_above_subject_share"] == found["implicit_failures"] == 0
+    assert found["requests_refused_by_limit"] == found["rows_above_share"] == found["implicit_failures"] == 0
     page = httpx.get(f"{service.url}/status/live", trust_env=False).text
     assert "Warnings" in page and "the limit is 100.0%" in page
     assert "alert" in [event.kind for event in traffic_store(service.project).events()]

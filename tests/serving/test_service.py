@@ -4,8 +4,10 @@ import json
 import socket
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,18 @@ import openai
 import pytest
 import uvicorn
 from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.inference.serving.http_server import server_config
 from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.serving.app import CommitRule, build_app
-from rft_platform.serving.database import open_database
+from rft_platform.serving.database import Call, open_database
 from rft_platform.serving.gateway import ServedEngine, TrafficApp
+from rft_platform.serving.releases import engine_probe
 from rft_platform.serving.request_bodies import FeedbackRequest
-from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, Metric
+from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, Metric, MetricError
 from rft_platform.serving.rules.rate_limits import RateLimits
 from rft_platform.serving.selection import SamplingRateStrategy, Selection
 from rft_platform.serving.traffic import TrafficStore
@@ -45,6 +50,7 @@ class Service:
         limits: RateLimits | None = None,
         metrics: DeclaredMetrics | None = None,
         sampling: SamplingParams | None = None,
+        most_choices: int = 8,
     ):
         self.store = TrafficStore(open_database(f"sqlite:///{folder / 'traffic.db'}"))
         writer = TrafficWriter(self.store, most_waiting)
@@ -60,6 +66,9 @@ class Service:
             Selection([SamplingRateStrategy.of(rate)]),
             sampling or SamplingParams(max_tokens=8),
             tenants=keys,
+            model_name="shop/helper",
+            limits=limits,
+            most_choices=most_choices,
         )
         self.limits = limits
         app = build_app(self.gateway, writer, CommitRule(), dict, limits=limits, metrics=metrics)
@@ -111,9 +120,117 @@ def test_streams_and_choices_are_recorded(service) -> None:
         service.client().chat.completions.create(model="any", messages=QUESTION, max_tokens=5, stream=True, n=2)
     )
     (msg_id,) = {event.id for event in events}
-    assert service.post("/feedback", json.dumps({"msg_ids": [msg_id], "reward": 1})).json()["matched"] == 1
+    refused = service.post("/feedback", json.dumps({"msg_ids": [msg_id], "reward": 1}))
+    assert (refused.status_code, "has 2 choices: rate each" in refused.json()["error"]["message"]) == (400, True)
+    for choice in range(2):
+        given = {"msg_ids": [msg_id], "reward": choice, "choice": choice}
+        assert service.post("/feedback", json.dumps(given)).json()["matched"] == 1
     service.post("/commit", "")
-    assert [row.choice for row in service.store.settle(1)] == [0, 1]
+    assert [(row.choice, row.reward) for row in service.store.settle(1)] == [(0, 0.0), (1, 1.0)]
+
+
+LIMITED = "a request may have at most 8 (service.most_choices)"
+
+
+@pytest.mark.parametrize(
+    ("path", "changed", "param", "message"),
+    [
+        ("chat/completions", {"n": 1000}, "n", f"1000; {LIMITED}"),
+        ("chat/completions", {"n": 9, "stream": True}, "n", f"9; {LIMITED}"),
+        ("chat/completions", {"n": "9"}, "n", "'9' is no integer"),
+        ("completions", {"prompt": ["a"] * 9}, "prompt", f"9 prompts with n=1 are 9 choices; {LIMITED}"),
+        ("completions", {"prompt": [[1], [2], [3]], "n": 3}, "prompt", "3 prompts with n=3 are 9 choices"),
+        ("chat/completions", {"max_tokens": "999999"}, "max_tokens", "'999999' is no integer"),
+        ("responses", {"input": "x", "max_output_tokens": [1]}, "max_output_tokens", "'[1]' is no integer"),
+    ],
+)
+def test_the_choices_of_a_request_are_limited(service, path, changed, param, message) -> None:
+    body = json.dumps({"model": "m", "messages": QUESTION, **changed})
+    answer = service.post(f"/v1/{path}", body, authorization="Bearer dummy")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert message in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", None])
+def test_an_answer_is_never_longer_than_the_configured_limit(service, field) -> None:
+    given: dict[str, Any] = {} if field is None else {field: 100_000}
+    for stream in (False, True):
+        body = json.dumps({"model": "m", "messages": QUESTION, "stream": stream, "stream_options": None, **given})
+        assert service.post("/v1/chat/completions", body).status_code == 200
+    long = json.dumps({"model": "m", "input": "What is 12*7?", "max_output_tokens": 100_000})
+    assert service.post("/v1/responses", long).status_code == 200
+    for msg_id in [call.msg_id for call in stored(service)]:
+        (call,) = service.store.calls([msg_id])
+        assert len(call.model_call["response_ids"]) <= 8
+    assert len(stored(service)) == 3
+
+
+def stored(service: Service) -> list[Call]:
+    """All recorded calls, once the writer has written them."""
+    deadline = time.monotonic() + 20
+    while service.store.counts()["recorded"] < service.gateway.counts().answered:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    with Session(service.store._engine) as session:
+        return list(session.scalars(select(Call)))
+
+
+def test_answers_name_the_model_and_not_its_folder(service) -> None:
+    client = service.client()
+    for logprobs in (False, True):
+        chat = client.chat.completions.create(
+            model="m", messages=QUESTION, logprobs=logprobs, extra_body={"return_token_ids": logprobs}
+        )
+        assert chat.model == "shop/helper"
+    stream = list(client.chat.completions.create(model="m", messages=QUESTION, stream=True))
+    text = client.completions.create(model="m", prompt="12*7 =")
+    response = client.responses.create(model="m", input="What is 12*7?")
+    events = list(client.responses.create(model="m", input="What is 12*7?", stream=True))
+    models = {text.model, response.model, *(chunk.model for chunk in stream)}
+    assert models == {"shop/helper"}
+    assert {event.response.model for event in events if hasattr(event, "response")} == {"shop/helper"}
+    listed = httpx.get(f"{service.url}/v1/models", trust_env=False)
+    assert [each["id"] for each in listed.json()["data"]] == ["shop/helper"]
+    path = service.gateway.router.serving().status.model_path
+    assert path not in listed.text + "".join(each.model_dump_json() for each in [text, response, *events, *stream])
+
+
+def test_health_says_whether_the_engine_answers_and_which_version_serves(service, monkeypatch) -> None:
+    def health() -> dict[str, Any]:
+        return dict(httpx.get(f"{service.url}/health", trust_env=False).json())
+
+    version = service.gateway.router.serving().status.policy_version
+    assert health() == {"status": "ok", "engine": "answers", "policy_version": version}
+    monkeypatch.setattr(engine_probe, "_FRESH_S", -1.0)
+    service.gateway.router.base = replace(service.gateway.router.serving(), base_url="http://127.0.0.1:9/v1")
+    assert health() == {"status": "ok", "engine": "does not answer", "policy_version": version}
+    service.gateway.router.base = None
+    assert health() == {"status": "ok", "engine": "not started", "policy_version": None}
+
+
+def test_a_feedback_id_with_another_body_is_a_conflict(service) -> None:
+    ids = [service.client().chat.completions.create(model="m", messages=QUESTION).id for _ in range(2)]
+    body = json.dumps({"msg_ids": ids[:1], "reward": 1, "feedback_id": "ticket-1", "metrics": {"helpful": 3}})
+    assert service.post("/feedback", body).json()["matched"] == 1
+    assert service.post("/feedback", body).json()["duplicate"] == 1
+    other = service.post("/feedback", json.dumps({"msg_ids": ids[1:], "reward": 0, "feedback_id": "ticket-1"}))
+    error = other.json()["error"]
+    assert (other.status_code, error["code"], error["param"]) == (409, "feedback_id_reused", "feedback_id")
+    assert [call.reward for call in service.store.calls(ids)] == [1.0, None]
+
+
+@pytest.mark.parametrize("reward", [-0.1, 1.1, 1e6, 1e308, -1e308])
+def test_a_reward_outside_0_to_1_is_refused_unless_other_bounds_are_declared(service, reward) -> None:
+    answer = service.client().chat.completions.create(model="m", messages=QUESTION, max_tokens=3)
+    for given in ({"reward": reward}, {"metrics": {"reward": reward}}, {"metric": "reward", "value": reward}):
+        refused = service.post("/feedback", json.dumps({"msg_ids": [answer.id], **given}))
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_metric", "reward")
+        assert "outside 0.0 to 1.0 (service.metrics)" in error["message"]
+    wide = DeclaredMetrics.of_service([Metric("reward", min=-1e308, max=1e308)])
+    assert wide.numbers({"reward": reward, "other": 7.0}, names_answers=True) == {"reward": reward, "other": 7.0}
+    with pytest.raises(MetricError, match="'other' is not declared"):
+        DeclaredMetrics.of_service([Metric("helpful")]).numbers({"other": 7.0}, names_answers=True)
 
 
 def test_the_bodies_of_the_java_client_are_accepted(service) -> None:

@@ -2,9 +2,8 @@
 
 import sqlite3
 import threading
-import time
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from rft_platform.serving import database
 from rft_platform.serving.database import open_database
 from rft_platform.serving.erasure import TrafficErasure
 from rft_platform.serving.incoming import NewCall, NewFeedback
-from rft_platform.serving.rules.round_rows import CommittedRow, RoundRule, choose_rows
-from rft_platform.serving.traffic import CommitResult, FeedbackResult, TrafficStore
+from rft_platform.serving.rules.round_rows import RoundRule
+from rft_platform.serving.traffic import CommitResult, FeedbackResult, ReusedFeedbackIdError, TrafficStore
 
 RECORDED = {
     "msg_id": "a", "policy_version": 3, "prompt_ids": [1], "response_ids": [2], "rollout_logprobs": [-0.5],
@@ -50,13 +49,13 @@ def test_rows_go_from_recorded_to_consumed(store) -> None:
     assert store.record([call("a"), call("b"), call("c")]) == 3
     assert store.give_feedback(feedback("f1", "a", "b", value=0.5)) == FeedbackResult(matched=2)
     assert store.commit() == CommitResult(committed=2)
-    assert store.waiting_rows() == 2
+    assert store.next_choice().waiting == 2
     rows = store.settle(1)
     assert [(row.msg_id, row.reward, row.model_call) for row in rows] == [
         ("a", 0.5, {"text": "a"}), ("b", 0.5, {"text": "b"}),
     ]  # fmt: skip
     assert len({row.run_id for row in rows}) == 1
-    assert store.waiting_rows() == 0
+    assert store.next_choice().waiting == 0
     assert store.consume(1) == 2
     assert store.counts() == {
         "recorded": 1, "labelled": 0, "committed": 0, "consumed": 2, "untrainable": 0, "stale": 0, "expired": 0,
@@ -68,7 +67,7 @@ def test_repeated_steps_change_nothing(store) -> None:
     assert store.record([call("a")]) == 1
     assert store.record([call("a")]) == 0
     assert store.give_feedback(feedback("f1", "a")) == FeedbackResult(matched=1)
-    assert store.give_feedback(feedback("f1", "a", value=0.0)) == FeedbackResult(duplicate=1)
+    assert store.give_feedback(feedback("f1", "a")) == FeedbackResult(duplicate=1)
     store.commit()
     assert [row.reward for row in store.settle(1)] == [1.0]
     store.record([call("b")])
@@ -218,6 +217,11 @@ def test_a_round_takes_whole_tasks(store) -> None:
     assert {row.task_id for row in store.settle(2, RoundRule(most_rows=2))} == {"c"}  # a task is never split
 
 
+def waiting(store: TrafficStore, rule: RoundRule) -> tuple[int, int]:
+    choice = store.next_choice(rule)
+    return choice.waiting, len(choice.above_share)
+
+
 def test_a_subject_has_at_most_its_share_of_a_round_and_keeps_its_other_rows(store) -> None:
     for number in range(8):
         store.record([call(f"loud{number}", subject="loud")])
@@ -227,11 +231,11 @@ def test_a_subject_has_at_most_its_share_of_a_round_and_keeps_its_other_rows(sto
         store.give_feedback(feedback(f"f{name}", str(name)))
     store.commit()
     rule = RoundRule(most_rows=8, subject_share=0.25)
-    assert (store.waiting_rows(rule), store.rows_above_share(rule)) == (5, 6)
+    assert waiting(store, rule) == (5, 6)
     assert sorted(row.subject or "" for row in store.settle(1, rule)) == ["", "ann", "bob", "loud", "loud"]
-    assert (store.waiting_rows(rule), store.rows_above_share(rule)) == (2, 4)
+    assert waiting(store, rule) == (2, 4)
     assert [row.subject for row in store.settle(2, rule)] == ["loud", "loud"]
-    assert store.rows_above_share(RoundRule(most_rows=8)) == 0
+    assert waiting(store, RoundRule(most_rows=8)) == (4, 0)
 
 
 def test_rows_above_the_share_become_stale_like_others_and_tenants_have_subjects_of_their_own(store) -> None:
@@ -246,23 +250,53 @@ def test_rows_above_the_share_become_stale_like_others_and_tenants_have_subjects
     assert store.counts()["stale"] == 2
 
 
-def test_a_task_above_the_share_is_taken_whole_or_not_at_all(store) -> None:
-    for task in "ab":
-        store.record([call(f"{task}{number}", subject="ann") for number in range(3)])
-        for number in range(3):
+def test_a_task_above_a_share_is_left_out_as_a_whole(store) -> None:
+    for task, runs in (("a", 3), ("b", 2)):
+        store.record([call(f"{task}{number}", subject="ann") for number in range(runs)])
+        for number in range(runs):
             given = feedback(f"{task}{number}", f"{task}{number}", task_id=task, run_id=str(number))
             store.give_feedback(given)
     store.commit()
-    rule = RoundRule(most_rows=6, subject_share=0.2)
-    assert [row.msg_id for row in store.settle(1, rule)] == ["a0", "a1", "a2"]
-    assert [row.msg_id for row in store.settle(2, rule)] == ["b0", "b1", "b2"]
+    rule = RoundRule(most_rows=10, subject_share=0.2)
+    assert [row.msg_id for row in store.settle(1, rule)] == ["b0", "b1"]
+    assert store.settle(2, rule) == []
+    assert waiting(store, rule) == (0, 3)
 
 
-def test_the_choice_of_rows_takes_linear_time() -> None:
-    rows = [CommittedRow(number, ("", f"t{number}"), ("", f"s{number}"), 0) for number in range(20_000)]
-    before = time.process_time()
-    assert len(choose_rows(rows, RoundRule(most_rows=20_000, subject_share=0.1)).chosen) == 20_000
-    assert time.process_time() - before < 2
+def test_a_feedback_id_belongs_to_one_feedback(store) -> None:
+    store.record([call("a"), call("b")])
+    given = feedback("ticket-1", "a", request={"msg_ids": ["a"], "reward": 1.0})
+    assert store.give_feedback(given) == FeedbackResult(matched=1)
+    assert store.give_feedback(given) == FeedbackResult(duplicate=1)
+    for changes in (
+        {"request": {"msg_ids": ["b"], "reward": 1.0}}, {"value": 0.0}, {"value": None}, {"comment": "x"},
+        {"tags": {"a": 1}}, {"metric": "helpful"}, {"correction": "x"},
+    ):  # fmt: skip
+        with pytest.raises(ReusedFeedbackIdError, match="'ticket-1': another feedback has this id"):
+            store.give_feedback(replace(given, **changes))
+    with pytest.raises(ReusedFeedbackIdError):
+        store.give_feedback(feedback("ticket-1", "b", value=0.0))
+    assert [(each.msg_id, each.reward) for each in store.calls(["a", "b"])] == [("a", 1.0), ("b", None)]
+
+
+def test_a_reward_names_the_choice_of_an_answer_with_several(store) -> None:
+    store.record([call("a"), *(call("b", choice=number, conversation="c") for number in range(3))])
+    for changes in ({}, {"value": None, "correction": "x"}):
+        with pytest.raises(UserError, match=r"the answer b has 3 choices: rate each of them.*choice"):
+            store.give_feedback(feedback("f1", "a", "b", **changes))
+    with pytest.raises(UserError, match="the answer b has 3 choices"):
+        store.give_feedback(feedback("f1", conversation="c"))
+    assert store.counts()["recorded"] == 4
+    assert store.give_feedback(feedback("f1", "b", value=None, comment="x")) == FeedbackResult(matched=1)
+    assert store.give_feedback(feedback("f2", "b", metric="helpful")) == FeedbackResult(matched=1)
+    assert store.give_feedback(feedback("f3", "b", choice=2)) == FeedbackResult(matched=1)
+    assert [each.reward for each in store.calls(["b"])] == [None, None, 1.0]
+
+
+def test_rows_are_counted_for_each_tenant(store) -> None:
+    store.record([call("a", tenant="shop"), call("b", tenant="bank"), call("c", tenant="bank")])
+    found = (store.counts("shop")["recorded"], store.counts("bank")["recorded"], store.counts()["recorded"])
+    assert found == (1, 2, 3)
 
 
 def test_unlabelled_calls_expire(store, url, clock) -> None:

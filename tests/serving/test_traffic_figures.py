@@ -9,14 +9,18 @@ from sqlalchemy import event
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import Launches, observe
+from rft_platform.rounds.project.notes import EVALUATION
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.servers.traffic_watch import TrafficWatch
 from rft_platform.serving.database import open_database
 from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.reports.traffic_figures import traffic_figures
 from rft_platform.serving.rules.action_types import action_of
-from rft_platform.serving.rules.alerts import ActionFigures
+from rft_platform.serving.rules.alerts import RESUMED, ActionFigures
 from rft_platform.serving.traffic import TrafficStore
 
 TOOL = {"type": "function", "function": {"name": "refund", "parameters": {"type": "object", "required": ["order"]}}}
@@ -148,22 +152,54 @@ def test_a_round_that_trained_nothing_has_no_version_of_its_own(tmp_path: Path, 
     assert TrafficWatch(project, engine, TrafficStore(engine))._versions() == {1: 4, 3: 8}
 
 
-def test_an_exceeded_limit_is_an_alert_until_it_is_kept_again(tmp_path: Path, tiny_model: Path, caplog) -> None:
+def watched_project(folder: Path, model: Path, alerts: dict[str, float]) -> Project:
+    """A project that pauses its training on alerts."""
     config = build_config(
         {
-            "model": {"model_path": str(tiny_model), "max_model_len": 64},
+            "model": {"model_path": str(model), "max_model_len": 64},
             "algorithm": {"algorithm_type": "reinforce++"},
             "buffer": {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}},
-            "service": {
-                "alerts": {
-                    "least_calls": 10, "window_s": 100, "invalid_rate": 0.1, "invalid_reward": 0.4,
-                    "question_rate": 0.5, "label_rate": 0.9, "label_delay_s": 5, "served_delay_s": 1,
-                }
-            },
+            "service": {"pause_training_on_alert": True, "alerts": {"least_calls": 10, "window_s": 100, **alerts}},
         }
-    )  # fmt: skip
-    project = Project(Home(tmp_path / "home"), config)
+    )
+    project = Project(Home(folder / "home"), config)
     publish(project.store, Policy("model", 0, "0" * 64, round=0))
+    project.store.write_note(0, EVALUATION, {"promoted": False, "results": []})
+    return project
+
+
+def test_an_open_alert_pauses_the_training_until_it_ends_or_a_user_resumes(tmp_path: Path, tiny_model: Path) -> None:
+    project = watched_project(tmp_path, tiny_model, {"invalid_rate": 0.1})
+    clock, store = Clock(), traffic_store(project)
+    database = traffic_database(project)
+
+    def updated() -> str | None:
+        TrafficWatch(project, database, store, clock).update()  # a new process each time: the database has the alerts
+        return observe(project, Launches()).paused
+
+    assert updated() is None
+    fill(store, clock)
+    text = "invalid tool calls: 20.0%, the limit is 10.0% (service.alerts.invalid_rate)"
+    assert (updated(), updated()) == (text, text)
+    assert (
+        f"r0001 collects no rows while an alert is open: {text}" in plan_next(observe(project, Launches())).waiting[0]
+    )
+    assert (store.resume_training("it is a test"), updated()) == (["invalid_rate"], None)
+    assert store.resume_training("again") == []
+    clock.now += 1000
+    assert updated() is None
+    clock.now -= 1000
+    assert updated() == text, "a new alert pauses again"
+    clock.now += 1000
+    assert updated() is None
+    kinds = [event.kind for event in reversed(store.events())]
+    assert kinds == ["alert", *[RESUMED] * 2, "alert_ended", "alert", "alert_ended"]
+
+
+def test_an_exceeded_limit_is_an_alert_until_it_is_kept_again(tmp_path: Path, tiny_model: Path, caplog) -> None:
+    alerts = {"invalid_rate": 0.1, "invalid_reward": 0.4, "question_rate": 0.5, "label_rate": 0.9, "label_delay_s": 5,
+              "served_delay_s": 1}  # fmt: skip
+    project = watched_project(tmp_path, tiny_model, alerts)
     clock = Clock()
     engine = open_database(f"sqlite:///{tmp_path / 'traffic.db'}")
     store = TrafficStore(engine, clock)

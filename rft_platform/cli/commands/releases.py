@@ -1,4 +1,4 @@
-"""``rft models list, import, compare, promote, canary, ab, report``: choose the version that serves production traffic.
+"""``rft models list, import, compare, promote, resume, canary, ab, report``: choose the version that serves traffic.
 
 The commands write decisions to the service's database; a running service carries out the decisions within a second.
 """
@@ -127,6 +127,19 @@ def import_version(
         print_json(asdict(policy))
         return
     _print(f"version {policy.policy_version} was imported: `rft models canary {policy.policy_version}` tests it")
+
+
+@models.command()
+def resume(reason: Reason = "resumed by hand") -> None:
+    """Continue a training that alerts have paused (service.pause_training_on_alert). A new alert pauses it again."""
+    from rft_platform.common.errors import UserError
+    from rft_platform.rounds.selection.production_rows import traffic_store
+
+    project = _project()
+    if not project.config.online:
+        raise UserError("rft models resume is for online projects (`rft serve`)")
+    alerts = traffic_store(project).resume_training(reason)
+    _print(f"training continues in spite of: {', '.join(alerts)}" if alerts else "no alert pauses the training")
 
 
 @models.command()

@@ -81,26 +81,44 @@ class Service(Section):
     """Your own selection strategies by reference (``pkg.mod:attr``, ``/path/file.py:attr``). A call that one of them
     accepts is recorded; ``record_rate`` decides on all other calls."""
     metrics: list[DeclaredMetric] = Field(default_factory=list)
-    """Metrics that feedback may have. With at least one, feedback with another metric or an invalid value is refused.
-    Empty: any metric is accepted."""
+    """Metrics that feedback may have, with their valid values. ``reward`` is from 0 to 1 unless it is declared here. If
+    other metrics are declared, feedback with another one is refused, else any metric is accepted."""
     redaction: str | None = None
     """Your function from text to text by reference (``pkg.mod:attr``, ``/path/file.py:attr``), which removes personal
     data before calls and feedback are stored. A call whose text it changes is not trained on."""
     group_deadline_s: PositiveFloat = 3600.0
     """Group algorithms: seconds after a task's first label until it is committed with fewer than
     ``algorithm.repeat_times`` runs."""
-    subject_share: float = Field(default=1.0, gt=0, le=1)
-    """Largest share of a round's rows that one subject may have; the subject's further rows wait for a later round.
-    Rows without a subject are not limited. 1: no limit."""
+    most_choices: PositiveInt = Field(default=8, le=1024)
+    """Largest number of choices of a request (``n``, for several prompts ``n`` times their number)."""
+    task_share: float | None = Field(default=None, gt=0, le=1)
+    """Largest share of a round's rows that one task may have. A larger task is left out as a whole. null: an
+    automatic limit (docs/online.md). 1: no limit."""
+    subject_share: float | None = Field(default=None, gt=0, le=1)
+    """Largest share of a round's rows that one subject may have; its further tasks wait for a later round. All rows of
+    a tenant without a subject count as one subject. null: an automatic limit. 1: no limit."""
+    tenant_share: float | None = Field(default=None, gt=0, le=1)
+    """Largest share of a round's rows that the requests with one API key may have. null: an automatic limit. 1: no
+    limit."""
+    pause_training_on_alert: bool = False
+    """While an alert is open, no round collects rows or trains. `rft models resume` ends the pause."""
     commit_interval_s: PositiveFloat | None = None
     """Seconds between commits that the service makes itself. null: only clients commit."""
     retention_days: PositiveFloat = 7.0
     """Days until the text of a call without feedback is erased."""
     most_waiting: NonNegativeInt = 10_000
     """Calls that may wait for the database. Further ones are served and not recorded; they are counted."""
+    max_body_mib: PositiveFloat = Field(default=4.0, le=32)
+    """Largest request body, in MiB."""
+    max_connections: PositiveInt = 4096
+    """Largest number of open connections. A further one closes the connection that has waited longest for its client;
+    if none waits, the further one is closed. The limit of open files may reduce this number."""
     requests_per_minute: PositiveInt | None = None
     """Maximum number of OpenAI calls of a tenant per minute; the same limit holds separately for its other requests.
     A request above the limit gets status 429. Without API keys all callers are one tenant. null: no limit."""
+    tokens_per_minute: PositiveInt | None = None
+    """Maximum number of tokens (prompts and answers) of a tenant per minute. A request counts its possible answer until
+    it is answered, then its actual tokens. null: no limit."""
     concurrent_requests: PositiveInt | None = None
     """Maximum number of concurrent OpenAI calls of a tenant; the same limit holds separately for its other requests.
     null: no limit."""

@@ -3,6 +3,7 @@
 Loopback is no trust boundary: every local user, and every web page in a local browser, can reach a loopback port.
 """
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ PUBLIC_PATHS = ("/health", "/ping")
 CONTROL_PREFIX = "/engine/"
 MAX_CONTROL_BYTES = 1 << 30  # large, for batches of token ids; only callers with the control token may send so much
 _STRANGERS_BYTES = 1 << 20  # read and drop at most this much of a refused body, so that the caller reads the response
+_LINGER_S = 2.0  # for this long
 
 
 class ApiGuard:
@@ -96,23 +98,29 @@ def check_caller(method: str, headers: Mapping[str, str], hosts: frozenset[str])
 
 
 async def refuse_stranger(error: Exception, receive: Receive, send: Send) -> None:
-    """Send ``error`` and close the connection; at most ``_STRANGERS_BYTES`` of the body are read."""
-    with suppress(ApiError):
-        await read_body(receive, _STRANGERS_BYTES, _STRANGERS_BYTES)
-    await send_error(error, send, close=True)
+    """Send ``error`` at once, then close the connection.
+
+    Before it is closed, at most ``_STRANGERS_BYTES`` of the body are read for at most ``_LINGER_S`` seconds. A
+    connection that is closed while its client still sends is reset, and the client may lose the response.
+    """
+    await send_error(error, send, close=True, more_body=True)
+    with suppress(ApiError, TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            await read_body(receive, _STRANGERS_BYTES, _STRANGERS_BYTES)
+    await send({"type": "http.response.body", "body": b""})
 
 
-async def send_error(error: Exception, send: Send, close: bool = False) -> None:
-    """Send ``error`` as a complete response in OpenAI's form."""
+async def send_error(error: Exception, send: Send, close: bool = False, more_body: bool = False) -> None:
+    """Send ``error`` as a complete response in OpenAI's form; ``more_body``: an empty part of the body will follow."""
     status, body = describe(error)
     content = json_codec.dump(body)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
     retry_after_s = getattr(error, "retry_after_s", None)
     headers += [(b"retry-after", str(retry_after_s).encode())] if retry_after_s is not None else []
-    headers += [(b"connection", b"close")] if close else []
+    headers += [(b"connection", b"close")] if close or status == 413 else []  # the rest of a large body is not read
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
+    await send({"type": "http.response.body", "body": content, "more_body": more_body})
 
 
 def contained(app: ASGIApp) -> ASGIApp:

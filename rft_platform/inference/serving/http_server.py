@@ -1,9 +1,11 @@
 """Connection handling of the platform's HTTP servers: time-outs for incoming requests, and a long keep-alive."""
 
 import asyncio
+import resource
 import socket
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -16,22 +18,53 @@ HEADERS_TIMEOUT_S = 20.0  # from the connection, or a later request's first byte
 BODY_TIMEOUT_S = 120.0  # from the headers to the end of the body
 
 _JOIN_S = 10.0  # added to the grace period when a server thread is joined
+_BACKLOG = 2048
+_OTHER_FILES = 128  # files that a server needs beside its connections
+_FILES_A_CONNECTION = 2  # a gateway has a connection to the engine for each connection of a client
 
 _UvicornProtocol: Any = AutoHTTPProtocol  # the fastest protocol class that is installed
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of a server's connections; None: ``BODY_TIMEOUT_S``, and any number."""
+
+    body_timeout_s: float | None = None
+    most: int | None = None
+
+    @classmethod
+    def within_open_files(cls, body_timeout_s: float, most: int) -> "ConnectionLimits":
+        """Limits with at most ``most`` connections. Raises this process's limit of open files as far as permitted.
+
+        If the limit is still too low, the number of connections is lower.
+        """
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = _OTHER_FILES + _FILES_A_CONNECTION * most
+        if soft != resource.RLIM_INFINITY and soft < files:
+            soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            most = min(most, max(1, (soft - _OTHER_FILES) // _FILES_A_CONNECTION))
+        return cls(body_timeout_s, most)
 
 
 class TimedProtocol(_UvicornProtocol):
     """uvicorn's HTTP protocol with time-outs: closes a connection whose request does not arrive in time.
 
-    uvicorn itself waits without limit, so a client could keep any number of incomplete requests open.
+    uvicorn itself waits without limit, so a client could keep any number of incomplete requests open. If the
+    configuration limits the number of connections, a further connection closes the one that has waited longest for its
+    client, so that idle or slow clients cannot exclude others.
     """
 
     _timer: asyncio.TimerHandle | None = None
     _waits_for: str | None = None
+    _waits_since: float | None = None  # the loop's time; None: the server is at work
 
     def connection_made(self, transport: Any) -> None:
         """Start the timer."""
         super().connection_made(transport)
+        self._limits = getattr(self.config, "limits", ConnectionLimits())
+        if self._limits.most is not None and len(self.connections) > self._limits.most:
+            self._make_room()
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -39,45 +72,71 @@ class TimedProtocol(_UvicornProtocol):
         super().data_received(data)
         self._watch()
 
+    def on_response_complete(self) -> None:
+        """Watch the rest of the request's body, or a request that was sent before this response."""
+        super().on_response_complete()
+        self._watch(idle=True)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
         self._set_timer(None)
         super().connection_lost(exc)
 
-    def _watch(self) -> None:
+    def _watch(self, idle: bool = False) -> None:
+        """Set the timer for what the connection waits for; ``idle``: no byte of the next request has arrived."""
         cycle = self.cycle
-        if cycle is None or cycle.response_complete:
-            self._set_timer("headers", HEADERS_TIMEOUT_S)
-        elif cycle.more_body:
-            self._set_timer("body", BODY_TIMEOUT_S)
+        if getattr(self, "pipeline", None):  # the server reads nothing before the response to the earlier request
+            self._set_timer(None)
+        elif cycle is not None and cycle.more_body:
+            self._set_timer("body", self._limits.body_timeout_s or BODY_TIMEOUT_S)
+        elif cycle is None or cycle.response_complete:
+            self._set_timer("request" if idle else "headers", None if idle else HEADERS_TIMEOUT_S)
         else:
             self._set_timer(None)
 
-    def _set_timer(self, waits_for: str | None, seconds: float = 0.0) -> None:
+    def _set_timer(self, waits_for: str | None, seconds: float | None = None) -> None:
         """Set the timer for a stage. Data within a stage does not restart it, so slow senders are disconnected."""
         if waits_for == self._waits_for and waits_for is not None:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._waits_for = waits_for
-        self._timer = None if waits_for is None else self.loop.call_later(seconds, self._give_up)
+        self._waits_since = None if waits_for is None else self.loop.time()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._give_up)
 
     def _give_up(self) -> None:
         if not self.transport.is_closing():
             self.transport.abort()
 
+    def _make_room(self) -> None:
+        """Close the connection that has waited longest for its client; this one if the server is at work on all."""
+        waiting = [each for each in self.connections if each._waits_since is not None]
+        oldest = min(waiting, key=lambda each: each._waits_since, default=self)
+        oldest._set_timer(None)  # it is closed in the loop's next round: do not choose it again
+        oldest.transport.abort()
 
-def server_config(app: Any, grace_s: int, **options: Any) -> uvicorn.Config:
+
+class _Config(uvicorn.Config):
+    """uvicorn's settings with the limits that ``TimedProtocol`` reads."""
+
+    limits: ConnectionLimits
+
+
+def server_config(app: Any, grace_s: int, *, limits: ConnectionLimits | None = None, **options: Any) -> uvicorn.Config:
     """uvicorn's settings for a server of the platform; ``grace_s``: how long a shutdown waits for open connections."""
-    return uvicorn.Config(
+    config = _Config(
         app,
         http=TimedProtocol,
         ws="none",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,
+        # connections that are accepted at once, before ``_make_room`` closes others
+        backlog=_BACKLOG if limits is None or limits.most is None else min(_BACKLOG, limits.most),
         **options,
     )
+    config.limits = limits or ConnectionLimits()
+    return config
 
 
 class ServerThread:

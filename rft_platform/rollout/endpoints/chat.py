@@ -18,6 +18,7 @@ class ChatCall(Endpoint):
     def __init__(self, body: dict[str, Any], defaults: CallDefaults) -> None:
         self._logprobs = bool(body.get("logprobs"))  # the caller gets the fields for recording only if requested
         self._token_ids = bool(body.get("return_token_ids"))
+        self._shown_model = defaults.shown_model
         self.sent = defaults.fill(body, logprobs=True)
         shown = self.sent.get("tool_choice") != "none"  # with "none" the engine leaves tools out of the prompt
         self.tools = (self.sent.get("tools") or []) if shown else []
@@ -37,8 +38,10 @@ class ChatCall(Endpoint):
         return choices
 
     def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        """Remove token ids and log-probs that the caller did not request."""
-        if self._logprobs and self._token_ids:
+        """Remove token ids and log-probs that the caller did not request, and set the model's name."""
+        if self._shown_model is not None:
+            answer["model"] = self._shown_model
+        elif self._logprobs and self._token_ids:
             return None
         if not self._token_ids:
             answer.pop("prompt_token_ids", None)

@@ -21,6 +21,7 @@ class CompletionCall(Endpoint):
     def __init__(self, body: dict[str, Any], defaults: CallDefaults) -> None:
         self._logprobs = body.get("logprobs") is not None
         self._token_ids = bool(body.get("return_token_ids"))
+        self._shown_model = defaults.shown_model
         self.sent = defaults.fill(body, logprobs=body.get("logprobs") or 0)
         self._prompts = _prompts(body.get("prompt"))
         self.tools = []
@@ -45,8 +46,10 @@ class CompletionCall(Endpoint):
         return found
 
     def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        """Remove token ids and log-probs that the caller did not request."""
-        if self._logprobs and self._token_ids:
+        """Remove token ids and log-probs that the caller did not request, and set the model's name."""
+        if self._shown_model is not None:
+            answer["model"] = self._shown_model
+        elif self._logprobs and self._token_ids:
             return None
         for choice in answer.get("choices") or []:
             for name in () if self._token_ids else _FIELDS:

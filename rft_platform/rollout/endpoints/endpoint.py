@@ -17,6 +17,7 @@ class CallDefaults:
     model: str  # replaces the caller's model, so that an agent written for another model can use the policy
     sampling: SamplingParams
     seed: int
+    shown_model: str | None = None  # the model's name in answers; None: the engine's name
 
     def fill(self, body: dict[str, Any], **forced: Any) -> dict[str, Any]:
         """Return ``body`` with the run's sampling parameters in fields that ``body`` does not set, and with ``forced``.

@@ -31,7 +31,7 @@ class ResponsesCall(ChatCall):
         _refuse_what_needs_a_store(body)
         self._body = body
         super().__init__(_chat_body(body), defaults)
-        self._events = ResponseEvents(body, self.sent["model"])
+        self._events = ResponseEvents(body, defaults.shown_model or self.sent["model"])
 
     def msg_id(self, answer: dict[str, Any]) -> str:
         """The response's id."""

@@ -4,6 +4,7 @@ The HTTP transport below an ordinary ``openai.AsyncOpenAI`` or ``openai.OpenAI``
 every request, however the client is used: raw responses, ``with_options`` copies, streams, helper methods.
 """
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.inference.pool.replicas import Replicas
 from rft_platform.inference.serving.api_errors import describe
 from rft_platform.rollout.recording.history import RunHistory
-from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, TOKENS, wire
+from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, PARSED, TOKENS, wire
 from rft_platform.rollout.recording.recorder import CallRecorder, recorded_path
 from rft_platform.rollout.recording.routing import AsyncRouter, SyncRouter
 
@@ -122,13 +123,24 @@ class AsyncRecorder(wire.AsyncBaseTransport):
             if endpoint is None:
                 return await self._inner.handle_async_request(_with_key(request, self._api_key))
             try:
-                call = CallRecorder(endpoint, await request.aread(), request.headers.raw, self._history)
+                call = await self._recorder(endpoint, request)
             except UserError as error:
                 return _refusal(error)
             return await self._sent(call, _engine_request(_with_key(request, self._api_key), endpoint, call))
         except wire.TransportError:
             self._history.connection_lost = True
             raise
+
+    async def _recorder(self, endpoint: str, request: Any) -> CallRecorder:
+        """The recorder of a request. If a server has parsed a large body, another thread writes it for the engine.
+
+        The calls of an agent are recorded in this thread: their order is that in which the agent sends them.
+        """
+        content, body = await request.aread(), request.extensions.get(PARSED)
+        arguments = (endpoint, content, request.headers.raw, self._history, body)
+        if body is not None and len(content) > json_codec.LARGE_BYTES:
+            return await asyncio.to_thread(CallRecorder, *arguments)
+        return CallRecorder(*arguments)
 
     async def _sent(self, call: CallRecorder, request: Any) -> Any:
         streamed = False

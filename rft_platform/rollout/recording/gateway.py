@@ -22,9 +22,9 @@ from starlette.types import Receive, Scope, Send
 from rft_platform.common import json_codec
 from rft_platform.common.errors import RftError
 from rft_platform.inference.serving.api_errors import ApiError, describe
-from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger
+from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger, send_error
 from rft_platform.inference.serving.http_server import ServerThread
-from rft_platform.inference.serving.request_body import read_body
+from rft_platform.inference.serving.request_body import MAX_BODY_BYTES, read_body
 from rft_platform.rollout.endpoints import events
 from rft_platform.rollout.recording.gateway_openapi import document
 from rft_platform.rollout.recording.history import RunEndedError, RunHistory
@@ -147,8 +147,12 @@ class RecordingApp:
     A subclass implements ``find_run``, which says to which run a request belongs.
     """
 
-    def __init__(self, engine_url: str, timeout_s: float) -> None:
-        """``engine_url``: root of the engine's OpenAI API; ``timeout_s``: limit of each network step of a request."""
+    def __init__(self, engine_url: str, timeout_s: float, most_bytes: int = MAX_BODY_BYTES) -> None:
+        """``engine_url``: root of the engine's OpenAI API; ``timeout_s``: limit of each network step of a request.
+
+        ``most_bytes``: limit of a request's body.
+        """
+        self._most_bytes = most_bytes
         self._extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)}
         self._hosts = configured_hosts()
         self.set_engine(engine_url)
@@ -167,8 +171,14 @@ class RecordingApp:
         """Send a request to the engine and return its response."""
         return await record.transport.handle_async_request(request)
 
-    def before_sending(self, record: RunRecord, headers: Mapping[str, str], body: bytes) -> None:
-        """Called before each part of an answer to the request ``body`` is sent. Does nothing here."""
+    async def admit(self, record: RunRecord, request: Any) -> None:
+        """Called with each request before it is sent; raises ApiError to refuse it. Does nothing here."""
+
+    def ended(self, record: RunRecord, *, cancelled: bool) -> None:
+        """Called when an admitted request is over; ``cancelled``: by its client or its run. Does nothing here."""
+
+    def before_sending(self, record: RunRecord, headers: Mapping[str, str]) -> None:
+        """Called before each part of an answer is sent. Does nothing here."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; cancel it if its client disconnects or its run ends."""
@@ -186,12 +196,13 @@ class RecordingApp:
             await refuse_stranger(error, receive, send)
             return
         try:
-            body = await read_body(receive)
+            body = await read_body(receive, self._most_bytes)
             request = self._request(scope["method"], scope["path"], headers, body)
+            await self.admit(record, request)
         except ApiError as error:
-            await answer.refuse(error)
+            await send_error(error, send)
             return
-        answer.before_sending = partial(self.before_sending, record, headers, body)
+        answer.before_sending = partial(self.before_sending, record, headers)
         work = asyncio.ensure_future(self._answer(record, request, answer))
         watching = asyncio.ensure_future(_cancel_at_disconnect(receive, work))
         record.requests.add(work)
@@ -206,13 +217,14 @@ class RecordingApp:
         finally:
             watching.cancel()
             record.requests.discard(work)
+            self.ended(record, cancelled=not work.done() or work.cancelled())
 
     def _request(self, method: str, path: str, headers: dict[str, str], content: bytes) -> Any:
         url = self._urls.get((method, path))
         if url is None:
             raise ApiError(404, f"{method} {path}: no such route; the routes are {_SERVED}", "not_found")
         forwarded = [(name, headers[name]) for name in _FORWARDED if name in headers]
-        return wire.Request(method, url, headers=forwarded, content=content, extensions=self._extensions)
+        return wire.Request(method, url, headers=forwarded, content=content, extensions=dict(self._extensions))
 
     async def _answer(self, record: RunRecord, request: Any, answer: "_Answer") -> None:
         try:

@@ -99,13 +99,16 @@ class RunHistory:
         seed: int,
         key: str = "",
         policies: Mapping[str, PolicyRoute] | None = None,
+        shown_model: str | None = None,
     ) -> None:
         """``model``: the policy's name at the engine; ``sampling`` and ``seed`` apply to calls that set none.
 
         ``key`` names the run, as ``<batch>/<task>/<run>``, for agents outside this process. ``policies`` maps the
         names of further trainable policies, which calls give as their ``model``, to the routes to their engines.
+        ``shown_model`` is the model's name in answers; None: the engine's name.
         """
         self.model = model
+        self.shown_model = shown_model
         self.policies = dict(policies or {})
         self.key = key
         self.sampling = sampling

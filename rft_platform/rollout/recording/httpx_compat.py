@@ -17,5 +17,8 @@ wire: Any = importlib.import_module(_wire_package())
 #: Request extension with the estimated tokens of a request. An extension is not sent over the network.
 TOKENS = "rft_tokens"
 
+#: Request extension with the parsed body of a request, so that it is parsed once. Nobody changes it.
+PARSED = "rft_parsed"
+
 #: Request extension: send the request to the host of its URL, not to a replica of the first policy.
 ELSEWHERE = "rft_elsewhere"

@@ -45,10 +45,18 @@ def recorded_path(path: str) -> str | None:
 class CallRecorder:
     """Records one request to the engine, and its answer."""
 
-    def __init__(self, endpoint: str, content: bytes, headers: Headers, history: RunHistory) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        content: bytes,
+        headers: Headers,
+        history: RunHistory,
+        body: dict[str, Any] | None = None,
+    ) -> None:
         """``endpoint`` is a result of ``recorded_path``; ``headers`` are those received.
 
-        Raises UserError for an invalid request, RunEndedError if the run has ended.
+        ``body`` is ``content``, if it has been parsed already. Raises UserError for an invalid request, RunEndedError
+        if the run has ended.
         """
         self._history = history
         self._sending = history.begin_call(*_identity(endpoint, content, headers))
@@ -56,7 +64,7 @@ class CallRecorder:
         self._env_state_hash = history.env_state_hash
         self._created_at, self._started = time(), perf_counter()
         try:
-            self._prepare(endpoint, content)
+            self._prepare(endpoint, content, body)
         except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             history.refuse_call(self._sending)
             self.ended()
@@ -64,10 +72,10 @@ class CallRecorder:
                 raise
             raise UserError(f"the request has a field of the wrong type: {error}") from error
 
-    def _prepare(self, endpoint: str, content: bytes) -> None:
+    def _prepare(self, endpoint: str, content: bytes, body: dict[str, Any] | None) -> None:
         """Build the engine's request from the caller's."""
         try:
-            body = json_codec.parse_object(content)
+            body = json_codec.parse_object(content) if body is None else body
         except ValueError as error:
             raise UserError(f"the body must be a JSON object: {error}") from error
         history = self._history
@@ -77,7 +85,7 @@ class CallRecorder:
         self._policy = FIRST_POLICY if route is None else asked
         self.route = route  # None: the first policy; it answers calls with any name that is no further policy's
         model = history.model if route is None else route.model
-        self._form = ENDPOINTS[endpoint](body, CallDefaults(model, history.sampling, seed))
+        self._form = ENDPOINTS[endpoint](body, CallDefaults(model, history.sampling, seed, history.shown_model))
         self.engine_path = self._form.engine_path
         self.content = json_codec.dump(self._form.sent)
         self.streamed = bool(self._form.sent.get("stream"))

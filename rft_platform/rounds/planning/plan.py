@@ -96,12 +96,21 @@ def _next_collection(state: ProjectState, number: int, launch: LaunchState) -> S
     previous = number - 1 - state.offset_rounds
     if previous >= 1 and not _round(state, previous).sync.done and not launch.running:
         return f"{round_key(number)} collects rows after {round_key(previous)} is trained"
+    if state.paused and not launch.running:
+        return f"{round_key(number)} collects no rows{_pause(state.paused)}"
     if launch.running or launch.failures or (state.committed_rows or 0) >= state.experiences_needed:
         return _launch_step("collect", number, launch, state)
+    above = state.rows_above_share
     return (
         f"{round_key(number)} collects rows when {state.experiences_needed:,} are committed, "
         f"{state.committed_rows or 0:,} so far"
-    )
+        + (f"; {above:,} more are above the share of their task, subject or tenant (service.task_share, "
+           "service.subject_share, service.tenant_share)" if above else "")
+    )  # fmt: skip
+
+
+def _pause(alerts: str) -> str:
+    return f" while an alert is open: {alerts}; `rft models resume` continues the training"
 
 
 def _next_sync(state: ProjectState, wanted: int) -> Step | None:
@@ -113,6 +122,8 @@ def _next_sync(state: ProjectState, wanted: int) -> Step | None:
     if number > wanted:
         return None
     current = _round(state, number)
+    if state.paused and current.explore.done and not current.sync.running:
+        return f"{round_key(number)} does not train{_pause(state.paused)}"
     if not current.explore.done and current.experiences < state.experiences_needed:
         return (
             f"{round_key(number)} trains when it has {state.experiences_needed:,} rows, {current.experiences:,} so far"

@@ -11,7 +11,7 @@ from rft_platform.rounds.planning.state import LaunchState, ProjectState, RoundS
 from rft_platform.rounds.project.notes import EVALUATION, POLICY
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.bench import unmeasured
-from rft_platform.rounds.reporting.servable_versions import committed_rows
+from rft_platform.rounds.reporting.servable_versions import next_choice, training_pause
 from rft_platform.rounds.selection.pending_rows import PendingRows, is_sound, pending_rows, rows_wanted, trained_through
 from rft_platform.rounds.selection.training_groups import replayable_rows
 
@@ -72,6 +72,7 @@ def observe(
     """
     mode, sync = project.config.mode, project.config.synchronizer
     through = trained_through(project) if sync.dynamic else 0
+    choice = next_choice(project) if project.config.online else None
     return ProjectState(
         rounds=tuple(_observe_rounds(project, launches, through)),
         rounds_budget=0 if mode == "bench" else project.rounds_budget,  # mode bench may have no tasks to explore
@@ -84,7 +85,9 @@ def observe(
         landed=_landed(project, through) if sync.dynamic and project.settings.offline is None else PendingRows(),
         warm_start=launches.state_of("warm_start", 0, done=project.store.has_note(0, EVALUATION)),
         offline=project.settings.offline,
-        committed_rows=committed_rows(project) if project.config.online else None,
+        committed_rows=None if choice is None else choice.waiting,
+        rows_above_share=0 if choice is None else len(choice.above_share),
+        paused=training_pause(project) if project.config.online else None,
         mode=mode if mode in ("explore", "train", "bench") else "both",
         other_half=other_half,
         unmeasured=_unmeasured(project, launches) if mode == "bench" else (),

@@ -60,6 +60,8 @@ class ProjectState:
     unmeasured: tuple[tuple[int, LaunchState], ...] = ()  # mode bench: rounds whose policy is not evaluated yet
     offline: OfflineKind | None = None  # a training on a dataset: the only round, without exploration
     committed_rows: int | None = None  # online: rows of production traffic for the next round; None: rows are explored
+    rows_above_share: int = 0  # online: committed rows that the next round leaves out, above a limit of their owners
+    paused: str | None = None  # online: the alerts because of which nothing is collected or trained
     max_failures: int = 4  # the first launch and three retries
     first_retry_s: float = 3.0  # wait before the first retry; each further one waits RETRY_GROWTH times as long
     now: float = 0.0  # seconds on the clock of the failed launches' end times

@@ -12,7 +12,7 @@ from rft_platform.rounds.selection.production_rows import traffic_database, traf
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_store import ReleaseStore
-from rft_platform.serving.rules.round_rows import RoundRule
+from rft_platform.serving.rules.round_rows import ChosenRows, RoundRule
 
 
 def release_commands(project: Project) -> ReleaseCommands:
@@ -61,15 +61,30 @@ def released_policy(project: Project) -> Policy | None:
     return next((policy for policy in _newest_first(project) if is_released(project, policy)), None)
 
 
-def committed_rows(project: Project) -> int:
-    """Committed rows of production traffic that the next round may take."""
-    return traffic_store(project).waiting_rows(round_rule(project))
+def next_choice(project: Project) -> ChosenRows:
+    """The committed rows of production traffic that the next round would take now, and those it would leave out."""
+    return traffic_store(project).next_choice(round_rule(project))
+
+
+def training_pause(project: Project) -> str | None:
+    """The alerts that pause the training (``service.pause_training_on_alert``) in words; None: it is not paused."""
+    if not project.config.service.pause_training_on_alert:
+        return None
+    alerts = traffic_store(project).open_alerts(pausing=True)
+    return "; ".join(f"{text} (service.alerts.{name})" for name, text in alerts.items()) or None
 
 
 def round_rule(project: Project) -> RoundRule:
     """How the next round chooses its rows among the committed ones."""
-    share = project.config.service.subject_share
-    return RoundRule(project.batches.experiences_a_round, oldest_trainable(project), share)
+    service = project.config.service
+    return RoundRule(
+        project.batches.experiences_a_round,
+        oldest_trainable(project),
+        service.most_choices,
+        service.task_share,
+        service.subject_share,
+        service.tenant_share,
+    )
 
 
 def oldest_trainable(project: Project) -> int | None:

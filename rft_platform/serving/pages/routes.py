@@ -47,7 +47,7 @@ class Progress:
 class Watch:
     """Figures of the traffic; the service computes them at intervals."""
 
-    rows_above_share: int = 0  # committed rows that wait because the next round has the full share of their subject
+    rows_above_share: int = 0  # committed rows above the share of their task, subject or tenant in the next round
     figures: TrafficFigures = field(default_factory=TrafficFigures)
     alerts: Mapping[str, str] = field(default_factory=dict)  # exceeded limits with their messages
 

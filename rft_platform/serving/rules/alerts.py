@@ -1,9 +1,12 @@
 """Alerts on production traffic: figures of the newest traffic compared with configured limits."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rft_platform.serving.rules.action_types import QUESTION, TOOL_INVALID
+
+ALERT, ALERT_ENDED = "alert", "alert_ended"  #: kinds of events; their detail ``limit`` names the exceeded limit
+RESUMED = "training_resumed"  #: kind of the event by which a user ends the pause of the alerts that are open then
 
 #: What to do if the gate refuses one version after another.
 AFTER_REFUSALS = (
@@ -69,6 +72,23 @@ def alerts_of(figures: TrafficFigures, limits: Limits, refused_in_a_row: int = 0
     if figures.calls >= limits.least_calls:
         found |= dict(_exceeded(figures, limits))
     return {name: text for name, text in found.items() if text}
+
+
+def open_alerts(events: Iterable[tuple[str, str | None, str]], *, pausing: bool) -> dict[str, str]:
+    """The messages of alerts that have begun and not ended, by the name of their limit.
+
+    ``events`` are (kind, limit, message), oldest first. ``pausing``: only alerts after which no user has resumed the
+    training.
+    """
+    found: dict[str, str] = {}
+    for kind, limit, message in events:
+        if kind == ALERT and limit is not None:
+            found[limit] = message
+        elif kind == ALERT_ENDED and limit is not None:
+            found.pop(limit, None)
+        elif kind == RESUMED and pausing:
+            found.clear()
+    return found
 
 
 def _exceeded(figures: TrafficFigures, limits: Limits) -> Iterator[tuple[str, str]]:

@@ -40,15 +40,28 @@ class Metric:
             raise MetricError(self.name, f"metric {self.name}: {value!r} is no {self.type}")
         if (low is not None and value < low) or (high is not None and value > high):
             limits = f"above {high}" if low is None else f"below {low}" if high is None else f"outside {low} to {high}"
-            raise MetricError(self.name, f"metric {self.name}: {value!r} is {limits}")
+            raise MetricError(self.name, f"metric {self.name}: {value!r} is {limits} (service.metrics)")
         return float(value)
+
+
+#: The reward of a service that declares no other bounds. Advantages are relative to a round's other rewards, so a
+#: single reward of 1e6 would take their part in the training.
+BOUNDED_REWARD = Metric(REWARD, min=0.0, max=1.0)
 
 
 class DeclaredMetrics:
     """The metrics that a feedback may have; the reward is always among them."""
 
-    def __init__(self, metrics: Iterable[Metric] = ()) -> None:
-        self._metrics = {REWARD: Metric(REWARD)} | {metric.name: metric for metric in metrics}
+    def __init__(self, metrics: Iterable[Metric] = (), reward: Metric | None = None, *, others: bool = False) -> None:
+        """``reward`` holds if ``metrics`` has no reward; None: any finite reward. ``others``: accept other metrics."""
+        self._metrics = {REWARD: reward or Metric(REWARD)} | {metric.name: metric for metric in metrics}
+        self._others = others
+
+    @classmethod
+    def of_service(cls, metrics: Iterable[Metric] = ()) -> "DeclaredMetrics":
+        """The metrics of a service whose configuration declares ``metrics``; without a further metric it takes any."""
+        declared = list(metrics)
+        return cls(declared, BOUNDED_REWARD, others=all(metric.name == REWARD for metric in declared))
 
     def numbers(self, values: Mapping[str, float], *, names_answers: bool) -> dict[str, float]:
         """The values of a feedback as they are stored; raises MetricError for the first value that is not allowed.
@@ -58,7 +71,7 @@ class DeclaredMetrics:
         return {name: self._number(name, value, names_answers) for name, value in values.items()}
 
     def _number(self, name: str, value: float, names_answers: bool) -> float:
-        metric = self._metrics.get(name)
+        metric = self._metrics.get(name) or (Metric(name) if self._others else None)
         if metric is None:
             known = ", ".join(sorted(self._metrics))
             raise MetricError(name, f"metric {name!r} is not declared: expected one of {known}")

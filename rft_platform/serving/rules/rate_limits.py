@@ -1,7 +1,7 @@
-"""Limit each caller's requests per minute and concurrent requests.
+"""Limit each caller's requests and tokens per minute, and its concurrent requests.
 
-Each caller has a token bucket that holds the requests of one minute and fills evenly. Callers are the configured
-tenants, so memory does not grow with the traffic.
+Each caller has a bucket that holds the requests of one minute and fills evenly, and another one for tokens. Callers are
+the configured tenants, so memory does not grow with the traffic.
 """
 
 import math
@@ -25,10 +25,41 @@ class LimitExceededError(Exception):
 
 @dataclass(slots=True)
 class _Bucket:
-    """The token bucket of a caller: the requests that it may send now, and when the bucket was last filled."""
+    """What a caller may use now, and when the bucket was last filled."""
 
-    requests: float
+    level: float
     filled_at: float
+
+
+class _Rate:
+    """A limit of units per minute, with a bucket for each caller."""
+
+    def __init__(self, most: int, unit: str, clock: Callable[[], float]) -> None:
+        self._most = most
+        self._unit = unit
+        self._clock = clock
+        self._buckets: dict[str, _Bucket] = {}
+
+    def take(self, caller: str, units: float) -> float:
+        """Take units, at most those of a minute; returns how many. Raises LimitExceededError if there are too few."""
+        bucket, wanted = self._filled(caller), min(units, self._most)
+        if bucket.level < wanted:
+            wait_s = max(1, math.ceil((wanted - bucket.level) / self._most * _MINUTE_S))
+            raise LimitExceededError(f"{self._most} {self._unit} a minute are the limit", wait_s)
+        bucket.level -= wanted
+        return wanted
+
+    def put_back(self, caller: str, units: float) -> None:
+        """Put back units; a negative number takes units that the bucket may not have, and later requests wait."""
+        bucket = self._filled(caller)
+        bucket.level = min(self._most, bucket.level + units)
+
+    def _filled(self, caller: str) -> _Bucket:
+        now = self._clock()
+        bucket = self._buckets.setdefault(caller, _Bucket(self._most, now))
+        bucket.level = min(self._most, bucket.level + (now - bucket.filled_at) * self._most / _MINUTE_S)
+        bucket.filled_at = now
+        return bucket
 
 
 class RateLimits:
@@ -39,37 +70,44 @@ class RateLimits:
         requests_per_minute: int | None = None,
         concurrent_requests: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tokens_per_minute: int | None = None,
     ) -> None:
         """A limit of None admits any number of requests."""
-        self.refused = 0  # requests since the start
-        self._rate = requests_per_minute
+        self.refused = Counter[str]()  # requests since the start, by their caller
+        self._requests = None if requests_per_minute is None else _Rate(requests_per_minute, "requests", clock)
+        self._tokens = None if tokens_per_minute is None else _Rate(tokens_per_minute, "tokens", clock)
         self._concurrent = concurrent_requests
-        self._clock = clock
-        self._buckets: dict[str, _Bucket] = {}
         self._open: Counter[str] = Counter()
 
     @contextmanager
     def admitted(self, caller: str) -> Iterator[None]:
         """Admit a request for as long as the context lasts. Raises LimitExceededError if a limit is reached."""
         if self._concurrent is not None and self._open[caller] >= self._concurrent:
-            self.refused += 1
+            self.refused[caller] += 1
             raise LimitExceededError(f"{self._concurrent} requests at the same time are the limit", _BUSY_RETRY_S)
-        self._take(caller)
+        self._take(self._requests, caller, 1)
         self._open[caller] += 1
         try:
             yield
         finally:
             self._open[caller] -= 1
 
-    def _take(self, caller: str) -> None:
-        if self._rate is None:
-            return
-        now, a_second = self._clock(), self._rate / _MINUTE_S
-        bucket = self._buckets.setdefault(caller, _Bucket(self._rate, now))
-        bucket.requests = min(self._rate, bucket.requests + (now - bucket.filled_at) * a_second)
-        bucket.filled_at = now
-        if bucket.requests < 1:
-            self.refused += 1
-            wait_s = max(1, math.ceil((1 - bucket.requests) / a_second))
-            raise LimitExceededError(f"{self._rate} requests a minute are the limit", wait_s)
-        bucket.requests -= 1
+    def reserve_tokens(self, caller: str, tokens: int) -> float:
+        """Take the tokens that a request may use; returns what ``settle_tokens`` needs.
+
+        Raises LimitExceededError if the caller has too few. A request that may use more than a minute's tokens takes
+        those of a minute.
+        """
+        return self._take(self._tokens, caller, tokens)
+
+    def settle_tokens(self, caller: str, reserved: float, used: int) -> None:
+        """Replace the tokens that were reserved for a request by those that it has used."""
+        if self._tokens is not None:
+            self._tokens.put_back(caller, reserved - used)
+
+    def _take(self, rate: _Rate | None, caller: str, units: float) -> float:
+        try:
+            return 0.0 if rate is None else rate.take(caller, units)
+        except LimitExceededError:
+            self.refused[caller] += 1
+            raise

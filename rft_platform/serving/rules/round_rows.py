@@ -1,25 +1,38 @@
-"""Choose the committed rows of the next round: whole tasks, no stale tasks, and a limited share for each subject."""
+"""Choose the committed rows of the next round: whole tasks, no stale tasks, and a limited share for each owner.
+
+An owner is an answer, a task, a subject, all rows of a tenant without a subject, or a tenant. Without limits a single
+rating, user or API key could fill a round.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
+from statistics import median_high
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["answer", "task", "subject", "tenant"]
+Task: TypeAlias = tuple[str, str]  # tenant and task
+
+#: Automatic limits apply from this number of owners of a kind: fewer could not fill a round if each had a tenth of it.
+LEAST_OWNERS = 10
+_TENTH, _QUARTER = 0.1, 0.25
+_EQUAL_SHARES = 2  # a subject or tenant may have twice the share that all of them would have if they had equal ones
+_TASKS_OF_A_SUBJECT = 2  # an automatic limit of a subject or tenant allows this number of median tasks
+_MEDIAN_TASKS = 8  # the automatic limit of a task allows this number of times the rows of the median task
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRule:
-    """How the rows of a round are chosen."""
+    """How the rows of a round are chosen. A share of None is the automatic limit (``docs/online.md``); 1: no limit."""
 
-    most_rows: int | None = None  # limit of a round's rows; None: no limit
+    most_rows: int | None = None  # limit of a round's rows; None: no limit, and no limit of any owner
     oldest_version: int | None = None  # a task that only older policy versions sampled is stale; None: none is stale
-    subject_share: float = 1.0  # the share of ``most_rows`` that one subject may have
-
-    @property
-    def most_of_subject(self) -> float:
-        """Rows that a round may take of one subject; at least one."""
-        if self.most_rows is None or self.subject_share >= 1:
-            return math.inf
-        return max(1, math.floor(self.subject_share * self.most_rows))
+    most_choices: int | None = None  # rows of one answer; None: no limit
+    task_share: float | None = None  # the share of ``most_rows`` that one task may have
+    subject_share: float | None = None  # the same for a subject, and for the rows of a tenant without a subject
+    tenant_share: float | None = None  # the same for a tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +40,20 @@ class CommittedRow:
     """The values of a committed row that the choice depends on."""
 
     number: int
-    task: tuple[str, str]  # tenant and task
-    subject: tuple[str, str] | None  # tenant and subject; None: unknown, not limited
+    tenant: str
+    task: str  # the task, or the message if the row has no task
+    msg_id: str
+    subject: str | None
     policy_version: int | None
+
+
+#: The owner of a row of each kind; all rows of a tenant without a subject have one owner.
+_OWNERS: dict[Kind, Callable[[CommittedRow], object]] = {
+    "answer": attrgetter("tenant", "msg_id"),
+    "task": attrgetter("tenant", "task"),
+    "subject": attrgetter("tenant", "subject"),
+    "tenant": attrgetter("tenant"),
+}
 
 
 @dataclass(slots=True)
@@ -39,31 +63,86 @@ class ChosenRows:
     chosen: list[int] = field(default_factory=list)
     later: list[int] = field(default_factory=list)  # the round has no room for them
     stale: list[int] = field(default_factory=list)  # too old for any round
-    above_share: list[int] = field(default_factory=list)  # wait for a later round: their subject has its share
+    above_share: list[int] = field(default_factory=list)  # wait for a later round, or become stale: above a limit
+
+    @property
+    def waiting(self) -> int:
+        """Number of rows that the next rounds may take."""
+        return len(self.chosen) + len(self.later)
 
 
 def choose_rows(rows: Iterable[CommittedRow], rule: RoundRule) -> ChosenRows:
     """Choose the rows of a round from all committed ones, in the order of their commit.
 
-    The first task of a subject is taken even if it is larger than the subject's share: a task is never split.
+    A task is taken whole or not at all. A task that would exceed the limit of one of its owners is not taken.
     """
-    tasks: dict[tuple[str, str], list[CommittedRow]] = {}
+    tasks: dict[Task, list[CommittedRow]] = {}
     for row in rows:
-        tasks.setdefault(row.task, []).append(row)
-    found, taken, full = ChosenRows(), Counter[tuple[str, str]](), False
+        tasks.setdefault((row.tenant, row.task), []).append(row)
+    found = ChosenRows()
+    for name in [name for name, task in tasks.items() if _is_stale(task, rule.oldest_version)]:
+        found.stale += [row.number for row in tasks.pop(name)]
+    limits = [_Limit(most, _OWNERS[kind]) for kind, most in _limits(tasks, rule).items() if math.isfinite(most)]
+    full = False
     for task in tasks.values():
         numbers = [row.number for row in task]
-        subjects = Counter(row.subject for row in task if row.subject is not None)
-        if _is_stale(task, rule.oldest_version):
-            found.stale += numbers
-        elif any(taken[name] and taken[name] + count > rule.most_of_subject for name, count in subjects.items()):
+        if not all(limit.allows(task) for limit in limits):
             found.above_share += numbers
-        else:
-            size = len(found.chosen)
-            full = full or (rule.most_rows is not None and size > 0 and size + len(numbers) > rule.most_rows)
-            (found.later if full else found.chosen).extend(numbers)
-            taken.update(subjects)
+            continue
+        size = len(found.chosen)
+        full = full or (rule.most_rows is not None and size > 0 and size + len(numbers) > rule.most_rows)
+        (found.later if full else found.chosen).extend(numbers)
+        for limit in limits:
+            limit.take(task)
     return found
+
+
+class _Limit:
+    """The limit of all owners of one kind, and the rows that each has already."""
+
+    def __init__(self, most: float, owner: Callable[[CommittedRow], object]) -> None:
+        self._most = most
+        self._owner = owner
+        self._taken: dict[object, int] = {}
+
+    def allows(self, task: list[CommittedRow]) -> bool:
+        """Whether no owner of the task's rows would have more than the limit."""
+        return all(self._taken.get(owner, 0) + rows <= self._most for owner, rows in self._counted(task).items())
+
+    def take(self, task: list[CommittedRow]) -> None:
+        """Count the rows of a task for their owners."""
+        for owner, rows in self._counted(task).items():
+            self._taken[owner] = self._taken.get(owner, 0) + rows
+
+    def _counted(self, task: list[CommittedRow]) -> Mapping[object, int]:
+        return {self._owner(task[0]): 1} if len(task) == 1 else Counter(map(self._owner, task))
+
+
+def _limits(tasks: dict[Task, list[CommittedRow]], rule: RoundRule) -> dict[Kind, float]:
+    """The largest number of a round's rows for an owner of each kind."""
+    if rule.most_rows is None:
+        return dict.fromkeys(("answer", "task", "subject", "tenant"), math.inf)
+    most, usual = rule.most_rows, median_high(map(len, tasks.values())) if tasks else 1
+    subjects = len({(row.tenant, row.subject) for task in tasks.values() for row in task if row.subject is not None})
+    tenants = len({tenant for tenant, _ in tasks})
+
+    def equal(owners: int) -> float:
+        return max(_TENTH * most, _EQUAL_SHARES * most / max(1, owners), _TASKS_OF_A_SUBJECT * usual)
+
+    large = max(_QUARTER * most, _MEDIAN_TASKS * usual)
+    return {
+        "answer": rule.most_choices or math.inf,
+        "task": _limit(most, rule.task_share, len(tasks), large),
+        "subject": _limit(most, rule.subject_share, subjects, equal(subjects)),
+        "tenant": _limit(most, rule.tenant_share, tenants, equal(tenants)),
+    }
+
+
+def _limit(most_rows: int, share: float | None, owners: int, automatic: float) -> float:
+    """The limit of one kind of owners, of which there are ``owners``; 0 owners: all rows are without a subject."""
+    if share is None:
+        return automatic if owners >= LEAST_OWNERS else math.inf
+    return math.inf if share >= 1 or owners == 0 else max(1, math.floor(share * most_rows))
 
 
 def _is_stale(task: list[CommittedRow], oldest_version: int | None) -> bool:
