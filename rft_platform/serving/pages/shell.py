@@ -7,11 +7,13 @@ from typing import Any
 import jinja2
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
+from markupsafe import Markup
+
+from rft_platform.common.redaction import visible
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 _FILES = {file.name: file for file in (_FOLDER / "static").iterdir() if file.suffix in _TYPES}
-_BIDI = {code: f"[U+{code:04X}]" for code in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 
 
@@ -40,12 +42,12 @@ def html(template: str, folder: Path = _FOLDER / "templates", **values: Any) -> 
 def _templates(folder: Path) -> jinja2.Environment:
     folders = [folder, _FOLDER / "templates"]  # pages of other folders extend the templates here
     loader = jinja2.FileSystemLoader(folders)
-    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, finalize=_visible)
+    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, finalize=_written_out)
 
 
-def _visible(value: Any) -> Any:
-    """A text with its bidirectional control characters written out: they would show other text than there is."""
-    return value.translate(_BIDI) if isinstance(value, str) and not value.isascii() else value
+def _written_out(value: Any) -> Any:
+    """A text with its control characters written out: those that reorder it would show other text than there is."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @cache
