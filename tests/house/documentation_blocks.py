@@ -30,6 +30,7 @@ _ROWS: dict[str, dict[str, Any]] = {
     "chats.jsonl": {"messages": [*_MESSAGES, _ANSWERS[0]]},
     "corrections.jsonl": {"messages": [*_MESSAGES, _ANSWERS[0]]},
     "demonstrations.jsonl": {"messages": [*_MESSAGES, _ANSWERS[0]]},
+    "train.parquet": {**_TASK, "prompt": _MESSAGES, "data_source": "math", "reward_model": {"ground_truth": "5"}},
     "pairs.jsonl": {"prompt": _MESSAGES, "chosen": [_ANSWERS[0]], "rejected": [_ANSWERS[1]]},
 }
 #: Files of code that pages name and do not show.
@@ -42,6 +43,11 @@ async def customer(messages, task):
     return "[DONE]"
 """
 _UNSHOWN = ("my_agents.py", "my_users.py", "agent.py")
+#: The module of a user of verl.
+_REWARDS = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(solution_str == ground_truth)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +187,10 @@ def _data(name: str, folder: Path, rows: dict[str, dict[str, Any]]) -> str:
 def _write_code(folder: Path) -> None:
     for name in _UNSHOWN:
         (folder / name).write_text(_AGENT)
+    (folder / "my_rewards.py").write_text(_REWARDS)
     for each in BLOCKS:
         if each.language == "python" and each.title:
+            (folder / each.title).parent.mkdir(parents=True, exist_ok=True)
             (folder / each.title).write_text(each.text)
 
 

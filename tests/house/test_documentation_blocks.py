@@ -45,10 +45,14 @@ RUN_BY: list[tuple[str, str, str]] = [
     ("docs/algorithms.md", "model.set_env_state", f"{RUNS}::test_workflows"),
     ("docs/algorithms.md", "# my_rft.py", f"{ALGORITHMS}::test_the_plugin_of_the_page_works"),
     ("docs/checkpoints.md", "AutoModelForCausalLM", f"{RUNS}::test_transformers_loads_a_checkpoint"),
+    ("docs/dagster.md", "def rewards_by_task", "tests/e2e/test_downstream.py::shop"),
+    ("docs/dagster.md", "rft_platform.load_round(", f"{HERE}::test_queries"),
     ("docs/data.md", "# my_operators.py", f"{OPERATORS}::test_the_operator_of_the_page_works"),
     ("docs/evaluation.md", 'auxiliary_models["critic"]', f"{RUNS}::test_a_judge_asks_an_auxiliary_model"),
     ("docs/judges.md", "async def judge", f"{HERE}::test_judges"),
     ("docs/judges.md", "def best_of_group", f"{HERE}::test_judges"),
+    ("docs/migration.md", "from rft_platform.tuner import", f"{HERE}::test_code_of_other_systems"),
+    ("docs/migration.md", "from my_rewards import", f"{HERE}::test_code_of_other_systems"),
     ("docs/online.md", "client.chat.completions.create", f"{RUNS}::test_clients_of_the_service"),
     ("docs/online.md", "def redact", f"{HERE}::test_redaction"),
     ("docs/online_clients.md", "with OnlineClient", f"{RUNS}::test_clients_of_the_service"),
@@ -198,6 +202,19 @@ def test_judges(folder: Path) -> None:
     assert [run.reward for run in judge_runs(rows, tasks, group)] == [1.0, 1.0]
 
 
+def test_code_of_other_systems(folder: Path) -> None:
+    """The imports of a script for ``agentscope.tuner``, and the judge with a reward function of verl."""
+    exec(block("docs/migration.md", "from rft_platform.tuner import").text, {})
+    (folder / "my_rewards.py").write_text(
+        "def compute_score(source, answer, truth, extra):\n    return answer == truth\n"
+    )
+    judge = build_judge(f"{written('docs/migration.md', 'from my_rewards import', folder)}:judge")
+    row = {"data_source": "math", "reward_model": {"ground_truth": "5"}}
+    tasks = {"task-0": Task("task-0", "set", "2+3?", "5", row)}
+    runs = judge_runs(rollouts(groups=1, repeats=2, run_output="5"), tasks, judge)
+    assert [run.reward for run in runs] == [1.0, 1.0]
+
+
 def test_redaction(folder: Path) -> None:
     redact = load_object(f"{written('docs/online.md', 'def redact', folder)}:redact", "service.redaction")
     assert redact("mail ann.lee@example.org today") == "mail [email] today"
@@ -211,7 +228,7 @@ def test_a_priority(folder: Path) -> None:
 
 
 def test_queries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of store.md and synchronisation.md, on a store of one round."""
+    """Those of store.md, synchronisation.md and dagster.md, on a store of one round."""
     store = ExperienceStore(folder / ".rft" / "rounds")
     rows = rollouts(round=3)
     store.write_rollouts(3, 0, rows)
@@ -225,3 +242,7 @@ def test_queries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with connect(store) as connection:
         found = connection.sql(block("docs/synchronisation.md", "SELECT use").text).fetchall()
     assert found == [(TRAINED_ON[0], 1)]
+    part = block("docs/dagster.md", "rft_platform.load_round(").text
+    assert '".rft/helper", 1' in part
+    exec(part.replace('".rft/helper", 1', '".rft", 3'), {})
+    assert "task-0" in capsys.readouterr().out

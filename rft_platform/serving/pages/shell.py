@@ -7,7 +7,6 @@ from typing import Any
 import jinja2
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
-from markupsafe import Markup
 
 from rft_platform.common.redaction import visible
 
@@ -47,7 +46,7 @@ def _templates(folder: Path) -> jinja2.Environment:
 
 def _written_out(value: Any) -> Any:
     """A text with its control characters written out: those that reorder it would show other text than there is."""
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 @cache
