@@ -36,6 +36,13 @@ def test_a_tie_promotes_nothing(make_result: Make, rate: float, confident: bool)
     assert gate(make_result(rate, 16), make_result(rate, 8), confident=False, min_delta=-0.01).passed  # on request
 
 
+def test_before_the_first_promotion_a_tie_with_the_start_passes(make_result: Make) -> None:
+    start = make_result(0.5)
+    assert gate(make_result(0.5, 16), start, confident=False, to_beat="start").passed
+    assert not gate(make_result(0.4, 16), start, confident=False, to_beat="start").passed
+    assert not gate(make_result(0.5, 16), start, to_beat="start").passed, "the interval is about 0"
+
+
 def test_the_interval_decides_by_default_where_there_is_one() -> None:
     assert Gate().needs_interval
     assert not Gate(confident=False).needs_interval
