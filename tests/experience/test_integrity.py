@@ -66,6 +66,13 @@ def test_a_file_that_cannot_be_put_in_place_leaves_the_one_before(
     assert {row.policy_version for row in store.rollout_rows(1)} == {4} and store.damaged(1, digest=True) == []
 
 
+def test_a_change_that_fails_is_not_saved(store: ExperienceStore) -> None:
+    with pytest.raises(StorageError, match="the disk"), Ledger(store.round_folder(1)).change() as contents:
+        del contents.files[BATCH]
+        raise StorageError("the disk is gone")
+    assert store.batches(1) == [0] and store.damaged(1, digest=True) == []
+
+
 def test_a_file_that_is_not_in_the_ledger_has_not_landed(store: ExperienceStore) -> None:
     late = rollouts(batch=1)
     other = ExperienceStore(store.root.parent / "other")
