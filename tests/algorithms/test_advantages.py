@@ -130,9 +130,10 @@ def test_remax_subtracts_the_outcome_of_the_greedy_run(seed: int) -> None:
 
 
 def test_remax_needs_a_run_whose_calls_are_all_greedy() -> None:
-    columns: Any = {"temperature": [0.0, 1.0, 1.0]}  # the first run has a greedy and a sampled call
-    with pytest.raises(UserError, match="no run was decoded greedily"):
-        compute_advantages("remax", [1.0, 1.0, 0.0], ["x"] * 3, ["a", "a", "b"], [0, 1, 0], columns=columns)
+    for of_first_run in ([0.0, 1.0], [1.0, 0.0]):  # a greedy and a sampled call
+        columns: Any = {"temperature": [*of_first_run, 1.0]}
+        with pytest.raises(UserError, match="no run was decoded greedily"):
+            compute_advantages("remax", [1.0, 1.0, 0.0], ["x"] * 3, ["a", "a", "b"], [0, 1, 0], columns=columns)
     with pytest.raises(UserError, match="no run was decoded greedily"):
         compute_advantages("remax", [1.0, 0.0], ["x"] * 2, ["a", "b"], [0, 0])
 

@@ -286,11 +286,13 @@ def test_the_whole_objective(kl: str, seed: int) -> None:
     assert float(out.metrics["token_masked"]) == (~((ratio >= 0.5) & (ratio <= 2))).sum()
 
 
-def test_masks_and_diagnostics_leave_demonstrations_alone() -> None:
+@pytest.mark.parametrize("correction", ["bypass", "decoupled"])
+def test_corrections_masks_and_diagnostics_leave_demonstrations_alone(correction: Any) -> None:
     case = random_case(5)
     case.behaviour = case.old = np.where(case.expert > 0, -40.0, case.logp)  # nobody sampled the experts
     tokens = case.tokens()
-    out = Objective.build(ObjectiveSpec("mix", {}, token_mask=(0.5, 2.0), row_mask=(0.9, 1.1)))(tokens)
+    spec = ObjectiveSpec("mix", {}, token_mask=(0.5, 2.0), row_mask=(0.9, 1.1), correction=correction)
+    out = Objective.build(spec)(tokens)
     value, gradient = REFERENCES["mix"](case)
     np.testing.assert_allclose(out.loss.detach().numpy(), value, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(gradient_of(out.loss, tokens.logp), gradient, rtol=1e-9, atol=1e-12)

@@ -87,6 +87,14 @@ def test_other_tasks_and_modes_that_were_not_run_compare_with_nothing(make_resul
     assert task_means(result, "greedy_pass") == {}
 
 
+def test_tasks_are_paired_by_name(make_result: Make) -> None:
+    """Runs of task b failed for one policy, and the other evaluated the tasks in another order."""
+    result = make_result(1.0, 16, scores={"sampled": {"a": [1.0], "b": [1.0], "c": [1.0]}})
+    other = make_result(0.5, 8, scores={"sampled": {"c": [1.0], "a": [0.0]}})
+    found = compare(result, other, "sampled_pass", "champion")
+    assert found is not None and (found.difference, found.tasks) == (0.5, 2)
+
+
 def test_a_confident_gate_asks_for_the_lower_end(make_result: Make) -> None:
     start = scored(make_result, [0.0] * 40, 0)
     slightly = scored(make_result, [1.0, 1.0, 0.0] + [0.0] * 37, 8)

@@ -68,6 +68,13 @@ def test_the_rule_is_one_sentence() -> None:
     )
 
 
+def test_before_the_first_promotion_a_tie_with_the_start_passes(make_result: Make) -> None:
+    start = make_result(0.5)
+    assert gate(make_result(0.5, 16), start, confident=False, to_beat="start").passed
+    assert not gate(make_result(0.4, 16), start, confident=False, to_beat="start").passed
+    assert not gate(make_result(0.5, 16), start, to_beat="start").passed, "the interval is about 0"
+
+
 def test_the_interval_decides_by_default_where_there_is_one() -> None:
     assert Gate().needs_interval
     assert not Gate(confident=False).needs_interval

@@ -1,5 +1,6 @@
 """What has landed is known by its digest; what is damaged is named, set aside and produced again."""
 
+import errno
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,37 @@ def test_the_ledger_holds_digest_rows_and_size(store: ExperienceStore) -> None:
     files = [*store.rollout_files(1), store.judged_file(1)]
     assert store.digest(1) == digest_json([digest_file(file) for file in files if file])
     assert store.digest(1, verify=True) == store.digest(1)
+
+
+def test_the_ledger_counts_the_rows_that_a_filter_left(store: ExperienceStore) -> None:
+    judgements = judged(rollouts())
+    judgements[0].dropped_by = "zero_variance"
+    judgements[1].dropped_by, judgements[1].masked = "truncated_mask", True
+    entry = store.entry(1, store.write_judged(1, "exact@1", judgements))
+    assert (entry.rows, entry.kept, entry.masked) == (4, 2, 1)
+
+
+def test_a_file_that_cannot_be_put_in_place_leaves_the_one_before(
+    store: ExperienceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def fail_for_rollouts(self: Path, target: Path) -> Path:
+        if target == file_of(store):
+            raise OSError(errno.EIO, "Input/output error", str(target))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail_for_rollouts)
+    with pytest.raises(OSError, match="Input/output"):
+        store.write_rollouts(1, 0, rollouts(policy_version=5))
+    assert {row.policy_version for row in store.rollout_rows(1)} == {4} and store.damaged(1, digest=True) == []
+
+
+def test_a_change_that_fails_is_not_saved(store: ExperienceStore) -> None:
+    with pytest.raises(StorageError, match="the disk"), Ledger(store.round_folder(1)).change() as contents:
+        del contents.files[BATCH]
+        raise StorageError("the disk is gone")
+    assert store.batches(1) == [0] and store.damaged(1, digest=True) == []
 
 
 def test_a_file_that_is_not_in_the_ledger_has_not_landed(store: ExperienceStore) -> None:

@@ -138,7 +138,7 @@ def test_an_interruption_of_the_platform_ends_the_batch(engine: FakeEngine, numb
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            roll_out(engine, faulty_tasks([None, None]), stubborn)
+            roll_out(engine, faulty_tasks([None, None]), stubborn, repeat_times=1)  # one signal
     finally:
         signal.signal(signal.SIGTERM, previous)
 

@@ -1,6 +1,8 @@
 """Which call a repeated request is: two equal ones may be under way at once."""
 
-from rft_platform.rollout.recording.history import CallSlots, Sending
+from rft_platform.experience.record import ModelCall
+from rft_platform.inference.interface import SamplingParams
+from rft_platform.rollout.recording.history import CallSlots, RunHistory, Sending
 
 
 def end(sending: Sending, answered: bool = False) -> None:
@@ -35,3 +37,30 @@ def test_a_name_says_it_all() -> None:
     assert slots.unfinished == 1
     first.slot.refused = True
     assert slots.unfinished == 0
+
+
+def call(name: str, order: int) -> ModelCall:
+    return ModelCall(name, [1], [2], [-0.5], "stop", 1.0, 1.0, -1, [], [], {}, order=order)
+
+
+def test_an_answer_after_the_end_of_its_run_is_not_recorded() -> None:
+    history = RunHistory("model", SamplingParams(1), 0)
+    first, second = history.begin_call(), history.begin_call()
+    history.add(first, [call("in time", first.order)])
+    history.close()
+    history.add(second, [call("late", second.order)])
+    assert [each.msg_id for each in history.calls()] == ["in time"]
+
+
+def test_the_new_answer_to_an_extracted_call_is_extracted() -> None:
+    history = RunHistory("model", SamplingParams(1), 0)
+    first = history.begin_call("a")
+    history.add(first, [call("lost", first.order)])
+    history.end_call(first)
+    assert [each.msg_id for each in history.extract()] == ["lost"]
+    retry = history.begin_call("a", sent_before=1)
+    history.add(retry, [call("again", retry.order)])
+    assert [each.msg_id for each in history.extract(clear=False)] == ["again"]
+    second = history.begin_call("b")
+    history.add(second, [call("next", second.order)])
+    assert [each.msg_id for each in history.extract()] == ["again", "next"] and history.extract() == []

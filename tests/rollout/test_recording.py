@@ -68,6 +68,24 @@ async def test_async_call_is_recorded_as_sampled_and_answered_as_asked(engine: F
     assert "token_ids" not in answer.choices[0].model_dump() and "prompt_token_ids" not in answer.model_dump()
 
 
+async def test_version_0_of_the_weights_is_recorded(engine: FakeEngine, clients: Clients) -> None:
+    engine.policy_version = 0
+    history = new_history()
+    await clients(history).chat.completions.create(model="m", messages=MESSAGES)
+    assert [call.policy_version for call in history.calls()] == [0]
+
+
+async def test_a_call_has_the_state_of_the_environment_when_it_was_sent(engine: FakeEngine, clients: Clients) -> None:
+    history, engine.hold = new_history(), threading.Event()
+    history.env_state_hash = "before"
+    sent = asyncio.ensure_future(clients(history).chat.completions.create(model="m", messages=MESSAGES))
+    await asyncio.to_thread(engine.wait_for, 1)
+    history.env_state_hash = "after"
+    engine.hold.set()
+    await sent
+    assert [call.env_state_hash for call in history.calls()] == ["before"]
+
+
 async def test_sync_client_records_the_same(engine: FakeEngine, clients: Clients) -> None:
     history = new_history()
     client = clients(history, blocking=True)

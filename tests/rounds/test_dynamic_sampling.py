@@ -12,16 +12,17 @@ from rft_platform.common.errors import JudgeUnavailableError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.experience.queries import task_outcomes
-from rft_platform.experience.record import JudgedRow
+from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.judging.execution.judge_rollouts import judge_tasksets
 from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.policy import Policy
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.selection.task_selection import TaskSelection
+from rft_platform.rounds.selection.task_selection import SignalCount, TaskSelection
 from rft_platform.rounds.train import lineage
 from rft_platform.training.data.rollout_rows import read_rollouts
+from tests.experience.samples import step_row
 
 # Half of what a model says of a task of kind ``mixed`` is right, as its first letter tells; the others are settled.
 JUDGE = """
@@ -75,6 +76,27 @@ def serving(engine: PolicyEngine, of_round: int = 0) -> Policy:
 def kinds(project: Project, note: dict[str, Any]) -> list[list[str]]:
     by_id = project.tasks.by_id()
     return [[by_id[task].raw["kind"] for task in batch] for batch in note["task_selection"]["tasks"]]
+
+
+def test_sampling_ends_as_soon_as_the_groups_with_signal_are_as_many_as_wanted(start: Any) -> None:
+    """Batches are easy, hard; mixed, easy; mixed, hard: one group each of the second and the third has a signal."""
+    project = start(operators=refilled(4))
+    tasks = project.tasks.tasks
+
+    def sample(batch: int) -> list[RolloutRow]:
+        return [
+            step_row(
+                f"{task.task_id}-{run}", 0, response_ids=[2], task_id=task.task_id, taskset=task.taskset,
+                group_id=task.task_id, response={"role": "assistant", "content": str(run)},
+            )
+            for task in tasks[2 * batch : 2 * batch + 2]
+            for run in range(8)
+        ]  # fmt: skip
+
+    count = SignalCount(project)
+    count.begin()
+    assert [count.enough(sample(batch)) for batch in range(3)] == [False, False, True]
+    assert count.as_dict()["groups_with_signal"] == 2 and count.as_dict()["groups_surplus"] == 0
 
 
 def test_a_round_samples_until_enough_groups_carry_a_signal(start: Any, policy_engine: PolicyEngine) -> None:

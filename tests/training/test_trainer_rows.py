@@ -15,7 +15,9 @@ from rft_platform.common.errors import NonFiniteError, StorageError, UserError
 from rft_platform.experience.selections import SELECTION_SCHEMA
 from rft_platform.training.data.offline_data import read_demonstrations
 from rft_platform.training.data.rollout_rows import read_rollouts
+from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.loop.plan import Planner
+from rft_platform.training.packed.packed_policy import PackedPolicy
 
 
 def read(request, policy_gradient: bool = True):
@@ -24,7 +26,13 @@ def read(request, policy_gradient: bool = True):
 
 def test_samples_are_the_stored_rows(round_request) -> None:
     seen = []
-    rows = read(round_request(edit=lambda rows, judged: seen.extend(zip(rows, judged, strict=True))))
+
+    def edit(rows, judged) -> None:
+        for number, row in enumerate(rows):
+            row.call.temperature = (0.5, 1.0, 2.0)[number % 3]
+        seen.extend(zip(rows, judged, strict=True))
+
+    rows = read(round_request(edit=edit))
     assert len(rows.samples) == 48
     assert rows.group.tolist() == [g for g in range(12) for _ in range(4)]
     for sample, (row, judgement) in zip(rows.samples, seen, strict=True):
@@ -34,7 +42,52 @@ def test_samples_are_the_stored_rows(round_request) -> None:
         assert sample.loss_mask.tolist() == [False] * prompt + row.loss_mask
         np.testing.assert_allclose(sample.rollout_logprobs[prompt:], row.rollout_logprobs, rtol=1e-6)
         assert sample.advantage == judgement.advantage
+        assert sample.temperature == row.call.temperature
     assert rows.facts["reward"].tolist() == [judgement.reward for _, judgement in seen]
+
+
+def test_the_temperature_of_a_stored_row_divides_its_logits(round_request, tiny_model: Path) -> None:
+    """The rows have the model's log-probs at their temperatures, so the loss finds no mismatch."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+
+    @torch.no_grad()
+    def sample_at_temperatures(rows, judged) -> None:
+        for number, row in enumerate(rows):
+            row.call.temperature = (0.25, 1.0, 4.0)[number % 3]
+            ids, prompt = torch.tensor([*row.prompt_ids, *row.response_ids]), len(row.prompt_ids)
+            logp = (model(ids[None]).logits[0, prompt - 1 : -1] / row.call.temperature).log_softmax(-1)
+            row.call.rollout_logprobs[:] = logp.gather(1, ids[prompt:, None])[:, 0].tolist()
+
+    samples = read(round_request(groups=3, edit=sample_at_temperatures)).samples
+    metrics = accumulate_gradients(PackedPolicy(model), samples, AlgorithmSpec(), max_tokens_per_pack=1024)
+    assert metrics["rows"] == 12 and metrics["mismatch_abs"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("repeated", "message"),
+    [
+        (("rollouts", "judged"), "the rollouts hold a row_id more than once"),
+        (("rollouts",), "the rollouts hold a row_id more than once"),
+        (("judged",), "the judgements hold a row_id more than once"),
+    ],
+)
+def test_files_that_repeat_rows_are_refused(round_request, repeated: tuple[str, ...], message: str) -> None:
+    request = round_request()
+    files = {name: getattr(request, name) * (1 + (name in repeated)) for name in ("rollouts", "judged")}
+    with pytest.raises(StorageError, match=message):
+        read_rollouts(**files, policy_gradient=True)
+
+
+def test_a_row_in_place_of_another_is_refused(round_request) -> None:
+    """As many rows as judgements, and each row has one."""
+    request = round_request()
+    table = pq.read_table(request.rollouts[0])
+    pq.write_table(table.take([0, *range(len(table) - 1)]), request.rollouts[0])
+    with pytest.raises(StorageError, match="the rollouts hold a row_id more than once"):
+        read(request)
 
 
 def test_judgements_are_matched_by_row_id_not_by_order(round_request) -> None:

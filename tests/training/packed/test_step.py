@@ -16,6 +16,7 @@ from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import Sample, demonstration_sample, rollout_sample
 from rft_platform.training.loop.gradients import accumulate_gradients
+from rft_platform.training.packed import lm_head
 from rft_platform.training.packed.packed_policy import PackedPolicy, score
 
 SPECS = {
@@ -88,6 +89,29 @@ def test_loss_and_gradients_are_the_formulas_for_any_packs(
     metrics = accumulate_gradients(PackedPolicy(model), rows[::-1], spec, max_tokens_per_pack=max_tokens)
     assert metrics["loss"] == pytest.approx(want.item(), abs=1e-5)
     assert_same(gradients(model), gradients(plain))
+
+
+WHOLE_ROWS = {
+    "veto": AlgorithmSpec(token_veto=0.02),
+    "row mask": AlgorithmSpec(row_mask=(0.05, 3.0)),
+    "sequence weight": AlgorithmSpec(policy_loss="reinforce", weight_level="sequence"),
+    "sequence ratio": AlgorithmSpec(policy_loss="gspo", loss_agg_mode="seq-mean-token-mean"),
+}
+
+
+@pytest.mark.parametrize("spec", WHOLE_ROWS.values(), ids=WHOLE_ROWS)
+def test_what_depends_on_whole_rows_is_the_same_for_any_chunks(
+    rows: list[Sample], make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, spec: AlgorithmSpec
+) -> None:
+    model = make_model()
+    policy = PackedPolicy(model)
+    at_once = accumulate_gradients(policy, rows, spec, max_tokens_per_pack=1000)
+    want = gradients(model)
+    monkeypatch.setattr(lm_head, "CHUNK_ELEMENTS", model.config.vocab_size)
+    assert accumulate_gradients(policy, rows, spec, max_tokens_per_pack=1000) == pytest.approx(at_once, abs=1e-6)
+    assert_same(gradients(model), want)
+    for metric in {"row_vetoed", "row_masked"} & at_once.keys():
+        assert 0 < at_once[metric] < 1, "some rows are left out, others are not"
 
 
 def run_ranks(

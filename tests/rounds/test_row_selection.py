@@ -1,0 +1,112 @@
+"""Which stored rows, groups and outcomes count: those of the right policy, of a sound judgement, used by a training."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import Simulated, simulated
+
+from rft_platform.common.files import digest_file
+from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.selections import read_selection, selection_file, write_selection
+from rft_platform.rounds.project.policy import Policy
+from rft_platform.rounds.selection import task_selection
+from rft_platform.rounds.selection.pending_rows import pending_rows
+from rft_platform.rounds.selection.stored_rollouts import StoredRollouts
+from rft_platform.rounds.selection.task_selection import TaskSelection
+from rft_platform.rounds.selection.training_groups import groups_of, used_groups
+from rft_platform.tasks.task import Task
+from tests.experience.samples import judged, rollouts
+
+TASKS = [Task(f"task-{number}", "set", "", None, {}) for number in range(2)]
+
+
+def store_round(world: Simulated, number: int, rows: list[RolloutRow]) -> None:
+    """Store a round of two groups of two runs as explored and judged."""
+    world.store.write_rollouts(number, 0, rows)
+    world.store.write_judged(number, "v", judged(rows, "v"))
+    task_batches = {"first_batch": number - 1, "batches": 1}
+    world.store.write_note(number, "explore", {"policy_version": 4, "task_selection": task_batches})
+    world.store.write_note(number, "judge", {"sound": True})
+
+
+def test_rows_of_an_unsound_judgement_are_not_pending(tmp_path: Path) -> None:
+    world = simulated(tmp_path, sync_style="dynamic_by_explorer")
+    for number in (1, 2):
+        world.explore(number)
+    assert pending_rows(world.project, 0).rounds == 2
+    world.store.write_note(2, "judge", {"sound": False})
+    assert pending_rows(world.project, 0).rounds == 1
+    world.store.write_note(1, "judge", {"sound": False})
+    assert pending_rows(world.project, 0).rounds == 0
+
+
+def test_a_group_that_was_too_old_to_train_was_not_used(tmp_path: Path) -> None:
+    world = simulated(tmp_path, 3, sync_style="dynamic_by_explorer", sync_interval=3, replay={"enable": True})
+    world.explore(1)
+    world.settle(1)
+    world.explore(2)
+    assert world.train(1)["steps"] == 1
+    limited = world.project.config.synchronizer.model_copy(update={"max_staleness": 0})
+    config = world.project.config.model_copy(update={"synchronizer": limited})
+    assert Simulated(type(world.project)(world.project.home, config)).train(2)["rows"]["stale"] > 0
+    assert {group.round for group in used_groups(world.project, 3)} == {1}
+
+
+def test_a_group_has_the_rows_of_the_policy_that_trains(tmp_path: Path) -> None:
+    world, rows = simulated(tmp_path), rollouts()
+    rows[1].call.policy = "rival"
+    store_round(world, 1, rows)
+    (own,) = groups_of(world.store, 1, Policy("f", 9, "d", 0, name="rival"))
+    assert (own.kept, own.policy_version) == ((rows[1].row_id,), 9)
+    others = groups_of(world.store, 1, Policy("f", 4, "d", 0, name=FIRST_POLICY))
+    assert [group.kept for group in others] == [(rows[0].row_id,), (rows[2].row_id, rows[3].row_id)]
+
+
+def test_a_changed_selection_is_made_again_before_its_training(tmp_path: Path) -> None:
+    world = simulated(tmp_path)
+    world.explore(1)
+    note, rows = world.settle(1), world.selected(1)
+    file = write_selection(world.store, 1, rows[1:])
+    again = world.settle(1)
+    assert again["sha256"] == digest_file(file) and again["rows"] == note["rows"]
+    assert read_selection(world.store, 1).to_pylist() == rows
+    selection_file(world.store, 1).unlink()
+    assert world.settle(1)["rows"] == note["rows"] and world.selected(1) == rows
+
+
+@pytest.mark.parametrize(
+    ("version", "tasks", "continues"), [(4, TASKS, True), (5, TASKS, False), (4, TASKS[::-1], False)]
+)
+def test_stored_rollouts_of_the_same_weights_and_tasks_continue(
+    tmp_path: Path, version: int, tasks: list[Task], continues: bool
+) -> None:
+    world, rows = simulated(tmp_path), rollouts()
+    world.store.write_rollouts(1, 0, rows)
+    stored = StoredRollouts(world.project, 1, {FIRST_POLICY: Policy("f", version, "d", 0)})
+    batch = stored.batch(0, tasks)
+    assert [row.row_id for row in batch.rows] == [row.row_id for row in rows] if continues else batch is None
+
+
+def test_tasks_are_selected_by_outcomes_up_to_the_round_of_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = simulated(tmp_path, sync_offset=1)
+    task_ids = [task.task_id for task in world.project.tasks.tasks]
+    for number in (1, 2):
+        rows = rollouts(round=number)
+        for row in rows:
+            row.task_id = task_ids[int(row.task_id[-1])]
+        store_round(world, number, rows)
+    known: list[list[int]] = []
+
+    def spy(name: str, tasks: Any, moment: Any, history: Any, args: Any) -> Any:
+        known.append(sorted(set(history.outcomes(moment.step, 1.0).round_N.tolist())))
+        return select(name, tasks, moment, history, args)
+
+    select = task_selection.select
+    monkeypatch.setattr(task_selection, "select", spy)
+    for policy_round in (0, 1, 2):
+        TaskSelection(world.project, 3, policy_round).next()
+    assert known == [[], [1], [1, 2]]
