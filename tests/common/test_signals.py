@@ -3,11 +3,22 @@
 import asyncio
 import signal
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 import pytest
 
 from rft_platform.common.processes.signals import interruptible_loop, terminable
+
+
+@pytest.fixture(autouse=True)
+def _handlers_of_a_new_process() -> Iterator[None]:
+    """Dagster, in whose process other tests have run, installs handlers and leaves them."""
+    new = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in new.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Stop(BaseException):

@@ -9,7 +9,7 @@ from alembic.config import Config
 from sqlalchemy import create_engine, inspect
 
 from rft_platform.serving.database import MIGRATIONS, open_database
-from rft_platform.serving.erasure import TrafficErasure
+from rft_platform.serving.erasure import Person, TrafficErasure
 from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.reports.demonstrations import DemonstrationStore
 from rft_platform.serving.traffic import TrafficStore
@@ -86,7 +86,7 @@ def test_a_corrected_call_does_not_expire_and_a_forgotten_one_is_gone(traffic, d
     clock.now += 100
     assert erasure.expire(older_than_s=50) == 1
     assert [row["msg_id"] for row in demonstrations.rows()] == ["a"]
-    erasure.forget("ann")
+    erasure.forget(Person("ann", b"key"))
     assert demonstrations.rows() == []
 
 

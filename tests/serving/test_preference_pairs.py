@@ -7,7 +7,7 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.serving.database import open_database
-from rft_platform.serving.erasure import TrafficErasure
+from rft_platform.serving.erasure import Person, TrafficErasure
 from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.preferences import PreferenceStore
 from rft_platform.serving.traffic import TrafficStore
@@ -93,7 +93,7 @@ def test_a_forgotten_person_leaves_no_comment_and_no_pair(calls) -> None:
     calls.add("m", "84", "83", subject="ann")
     pair = calls.preferences.next_pair()
     calls.preferences.pick(pair.left, pair.right, "left", "Ann asked this")
-    TrafficErasure(calls.engine).forget("ann")
+    TrafficErasure(calls.engine).forget(Person("ann", b"key"))
     assert calls.preferences.pairs() == []
     with calls.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT picked, comment FROM preferences").all() == [("left", None)]
@@ -133,7 +133,7 @@ def test_rated_answers_are_a_dataset_for_kto(calls, tmp_path) -> None:
         calls.add(msg_id, text, messages=[{"role": "user", "content": f"{msg_id}?"}], subject=msg_id)
         if value is not None:
             calls.traffic.give_feedback(NewFeedback(f"f-{msg_id}", [msg_id], value))
-    TrafficErasure(calls.engine).forget("q")
+    TrafficErasure(calls.engine).forget(Person("q", b"key"))
     file = tmp_path / "ratings.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in calls.preferences.rated_answers(0.5)))
     rows = load_pairs(str(file), Columns(prompt_type="messages")).rows

@@ -14,7 +14,7 @@ from rft_platform.experience.record import ModelCall
 from rft_platform.rounds.selection.production_rows import rows_of_traffic
 from rft_platform.serving import database
 from rft_platform.serving.database import open_database
-from rft_platform.serving.erasure import TrafficErasure
+from rft_platform.serving.erasure import Person, TrafficErasure
 from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.rules.round_rows import RoundRule
 from rft_platform.serving.traffic import CommitResult, FeedbackResult, ReusedFeedbackIdError, TrafficStore
@@ -171,7 +171,7 @@ def test_erased_text_that_another_process_keeps_open_is_reported(store, url, mon
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
         other.execute("BEGIN").close()
         other.execute("SELECT COUNT(*) FROM calls").fetchall()
-        erasure.forget("ann")
+        erasure.forget(Person("ann", b"key"))
         with pytest.raises(StorageError, match="still holds erased text"):
             erasure.compact()
         other.execute("ROLLBACK").close()
@@ -377,7 +377,7 @@ def test_runs_of_a_round_have_unique_names(store) -> None:
 
 def test_what_is_said_about_a_forgotten_call_is_not_kept(store, url) -> None:
     store.record([call("a", subject="ann")])
-    TrafficErasure(open_database(url)).forget("ann")
+    TrafficErasure(open_database(url)).forget(Person("ann", b"key"))
     assert store.give_feedback(feedback("f1", "a", comment="ann was unhappy")) == FeedbackResult(unknown=("a",))
 
 
