@@ -199,12 +199,13 @@ def write_project(folder: Path, tiny_model: Path) -> None:
 
 
 def test_tune(folder: Path, tiny_model: Path) -> None:
-    """The script of tune.md, with a smaller model and fewer steps."""
+    """The script of tune.md, with a smaller model, fewer steps, and a judge that an untrained model can satisfy."""
     write_project(folder, tiny_model)
     code = block("docs/tune.md", 'if __name__ == "__main__"').text
     smaller = {
         '"Qwen/Qwen3-0.6B"': '"model"', "max_model_len=4096": "max_model_len=64", "max_tokens=512": "max_tokens=8",
-        "total_steps=100": "total_steps=1", "group_size=8": "group_size=2", "batch_size=32": "batch_size=4",
+        "total_steps=100": "total_steps=1", "group_size=8": "group_size=4", "batch_size=32": "batch_size=4",
+        'response.strip() == task["answer"]': "len(response) % 2",
     }  # fmt: skip
     for printed, value in smaller.items():
         assert printed in code
