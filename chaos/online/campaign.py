@@ -196,7 +196,7 @@ class Campaign:
 
     def _start_engine(self) -> None:
         command = [sys.executable, "-m", "chaos.online.echo_engine", str(self.engine_port)]
-        self._engine = subprocess.Popen(command)
+        self._engine = subprocess.Popen(command, cwd=Path(__file__).parents[2])
         self._pids["engine"] = self._engine.pid
         while not _listens(self.engine_port):
             if self._engine.poll() is not None:

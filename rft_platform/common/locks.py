@@ -6,6 +6,7 @@ A file system without locks is an error that names the file; there is no fallbac
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,9 @@ from rft_platform.common.errors import TransientError
 from rft_platform.common.files import naming
 
 LOCK_TIMEOUT_S = 120.0
+#: Held while Alembic migrates a database: it keeps the migration under way in global variables, and a second one of
+#: another thread would continue on the first one's database.
+MIGRATING = threading.RLock()
 _POLL_S = 0.01
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rft_platform.common.errors import DiskFullError, RegistryError, StorageError, UserError
 from rft_platform.common.fault_classification import is_disk_full
 from rft_platform.common.files import atomic_path
-from rft_platform.common.locks import locked
+from rft_platform.common.locks import MIGRATING, locked
 from rft_platform.common.processes.gc_control import importing
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import (
@@ -84,7 +84,7 @@ def open_client(tracking_uri: str) -> "MlflowClient":
         with importing():
             from mlflow.tracking import MlflowClient
 
-        with registry_errors(tracking_uri):
+        with registry_errors(tracking_uri), MIGRATING:
             return guarded(MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri), tracking_uri)
 
 
@@ -115,7 +115,7 @@ def make_database(tracking_uri: str) -> None:
         with _quiet(), importing():
             from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-            with registry_errors(tracking_uri), atomic_path(file) as temp:
+            with registry_errors(tracking_uri), atomic_path(file) as temp, MIGRATING:
                 SqlAlchemyStore(f"{SQLITE_URI}{temp}", str(file.parent / "artifacts")).engine.dispose()
 
 

@@ -29,6 +29,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from rft_platform.common import json_codec
 from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.locks import MIGRATING
 
 LOG = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ def open_database(url: str) -> Engine:
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
         _watch_file(engine)
-    with _one_at_a_time(engine) as connection:
+    with _one_at_a_time(engine) as connection, MIGRATING:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         config.attributes["connection"] = connection

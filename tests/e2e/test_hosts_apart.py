@@ -29,6 +29,7 @@ from rft_platform.serving.database import CONSUMED
 from tests.deploy.conftest import postgres  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+REPOSITORY = Path(__file__).parents[2]
 PRINTED = Path(__file__).parents[1] / "config" / "data"
 RFT = [sys.executable, "-P", "-m", "rft_platform"]
 _NAMESPACES = ["unshare", "--net", "--pid", "--fork", "--mount-proc"]
@@ -144,7 +145,7 @@ def test_traffic_of_one_host_is_trained_on_another_and_served_again(
         assert service.poll() is None, serving.log.read_text()
         trainer = stack.enter_context(training.running(*ports))
         talk = serving.inside([sys.executable, "-m", customers_module(), url, "1", str(_UPDATE_S)])
-        talked = subprocess.run(talk, capture_output=True, text=True, timeout=_UPDATE_S + 60)
+        talked = subprocess.run(talk, capture_output=True, text=True, timeout=_UPDATE_S + 60, cwd=REPOSITORY)
         logs = "\n".join(host.log.read_text() for host in hosts)
         assert talked.returncode == 0, talked.stderr + logs
         assert (service.poll(), trainer.poll()) == (None, None), logs

@@ -187,8 +187,12 @@ def echoing(folder: Path, files: int) -> Iterator[str]:
         [sys.executable, "-m", "chaos.online.echo_service", *echo_service.arguments(port, database, engine_port)],
     ]
     processes = [
-        subprocess.Popen(commands[0]),
-        subprocess.Popen(commands[1], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))),
+        subprocess.Popen(commands[0], cwd=Path(__file__).parents[2]),
+        subprocess.Popen(
+            commands[1],
+            cwd=Path(__file__).parents[2],
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
+        ),
     ]
     try:
         deadline = time.monotonic() + 60
