@@ -85,7 +85,7 @@ def test_a_launch_that_fails_after_its_last_note_has_its_result_in_dagster(
     monkeypatch.setenv("RFT_HOME", str(project.home.root))
     publish(project.store, Policy("base", 0, "d0", 0))
     project.store.write_note(0, "evaluation", {"results": []})
-    project.store.write_note(1, "judge", {"sound": True})
+    project.store.write_note(1, "judge", {"sound": True, "judge_version": "exact_match@1"})
     refused = {"results": [{}], "metrics": {}, "promoted": False, "gate": "no gain", "gate_passed": False}
 
     @dg.asset(partitions_def=PLAIN_NAMES.rounds, check_specs=EVALUATION_CHECKS)
