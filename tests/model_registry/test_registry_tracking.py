@@ -12,6 +12,8 @@ from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.system_metrics import system_metrics
 
+REPOSITORY = Path(__file__).parents[2]
+
 
 @dataclass
 class Step:
@@ -90,7 +92,9 @@ def test_a_killed_process_logs_nothing_twice(connect, tmp_path: Path, fault_libr
     for nth in (9, 30, 0):
         fault = SyscallFault("pwrite", signal="SIGKILL", path=database.name, nth=nth or 10**9)
         environment = {**os.environ, **injecting(fault_library, [fault])}
-        killed += subprocess.run([sys.executable, "-c", code], env=environment, timeout=120).returncode == -9
+        killed += (
+            subprocess.run([sys.executable, "-c", code], env=environment, cwd=REPOSITORY, timeout=120).returncode == -9
+        )
     points = [(key, step) for key, step, _ in all_points(connect())]
     assert killed == 2
     assert len(points) == len(set(points)) == 4 * 3 + 2

@@ -110,7 +110,8 @@ def test_acknowledged_feedback_survives_kills_of_the_service(policy_engine: Poli
     address = [policy_engine.base_url, policy_engine.api_key, json.dumps(asdict(policy_engine.status()))]
     rated: dict[str, float] = {}
     for seed in range(5):
-        service = subprocess.Popen([sys.executable, "-m", service_module, str(port), url, *address])
+        command = [sys.executable, "-m", service_module, str(port), url, *address]
+        service = subprocess.Popen(command, cwd=Path(__file__).parents[2])
         try:
             stop = threading.Event()
             users = [threading.Thread(target=use, args=(port, f"{seed}/{n}", stop, rated)) for n in range(4)]
