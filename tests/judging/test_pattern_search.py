@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,7 +68,8 @@ def test_an_exponential_search_fails_its_own_run_and_names_the_pattern(
     judge: str, arguments: dict[str, Any], answer: str
 ) -> None:
     asked = json.dumps([judge, arguments, answer])
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, asked], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", _PROGRAM, asked]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
     slow, quick = json.loads(done.stdout or "[1, 1]")
     assert quick is None, done.stderr
     assert "(a|aa)+" in slow and "takes more than 1 s" in slow and "rewrite it" in slow
