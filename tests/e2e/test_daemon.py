@@ -252,7 +252,7 @@ def test_daemons_killed_and_doubled_close_the_rounds_without_doing_anything_twic
     try:
         ui.start_sensors()
         wait_for(lambda: is_training(project), "round 1 is trained again")
-        ui.child("dagster._daemon").kill()
+        ui.child("dagster-daemon").kill()
         ui.child("rft_platform.servers.dagster_server").kill()
         last = project.home / "rounds" / "r0002" / "evaluation.json"
         wait_for(last.exists, "round 2 is evaluated", 480)

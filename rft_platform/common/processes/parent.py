@@ -1,16 +1,16 @@
 """End a server whose supervisor is gone, however that ended: a killed supervisor stops nothing itself.
 
-``python -m rft_platform.common.processes.parent run MODULE ...`` runs the server of another package, which then ends
-with its supervisor too. ``... stop PID`` stops process PID as its supervisor would have done. It is another process,
-because it has to outlive the server that starts it.
+``python -m rft_platform.common.processes.parent run COMMAND ...`` runs a command of another package as a server, which
+then ends with its supervisor too. ``... stop PID`` stops process PID as its supervisor would have done. It is another
+process, because it has to outlive the server that starts it.
 """
 
 import os
-import runpy
 import subprocess
 import sys
 import threading
 import time
+from importlib.metadata import entry_points
 
 import psutil
 
@@ -38,9 +38,9 @@ def _watch(supervisor: int) -> None:
     subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def run_server(module: str, *arguments: str) -> list[str]:
-    """What follows ``python -m`` to run a module of another package as a server that ends with its supervisor."""
-    return [_THIS, "run", module, *arguments]
+def as_server(command: str, *arguments: str) -> list[str]:
+    """What follows ``python -m`` to run a command of another package as a server that ends with its supervisor."""
+    return [_THIS, "run", command, *arguments]
 
 
 if __name__ == "__main__":
@@ -50,4 +50,5 @@ if __name__ == "__main__":
     else:
         end_with_supervisor()
         sys.argv = arguments
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        (script,) = entry_points(group="console_scripts", name=arguments[0])
+        sys.exit(script.load()())
