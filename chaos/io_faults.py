@@ -35,7 +35,7 @@ _PROCESS = {
     "driver": "rft_platform run",
     "trainer": "rft_platform.training.service.worker",
     "run_worker": "--multiprocessing-fork",
-    "daemon": "rft_platform.jobs.daemon run",
+    "daemon": "dagster-daemon run",
 }
 #: The process that most faults of a mode strike, and the others with their share.
 _MAIN: dict[Mode, str] = {"driver": "driver", "daemon": "run_worker"}

@@ -15,7 +15,7 @@ _ROLES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("service", ("rft_platform.servers.online_service",)),
     ("trainer", ("rft_platform.training.service.worker",)),
     ("driver", ("rft_platform", "run", "--config")),
-    ("daemon", ("rft_platform.jobs.daemon", "run")),
+    ("daemon", ("dagster-daemon", "run")),
     ("webserver", ("rft_platform.servers.dagster_server",)),
     ("run_worker", ("dagster", "api", "execute_run")),
     ("run_worker", ("--multiprocessing-fork",)),  # the code server starts runs this way

@@ -1,13 +1,12 @@
-"""The project's Dagster instance: created on first use, cleaned up after a dead driver or daemon."""
+"""The project's Dagster instance: created on first use, cleaned up after a dead driver."""
 
 import dagster as dg
 
-from rft_platform.assets.run_failure import fault_tags
-from rft_platform.common.errors import TransientError, UserError
+from rft_platform.common.errors import UserError
 from rft_platform.common.locks import locked
 from rft_platform.config.home import Home
 from rft_platform.jobs.dagster_internals.driver_instance import load_instance
-from rft_platform.jobs.dagster_internals.run_workers import RunWorkers, driver_is_alive, driver_of
+from rft_platform.jobs.dagster_internals.run_workers import driver_is_alive, driver_of
 from rft_platform.jobs.dagster_yaml import REPAIR_SETTINGS, ensure_settings, ensure_storage
 
 
@@ -58,24 +57,3 @@ def is_orphaned(run: dg.DagsterRun) -> bool:
     """Whether the run was executed by a driver process that is gone."""
     driver = driver_of(run)
     return driver is not None and not driver_is_alive(driver)
-
-
-def end_stranded_launches(instance: dg.DagsterInstance) -> list[str]:
-    """Mark runs as failed whose launch was interrupted by the death of a daemon; returns their ids.
-
-    Call it when a daemon starts and no other daemon runs. Otherwise these runs would fail only at the start time-out.
-    A worker that starts later does no harm, because Dagster does not execute a run that has ended.
-    """
-    starting, workers = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])), RunWorkers()
-    stranded = [run for run in starting if not _is_driven(run) and workers.pid_of(instance, run.run_id) is None]
-    for run in stranded:
-        cause = "the daemon that was starting this run ended before the run's worker started"
-        instance.add_run_tags(run.run_id, fault_tags(TransientError(cause), run.run_id))
-        instance.report_run_failed(run, f"{cause.capitalize()}.")
-        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
-    return [run.run_id for run in stranded]
-
-
-def _is_driven(run: dg.DagsterRun) -> bool:
-    driver = driver_of(run)
-    return driver is not None and driver_is_alive(driver)

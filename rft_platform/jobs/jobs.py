@@ -115,7 +115,7 @@ def asset_jobs(names: DagsterNames, chosen: Collection[str] = JOBS) -> dict[str,
             names.name(job.name),
             selection=dg.AssetSelection.assets(*map(names.key, job.assets)),
             description=job.description,
-            tags={"rft/phase": _PHASES.get(job.name, job.name.removesuffix("_job"))},
+            tags={"rft/phase": _PHASES.get(job.name, job.name.removesuffix("_job")), "rft/job": names.name(job.name)},
             executor_def=dg.in_process_executor,
         )
         for job in _JOBS

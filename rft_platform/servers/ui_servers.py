@@ -12,6 +12,7 @@ import yaml
 import rft_platform
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import write_text
+from rft_platform.common.processes.parent import as_server
 from rft_platform.common.redaction import redact
 from rft_platform.common.user_code import OWN_SAFE_PATH, SAFE_PATH
 from rft_platform.config.home import Home
@@ -105,7 +106,7 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
     else:
         servers.append(_mlflow(home, tracking_uri, mlflow_port, python, env, token))
     if daemon:
-        command = [*python, "rft_platform.jobs.daemon", "run", *workspace, *_log_format()]
+        command = [*python, *as_server("dagster-daemon", "run", *workspace, *_log_format())]
         servers.append(
             Server(
                 name="daemon",

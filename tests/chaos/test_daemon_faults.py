@@ -20,7 +20,7 @@ def test_the_daemon_restarts_with_its_fault_in_force(tmp_path, monkeypatch: pyte
     monkeypatch.setattr(daemon_mode, "_PLAN_S", float("inf"))
     monkeypatch.setattr(daemon_mode, "_TURN_S", -1.0)
     home, struck, rules = Home(tmp_path / "home"), tmp_path / "struck", tmp_path / "home.rules"
-    fault = SyscallFault("write", error="EIO", process="rft_platform.jobs.daemon run", once=struck)
+    fault = SyscallFault("write", error="EIO", process="dagster-daemon run", once=struck)
     mode = DaemonMode(
         cast(Scratch, SimpleNamespace(home=lambda name: home)), faults=IoFaults(tmp_path, home.root, [fault], "daemon")
     )
@@ -31,7 +31,7 @@ def test_the_daemon_restarts_with_its_fault_in_force(tmp_path, monkeypatch: pyte
 
     mode.maintain()
     assert first.wait(10) == -15
-    assert "rft_platform.jobs.daemon run" in rules.read_text()
+    assert "dagster-daemon run" in rules.read_text()
 
     try:
         mode.maintain()

@@ -51,6 +51,20 @@ except KeyboardInterrupt:
 """
 
 
+#: A supervisor that starts a server of another package, prints its process id and waits.
+SUPERVISED = """
+import os, subprocess, sys, time
+from rft_platform.common.processes.parent import SUPERVISOR, as_server
+server = as_server("uvicorn", "--factory", "starlette.applications:Starlette", "--port", "0")
+environment = os.environ | {SUPERVISOR: str(os.getpid())}
+process = subprocess.Popen(
+    [sys.executable, "-P", "-m", *server], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+)
+print(process.pid, next(line for line in process.stderr if "running" in line), flush=True)
+time.sleep(600)
+"""
+
+
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Path]:
     """A folder with the programs; processes that a failed test left behind end."""
@@ -139,3 +153,12 @@ def test_the_servers_of_a_killed_command_end(programs: Path, options: tuple[str,
     command, servers = start_in_background(programs, *options)
     command.kill()
     assert wait_until_ended([command, *servers], 15) == []
+
+
+@pytest.mark.slow
+def test_a_command_of_another_package_ends_with_its_killed_supervisor() -> None:
+    with subprocess.Popen([sys.executable, "-c", SUPERVISED], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        server = psutil.Process(int(supervisor.stdout.readline().split()[0]))
+        supervisor.kill()
+    assert wait_until_ended([server], 15) == []

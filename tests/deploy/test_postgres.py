@@ -119,7 +119,7 @@ def _tick_sensors(project: ProjectFolder, instance: dg.DagsterInstance) -> None:
     log = project.home / "logs" / "daemon.log"
     with log.open("w") as stream:
         daemon = psutil.Popen(
-            [sys.executable, "-m", "rft_platform.jobs.daemon", "run", "-w", str(workspace)],
+            [sys.executable, "-m", "dagster._daemon", "run", "-w", str(workspace)],
             env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     try:

@@ -56,6 +56,9 @@ def test_two_projects_share_no_name() -> None:
     named = [each.name for each in everything if each.name != "__ASSET_JOB"]
     assert len(named) == len(set(named))
     assert all(name.startswith(("red__", "team__green__")) for name in named)
+    limited = [job for job in repository.get_all_jobs() if "rft/job" in job.run_tags]
+    assert {"red__explore_job", "team__green__explore_job"} <= {job.name for job in limited}
+    assert all(job.run_tags["rft/job"] == job.name for job in limited)
 
 
 def test_a_project_without_a_prefix_keeps_the_names_of_earlier_versions() -> None:

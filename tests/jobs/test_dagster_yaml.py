@@ -1,16 +1,15 @@
-"""``dagster.yaml`` of a home: written, replaced where it is an earlier one of ours, completed where it was edited."""
-
-import subprocess
-import sys
+"""``dagster.yaml`` of a home: written if it is missing, completed if it was edited."""
 
 import dagster as dg
 import pytest
 import yaml
+from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
 
-from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
+from rft_platform.definitions import defs
 from rft_platform.jobs import dagster_yaml
-from rft_platform.jobs.dagster_internals.daemon_patches import shorten_sensor_loop
+from rft_platform.jobs.dagster_internals.driver_instance import job_origin
 from rft_platform.jobs.dagster_internals.run_launcher import WatchedRunLauncher
 from rft_platform.jobs.dagster_yaml import ensure_settings, shipped_settings
 from rft_platform.jobs.instance import open_instance
@@ -26,48 +25,20 @@ def test_a_fresh_file_is_ours_and_stays(tmp_path):
     assert file.stat().st_mtime_ns == written
 
 
-def test_an_earlier_file_of_ours_is_replaced(tmp_path, monkeypatch):
-    import hashlib
-
-    file, earlier = tmp_path / "dagster.yaml", "telemetry:\n  enabled: false\n"
-    monkeypatch.setattr(dagster_yaml, "_EARLIER", frozenset({hashlib.sha256(earlier.encode()).hexdigest()}))
-    file.write_text(earlier)
-    ensure_settings(file)
-    assert file.read_text() == shipped_settings()
-
-
-def test_an_earlier_file_of_ours_is_replaced_in_a_project_on_postgres_too(tmp_path, monkeypatch):
-    import hashlib
-
-    file, earlier = tmp_path / "dagster.yaml", "telemetry:\n  enabled: false\n"
-    monkeypatch.setattr(dagster_yaml, "_EARLIER", frozenset({hashlib.sha256(earlier.encode()).hexdigest()}))
-    monkeypatch.setattr(
-        dagster_yaml, "_check_url", lambda url: None
-    )  # whether its driver is installed is not the question
+def test_a_file_with_the_section_for_postgres_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(dagster_yaml, "_check_url", lambda url: None)  # the driver may not be installed
     monkeypatch.setenv(dagster_yaml.URL, "postgresql+psycopg2://rft:secret@127.0.0.1/none")
-    file.write_text(earlier)
-    dagster_yaml.ensure_storage(file)
-    assert file.read_text().startswith(earlier)
-    assert dagster_yaml.URL in file.read_text()
+    file = tmp_path / "dagster.yaml"
     ensure_settings(file)
-    told = yaml.safe_load(file.read_text())
-    assert told == {
-        **yaml.safe_load(shipped_settings()),
-        "storage": {"postgres": {"postgres_url": {"env": dagster_yaml.URL}}},
-    }
+    dagster_yaml.ensure_storage(file)
     written = file.stat().st_mtime_ns
     ensure_settings(file)
     dagster_yaml.ensure_storage(file)
     assert file.stat().st_mtime_ns == written
-
-
-def test_an_edited_file_names_the_classes_at_their_current_modules(tmp_path):
-    file, earlier = tmp_path / "dagster.yaml", ".".join(("rft_platform", "jobs", "masked_instance"))
-    file.write_text(f"# mine\ninstance_class:\n  module: {earlier}\n  class: MaskedInstance\n")
-    ensure_settings(file)
-    sections = yaml.safe_load(file.read_text())
-    assert sections["instance_class"] == yaml.safe_load(shipped_settings())["instance_class"]
-    assert file.read_text().startswith("# mine\n")
+    assert yaml.safe_load(file.read_text()) == {
+        **yaml.safe_load(shipped_settings()),
+        "storage": {"postgres": {"postgres_url": {"env": dagster_yaml.URL}}},
+    }
 
 
 def test_an_edited_file_keeps_what_it_says_and_gets_what_it_lacks(tmp_path):
@@ -98,6 +69,26 @@ def test_another_launcher_and_coordinator_stay(tmp_path):
     assert yaml.safe_load(file.read_text()) == chosen
 
 
+def test_of_two_runs_of_a_job_the_later_waits_in_the_queue(tmp_path):
+    explore, sync = defs.resolve_job_def("explore_job"), defs.resolve_job_def("sync_round_job")
+    with open_instance(Home(tmp_path)) as instance:
+
+        def queue(job: dg.JobDefinition) -> dg.DagsterRun:
+            return instance.create_run_for_job(
+                job, status=dg.DagsterRunStatus.QUEUED, tags=job.run_tags, remote_job_origin=job_origin(job.name)
+            )
+
+        def starting() -> list[str]:
+            daemon = QueuedRunCoordinatorDaemon(interval_seconds=1)
+            runs = daemon._get_runs_to_dequeue(instance, instance.get_concurrency_config(), None)
+            return [run.run_id for run in runs]
+
+        first, later, other = queue(explore), queue(explore), queue(sync)
+        assert starting() == [first.run_id, other.run_id]
+        instance.report_run_failed(first)
+        assert starting() == [later.run_id, other.run_id]
+
+
 def test_the_interval_of_the_sensors_is_ten_seconds_or_as_the_environment_says(monkeypatch):
     monkeypatch.delenv(INTERVAL, raising=False)
     assert sensor_interval_s() == 10
@@ -107,31 +98,3 @@ def test_the_interval_of_the_sensors_is_ten_seconds_or_as_the_environment_says(m
         monkeypatch.setenv(INTERVAL, wrong)
         with pytest.raises(UserError, match=wrong):
             sensor_interval_s()
-
-
-_SET_BACK = """
-import types
-from dagster._core.scheduler.instigation import SensorInstigatorData
-from dagster._daemon import sensor
-from rft_platform.jobs.dagster_internals.daemon_patches import shorten_sensor_loop
-import time
-shorten_sensor_loop(sensor, 2)
-assert sensor.MIN_INTERVAL_LOOP_TIME == 2
-def state(ago):
-    data = SensorInstigatorData(min_interval=30, last_tick_timestamp=time.time() - ago)
-    return types.SimpleNamespace(instigator_data=data)
-due = types.SimpleNamespace(min_interval_seconds=30)
-print([sensor.is_under_min_interval(state(ago), due) for ago in (1, 60, -3600)])
-"""
-
-
-@pytest.mark.slow
-def test_a_clock_that_was_set_back_does_not_hold_the_sensors_up():
-    """A last tick an hour ahead: Dagster alone would wait for that hour."""
-    done = subprocess.run([sys.executable, "-c", _SET_BACK], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[True, False, False]"
-
-
-def test_a_dagster_that_keeps_its_settings_elsewhere_is_named():
-    with pytest.raises(RftError, match="MIN_INTERVAL_LOOP_TIME"):
-        shorten_sensor_loop(dg, 1)

@@ -2,12 +2,9 @@
 
 import dagster as dg
 import psutil
-import sqlalchemy as sa
-from dagster._core.storage.runs.sqlite import sqlite_run_storage
 
 from rft_platform.config.home import Home
 from rft_platform.definitions import defs
-from rft_platform.jobs.dagster_internals import run_storage
 from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG, driver_is_alive, driver_tags
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.launches import launches
@@ -21,21 +18,6 @@ def test_a_fresh_home_gets_the_platforms_settings(tmp_path):
         assert not instance.nux_enabled
         assert instance.run_monitoring_enabled
         assert instance.global_op_concurrency_default_limit == 1
-
-
-def test_queries_of_runs_share_one_sqlalchemy_engine(tmp_path, monkeypatch):
-    made, create = [], sa.create_engine
-
-    def counted(url, **options):
-        made.append(url)
-        return create(url, **options)
-
-    with open_instance(Home(tmp_path)) as instance:
-        for module in (run_storage.sa, sqlite_run_storage):
-            monkeypatch.setattr(module, "create_engine", counted)
-        assert launches(instance).running == launches(instance).running == frozenset()
-    assert [url for url in made if "runs" in url] == made
-    assert len(made) <= 1
 
 
 def test_only_a_living_driver_counts_as_alive():

@@ -1,4 +1,4 @@
-"""The launcher: a run is started once, a phase of a round once at a time; dead workers are told from living ones."""
+"""The launcher starts each run once, notices dead workers, and cancels runs whose code server is gone."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ from rft_platform.jobs.dagster_internals.run_workers import (
     pid_in,
     start_time,
 )
-from rft_platform.jobs.instance import end_orphaned_runs, end_stranded_launches, open_instance
+from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.launches import launches
 
 DRIVEN = "5a0c1f5e-6f0e-4d57-9d1c-0a8c2f1f7c11"
@@ -81,34 +81,13 @@ def test_two_daemons_that_dequeue_one_run_start_one_worker(instance, started, tm
     assert instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.STARTING
 
 
-def test_of_two_runs_of_a_phase_the_later_is_refused_and_names_the_other(instance, started):
-    first, second, elsewhere = new_run(instance), new_run(instance), new_run(instance, partition="r0002")
-    for run in (first, second, elsewhere):
-        launch(instance, run)
-    assert started == [first.run_id, elsewhere.run_id]
-    refused = instance.get_run_by_id(second.run_id)
-    assert refused.status is dg.DagsterRunStatus.FAILURE
-    assert first.run_id in refused.tags["rft/cause"]
-
-
-def test_a_phase_that_a_living_driver_runs_is_not_launched_beside_it(instance, started):
-    dead = {DRIVER_TAG: f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}"}
-    new_run(instance, partition="r0002", status=dg.DagsterRunStatus.STARTED, **dead)
-    driven = new_run(instance, status=dg.DagsterRunStatus.STARTED, run_id=DRIVEN, **driver_tags(DRIVEN))
-    beside, free = new_run(instance), new_run(instance, partition="r0002")
-    launch(instance, beside)
-    launch(instance, free)
-    assert started == [free.run_id]
-    assert driven.run_id in instance.get_run_by_id(beside.run_id).tags["rft/cause"]
-
-
-def test_a_phase_can_be_launched_again_after_its_run_has_ended(instance, started):
+def test_a_launched_run_that_is_executed_again_is_launched_again(instance, started):
     first = new_run(instance)
     launch(instance, first)
     instance.report_run_failed(first)
-    second = new_run(instance)
-    launch(instance, second)
-    assert started == [first.run_id, second.run_id]
+    again = executed_again(instance, first)
+    launch(instance, again)
+    assert started == [first.run_id, again.run_id]
 
 
 def test_health_follows_the_worker(instance):
@@ -202,6 +181,7 @@ def test_a_worker_in_another_container_is_left_alone(instance, started, tmp_path
     monkeypatch.setattr("socket.gethostname", lambda: "daemon-container")
     launch(instance, run)
     monkeypatch.undo()
+    run = instance.get_run_by_id(run.run_id)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     say_pid(instance, run, gone.pid)
@@ -210,24 +190,13 @@ def test_a_worker_in_another_container_is_left_alone(instance, started, tmp_path
     assert not instance.get_run_by_id(run.run_id).is_finished
 
 
-@pytest.mark.slow
-def test_claims_of_ended_runs_are_forgotten(instance, started, tmp_path, monkeypatch):
-    monkeypatch.setattr("rft_platform.jobs.dagster_internals.run_launcher._MAX_CLAIMS", 3)
-    runs = [new_run(instance, partition=f"r{number:04d}") for number in range(1, 7)]
-    for run in runs:
-        launch(instance, run)
-        instance.report_run_failed(run)
-    kept = [file for file in (tmp_path / "dagster" / "launched").iterdir() if not file.name.startswith(".")]
-    assert len(kept) <= 4
-
-
 def test_the_newest_pid_counts(instance):
     run = new_run(instance)
-    assert RunWorkers().pid_of(instance, run.run_id) is None
+    assert RunWorkers().reported(instance, run.run_id) is None
     for pid in (10, 11):
         say_pid(instance, run, pid)
     instance.report_engine_event("Process for run exited (pid: 11).", run)
-    assert RunWorkers().pid_of(instance, run.run_id) == 11
+    assert RunWorkers().reported(instance, run.run_id)[0] == 11
     assert pid_in(None) is None
 
 
@@ -285,25 +254,3 @@ def test_a_process_that_began_after_the_worker_had_reported_is_another_one():
     finally:
         process.kill()
         process.communicate()
-
-
-def test_a_launch_that_a_dead_daemon_left_unfinished_is_given_up(instance):
-    stranded, begun, driven = (
-        new_run(instance),
-        new_run(instance),
-        new_run(instance, run_id=DRIVEN, **driver_tags(DRIVEN)),
-    )
-    working = new_run(instance, status=dg.DagsterRunStatus.STARTED)
-    instance.event_log_storage.set_concurrency_slots("engine", 1)
-    instance.event_log_storage.claim_concurrency_slot("engine", stranded.run_id, "rollout_batches")
-    say_pid(instance, begun, 11)
-    assert end_stranded_launches(instance) == [stranded.run_id]
-    given_up = instance.get_run_by_id(stranded.run_id)
-    assert given_up.status is dg.DagsterRunStatus.FAILURE
-    assert "daemon" in fault_of(given_up)["rft/cause"]
-    assert launches(instance).failures[("explore", 1)].retryable
-    assert instance.event_log_storage.get_concurrency_info("engine").active_slot_count == 0
-    others = {instance.get_run_by_id(run.run_id).status for run in (begun, driven)}
-    assert others == {dg.DagsterRunStatus.STARTING}
-    assert instance.get_run_by_id(working.run_id).status is dg.DagsterRunStatus.STARTED
-    assert end_stranded_launches(instance) == []

@@ -185,7 +185,7 @@ def daemon(project: Project, inbox: Inbox) -> Iterator[Callable[[], None]]:
     }
     with log.open("w") as stream:
         process = psutil.Popen(
-            [sys.executable, "-m", "rft_platform.jobs.daemon", "run", "-w", str(workspace)],
+            [sys.executable, "-m", "dagster._daemon", "run", "-w", str(workspace)],
             env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 

@@ -1,4 +1,10 @@
-"""Dagster's instance: load it, adapt it for processes that execute runs themselves, read the results of a check."""
+"""Dagster's instance: load it, adapt it for processes that execute runs themselves, read what it has no public API for.
+
+Upstream: ``execute_in_process`` does not record the origin of its job
+(https://github.com/dagster-io/dagster/issues/19458, /issues/17707); there is no public query for the results of a check
+by partition (/issues/17005). ``DagsterInstance.from_config`` loads a folder's instance, but takes no overrides. The
+error of a failed blocking check and the file of a run's event log are not exported.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -16,6 +22,7 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
+from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from rft_platform.jobs.dagster_internals.masked_instance import MaskedInstance
@@ -47,6 +54,12 @@ def check_results(
     """
     only = PartitionKeyFilter(key=partition)
     return instance.event_log_storage.get_asset_check_execution_history(check, _RESULTS, partition_filter=only)
+
+
+def event_log_file(instance: dg.DagsterInstance, run_id: str) -> Path | None:
+    """The database file of a run's event log; None if one database holds all event logs (Postgres)."""
+    storage = instance.event_log_storage
+    return Path(storage.path_for_shard(run_id)) if isinstance(storage, SqliteEventLogStorage) else None
 
 
 class DriverInstance(MaskedInstance):

@@ -1,6 +1,10 @@
 """Dagster's instance: it masks secrets in everything it stores, and its waits for pool slots can be interrupted.
 
 ``dagster.yaml`` names this class, so every process of Dagster uses it: webserver, daemon, code servers, run workers.
+
+Upstream: Dagster masks nothing that it stores and has no hook before an event is stored (a closed request is
+https://github.com/dagster-io/dagster/issues/681). ``python_logs`` sees log lines, but not stack traces, metadata, tags
+and ticks. The overridden methods are public names of ``DagsterInstance``; only the types are private.
 """
 
 import json
@@ -11,13 +15,11 @@ from typing import Any, TypeVar
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.scheduler.instigation import InstigatorTick
-from dagster._core.storage.runs import SqliteRunStorage
 from dagster._serdes import deserialize_value, serialize_value
 
 from rft_platform.common.redaction import redact
 from rft_platform.config.home import PRIVATE_UMASK
 from rft_platform.jobs.dagster_internals.pool_claims import make_claims_interruptible
-from rft_platform.jobs.dagster_internals.run_storage import OneEngineRunStorage
 from rft_platform.observability.masked_output import mask_output
 
 Stored = TypeVar("Stored", bound=Any)
@@ -27,9 +29,6 @@ class MaskedInstance(dg.DagsterInstance):
     """Masks events (messages, stack traces, causes, metadata), run tags and sensor ticks before they are stored."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        storage = kwargs.get("run_storage")
-        if type(storage) is SqliteRunStorage:  # a different storage chosen in dagster.yaml is kept
-            kwargs["run_storage"] = OneEngineRunStorage.like(storage)
         super().__init__(*args, **kwargs)
         make_claims_interruptible(self)
         # Dagster's own programs do not run the platform's start-up code, which masks their output. Dagster captures

@@ -2,6 +2,8 @@
 
 Without this module, Dagster's executor repeats its loop without a pause while a step waits for a slot. The executor
 captures both signals and handles them only while a step runs.
+
+Upstream: neither the executor's interval nor its handling of signals can be set, and no open issue asks for it.
 """
 
 import logging

@@ -1,7 +1,9 @@
 """The processes that execute runs: the run workers of the daemon, and drivers.
 
-``RunWorkers`` finds a run's worker and checks that it is alive. Claims make sure that each run is launched once.
-The driver tag names the process of a run that a driver executes, so that others can detect its death.
+``RunWorkers`` finds a run's worker and checks that it is alive. Two tags, which Dagster does not show, name the machine
+on which a run was launched and the process of a run that a driver executes, so that others can detect its death.
+
+Upstream: Dagster exports no way to find a run's process; its id is read from the message that the worker logs.
 """
 
 import os
@@ -9,7 +11,6 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,9 @@ import psutil
 
 from rft_platform.common.processes.lease import CREATE_TIME_TOLERANCE_S, find_process
 
-DRIVER_TAG = ".dagster/rft_driver"  # Dagster does not show tags with this prefix: it is long and for programs only
+# Tags of runs. A re-executed run inherits the tags of the first run, so each value ends in the id of its run.
+DRIVER_TAG = ".dagster/rft_driver"  # Dagster does not show tags with this prefix: they are long and for programs only
+_HOST_TAG = ".dagster/rft_host"
 STOPPED_LIMIT_S = 120.0
 _STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
 #: Words in the command line of Dagster's run workers; a reused pid of another program lacks them.
@@ -32,11 +35,6 @@ class RunWorkers:
 
     start_times: dict[str, float] = field(default_factory=dict)  # run id -> start time of its worker
     stopped: dict[str, float] = field(default_factory=dict)  # run id -> monotonic time at which the stop was first seen
-
-    def pid_of(self, instance: dg.DagsterInstance, run_id: str) -> int | None:
-        """Process id that the run's worker reported; None if it has not reported one yet."""
-        reported = self.reported(instance, run_id)
-        return None if reported is None else reported[0]
 
     def reported(self, instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] | None:
         """Newest process id that the run's worker reported, and the time of the report (seconds since the epoch)."""
@@ -104,37 +102,20 @@ def interrupt(process: psutil.Process) -> None:
         process.send_signal(signal.SIGINT)
 
 
-def claim(folder: Path, run_id: str) -> bool:
-    """Claim the launch of a run for this machine; False if it is claimed already. Atomic."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = os.open(folder / run_id, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return False
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.write(socket.gethostname())
-    return True
+def launch_tags(run_id: str) -> dict[str, str]:
+    """The machine or container that launches the run."""
+    return {_HOST_TAG: f"{socket.gethostname()}@{run_id}"}
 
 
-def is_elsewhere(folder: Path, run_id: str) -> bool:
-    """Whether the run's worker was started on another machine or container, so that its pid is not valid here."""
-    try:
-        return (folder / run_id).read_text(encoding="utf-8") not in ("", socket.gethostname())
-    except FileNotFoundError:
-        return False
+def host_of(run: dg.DagsterRun) -> str | None:
+    """The machine or container that launched the run; None if it was not launched yet."""
+    host, _, run_id = run.tags.get(_HOST_TAG, "").rpartition("@")
+    return host if run_id == run.run_id else None
 
 
-def is_claimed(folder: Path, run_id: str) -> bool:
-    """Whether the launch of a run is claimed."""
-    return (folder / run_id).exists()
-
-
-def drop_claims(folder: Path, keep: Iterable[str]) -> None:
-    """Remove the claims of all runs except ``keep``; a run that has ended is never launched again."""
-    kept = set(keep)
-    for file in folder.iterdir():
-        if file.name not in kept and not file.name.startswith("."):
-            file.unlink(missing_ok=True)
+def is_elsewhere(run: dg.DagsterRun) -> bool:
+    """Whether the run was launched on another machine or container, so that its worker's pid is not valid here."""
+    return host_of(run) not in (None, socket.gethostname())
 
 
 def driver_tags(run_id: str) -> dict[str, str]:
@@ -143,10 +124,7 @@ def driver_tags(run_id: str) -> dict[str, str]:
 
 
 def driver_of(run: dg.DagsterRun) -> str | None:
-    """The run's own driver tag; None if no driver runs it.
-
-    A re-executed run inherits the tags of the first run. A tag that names another run is therefore ignored.
-    """
+    """The run's own driver tag; None if no driver runs it."""
     tag = run.tags.get(DRIVER_TAG)
     return tag if tag is not None and tag.partition("@")[2].partition("@")[2] in ("", run.run_id) else None
 
