@@ -1,11 +1,10 @@
-"""A project's ``dagster.yaml``: created on first use, updated if an older version of the platform wrote it.
+"""A project's ``dagster.yaml``: created on first use; a file that a user wrote gets the sections that it lacks.
 
 The file also says where Dagster keeps runs, events and schedules: in SQLite in the project's folder, or in Postgres if
 ``RFT_DAGSTER_POSTGRES_URL`` is set. The file contains the variable's name and not its value, so that the password stays
 in the environment.
 """
 
-import hashlib
 import os
 from importlib import resources
 from importlib.util import find_spec
@@ -18,16 +17,6 @@ import yaml
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 
-#: SHA-256 of the files that earlier versions wrote. These files may be replaced, because nobody has edited them.
-_EARLIER = frozenset(
-    {
-        "b64f0fa4b012a23f1df8c63f6f354cf2883f981055d484ef028b21e7f7ad9cc8",
-        "1b188d8c0408d49316cf737159c9869ce536a5188b8719a7ef4c9be8e8e7d892",
-        "e693c0c5064a9646cd8d9b89a003dac46983b5109defbd2c0ad42658706ed662",
-        "13ffe34119465ea25a74c2c696b3ed002b8f1303675ddf5dfd221b1ece92f8fb",
-        "35e9417d5d7da8b00024b2ca1e4c11ffd0736b7fc15238c4bda1ba8f8d48f445",
-    }
-)
 #: Sections that the platform adds, each with the section that a user may have written instead.
 _NEEDED = {"instance_class": "instance_class", "run_launcher": "run_launcher", "run_queue": "run_coordinator"}
 
@@ -51,12 +40,12 @@ _FORM = f"{_SCHEME}://USER:PASSWORD@HOST:PORT/NAME"
 
 
 def shipped_settings() -> str:
-    """The file as this version writes it."""
+    """The platform's own file."""
     return resources.files("rft_platform.jobs").joinpath("dagster.yaml").read_text(encoding="utf-8")
 
 
 def ensure_settings(file: Path) -> None:
-    """Create or update the file; a user's changes in the file are kept."""
+    """Create the file, or add the sections of ``_NEEDED`` to the user's file."""
     shipped = shipped_settings()
     if not file.exists():
         write_text(file, shipped)
@@ -65,29 +54,13 @@ def ensure_settings(file: Path) -> None:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: is not a text file ({error.reason}): {REPAIR_SETTINGS}") from error
-    ours_alone = text.removesuffix(_POSTGRES_SECTION)
-    if ours_alone == shipped:
+    if text.removesuffix(_POSTGRES_SECTION) == shipped:
         return
-    if hashlib.sha256(ours_alone.encode()).hexdigest() in _EARLIER:
-        write_text(file, shipped + text[len(ours_alone) :])
-        return
-    ours = yaml.safe_load(shipped)
-    if (current := _with_current_modules(text, ours)) != text:
-        write_text(file, text := current)
-    sections = _sections(file, text)
+    ours, sections = yaml.safe_load(shipped), _sections(file, text)
     added = {name: ours[name] for name, instead in _NEEDED.items() if not {name, instead} & set(sections)}
     if added:
         block = yaml.safe_dump(added, sort_keys=False)
         write_text(file, f"{text.rstrip()}\n\n# Added by the platform: see its own dagster.yaml.\n{block}")
-
-
-def _with_current_modules(text: str, ours: dict[str, Any]) -> str:
-    """The file's text with the current modules of the platform's classes; earlier versions had them in ``jobs``."""
-    for section in ("instance_class", "run_launcher"):
-        module = str(ours[section]["module"])
-        earlier = ".".join(("rft_platform", "jobs", module.rpartition(".")[2]))
-        text = text.replace(f"module: {earlier}\n", f"module: {module}\n")
-    return text
 
 
 def _sections(file: Path, text: str) -> dict[str, Any]:
