@@ -176,7 +176,7 @@ class Ledger:
         """Create the file ``name`` by calling ``write`` and add it to the ledger. The caller holds the lock.
 
         A file that is replaced stays until the new one is complete. Its entry is removed just before the rename, so
-        that a crash never leaves new bytes with an old digest.
+        that a crash never leaves new bytes with the digest of the replaced ones.
         """
         path, replaced = self.folder / name, contents.files.get(name)
         try:

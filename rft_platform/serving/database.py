@@ -41,7 +41,7 @@ MIGRATIONS = Path(__file__).with_name("migrations")  #: the folder of Alembic's 
 _BUSY_TIMEOUT_MS = 30_000
 _FILE = "rft_file"  # key in a connection's record: device and inode of the database file
 _READS = "rft_reads"  # execution option that marks transactions that only read
-_UPGRADE_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process upgrades at a time
+_MIGRATION_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process migrates at a time
 
 
 NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows automatically in INTEGER columns only
@@ -171,7 +171,7 @@ def cause(error: Exception) -> object:
 
 
 def open_database(url: str) -> Engine:
-    """Connect to the database and upgrade its tables. Several processes may call this at the same time.
+    """Connect to the database and create its tables. Several processes may call this at the same time.
 
     ``url`` has SQLAlchemy's form. Raises UserError for a URL that SQLAlchemy does not understand.
     """
@@ -277,8 +277,8 @@ def readings(engine: Engine) -> Callable[[], AbstractContextManager[Session]]:
 
 @contextmanager
 def _one_at_a_time(engine: Engine) -> Iterator[Any]:
-    """A transaction that upgrades the tables, one process at a time."""
+    """A transaction that creates the tables, one process at a time."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
         yield connection

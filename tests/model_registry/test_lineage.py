@@ -317,6 +317,6 @@ def test_what_is_no_checkpoint_or_row_is_refused(world: World, tmp_path: Path) -
         trace_checkpoint("models:/demo-model@champion", world.store)
     with pytest.raises(UserError, match="in no round"):
         trace_row("f" * 32, world.store, world.checkpoints)
-    (world.folder(16) / "manifest.json").write_text('{"policy_version": 16}')
+    write_sealed_json(world.folder(16) / "manifest.json", {"policy_version": 16})
     with pytest.raises(StorageError, match="damaged"):
         trace_checkpoint(world.folder(16), world.store)
