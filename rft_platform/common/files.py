@@ -127,14 +127,11 @@ def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_sealed_json(path: Path) -> Any:
-    """Read a JSON document and drop its digest; DamagedError if the content does not match the digest.
-
-    A document without a digest is from an older version of the platform and is returned unchecked.
-    """
+    """Read a JSON document and drop its digest; DamagedError if the digest is missing or the content does not match."""
     text = path.read_text(encoding="utf-8")
     content = json.loads(text)
     if not isinstance(content, dict) or SEAL not in content:
-        return content
+        raise DamagedError(f"{path}: has no digest of its content ({SEAL}): restore it from a copy")
     written = content.pop(SEAL)
     as_written = text.replace(f'  "{SEAL}": "{written}",\n', "", 1)  # faster than formatting the document again
     if _digest_text(as_written) != written and _digest_text(_json_text(content)) != written:
@@ -142,12 +139,6 @@ def read_sealed_json(path: Path) -> Any:
             f"{path}: was changed after it was written (its content does not match its {SEAL}): restore it from a copy"
         )
     return content
-
-
-def is_sealed(path: Path) -> bool:
-    """Whether a JSON document has a digest of its content."""
-    content = read_json(path)
-    return isinstance(content, dict) and SEAL in content
 
 
 def digest_file(path: Path) -> str:

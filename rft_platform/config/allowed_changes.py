@@ -84,7 +84,7 @@ def check_unchanged(old: RftConfig, new: RftConfig) -> None:
 
     Only the settings of ``FREE`` and ``PATIENCE`` may change.
     """
-    changes, free = changed_keys(old, with_stored_correction(old, new)), (*FREE, *_patience(new))
+    changes, free = changed_keys(old, new), (*FREE, *_patience(new))
     fixed = {key: values for key, values in changes.items() if not _is_among(key, free)}
     if fixed:
         lines = [f"{key}: was {before!r}, is {after!r}" for key, (before, after) in fixed.items()]
@@ -115,19 +115,6 @@ def _moved(old: Any, new: Any, old_seen: Any, new_seen: Any) -> Any:
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         return [_moved(*values) for values in zip(old, new, old_seen, new_seen, strict=True)]
     return new if old_seen == new_seen else old
-
-
-def with_stored_correction(old: RftConfig, new: RftConfig) -> RftConfig:
-    """``new`` with the correction mode ``bypass`` of the stored configuration ``old``, if ``new`` sets no mode.
-
-    ``bypass`` was the key's default for every algorithm before the default became that of the preset, and a stored
-    configuration has all keys written out. A started project keeps the mode that it has run with.
-    """
-    algorithm, stored = new.algorithm, old.algorithm.rollout_correction.mode
-    if algorithm.rollout_correction.mode is not None or stored != "bypass":
-        return new
-    correction = algorithm.rollout_correction.model_copy(update={"mode": stored})
-    return new.model_copy(update={"algorithm": algorithm.model_copy(update={"rollout_correction": correction})})
 
 
 def changed_keys(old: RftConfig, new: RftConfig) -> dict[str, tuple[Any, Any]]:

@@ -22,7 +22,7 @@ from rft_platform.common.files import digest_json
 from rft_platform.config.foreign.convert import convert
 from rft_platform.config.home import Home
 from rft_platform.config.interpolation import escaped, interpolate, unescaped
-from rft_platform.config.paths import paths_in_home, relative_paths, resolve_paths
+from rft_platform.config.paths import relative_paths, resolve_paths
 from rft_platform.config.schema.rft_config import RftConfig
 
 Location = tuple[int | str, ...]
@@ -120,24 +120,10 @@ def read_settings(path: Path, *, own_functions: bool = False) -> tuple[dict[str,
 
 def load_config_of(home: Home) -> RftConfig:
     """Read a project's stored configuration; the project may have been copied or moved. Raises ``UserError``."""
-    data = paths_in_home(unescaped(read_yaml(home.config_file)), home.root)
-    config = build_config(resolve_paths(_without_old_schedule(data), home.root), source=str(home.config_file))
+    data = resolve_paths(unescaped(read_yaml(home.config_file)), home.root)
+    config = build_config(data, source=str(home.config_file))
     source = home.config_source
     return config.in_folder(Path(source.read_text(encoding="utf-8")) if source.exists() else None)
-
-
-def _without_old_schedule(data: dict[str, Any]) -> dict[str, Any]:
-    """``data`` without the ``evaluation.schedule`` of an earlier version, which wrote the key out and did not use it.
-
-    Files of this version have the key ``tasksets``, because every key is written out.
-    """
-    buffer, evaluation = data.get("buffer"), data.get("evaluation")
-    if not (isinstance(buffer, dict) and isinstance(evaluation, dict) and "schedule" in evaluation):
-        return data
-    inputs = buffer.get("explorer_input")
-    if not isinstance(inputs, dict) or "tasksets" in inputs:
-        return data
-    return {**data, "evaluation": {key: value for key, value in evaluation.items() if key != "schedule"}}
 
 
 def build_config(data: dict[str, Any], source: str = "configuration", notices: tuple[str, ...] = ()) -> RftConfig:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rft_platform.common.recorded_paths import from_record
 from rft_platform.config.schema.buffer import REASONING_GYM
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -82,17 +81,6 @@ def seen_from(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     return _with_code(data, change)
 
 
-def paths_in_home(data: dict[str, Any], home: Path) -> dict[str, Any]:
-    """A copy of the raw configuration stored in ``home``, with paths below its former location moved below ``home``.
-
-    Earlier versions stored absolute paths, which no longer hold after a home is copied or moved.
-    """
-    data, change = deepcopy(data), partial(_in_home, home=home)
-    for keys in (*_LOCAL, *_LOCAL_OR_NAME):
-        _rewrite(data, keys, change)
-    return _with_code(data, change)
-
-
 def _rewrite(node: Any, keys: tuple[str, ...], change: _Change) -> None:
     first, *rest = keys
     if first == "*":
@@ -107,10 +95,6 @@ def _rewrite(node: Any, keys: tuple[str, ...], change: _Change) -> None:
 
 def _resolved(value: str, folder: Path) -> str:
     return str((folder / Path(value).expanduser()).resolve())
-
-
-def _in_home(value: str, home: Path) -> str:
-    return str(from_record(value, home)) if Path(value).is_absolute() else value
 
 
 def _relative(value: str, place: Path, tree: Path) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import load_object
-from rft_platform.config.allowed_changes import check_unchanged, relocated, with_stored_correction
+from rft_platform.config.allowed_changes import check_unchanged, relocated
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.dry_run import RunPlan, run_plan
 from rft_platform.config.gpu_placement import gpu_count
@@ -46,7 +46,6 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
     refusal = _wrong_command(config, service)
     if refusal is not None and not dry:
         raise UserError(refusal)
-    config = as_started(home, config)
     project = Project(home, config)
     gpus, gpu_memory = gpu_count(), gpu_bytes()
     check_config(project.settings, cpu_count=cpu_count(), gpu_count=gpus, gpu_bytes=gpu_memory)
@@ -240,16 +239,6 @@ def _attempt(check: Callable[..., object], *arguments: object) -> Iterator[str]:
         check(*arguments)
     except UserError as error:
         yield str(error)
-
-
-def as_started(home: Home, config: RftConfig) -> RftConfig:
-    """The configuration of a run in ``home``.
-
-    A started project keeps the mode of ``algorithm.rollout_correction`` that a former default wrote to its stored file.
-    """
-    if not home.config_file.exists() or not home.holds_results:
-        return config
-    return with_stored_correction(load_config_of(home), config)
 
 
 def check_may_start(home: Home, config: RftConfig) -> None:

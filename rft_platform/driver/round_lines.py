@@ -117,9 +117,9 @@ def _further_versions(project: "Project", number: int) -> dict[str, int]:
 
 def _refusal(evaluated: dict[str, Any]) -> str | None:
     """Why the gate refused the version of an evaluation; None if it did not."""
-    if evaluated.get("gate_passed") is not False or evaluated.get("promoted"):
+    if evaluated.get("gate_passed") is not False or evaluated["promoted"]:
         return None
-    return str(evaluated.get("gate_summary") or evaluated["gate"])
+    return str(evaluated["gate_summary"] or evaluated["gate"])
 
 
 def champion_notes(project: "Project", lines: Sequence[RoundLine]) -> list[str]:

@@ -11,7 +11,7 @@ from rft_platform.config.online_halves import joined, without_effect
 from rft_platform.config.resolve import policies_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.console import notes
-from rft_platform.driver.preflight import as_started, check_run
+from rft_platform.driver.preflight import check_run
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.policy import move_folders
 
@@ -37,7 +37,7 @@ def write_config(home: Home, config: RftConfig) -> None:
 
     refuse_second_driver(home, config.mode)
     with locked(home.leases / "config"):  # the other half of an online project may start now too
-        _write(home, as_started(home, _joined(home, config)))
+        _write(home, _joined(home, config))
 
 
 def stored_config(home: Home) -> RftConfig | None:
@@ -97,4 +97,4 @@ def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
 def is_in_force(home: Home, config: RftConfig) -> bool:
     """Whether the project of ``home`` was started with exactly this configuration."""
     stored = stored_config(home)
-    return stored is not None and stored == as_started(home, _joined(home, config))
+    return stored is not None and stored == _joined(home, config)

@@ -35,6 +35,7 @@ def evaluate(
     sampling: SamplingParams,
     seed: int,
     round: int,
+    measured_by: str,
     pass_threshold: float = 1.0,
     bootstrap_seed: int = BOOTSTRAP_SEED,
     limits: RolloutLimits = _DEFAULT_LIMITS,
@@ -42,7 +43,6 @@ def evaluate(
     max_abs_reward: float | None = MAX_ABS_REWARD,
     auxiliary_models: Mapping[str, Any] | None = None,
     policies: Mapping[str, PolicyEngine] | None = None,
-    measured_by: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
     """Run every task ``sampled_n`` times with ``sampling``, and once more at temperature 0 if ``greedy``.

@@ -40,6 +40,7 @@ class EvaluationResult:
     temperature: float
     seed: int
     pass_threshold: float  # minimum reward of a passed run
+    measured_by: str  # digest of judge, workflow and sampling
     sampled: PassRate | None
     greedy: PassRate | None
     mean_reward: float | None  # over the sampled runs; without sampled runs, over the greedy ones
@@ -50,7 +51,6 @@ class EvaluationResult:
     metrics: dict[str, float] = field(default_factory=dict)
     transcripts: list[Transcript] = field(default_factory=list)
     scores: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # mode -> task id -> rewards
-    measured_by: str | None = None  # digest of judge, workflow and sampling; None: unknown (older notes)
 
     def summary(self) -> dict[str, float]:
         """The main numbers for plots and the gate: sampled_pass, greedy_pass, their intervals, mean_reward, ..."""
@@ -98,10 +98,7 @@ def result_of(
 
 
 def measured_alike(one: EvaluationResult, other: EvaluationResult) -> bool:
-    """Whether two results are comparable: same tasks, and same judge, workflow and sampling.
-
-    Results in notes of earlier versions have no ``measured_by``; they are comparable with each other only.
-    """
+    """Whether two results are comparable: same tasks, and same judge, workflow and sampling."""
     return (one.tasks_digest, one.measured_by) == (other.tasks_digest, other.measured_by)
 
 

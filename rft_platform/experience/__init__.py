@@ -7,9 +7,8 @@ Read in this order:
   written and read).
 - ``store``: ``ExperienceStore``, the main type, with ``row_checks`` and ``integrity``.
 - ``queries``: ``connect``, DuckDB views over all rounds; ``quality``: checks of a round's data.
-- ``selections``: which rows a training took; ``maintenance``: compaction, schema upgrade, removal of old rollouts.
+- ``selections``: which rows a training took; ``maintenance``: compaction, removal of old rollouts.
 - ``responses``: what a workflow returned, as JSON, and as the class that a judge declares.
 
-To add a column: add a field in ``record``, its type and an entry of ``ADDED_IN`` in ``schema``, and increase the
-version in ``record`` (``ROLLOUT_SCHEMA_VERSION`` or ``JUDGED_SCHEMA_VERSION``) by one.
+To add a column: add a field in ``record`` and its type in ``schema``.
 """

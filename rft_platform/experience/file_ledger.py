@@ -2,8 +2,8 @@
 
 A file counts as stored when it is in the ledger; readers ignore other files. Under the round's lock a file is renamed
 into place, then ``files.json`` is replaced atomically. A crash between the two steps leaves a file that nobody reads
-and that the repeated launch replaces. A round of an earlier version, which had no ledgers, gets a ledger of all files
-in its folder when it is first read.
+and that the repeated launch replaces. A round that lost its ledger gets a ledger of all files in its folder when it is
+next read.
 """
 
 import time
@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import atomic_path, digest_file, read_sealed_json, write_sealed_json
 from rft_platform.common.locks import locked
+from rft_platform.common.recorded_paths import from_record
 from rft_platform.experience.file_names import batches_in, without_doubles
-from rft_platform.experience.schema import version_of
 
 LEDGER = "files.json"
 ROLLOUTS, JUDGED = "rollouts", "judged"  # the subfolders of a round with Parquet files
@@ -44,7 +44,6 @@ class FileEntry:
     sha256: str
     rows: int
     bytes: int
-    schema_version: int
     written_at: float  # seconds since the epoch
     kept: int | None = None  # number of rows that no filter dropped, for a judgement
     made_of: tuple[SourceFile, ...] = ()  # the original files in row order, if this file is a rewrite of them
@@ -56,14 +55,14 @@ class FileEntry:
         stat, kept, masked = path.stat(), None, None
         try:
             with pq.ParquetFile(path) as file:
-                rows, version = file.metadata.num_rows, version_of(file.schema_arrow)
+                rows = file.metadata.num_rows
                 if "dropped_by" in file.schema_arrow.names:
                     kept = file.read(columns=["dropped_by"])["dropped_by"].null_count
                 if "masked" in file.schema_arrow.names:
                     masked = pc.sum(file.read(columns=["masked"])["masked"], min_count=0).as_py()
         except (pa.ArrowException, OSError):
-            rows, version = 0, 0
-        return cls(digest_file(path), rows, stat.st_size, version, stat.st_mtime, kept, made_of, masked)
+            rows = 0
+        return cls(digest_file(path), rows, stat.st_size, stat.st_mtime, kept, made_of, masked)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "FileEntry":
@@ -86,7 +85,7 @@ class RetiredFile:
 
     entry: FileEntry
     retired_at: float  # seconds since the epoch
-    archived_to: str | None  # its new path; None: deleted
+    archived_to: str | None  # its new path, as ``to_record`` stores it; None: deleted
 
 
 @dataclass(slots=True)
@@ -107,13 +106,14 @@ class Contents:
         """Names of the judgement files, in alphabetical order."""
         return sorted(name for name in self.files if name.startswith(f"{JUDGED}/"))
 
-    def retirement(self) -> str:
-        """A message about the retired files; empty if there are none."""
+    def retirement(self, home: Path) -> str:
+        """A message about the retired files of a project in ``home``; empty if there are none."""
         if not self.retired:
             return ""
         files = list(self.retired.values())
         day = time.strftime("%Y-%m-%d", time.gmtime(max(file.retired_at for file in files)))
-        where = f"they are in {Path(files[0].archived_to).parent}" if files[0].archived_to else "they were deleted"
+        archived_to = files[0].archived_to
+        where = f"they are in {from_record(archived_to, home).parent}" if archived_to else "they were deleted"
         return f"{sum(file.entry.rows for file in files):,} rollout rows were retired on {day}: {where}"
 
     def to_json(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class Ledger:
         """Create the file ``name`` by calling ``write`` and add it to the ledger. The caller holds the lock.
 
         A file that is replaced stays until the new one is complete. Its entry is removed just before the rename, so
-        that a crash never leaves new bytes with an old digest.
+        that a crash never leaves new bytes with the digest of the replaced ones.
         """
         path, replaced = self.folder / name, contents.files.get(name)
         try:

@@ -26,8 +26,8 @@ def round_number(key: str) -> int:
     return int(key[1:])
 
 
-# A file has the number of one batch or, after compaction, of a range; ``.v2`` is added if older schemas were rewritten.
-_BATCHES = re.compile(r"batch-(\d{4,})(?:-(\d{4,}))?(?:\.v(\d+))?\.parquet")
+# A file has the number of one batch or, after compaction, of a range.
+_BATCHES = re.compile(r"batch-(\d{4,})(?:-(\d{4,}))?\.parquet")
 
 
 def batch_file(batch: int) -> str:
@@ -35,9 +35,9 @@ def batch_file(batch: int) -> str:
     return f"batch-{batch:04d}.parquet"
 
 
-def merged_file(batches: range, schema_version: int) -> str:
-    """File name of a rewrite of some batches; always different from a name of ``batch_file``."""
-    return f"batch-{batches[0]:04d}-{batches[-1]:04d}.v{schema_version}.parquet"
+def merged_file(batches: range) -> str:
+    """File name of several batches in one file."""
+    return f"batch-{batches[0]:04d}-{batches[-1]:04d}.parquet"
 
 
 def is_batch_file(name: str) -> bool:
@@ -55,14 +55,9 @@ def batches_in(name: str) -> range:
 
 
 def without_doubles(names: Iterable[str]) -> list[str]:
-    """The files in batch order, without those whose batches a rewritten file also holds."""
+    """The files in batch order, without those whose batches a merged file also holds."""
     kept: list[str] = []
-    for name in sorted(filter(is_batch_file, names), key=lambda name: (-len(batches_in(name)), -_version(name), name)):
+    for name in sorted(filter(is_batch_file, names), key=lambda name: (-len(batches_in(name)), name)):
         if not any(set(batches_in(name)) & set(batches_in(other)) for other in kept):
             kept.append(name)
     return sorted(kept, key=lambda name: batches_in(name)[0])
-
-
-def _version(name: str) -> int:
-    match = _BATCHES.fullmatch(name)
-    return int(match[3] or 0) if match else 0

@@ -1,4 +1,4 @@
-"""Maintenance of rollout files: compaction, conversion of older schemas, and retirement of old rounds.
+"""Maintenance of rollout files: compaction, and retirement of old rounds.
 
 Compaction merges many small files. Retirement deletes a round's rollouts or moves them to an archive; their entries
 stay in the ledger.
@@ -19,11 +19,11 @@ import pyarrow as pa
 
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import atomic_path, digest_file
+from rft_platform.common.recorded_paths import to_record
 from rft_platform.experience.columns import same_rows
 from rft_platform.experience.file_ledger import ROLLOUTS, Contents, FileEntry, Ledger, RetiredFile
 from rft_platform.experience.file_names import batches_in, merged_file, round_key
 from rft_platform.experience.parquet import read_table, read_tables, write_table
-from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
 from rft_platform.experience.schema import ROLLOUT_SCHEMA
 
 if TYPE_CHECKING:
@@ -58,15 +58,6 @@ def compact_round(store: "ExperienceStore", round: int, *, dry_run: bool = False
         return [_rewrite(ledger, round, contents, names, dry_run)] if len(names) > 1 else []
 
 
-def upgrade_round(store: "ExperienceStore", round: int, *, dry_run: bool = False) -> list[Rewrite]:
-    """Rewrite a round's rollout files that have an older schema; raises StorageError as ``compact_round`` does."""
-    ledger = store.ledger(round)
-    if not _outdated(ledger.read()):
-        return []
-    with ledger.change() as contents:
-        return [_rewrite(ledger, round, contents, [name], dry_run) for name in _outdated(contents)]
-
-
 def sweep_round(store: "ExperienceStore", round: int, *, grace_s: float = GRACE_S, dry_run: bool = False) -> int:
     """Delete files that were replaced or retired more than ``grace_s`` seconds ago; returns the bytes freed.
 
@@ -87,14 +78,10 @@ def sweep_round(store: "ExperienceStore", round: int, *, grace_s: float = GRACE_
     return freed
 
 
-def _outdated(contents: Contents) -> list[str]:
-    return [name for name in contents.rollouts() if contents.files[name].schema_version < ROLLOUT_SCHEMA_VERSION]
-
-
 def _rewrite(ledger: Ledger, round: int, contents: Contents, names: Sequence[str], dry_run: bool) -> Rewrite:
     """Replace some files by one. The caller holds the lock; the ledger changes in one step."""
     entries = [contents.files[name] for name in names]
-    target = f"{ROLLOUTS}/{merged_file(_batches(ledger.folder, names), ROLLOUT_SCHEMA_VERSION)}"
+    target = f"{ROLLOUTS}/{merged_file(_batches(ledger.folder, names))}"
     rows, before = sum(entry.rows for entry in entries), sum(entry.bytes for entry in entries)
     if dry_run:
         return Rewrite(round, tuple(names), target, rows, before, None)
@@ -179,7 +166,7 @@ def retire_round(
                 _copy(ledger.folder / name, target / name, entry.sha256)
         for name in names:
             contents.superseded[name] = time.time()
-            archived = None if target is None else str(target / name)
+            archived = None if target is None else to_record(target / name, store.home)
             contents.retired[name] = RetiredFile(contents.files.pop(name), time.time(), archived)
     return found
 

@@ -2,11 +2,12 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import StorageError
-from rft_platform.common.files import read_sealed_json, write_json, write_sealed_json
+from rft_platform.common.files import read_sealed_json, write_sealed_json
 from rft_platform.experience.file_names import is_round_key, round_key
 
 ASIDE = "aside"
@@ -37,19 +38,16 @@ class RoundNotes:
         """Path of a round's folder, which may not exist."""
         return self.root / round_key(round)
 
-    def write_note(self, round: int, name: str, value: Any) -> Path:
+    def write_note(self, round: int, name: str, value: Mapping[str, Any]) -> Path:
         """Write a small JSON document of a round, such as ``explore``, ``train`` or ``evaluation``."""
         path = self._note_path(round, name)
-        if isinstance(value, dict):
-            write_sealed_json(path, value)
-        else:
-            write_json(path, value)
+        write_sealed_json(path, value)
         return path
 
     def read_note(self, round: int, name: str) -> Any | None:
         """A note's value, or ``None`` if it was never written.
 
-        Raises StorageError if it cannot be read, DamagedError if it was changed after it was written.
+        Raises StorageError if it cannot be read, DamagedError if its content does not match its digest.
         """
         path = self._note_path(round, name)
         try:

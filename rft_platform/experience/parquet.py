@@ -1,4 +1,4 @@
-"""Write and read the store's Parquet files: encoding, upgrade to the current schema, errors for broken files."""
+"""Write and read the store's Parquet files: encoding, check of the schema, errors for broken files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rft_platform.common.errors import StorageError
-from rft_platform.experience import schema
+from rft_platform.experience.schema import check_schema
 
 # Dictionary encoding pays off for repeated values; token ids and log-probs are compressed by zstd only.
 _DICTIONARY = frozenset(
@@ -53,14 +53,12 @@ def read_tables(paths: Sequence[Path], expected: pa.Schema, columns: list[str] |
 
 
 def read_table(path: Path, expected: pa.Schema, columns: list[str] | None = None) -> pa.Table:
-    """The rows of one file. Raises StorageError if the file is broken, has other records, or is of a newer version."""
+    """The rows of one file. Raises StorageError if the file is broken or has another record type or schema version."""
     try:
         with pq.ParquetFile(path) as file:
-            schema.check_version(file.schema_arrow, expected, str(path))
-            wanted, version = columns or expected.names, schema.version_of(file.schema_arrow)
-            stored = [schema.stored_name(name, version, expected) for name in wanted]
-            table = file.read(columns=[name for name in stored if name in file.schema_arrow.names])
-            return schema.upgraded(table, version, expected, wanted, str(path))
+            check_schema(file.schema_arrow, expected, str(path))
+            names = columns or expected.names
+            return file.read(columns=names).select(names).replace_schema_metadata(expected.metadata)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
 

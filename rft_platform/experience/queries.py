@@ -7,7 +7,7 @@ passes per task. DuckDB is slow to import: modules that ``definitions`` imports 
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,7 @@ import pyarrow as pa
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import read_json
 from rft_platform.experience.file_ledger import Contents
-from rft_platform.experience.record import JUDGED_SCHEMA_VERSION, ROLLOUT_SCHEMA_VERSION
-from rft_platform.experience.schema import FORMER_NAMES, JUDGED_SCHEMA, ROLLOUT_SCHEMA, stored_name
+from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
 from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, selection_files
 from rft_platform.experience.store import ExperienceStore
 
@@ -99,14 +98,10 @@ CHECKPOINT_SCHEMA = pa.schema(
 # for one round opens only the files of that round.
 JUDGED_WITH_ROUND = JUDGED_SCHEMA.append(pa.field("round", pa.int32()))
 _ROUND = "CAST(regexp_extract(filename, '/r(\\d+)/[^/]+/[^/]+$', 1) AS INTEGER)"
-#: The view ``rollouts`` contains each renamed column also under its former name, so that users' queries stay valid.
-ROLLOUTS_WITH_FORMER_NAMES = pa.schema(
-    [*ROLLOUT_SCHEMA, *(ROLLOUT_SCHEMA.field(name).with_name(former) for name, former in FORMER_NAMES.items())]
-)
+_FROM_ROLLOUTS = f"* EXCLUDE (filename) REPLACE ({_ROUND} AS round)"
 SELECTIONS_WITH_TRAINING = SELECTION_SCHEMA.append(pa.field("training", pa.int32()))
 _FROM_SELECTIONS = "* EXCLUDE (filename), CAST(regexp_extract(filename, '/r(\\d+)/[^/]+$', 1) AS INTEGER) AS training"
-# Earlier versions of the platform wrote NaN for a failed judgement.
-_FROM_JUDGED = f"* EXCLUDE (filename) REPLACE (nullif(reward, 'NaN'::DOUBLE) AS reward), {_ROUND} AS round"
+_FROM_JUDGED = f"* EXCLUDE (filename), {_ROUND} AS round"
 
 #: Condition on a checkpoint ``c``: its rows were selected one by one.
 _SELECTED = "json_extract(c.manifest, '$.lineage.row_selection') IS NOT NULL"
@@ -123,7 +118,7 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """An in-memory connection with these views of the current files (a view without files is empty):
 
-    - ``rollouts``: every rollout row in the current schema; renamed columns follow again under their former names;
+    - ``rollouts``: every rollout row;
     - ``judgements``: the rows of every judge version; ``judged``: the rows of each round's current judgement; both with
       their ``round``;
     - ``experiences``: rollouts joined with their current judgement, null if there is none yet;
@@ -137,10 +132,10 @@ def connect(
     """
     connection = _open(memory_limit)
     files = _Files.of(store, store.rounds() if rounds is None else rounds)
-    _create_rollouts(connection, files.rollouts)
+    _create_view(connection, "rollouts", _FROM_ROLLOUTS, files.rollouts, ROLLOUT_SCHEMA)
     for name, paths in (("judgements", files.judgements), ("judged", files.judged)):
-        _create_view(connection, name, [(_FROM_JUDGED, each) for each in paths.values()], JUDGED_WITH_ROUND)
-    _create_view(connection, "selections", [(_FROM_SELECTIONS, files.selections)], SELECTIONS_WITH_TRAINING)
+        _create_view(connection, name, _FROM_JUDGED, paths, JUDGED_WITH_ROUND)
+    _create_view(connection, "selections", _FROM_SELECTIONS, files.selections, SELECTIONS_WITH_TRAINING)
     connection.execute(
         "CREATE VIEW experiences AS SELECT r.*, j.reward, j.reward_parts, j.judge_version, j.advantage, j.dropped_by "
         "FROM rollouts r LEFT JOIN judged j ON r.row_id = j.row_id AND r.round = j.round"
@@ -219,10 +214,9 @@ def _rows(connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequenc
 
 def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dict[str, Any] | None:
     """Some columns of one rollout row of any round; None if no round holds it."""
-    numbers = store.rounds()
-    rollouts = _by_schema((store.round_folder(number), store.ledger(number).read()) for number in numbers)
+    rollouts = [path for number in store.rounds() for path in store.rollout_files(number)]
     with _open(MEMORY_LIMIT) as connection:
-        _create_rollouts(connection, rollouts)
+        _create_view(connection, "rollouts", _FROM_ROLLOUTS, rollouts, ROLLOUT_SCHEMA)
         found = _rows(connection, f"SELECT {', '.join(columns)} FROM rollouts WHERE row_id = ?", [row_id])
     return found[0] if found else None
 
@@ -237,44 +231,30 @@ def judgements_of(store: ExperienceStore, row_id: str, rounds: Iterable[int]) ->
 class _Files:
     """The files that the views read."""
 
-    rollouts: dict[int, list[Path]]  # by schema version
-    judgements: dict[int, list[Path]]  # by schema version
-    judged: dict[int, list[Path]]  # by schema version
+    rollouts: list[Path]
+    judgements: list[Path]
+    judged: list[Path]
     selections: list[Path]
 
     @classmethod
     def of(cls, store: ExperienceStore, rounds: Iterable[int]) -> "_Files":
         """The stored files of some rounds, read from their ledgers."""
         ledgers = {number: store.ledger(number).read() for number in rounds}
-        judgements = {
-            store.round_folder(number) / name: contents.files[name].schema_version
-            for number, contents in ledgers.items()
-            for name in contents.judgements()
-        }
+        judgements = _paths(store, ledgers, Contents.judgements)
         in_force = {store.judged_file(number, contents=contents) for number, contents in ledgers.items()}
         return cls(
-            _by_schema((store.round_folder(number), contents) for number, contents in ledgers.items()),
-            _by_version(judgements),
-            _by_version({path: version for path, version in judgements.items() if path in in_force}),
+            _paths(store, ledgers, Contents.rollouts),
+            judgements,
+            [path for path in judgements if path in in_force],
             [path for number in ledgers for path in selection_files(store, number)],
         )
 
 
-def _by_schema(ledgers: Iterable[tuple[Path, Contents]]) -> dict[int, list[Path]]:
-    """Rollout files grouped by schema version, the current version first."""
-    versions: dict[int, list[Path]] = {ROLLOUT_SCHEMA_VERSION: []}
-    for folder, contents in ledgers:
-        for name in contents.rollouts():
-            versions.setdefault(contents.files[name].schema_version, []).append(folder / name)
-    return versions
-
-
-def _by_version(files: Mapping[Path, int]) -> dict[int, list[Path]]:
-    """Judgement files grouped by schema version, the current version first."""
-    versions: dict[int, list[Path]] = {JUDGED_SCHEMA_VERSION: []}
-    for path, version in files.items():
-        versions.setdefault(version, []).append(path)
-    return versions
+def _paths(
+    store: ExperienceStore, ledgers: Mapping[int, Contents], names: Callable[[Contents], list[str]]
+) -> list[Path]:
+    """The files that ``names`` lists in the ledger of each round."""
+    return [store.round_folder(number) / name for number, contents in ledgers.items() for name in names(contents)]
 
 
 def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
@@ -288,35 +268,20 @@ def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _create_rollouts(connection: duckdb.DuckDBPyConnection, files: Mapping[int, list[Path]]) -> None:
-    """The view ``rollouts`` of files by schema version, the current version first."""
-    groups = [(_from_rollouts(version), paths) for version, paths in files.items()]
-    _create_view(connection, "rollouts", groups, ROLLOUTS_WITH_FORMER_NAMES)
-
-
-def _from_rollouts(version: int) -> str:
-    """The SELECT list that gives files of a schema version the columns of the view."""
-    stored = {name: stored_name(name, version, ROLLOUT_SCHEMA) for name in FORMER_NAMES}
-    renamed = ", ".join(f"{file} AS {name}" for name, file in stored.items() if file != name)
-    former = ", ".join(f"{stored[name]} AS {former}" for name, former in FORMER_NAMES.items())
-    return f"* EXCLUDE (filename) REPLACE ({_ROUND} AS round) {f'RENAME ({renamed})' if renamed else ''}, {former}"
-
-
 def _create_view(
-    connection: duckdb.DuckDBPyConnection, name: str, groups: Sequence[tuple[str, list[Path]]], schema: pa.Schema
+    connection: duckdb.DuckDBPyConnection, name: str, select: str, paths: Sequence[Path], schema: pa.Schema
 ) -> None:
-    """Create a view of the rows of ``groups``: each is a SELECT list and files that have the same columns."""
-    parts = [] if groups[0][1] else [f"SELECT * FROM {_empty(connection, name, schema)}"]
-    for select, paths in groups:
-        if paths:
-            files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
-            parts.append(f"SELECT {select} FROM read_parquet([{files}], filename = true)")
+    """Create a view: the SELECT list ``select`` over the rows of some files; without files it is empty."""
+    if paths:
+        files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+        query = f"SELECT {select} FROM read_parquet([{files}], filename = true)"
+    else:
+        query = f"SELECT * FROM {_empty(connection, name, schema)}"
     try:
-        connection.execute(f"CREATE VIEW {name} AS {' UNION ALL BY NAME '.join(parts)}")
+        connection.execute(f"CREATE VIEW {name} AS {query}")
     except duckdb.Error as error:
-        count = sum(len(paths) for _, paths in groups)
         raise StorageError(
-            f"the view {name} over {count} files cannot be created: {_first_line(error)}; `rft store check` names "
+            f"the view {name} over {len(paths)} files cannot be created: {_first_line(error)}; `rft store check` names "
             "missing and damaged files"
         ) from error
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.policy_names import FIRST_POLICY
 
-ROLLOUT_SCHEMA_VERSION = 5  # 2: attempt; 3: env_state_hash; 4: policy, step_reward; 5: rollout_logprobs (logprobs)
-JUDGED_SCHEMA_VERSION = 2  # 2: masked
+ROLLOUT_SCHEMA_VERSION = 1
+JUDGED_SCHEMA_VERSION = 1
 
 #: The limit of the column. Larger values are stored as this limit: both exceed any vocabulary size.
 LARGEST_TOP_K = 2**31 - 1

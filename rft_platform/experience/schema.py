@@ -6,7 +6,6 @@ from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rft_platform.common.errors import StorageError
 from rft_platform.common.policy_names import policy_column, policy_of_column
@@ -89,20 +88,7 @@ JUDGED_SCHEMA = pa.schema(
 #: What each column of both tables holds. Not stored in the files: every file of a round would repeat the texts.
 DESCRIPTIONS = {name: text for name, _, text in (*_ROLLOUT_COLUMNS, *_JUDGED_COLUMNS)}
 
-#: Schema version that added a column; files of earlier versions do not have it.
-ADDED_IN = {
-    (b"rollout", "attempt"): 2,
-    (b"rollout", "env_state_hash"): 3,
-    (b"rollout", "policy"): 4,
-    (b"rollout", "step_reward"): 4,
-    (b"judged", "masked"): 2,
-}
-
-#: Schema version that renamed a column of rollouts, and the name of the column in files of earlier versions.
-RENAMED_IN = {"rollout_logprobs": 5}
-FORMER_NAMES = {"rollout_logprobs": "logprobs"}
-
-#: Columns whose missing value is NaN in a record and null in a file. Files of earlier versions hold NaN.
+#: Columns whose missing value is NaN in a record and null in a file.
 MISSING_AS_NULL = frozenset({"reward"})
 
 #: Columns that hold a JSON document as text.
@@ -130,48 +116,17 @@ def table_to_judged(table: pa.Table) -> list[JudgedRow]:
     return _from_table(table, JUDGED_SCHEMA, JudgedRow)
 
 
-def version_of(schema: pa.Schema) -> int:
-    """Schema version with which a file was written; 0 if it records none."""
-    return int((schema.metadata or {}).get(VERSION_KEY, b"0"))
-
-
-def check_version(schema: pa.Schema, expected: pa.Schema, source: str) -> None:
-    """Raise StorageError for a file of another record type, or with a newer schema version than this code supports."""
+def check_schema(schema: pa.Schema, expected: pa.Schema, source: str) -> None:
+    """Raise StorageError for a file of another record type, of another schema version, or without a column."""
     metadata, expected_metadata = schema.metadata or {}, expected.metadata
     if metadata.get(RECORD_KEY) != expected_metadata[RECORD_KEY]:
         found = metadata.get(RECORD_KEY, b"no record of this platform").decode()
         raise StorageError(f"{source}: holds {found}, expected {expected_metadata[RECORD_KEY].decode()} rows")
-    version, known = version_of(schema), version_of(expected)
-    if version > known:
-        raise StorageError(
-            f"{source}: schema version {version}, this version reads up to {known}: upgrade rft-platform"
-        )
-
-
-def stored_name(column: str, version: int, expected: pa.Schema) -> str:
-    """The name that a column of ``expected`` has in files of schema ``version``."""
-    renamed = expected.metadata[RECORD_KEY] == b"rollout" and version < RENAMED_IN.get(column, 0)
-    return FORMER_NAMES[column] if renamed else column
-
-
-def upgraded(table: pa.Table, version: int, expected: pa.Schema, columns: Sequence[str], source: str) -> pa.Table:
-    """Convert a table read from a file of schema ``version`` to ``columns`` of ``expected``; newer columns are null.
-
-    Columns get their current names. A reward that an earlier version of the platform wrote as NaN becomes null.
-    """
-    current = {stored_name(name, version, expected): name for name in columns}
-    table = table.rename_columns([current[name] for name in table.column_names])
-    for name in columns:
-        if name not in table.column_names:
-            if version >= ADDED_IN.get((expected.metadata[RECORD_KEY], name), 1):
-                raise StorageError(f"{source}: has no column {name}, which schema version {version} has")
-            column = expected.field(name)
-            table = table.append_column(column, pa.nulls(table.num_rows, column.type))
-        elif name in MISSING_AS_NULL:
-            numbers = table[name]
-            known = pc.if_else(pc.is_nan(numbers), None, numbers)
-            table = table.set_column(table.column_names.index(name), expected.field(name), known)
-    return table.select(columns).replace_schema_metadata(expected.metadata)
+    version, known = metadata.get(VERSION_KEY, b"none").decode(), expected_metadata[VERSION_KEY].decode()
+    if version != known:
+        raise StorageError(f"{source}: has schema version {version}, this version of rft-platform reads {known}")
+    if absent := [name for name in expected.names if name not in schema.names]:
+        raise StorageError(f"{source}: has no column {absent[0]}, which schema version {version} has")
 
 
 def _to_table(rows: Sequence[Any], schema: pa.Schema, places: Sequence[str]) -> pa.Table:
@@ -215,7 +170,5 @@ def _decode(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
         return columns.column_to_lists(column)
     if field.name in MISSING_AS_NULL:
         return column.fill_null(math.nan).to_pylist()
-    if pa.types.is_boolean(field.type):
-        return column.fill_null(False).to_pylist()
     values = column.to_pylist()
     return [policy_of_column(name) for name in values] if field.name == "policy" else values

@@ -79,7 +79,7 @@ class ExperienceStore(RoundNotes):
         ledger = self.ledger(round)
         contents = ledger.read()
         if contents.retired:
-            raise StorageError(f"{round_key(round)}: {contents.retirement()}")
+            raise StorageError(f"{round_key(round)}: {contents.retirement(self.home)}")
         return read_tables([ledger.folder / name for name in contents.rollouts()], schema.ROLLOUT_SCHEMA, columns)
 
     def rollout_rows(self, round: int) -> list[RolloutRow]:
@@ -204,7 +204,7 @@ class ExperienceStore(RoundNotes):
     def digest(self, round: int, *, judge_version: str | None = None, verify: bool = False) -> str:
         """SHA-256 over a round's rollout files and a judgement (default: the current one), as originally written.
 
-        The digest identifies what a training read; compaction, upgrade and retirement do not change it. With ``verify``
+        The digest identifies what a training read; compaction and retirement do not change it. With ``verify``
         the files are read and compared with their digests; raises DamagedError naming those that differ.
         """
         contents, judged = self.ledger(round).read(), self.judged_file(round, judge_version)

@@ -255,9 +255,7 @@ def _offline_checks(project: Project, number: int, _: _Note) -> list[dg.AssetChe
 
 
 def _evaluation_checks(_: Project, __: int, note: _Note) -> list[dg.AssetCheckResult]:
-    from rft_platform.rounds.evaluate import gate_passed
-
-    return evaluation_results(gate_passed(note), note.get("gate", ""))
+    return evaluation_results(note["gate_passed"], note["gate"])
 
 
 def _dataset_checks(project: Project, _: int, __: _Note) -> list[dg.AssetCheckResult]:

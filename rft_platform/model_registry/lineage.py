@@ -178,7 +178,9 @@ def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tu
     if row is not None:
         judged = judgements_of(store, row_id, [row["round"]])
     else:
-        gone = {n: contents.retirement() for n in store.rounds() if (contents := store.ledger(n).read()).retired}
+        gone = {
+            n: contents.retirement(store.home) for n in store.rounds() if (contents := store.ledger(n).read()).retired
+        }
         judged = judgements_of(store, row_id, gone)
         if not judged:
             raise UserError(f"row {row_id!r} is in no round of {store.root}; row ids have 32 hexadecimal digits")
@@ -221,7 +223,7 @@ def rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verif
     found: dict[str, Any] = {
         "data_unchanged": None,
         "rollouts": tuple(_row_file(folder / name, contents.files[name]) for name in contents.rollouts()),
-        "retired": contents.retirement(),
+        "retired": contents.retirement(store.home),
         "judge_name": (store.read_note(number, JUDGE_NOTE) or {}).get("judge_names", {}).get(judge),
     }
     judged = store.judged_file(number, judge, contents=contents)
@@ -252,7 +254,7 @@ def _selection_read(
         if verify:
             store.check(number, digest=True)
         rollouts += [_row_file(folder / name, contents.files[name]) for name in contents.rollouts()]
-        retired += [contents.retirement()] if contents.retired else []
+        retired += [contents.retirement(store.home)] if contents.retired else []
         there = store.judged_file(number, version, contents=contents) is not None
         same = same and there and store.digest(number, judge_version=version) == settled["digests"][str(number)]
         same = same and not store.damaged_sizes(number, contents)

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from rft_platform.common.digests import MANIFEST
 from rft_platform.common.files import atomic_path, read_sealed_json
-from rft_platform.common.recorded_paths import from_manifest, home_of
+from rft_platform.common.recorded_paths import from_manifest
 
 MLMODEL = "MLmodel"
 TASK = "llm/v1/chat"  # requests and answers in the form of OpenAI's chat API
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _ADAPTER = "adapter_config.json"
+_IN_A_HOME = ("rounds", "leases", "dagster")  # a folder that holds one of these is a home
 _COMPONENTS = "components"  # MLflow's folder with the parts of a pipeline other than the model
 _REQUIREMENTS, _PYTHON_ENV = "requirements.txt", "python_env.yaml"
 _NOT_FOR_TRANSFORMERS = (
@@ -110,7 +111,7 @@ def _base_model(folder: Path) -> str:
     """The folder of an adapter's full weights: relative to ``folder`` if both move together, otherwise absolute."""
     manifest = read_sealed_json(folder / MANIFEST)
     base = from_manifest(manifest["base_model"], manifest["request"].get("output"), folder).absolute()
-    home = home_of(folder)
+    home = next((each for each in folder.parents if any((each / name).exists() for name in _IN_A_HOME)), None)
     return os.path.relpath(base, folder) if home is not None and base.is_relative_to(home) else str(base)
 
 

@@ -46,7 +46,7 @@ class TrainingTrace:
     rows_left_out: dict[str, int] = field(default_factory=dict)  # rows that the trainer left out, by reason
     dataset: RowFile | None = None  # dataset of an offline training
     selection: RowFile | None = None  # lists the rows, if they are not exactly those of the training's round
-    judge_name: str | None = None  # None: the training read several rounds, or an earlier release wrote the notes
+    judge_name: str | None = None  # None: the training read several rounds, or the note was lost
     retired: str = ""  # text about rollouts that were removed on purpose
     more: dict[str, Any] = field(default_factory=dict)  # other entries of the lineage
 

@@ -1,9 +1,8 @@
 """Evaluation of a round: load the new weights into the engine, run the held-out tasks, and decide on promotion."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.plots import inline_curve, learning_curve
@@ -64,7 +63,7 @@ def evaluate_round(
     if project.eval_tasks and (force or is_due(project, round_number)):
         outcome = _evaluate(project, engine, registry, policy, promote)
     elif (known := project.store.read_note(round_number, EVALUATION)) is not None and known["results"]:
-        promoted, passed = known["promoted"], gate_passed(known)
+        promoted, passed = known["promoted"], known["gate_passed"]
         return RoundEvaluation(known["gate"], promoted=promoted, gate_passed=passed, metrics=known["metrics"])
     else:
         outcome = RoundEvaluation("not due in this round")
@@ -86,12 +85,6 @@ def evaluate_round(
     if round_number == project.rounds_budget:
         finish_runs(project, registry)
     return outcome
-
-
-def gate_passed(note: Mapping[str, Any]) -> bool | None:
-    """Whether the evaluation in the note passed the gate; None if the gate decided nothing."""
-    known: bool | None = note.get("gate_passed", note["promoted"] if note["results"] else None)
-    return known
 
 
 def is_due(project: Project, round_number: int) -> bool:

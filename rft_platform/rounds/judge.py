@@ -54,7 +54,7 @@ class JudgementFigures:
 
     round: int
     judge_version: str
-    judge: str  # its name; empty for rounds of earlier releases
+    judge: str  # its name; empty if the note that names it was lost
     runs: int  # with a reward
     failed: int  # runs for which the judge failed
     dropped_rows: int  # rows that an operator keeps from training
@@ -128,8 +128,9 @@ def _workflow_version(store: ExperienceStore, round_number: int) -> str:
 
 
 def _judge_names(store: ExperienceStore, round_number: int) -> dict[str, str]:
-    """The names of the judges that have judged a round, by version; rounds of earlier releases have none."""
-    return dict((store.read_note(round_number, JUDGE) or {}).get("judge_names", {}))
+    """The names of the judges that have judged a round, by version; none before the first judgement."""
+    note = store.read_note(round_number, JUDGE)
+    return {} if note is None else dict(note["judge_names"])
 
 
 def _named_by(other: OtherJudge | None) -> list[Any]:

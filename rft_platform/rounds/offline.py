@@ -197,7 +197,7 @@ def evaluate_offline(
     required(project.store, round_number)
     if not project.eval_tasks:
         outcome = RoundEvaluation("no held-out tasks: set buffer.explorer_input.eval_tasksets to evaluate the policy")
-        note = {"results": [], "gate": outcome.gate, "promoted": False, "metrics": {}}
+        note = {"results": [], "gate": outcome.gate, "promoted": False, "gate_passed": None, "metrics": {}}
         project.store.write_note(round_number, EVALUATION, note)
         return outcome
     engine = connect_engine()

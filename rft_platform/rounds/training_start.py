@@ -12,7 +12,6 @@ from rft_platform.common.digests import lacks_state
 from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.evaluate import gate_passed
 from rft_platform.rounds.project.notes import EVALUATION, START
 from rft_platform.rounds.project.policy import Policy, parent_of, published, started_again
 from rft_platform.rounds.project.project import Project
@@ -46,7 +45,8 @@ def refused_in_a_row(project: Project, last_round: int) -> dict[int, tuple[Polic
     found: dict[int, tuple[Policy, str]] = {}
     for number in range(last_round, 0, -1):
         policy = published(store, number)
-        passed = gate_passed(store.read_note(number, EVALUATION) or _NOT_EVALUATED)
+        evaluated = store.read_note(number, EVALUATION)
+        passed = None if evaluated is None else evaluated["gate_passed"]
         if policy is not None and policy.policy_version in withdrawn:
             found[number] = (policy, withdrawn[policy.policy_version])
         elif passed is False and policy is not None:
@@ -77,11 +77,7 @@ def describe_start(store: ExperienceStore, round_number: int) -> str | None:
         return None
     fresh = " with a fresh optimiser (its state was not saved)" if start["fresh_optimizer"] else ""
     count = f" ({len(start['refused'])} in a row)" if len(start["refused"]) > 1 else ""
-    reason = start.get("reason", f"the gate refused version {start['refused'][-1]}")
-    return f"started again from version {start['policy_version']}{fresh}, because {reason}{count}"
-
-
-_NOT_EVALUATED = {"results": [], "promoted": False}
+    return f"started again from version {start['policy_version']}{fresh}, because {start['reason']}{count}"
 
 
 def _start_again(project: Project, round_number: int) -> None:

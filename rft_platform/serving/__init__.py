@@ -2,7 +2,7 @@
 
 Read in this order:
 
-- ``database``, ``migrations``: the tables, and how the database is opened and upgraded.
+- ``database``, ``migrations``: the tables, and how the database is opened.
 - ``owner``: the project that a database belongs to.
 - ``incoming``: calls and feedback that have just arrived, with redacted texts.
 - ``traffic``: the life of a recorded call: recorded, labelled, committed, consumed.

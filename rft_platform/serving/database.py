@@ -3,10 +3,9 @@
 A row of ``calls`` is one choice of one model call. Its ``state`` only moves forward: recorded -> labelled -> committed
 -> consumed. The other final states are ``untrainable`` (its sampling parameters give no importance ratios), ``stale``
 (weights that are too old sampled it), ``expired`` (erased by age) and ``forgotten`` (erased because its subject asked
-for it). Alembic upgrades the database of an older version of this package.
+for it). Alembic creates the tables.
 """
 
-import json
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -42,7 +41,7 @@ MIGRATIONS = Path(__file__).with_name("migrations")  #: the folder of Alembic's 
 _BUSY_TIMEOUT_MS = 30_000
 _FILE = "rft_file"  # key in a connection's record: device and inode of the database file
 _READS = "rft_reads"  # execution option that marks transactions that only read
-_UPGRADE_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process upgrades at a time
+_MIGRATION_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process migrates at a time
 
 
 NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows automatically in INTEGER columns only
@@ -64,6 +63,7 @@ class Call(Base):
         Index("calls_task", "task_id", "state"),
         Index("calls_batch", "batch"),
         Index("calls_subject", "subject"),
+        Index("calls_variant", "variant"),
         Index("calls_recent", "recorded_at", "action", "reward", "labelled_at", "batch", "policy_version"),
         Index("calls_conversation", "conversation", "number"),
     )
@@ -86,7 +86,7 @@ class Call(Base):
     committed_at: Mapped[float | None]
     consumed_at: Mapped[float | None]
     batch: Mapped[int | None]  # the round whose rollouts hold the row
-    action: Mapped[str | None] = mapped_column(String(16))  # what the call did; None: an earlier version recorded it
+    action: Mapped[str] = mapped_column(String(16))  # what the call did
     model_call: Mapped[dict[str, Any]]  # the recorded call as JSON; {} after it was erased
 
 
@@ -171,7 +171,7 @@ def cause(error: Exception) -> object:
 
 
 def open_database(url: str) -> Engine:
-    """Connect to the database and upgrade its tables. Several processes may call this at the same time.
+    """Connect to the database and create its tables. Several processes may call this at the same time.
 
     ``url`` has SQLAlchemy's form. Raises UserError for a URL that SQLAlchemy does not understand.
     """
@@ -182,7 +182,7 @@ def open_database(url: str) -> Engine:
             pool_pre_ping=not url.startswith("sqlite"),
             hide_parameters=True,
             json_serializer=_json,
-            json_deserializer=_parsed,
+            json_deserializer=json_codec.parse,
         )
     except Exception as error:
         raise UserError(
@@ -202,14 +202,6 @@ def open_database(url: str) -> Engine:
 
 def _json(value: Any) -> str:
     return json_codec.dump(value).decode()
-
-
-def _parsed(text: str) -> Any:
-    """Parse stored JSON. An earlier version may have stored NaN, which only the standard library reads."""
-    try:
-        return json_codec.parse(text)
-    except ValueError:
-        return json.loads(text)
 
 
 def _prepare_sqlite(engine: Engine) -> None:
@@ -285,8 +277,8 @@ def readings(engine: Engine) -> Callable[[], AbstractContextManager[Session]]:
 
 @contextmanager
 def _one_at_a_time(engine: Engine) -> Iterator[Any]:
-    """A transaction that upgrades the tables, one process at a time."""
+    """A transaction that creates the tables, one process at a time."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
         yield connection

@@ -19,12 +19,10 @@ from rft_platform.assets.checks import (
 )
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
-from rft_platform.config.load import dump_config, load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.definitions import defs
 from rft_platform.project_definitions import definitions_of
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.rounds.evaluate import gate_passed
 from rft_platform.rounds.project.code_version import release
 
 HEAVY = ["torch", "vllm", "transformers", "mlflow", "pandas", "datasets", "duckdb", "matplotlib", "fastapi"]
@@ -108,11 +106,6 @@ def test_jobs_sensors_and_schedule_are_named_and_described():
 
 def test_the_gate_check_fails_only_where_the_gate_refused():
     assert [evaluation_results(passed, "why")[0].passed for passed in (True, None, False)] == [True, True, False]
-    evaluated, old = {"results": [{}], "promoted": False}, {"results": [], "promoted": False}
-    assert gate_passed(evaluated | {"gate_passed": None}) is None, "it was to promote nothing"
-    assert gate_passed(evaluated | {"gate_passed": True}) is True, "it passed, but has no model version"
-    assert gate_passed(evaluated) is False, "a note of an earlier version"
-    assert gate_passed(old) is None
 
 
 def test_a_failed_check_of_one_round_stays_after_the_next_round_passes():
@@ -257,18 +250,6 @@ def test_a_stored_schedule_that_dagster_refuses_is_off(caplog):
     (schedule,) = definitions_of(RftConfig.model_validate(config)).get_repository_def().schedule_defs
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
     assert "evaluation.schedule '0 3 * * 9' is not used" in caplog.text
-
-
-def test_the_schedule_that_an_earlier_version_wrote_out_is_off(tmp_path):
-    """It was the default, had no effect, and stood in every stored file; such a file has no key ``tasksets``."""
-    stored = yaml.safe_load(dump_config(RftConfig.model_validate({"model": {"model_path": "m"}})))
-    stored["evaluation"]["schedule"] = "0 3 * * *"
-    home = Home(tmp_path)
-    write_text(home.config_file, yaml.safe_dump(stored))
-    assert load_config_of(home).evaluation.schedule == "0 3 * * *", "this version wrote it"
-    del stored["buffer"]["explorer_input"]["tasksets"]
-    write_text(home.config_file, yaml.safe_dump(stored))
-    assert load_config_of(home).evaluation.schedule is None
 
 
 def test_the_definitions_import_no_plugin_of_the_project(tmp_path):

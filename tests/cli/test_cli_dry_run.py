@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import Result
 
 from rft_platform.common.errors import UserError
-from rft_platform.common.files import write_json, write_text
+from rft_platform.common.files import write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driver import preflight, start
@@ -105,7 +105,7 @@ def test_a_home_is_free_until_a_phase_has_left_something(home: Home, write_confi
     start.write_config(home, load_config(write_config(name="first")))
 
     check_may_start(home, load_config(write_config(name="second", seed=7)))
-    write_json(home.rounds / "r0000" / "policy.json", {})
+    write_sealed_json(home.rounds / "r0000" / "policy.json", {})
     with pytest.raises(UserError, match="holds the project sums/first, not sums/second"):
         check_may_start(home, load_config(write_config(name="second")))
     with pytest.raises(UserError, match=r"restore the previous values.*another RFT_HOME"):

@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import Result
 
 from rft_platform.cli.views.demo_summary import print_summary, summary_of, write_summary
-from rft_platform.common.files import write_json
+from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
@@ -130,8 +130,8 @@ def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[...
 def test_versions_are_listed_with_their_held_out_pass_rates(project: Project, rft: Callable[..., Result]) -> None:
     result = EvaluationResult(
         1, 1, tasks=20, tasks_digest="t", sampled_n=1, temperature=1.0, seed=1, pass_threshold=1.0,
-        sampled=PassRate(0.75, 0.6, 0.85, 20, 20), greedy=PassRate(0.875, 0.7, 0.95, 20, 20), mean_reward=0.75,
-        failed_runs=0, completion_tokens=40, truncated_share=0.0, seconds=1.0,
+        measured_by="m", sampled=PassRate(0.75, 0.6, 0.85, 20, 20), greedy=PassRate(0.875, 0.7, 0.95, 20, 20),
+        mean_reward=0.75, failed_runs=0, completion_tokens=40, truncated_share=0.0, seconds=1.0,
     )  # fmt: skip
     note = project.store.read_note(1, "evaluation") or {}
     project.store.write_note(1, "evaluation", {**note, "results": [result.to_json()]})
@@ -290,7 +290,7 @@ def test_the_trace_of_such_a_round_is_its_parents_and_says_so(
 ) -> None:
     folder = tmp_path / "global_step_1"
     manifest = {"policy_version": 1, "parent": "base", "parent_version": 0, "weights_digest": "w"}
-    write_json(folder / "manifest.json", {**manifest, "lineage": {"round": 1, "algorithm": "grpo"}})
+    write_sealed_json(folder / "manifest.json", {**manifest, "lineage": {"round": 1, "algorithm": "grpo"}})
     publish(project.store, Policy(str(folder), 1, "digest", 3))
     project.store.write_note(3, "train", {"metrics": {"rows": 32.0}, "steps": 0, "seconds": {}})
 
@@ -322,7 +322,7 @@ def test_a_changed_line_of_the_users_judge_appears_in_the_trace(
             "name": "one",
             **user_code_of(project.store, {number: "judge-1"}),
         }
-        write_json(folders[-1] / "manifest.json", {**manifest, "weights_digest": "w", "lineage": lineage})
+        write_sealed_json(folders[-1] / "manifest.json", {**manifest, "weights_digest": "w", "lineage": lineage})
         publish(project.store, Policy(str(folders[-1]), number, "digest", number))
 
     assert "judge.py; the same as for policy version 1" in rft("trace", "r0002").stdout

@@ -8,20 +8,20 @@ import pytest
 from typer.testing import Result
 
 from rft_platform.common.errors import UserError
-from rft_platform.common.files import write_json
+from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver import start
-from rft_platform.driver.preflight import as_started, check_may_start
+from rft_platform.driver.preflight import check_may_start
 from rft_platform.driver.start import with_rounds
 
 
 def begin(home: Home, config: RftConfig) -> None:
     """A project that a phase has left something of."""
     start.write_config(home, config)
-    write_json(home.rounds / "r0000" / "policy.json", {})
+    write_sealed_json(home.rounds / "r0000" / "policy.json", {})
 
 
 def test_what_is_put_in_force_reads_back_equal(home: Home, write_config: Callable[..., Path]) -> None:
@@ -77,27 +77,6 @@ def test_the_number_of_rounds_may_change(home: Home, write_config: Callable[...,
     assert longer.buffer.total_steps == 15
     check_may_start(home, longer)
     assert with_rounds(config, None) is config
-
-
-@pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
-def test_a_project_keeps_the_correction_that_was_the_default_when_it_started(
-    home: Home, write_config: Callable[..., Path], algorithm: str
-) -> None:
-    """An earlier version stored its default, bypass, where the file of the user has no key."""
-    stored = load_config(
-        write_config(algorithm={"algorithm_type": algorithm, "rollout_correction": {"mode": "bypass"}})
-    )
-    begin(home, stored)
-    config = load_config(write_config(algorithm={"algorithm_type": algorithm}))
-
-    check_may_start(home, config)
-    start.write_config(home, config)
-
-    assert load_config(home.config_file) == stored
-    assert resolve(as_started(home, config)).spec.correction == "bypass"
-    file = write_config(algorithm={"algorithm_type": algorithm, "rollout_correction": {"mode": "decoupled"}})
-    with pytest.raises(UserError, match=r"rollout_correction\.mode: was 'bypass', is 'decoupled'"):
-        check_may_start(home, load_config(file))
 
 
 def test_a_new_project_has_the_correction_of_its_preset(home: Home, write_config: Callable[..., Path]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rft_platform.config.paths import paths_in_home, relative_paths, resolve_paths
+from rft_platform.config.paths import relative_paths, resolve_paths
 
 
 def test_references_to_files_beside_the_configuration_become_absolute(tmp_path: Path) -> None:
@@ -76,14 +76,3 @@ def test_a_homes_configuration_means_the_same_in_its_copy(tmp_path: Path, inside
 def test_what_is_outside_the_home_stays_absolute(tmp_path: Path) -> None:
     elsewhere = settings(tmp_path / "other", tmp_path / "checkpoints", tmp_path)
     assert relative_paths(elsewhere, tmp_path / "home") == elsewhere
-
-
-def test_absolute_paths_of_a_moved_home_are_those_of_its_new_place(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    for below in ("own/model", "checkpoints"):
-        (home / below).mkdir(parents=True)
-    (home / "own" / "judge.py").touch()
-    old = Path("/gone/home")
-    found = paths_in_home(settings(old, old / "checkpoints", tmp_path), home)
-    wanted = settings(home, home / "checkpoints", tmp_path)
-    assert found | {"monitor": {}} == wanted | {"monitor": {}}

@@ -68,3 +68,9 @@ def test_the_tutorial(tmp_path: Path) -> None:
     assert "champion" in printed["rft rounds"]
     assert "warm start" in printed["rft trace models:/tutorial-largest@champion"]
     assert printed["python use.py"].strip() in ("4", "1", "7")
+
+    moved = Reader(folder.rename(tmp_path / "there"))
+    longer = "rft run --config rft.yaml --rounds 4"
+    assert "4 rounds" in moved.shell(f"{longer} --dry-run")
+    moved.shell(longer)
+    assert json.loads(moved.shell("rft rounds --json"))["rounds"][-1]["round"] == 4

@@ -23,6 +23,7 @@ def _result(
         "temperature": 1.0,
         "seed": 0,
         "pass_threshold": 1.0,
+        "measured_by": "m",
         "sampled": PassRate(sampled, sampled - 0.02, sampled + 0.02, len(tasks), 4 * len(tasks)),
         "greedy": None,
         "mean_reward": sampled,

@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.common.errors import StorageError
-from rft_platform.common.files import write_json
+from rft_platform.common.files import write_sealed_json
 from rft_platform.experience.queries import connect, mean_reward_by_round, rollout_transcripts, rows_that_trained
-from rft_platform.experience.schema import ADDED_IN, JUDGED_SCHEMA, ROLLOUT_SCHEMA, stored_name
 from rft_platform.experience.store import ExperienceStore
 
 from .samples import judged, rollouts
@@ -59,15 +58,12 @@ def test_runs_that_the_judge_failed_on_have_no_reward_and_filtered_ones_have(sto
     assert (found["runs"], found["mean_reward"]) == (3, 2 / 3)
 
 
-def test_a_missing_reward_is_null_in_every_view_also_of_older_files(store: ExperienceStore) -> None:
+def test_a_missing_reward_is_null_in_every_view(store: ExperienceStore) -> None:
     for number in (1, 2):
         rows = judged(rollouts(round=number), reward=1.0)
         rows[0].reward, rows[0].dropped_by = math.nan, "judge_error"
         store.write_rollouts(number, 0, rollouts(round=number))
-        file = store.write_judged(number, "exact@1", rows)
-    table = pq.read_table(file)
-    assert table["reward"].null_count == 1
-    pq.write_table(table.set_column(4, JUDGED_SCHEMA.field("reward"), table["reward"].fill_null(math.nan)), file)
+        store.write_judged(number, "exact@1", rows)
     assert [row.reward for row in store.judged_rows(2)][1:] == [1.0, 1.0, 1.0]
     with connect(store) as connection:
         for view, column in VIEWS_WITH_REWARDS:
@@ -100,44 +96,6 @@ def test_a_folder_of_judgements_is_not_read_as_one_table(store: ExperienceStore)
         pq.read_table(path.parent)
 
 
-def test_files_of_all_schema_versions_are_one_view(store: ExperienceStore, tmp_path: Path) -> None:
-    for batch, version in enumerate((5, 4, 3, 2, 1)):
-        file = store.write_rollouts(1, batch, rollouts(batch=batch, attempt=1, env_state_hash="s", policy="p"))
-        table = pq.read_table(file)
-        newer = [column for (record, column), since in ADDED_IN.items() if record == b"rollout" and version < since]
-        table = table.drop_columns(newer)
-        table = table.rename_columns([stored_name(name, version, ROLLOUT_SCHEMA) for name in table.column_names])
-        metadata = {**ROLLOUT_SCHEMA.metadata, b"rft.schema_version": str(version).encode()}
-        pq.write_table(table.replace_schema_metadata(metadata), file)
-    (store.round_folder(1) / "files.json").unlink()  # it gets a ledger of what lies there
-    with connect(store) as connection:
-        query = "SELECT count(*), count(attempt), count(env_state_hash), count(policy) FROM rollouts"
-        assert connection.execute(query).fetchall() == [(20, 16, 12, 8)]
-        query = "SELECT count(*) FROM experiences WHERE logprobs = rollout_logprobs AND len(rollout_logprobs) >= 3"
-        assert connection.execute(query).fetchall() == [(20,)]
-    assert [row.env_state_hash for row in store.rollout_rows(1)] == ["s"] * 12 + [None] * 8
-
-
-def test_judgements_of_all_schema_versions_are_one_view(store: ExperienceStore) -> None:
-    for number in (1, 2):
-        rows = judged(rollouts(round=number))
-        rows[0].dropped_by, rows[0].masked = "truncated_mask", True
-        store.write_rollouts(number, 0, rollouts(round=number))
-        file = store.write_judged(number, "exact@1", rows)
-    table = pq.read_table(file).drop_columns(["masked"])
-    metadata = {**JUDGED_SCHEMA.metadata, b"rft.schema_version": b"1"}
-    pq.write_table(table.replace_schema_metadata(metadata), file)
-    (store.round_folder(2) / "files.json").unlink()  # it gets a ledger of what lies there
-    with connect(store) as connection:
-        for view in ("judged", "judgements"):
-            found = connection.execute(
-                f"SELECT round, count(*), count(*) FILTER (masked) FROM {view} GROUP BY ALL ORDER BY 1"
-            )
-            assert found.fetchall() == [(1, 4, 1), (2, 4, 0)]
-    assert [row.masked for row in store.judged_rows(2)] == [False] * 4
-    assert [row.masked for row in store.judged_rows(1)] == [True, False, False, False]
-
-
 def test_rows_that_trained_follow_the_manifest(store: ExperienceStore, tmp_path: Path) -> None:
     rows = rollouts()
     store.write_rollouts(1, 0, rows)
@@ -148,7 +106,7 @@ def test_rows_that_trained_follow_the_manifest(store: ExperienceStore, tmp_path:
     checkpoints = tmp_path / "checkpoints"
     assert rows_that_trained(connect(store, checkpoints), 1) == []
     manifest = {"policy_version": 4, "lineage": {"round": 1, "judge_version": "then"}}
-    write_json(checkpoints / "project" / "name" / "global_step_4" / "manifest.json", manifest)
+    write_sealed_json(checkpoints / "project" / "name" / "global_step_4" / "manifest.json", manifest)
     found = rows_that_trained(connect(store, checkpoints), 1)
     assert [row["row_id"] for row in found] == [row.row_id for row in rows[1:]]
     assert {row["judge_version"] for row in found} == {"then"}

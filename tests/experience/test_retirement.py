@@ -48,7 +48,7 @@ def test_archived_rollouts_are_copied_first(store: ExperienceStore, tmp_path: Pa
     copy = tmp_path / "archive" / "r0001" / "rollouts" / path.name
     assert done is not None and done.archived_to == str(copy.parent.parent)
     assert digest_file(copy) == sha256 and store.digest(1) == digest
-    assert str(copy.parent) in store.ledger(1).read().retirement()
+    assert str(copy.parent) in store.ledger(1).read().retirement(store.home)
 
 
 def test_an_archive_that_holds_another_projects_rows_is_refused(store: ExperienceStore, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
-"""Compaction and upgrade: other files, the same rows, the same identity; nobody who reads is disturbed."""
+"""Compaction: other files, the same rows, the same identity; nobody who reads is disturbed."""
 
-import shutil
 import threading
 from pathlib import Path
 
@@ -9,14 +8,11 @@ import pytest
 
 from rft_platform.common.errors import StorageError
 from rft_platform.experience.file_ledger import LEDGER, Ledger
-from rft_platform.experience.maintenance import compact_round, sweep_round, upgrade_round
+from rft_platform.experience.maintenance import compact_round, sweep_round
 from rft_platform.experience.queries import connect, find_row
-from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
 from rft_platform.experience.store import ExperienceStore
 
 from .samples import judged, rollouts
-
-OLD_FILE = Path(__file__).parent / "data" / "rollouts-v1.parquet"  # rows of ``rollouts()``, written by version 1
 
 
 @pytest.fixture
@@ -26,16 +22,6 @@ def store(tmp_path: Path) -> ExperienceStore:
     for batch in range(3):
         made.write_rollouts(1, batch, rollouts(batch=batch, metrics={"score": float("nan")}))
     made.write_judged(1, "exact@1", judged(made.rollout_rows(1)))
-    return made
-
-
-@pytest.fixture
-def old_store(tmp_path: Path) -> ExperienceStore:
-    """A round as version 1 of the schema left it, without a ledger."""
-    made = ExperienceStore(tmp_path / "old")
-    folder = made.round_folder(1) / "rollouts"
-    folder.mkdir(parents=True)
-    shutil.copy(OLD_FILE, folder / "batch-0000.parquet")
     return made
 
 
@@ -131,38 +117,8 @@ def test_settled_rows_take_no_new_batch(store: ExperienceStore) -> None:
         store.write_rollouts(1, 3, rollouts(batch=3))
 
 
-def test_files_of_version_1_are_read_as_the_current_schema(old_store: ExperienceStore) -> None:
-    assert pq.read_schema(OLD_FILE).metadata[b"rft.schema_version"] == b"1" and ROLLOUT_SCHEMA_VERSION > 1
-    assert old_store.rollout_rows(1) == rollouts()  # attempt: not recorded
-    assert old_store.read_rollouts(1, ["attempt", "row_id"])["attempt"].null_count == 4
-    old_store.write_rollouts(2, 0, rollouts(round=2, attempt=1))
-    with connect(old_store) as connection:
-        found = connection.execute("SELECT round, count(*), count(attempt) FROM rollouts GROUP BY round ORDER BY round")
-        assert found.fetchall() == [(1, 4, 0), (2, 4, 4)]
-    with connect(old_store, rounds=[1]) as connection:  # no file of the current version at all
-        assert connection.execute("SELECT max(attempt), count(*) FROM rollouts").fetchall() == [(None, 4)]
-
-
-def test_upgrade_rewrites_old_files_once(old_store: ExperienceStore) -> None:
-    digest = old_store.digest(1)
-    (done,) = upgrade_round(old_store, 1)
-    assert (done.replaced, done.rows) == (("rollouts/batch-0000.parquet",), 4)
-    (path,) = old_store.rollout_files(1)
-    assert pq.read_schema(path).metadata[b"rft.schema_version"] == str(ROLLOUT_SCHEMA_VERSION).encode()
-    assert old_store.digest(1, verify=True) == digest and old_store.rollout_rows(1) == rollouts()
-    assert upgrade_round(old_store, 1) == []
-
-
-def test_old_and_new_batches_compact_together(old_store: ExperienceStore) -> None:
-    old_store.write_rollouts(1, 1, rollouts(batch=1, attempt=0))
-    (done,) = compact_round(old_store, 1)
-    assert done.rows == 8
-    assert [row.attempt for row in old_store.rollout_rows(1)] == [None] * 4 + [0] * 4
-
-
-def test_a_missing_column_of_the_files_own_version_is_refused(old_store: ExperienceStore) -> None:
-    (path,) = old_store.rollout_files(1)
-    table = pq.read_table(path).drop_columns(["engine"])
-    pq.write_table(table, path)
+def test_a_missing_column_is_refused(store: ExperienceStore) -> None:
+    path = store.rollout_files(1)[0]
+    pq.write_table(pq.read_table(path).drop_columns(["engine"]), path)
     with pytest.raises(StorageError, match="has no column engine, which schema version 1 has"):
-        old_store.rollout_rows(1)
+        store.rollout_rows(1)

@@ -20,7 +20,7 @@ from rft_platform.experience.schema import (
     JUDGED_SCHEMA,
     ROLLOUT_SCHEMA,
     VERSION_KEY,
-    check_version,
+    check_schema,
     judged_to_table,
     rows_to_table,
     table_to_judged,
@@ -103,16 +103,13 @@ def test_any_content_comes_back(ids: list[int], output: object, metrics: dict[st
     assert table_to_rows(rows_to_table(rows)) == rows
 
 
-def test_a_reward_that_is_missing_is_null_in_the_file_and_nan_in_the_record(tmp_path: Path) -> None:
+def test_a_reward_that_is_missing_is_null_in_the_file_and_nan_in_the_record() -> None:
     rows = judged(rollouts(1, 2))
     rows[0].reward = math.nan
     table = judged_to_table(rows)
     assert table["reward"].to_pylist() == [None, rows[1].reward]
     back = table_to_judged(table)
     assert math.isnan(back[0].reward) and back[1] == rows[1]
-    old = table.set_column(table.column_names.index("reward"), JUDGED_SCHEMA.field("reward"), pa.array([math.nan, 0.5]))
-    write_table(old, tmp_path / "old.parquet")
-    assert read_table(tmp_path / "old.parquet", JUDGED_SCHEMA)["reward"].to_pylist() == [None, 0.5]
 
 
 def test_no_rows() -> None:
@@ -125,14 +122,19 @@ def test_what_json_cannot_hold_is_refused() -> None:
         rows_to_table(rollouts(1, 1, run_output=float("nan")))
 
 
-def test_foreign_and_future_files_are_refused() -> None:
-    future = ROLLOUT_SCHEMA.with_metadata({**ROLLOUT_SCHEMA.metadata, VERSION_KEY: b"99"})
-    with pytest.raises(StorageError, match=r"f\.parquet: schema version 99, this version reads up to 5"):
-        check_version(future, ROLLOUT_SCHEMA, "f.parquet")
+@pytest.mark.parametrize("version", ["0", "2", None])
+def test_a_file_of_another_schema_version_is_refused(version: str | None) -> None:
+    others = {key: value for key, value in ROLLOUT_SCHEMA.metadata.items() if key != VERSION_KEY}
+    schema = ROLLOUT_SCHEMA.with_metadata(others if version is None else {**others, VERSION_KEY: version})
+    with pytest.raises(StorageError, match=rf"f\.parquet: has schema version {version or 'none'}, .* reads 1"):
+        check_schema(schema, ROLLOUT_SCHEMA, "f.parquet")
+
+
+def test_files_of_other_records_are_refused() -> None:
     with pytest.raises(StorageError, match="holds judged, expected rollout"):
-        check_version(JUDGED_SCHEMA, ROLLOUT_SCHEMA, "f.parquet")
+        check_schema(JUDGED_SCHEMA, ROLLOUT_SCHEMA, "f.parquet")
     with pytest.raises(StorageError, match="no record of this platform"):
-        check_version(pa.schema([("a", pa.int8())]), ROLLOUT_SCHEMA, "f.parquet")
+        check_schema(pa.schema([("a", pa.int8())]), ROLLOUT_SCHEMA, "f.parquet")
 
 
 @pytest.mark.parametrize("version", [np.float32(1.5), 2.0, np.int64(3)])

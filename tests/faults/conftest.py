@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rft_platform.common.digests import MANIFEST
-from rft_platform.common.files import digest_file, write_json, write_text
+from rft_platform.common.files import digest_file, write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import RolloutRow
 from rft_platform.rollout.recording.run_ids import group_id, run_id
@@ -96,7 +96,7 @@ def make_checkpoint(project: Project) -> Callable[..., Path]:
         }
         parent, request = folder.with_name(f"global_step_{step - 2}"), {"output": str(folder.parent)}
         described = {"policy_version": step, "parent_version": step - 2, "weights_digest": f"d{step}", "lineage": {}}
-        write_json(folder / MANIFEST, {**described, "files": files, "parent": str(parent), "request": request})
+        write_sealed_json(folder / MANIFEST, {**described, "files": files, "parent": str(parent), "request": request})
         return folder
 
     return make

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from rft_platform.cli.commands.demo import move_aside
-from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.model_registry.manifests import read_manifest
@@ -62,22 +61,6 @@ def test_a_copy_does_not_touch_the_original(project: Project, make_checkpoint):
     assert connect_registry(Project.open(copy)).resolve("models:/paper-faults/1").folder == here
     assert [version.folder for version in read_versions(local_uri(copy), project.model_name) or []] == [here]
     assert [version.folder for version in read_versions(local_uri(project.home), project.model_name) or []] == [folder]
-
-
-def test_a_note_with_an_absolute_folder_is_of_its_own_home(project: Project, make_checkpoint):
-    """Earlier versions wrote absolute folders; a new project may be where the home was."""
-    folder = make_checkpoint(2)
-    policy = Policy(str(folder), 2, "d2", 1)
-    publish(project.store, policy)
-    note = project.store.round_folder(1) / "policy.json"
-    write_sealed_json(note, policy.to_note(project.store.home) | {"folder": str(folder)})
-    assert required(project.store, 1) == policy
-    moved = Home(move_aside(project.home))
-    for _ in range(2):
-        found = required(Project.open(moved).store, 1)
-        assert found.folder == str(moved.root / folder.relative_to(project.home.root))
-        if not project.home.root.exists():
-            shutil.copytree(moved.root, project.home.root)  # the place is taken again
 
 
 def _mentions(root: Path, text: str) -> list[Path]:

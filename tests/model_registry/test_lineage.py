@@ -19,7 +19,7 @@ from rft_platform.cli.commands.trace import (
     whole_checkpoints,
 )
 from rft_platform.common.errors import DamagedError, StorageError, UserError
-from rft_platform.common.files import digest_file, read_json, write_json, write_sealed_json
+from rft_platform.common.files import digest_file, read_json, write_sealed_json
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
@@ -85,7 +85,7 @@ def publish(folder: Path, step: int, parent: Path, parent_version: int, lineage:
         "weights_digest": f"weights{step}",
         "lineage": {**common, **lineage},
     }
-    write_json(folder / "manifest.json", manifest)
+    write_sealed_json(folder / "manifest.json", manifest)
 
 
 def test_a_checkpoint_leads_back_to_the_base_model(world: World) -> None:
@@ -157,7 +157,7 @@ def test_rows_that_are_not_trained_on_are_counted_apart(world: World) -> None:
     lineage = {"round": 4, "data_digest": world.store.digest(4), "judge_version": "judge-1"}
     publish(world.folder(32), 32, world.folder(24), 24, lineage)
     manifest = world.folder(32) / "manifest.json"
-    write_json(manifest, {**read_json(manifest), "result": {"metrics": {"rows_other_sampling": 1.0}}})
+    write_sealed_json(manifest, {**read_json(manifest), "result": {"metrics": {"rows_other_sampling": 1.0}}})
 
     trace = trace_checkpoint(world.folder(32), world.store)
     newest = trace.trainings[0]
@@ -317,6 +317,6 @@ def test_what_is_no_checkpoint_or_row_is_refused(world: World, tmp_path: Path) -
         trace_checkpoint("models:/demo-model@champion", world.store)
     with pytest.raises(UserError, match="in no round"):
         trace_row("f" * 32, world.store, world.checkpoints)
-    (world.folder(16) / "manifest.json").write_text('{"policy_version": 16}')
+    write_sealed_json(world.folder(16) / "manifest.json", {"policy_version": 16})
     with pytest.raises(StorageError, match="damaged"):
         trace_checkpoint(world.folder(16), world.store)

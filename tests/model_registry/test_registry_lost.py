@@ -13,7 +13,7 @@ import yaml
 
 from rft_platform.common.digests import MANIFEST
 from rft_platform.common.errors import RegistryLostError, UserError
-from rft_platform.common.files import write_json, write_text
+from rft_platform.common.files import write_json, write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.models import ModelRegistry
@@ -67,7 +67,9 @@ def train_round(project: Project, registry: ModelRegistry, number: int) -> None:
         folder = project.checkpoints / f"global_step_{2 * number}"
         policy = Policy(str(folder), 2 * number, f"digest-{number}", number)
         identity = {"policy_version": 2 * number, "weights_digest": f"digest-{number}", "lineage": lineage}
-        write_json(folder / MANIFEST, {**identity, "parent": parent.folder, "parent_version": parent.policy_version})
+        write_sealed_json(
+            folder / MANIFEST, {**identity, "parent": parent.folder, "parent_version": parent.policy_version}
+        )
     result = TrainResult(policy.folder, policy.policy_version, policy.weights_digest, len(steps), {}, {}, 0.0)
     odd = {"tool//errors": 1.0, "../../x/..": 2.0}  # names that MLflow refuses
     store.write_note(number, "judge", {"mean_reward": 0.1 * number, "seconds": 1.0, "workflow_metrics": odd})
@@ -159,7 +161,7 @@ def test_a_promotion_by_hand_outlives_the_database(project: Project, monkeypatch
                          (2, "is older than the champion")):  # fmt: skip
         with pytest.raises(UserError, match=why):
             promote_version(project, new_registry(project), version, "by hand")
-    measured = EvaluationResult(5, 10, 1, "tasks", 1, 1.0, 0, 1.0, None, None, 0.5, 0, 1, 0.0, 1.0)
+    measured = EvaluationResult(5, 10, 1, "tasks", 1, 1.0, 0, 1.0, "m", None, None, 0.5, 0, 1, 0.0, 1.0)
     note = project.store.read_note(5, "evaluation")
     project.store.write_note(5, "evaluation", {**note, "results": [measured.to_json()]})
     assert promote_version(project, new_registry(project), 10, "by hand").version == 4
@@ -211,7 +213,7 @@ def test_a_killed_rebuilding_is_completed(
 
 
 def test_numbers_that_are_taken_are_replaced_in_the_notes(project: Project, empty_store: Path) -> None:
-    """What an older version of the platform left: a database made anew, in which the newest round is version 1."""
+    """A database was made anew, and the newest round was registered in it as version 1."""
     shutil.copy(empty_store, project.home.mlflow / "mlflow.db")
     newest = published(project.store, 5)
     made_anew = new_registry(project, check=False)
@@ -233,7 +235,7 @@ def test_imported_versions_are_registered_again(project: Project, monkeypatch: p
     folder = project.checkpoints / "imported" / "1"
     policy = Policy(str(folder), FIRST_IMPORTED + 1, "digest-imported", NO_ROUND)
     origin = {"parent": "/models/base", "parent_version": 0, "lineage": {}}
-    write_json(folder / MANIFEST, {"policy_version": 4, "weights_digest": "digest-imported", **origin})
+    write_sealed_json(folder / MANIFEST, {"policy_version": 4, "weights_digest": "digest-imported", **origin})
     write_json(folder / "version.json", {"policy": policy.to_note(project.home.root), "source": "/data/dpo"})
     (report,) = rebuild_registry(project, new_registry(project, check=False))[1:]
     assert (report.model, report.registered, report.candidate) == ("paper-lost-imported", [1], 1)

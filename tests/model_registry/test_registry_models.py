@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rft_platform.common.errors import DamagedError, RegistryError, StorageError, UserError
-from rft_platform.common.files import digest_file, write_json
+from rft_platform.common.files import digest_file, write_sealed_json
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.sqlite_reader import read_training_run
@@ -155,7 +155,7 @@ def test_weights_that_are_not_what_was_registered_are_not_handed_out(registry: M
     version, folder = register(registry, tmp_path, 8), checkpoint(tmp_path, 8)
     (folder / "model.safetensors").write_bytes(b"weights")
     files = {"model.safetensors": {"size": 7, "sha256": digest_file(folder / "model.safetensors")}}
-    write_json(folder / "manifest.json", {"files": files})
+    write_sealed_json(folder / "manifest.json", {"files": files})
     assert registry.resolve(f"models:/demo-model/{version}", verify=True).folder == folder
 
     (folder / "model.safetensors").write_bytes(b"weighty")

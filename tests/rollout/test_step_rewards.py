@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.common.errors import UserCodeError
-from rft_platform.experience.schema import VERSION_KEY
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.inference.serving.context_limit import CODE, is_too_long
@@ -95,12 +93,6 @@ def test_step_rewards_reach_the_advantages_and_the_trainer(engine: FakeEngine, t
     judgements = [str(path) for path in sorted(tmp_path.glob("r0001/judged/*.parquet"))]
     rows = read_rollouts(rollouts, judgements, policy_gradient=True)
     np.testing.assert_array_equal(rows.facts["step_reward"], [a0, a1, b0, b1])
-    for path in rollouts:  # as an earlier version wrote it
-        table = pq.read_table(path)
-        metadata = {**table.schema.metadata, VERSION_KEY: b"3"}
-        table = table.drop_columns(["step_reward", "policy"]).rename_columns({"rollout_logprobs": "logprobs"})
-        pq.write_table(table.replace_schema_metadata(metadata), path)
-    assert np.isnan(read_rollouts(rollouts, judgements, policy_gradient=True).facts["step_reward"]).all()
 
 
 async def talks_on(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:

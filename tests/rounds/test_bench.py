@@ -15,7 +15,6 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.buffer import Taskset
-from rft_platform.evaluation.comparison import comparisons
 from rft_platform.evaluation.results import EvaluationResult, RunScore, result_of, tasks_digest
 from rft_platform.model_registry.models import DIGEST_TAG, PREVIOUS_TAG, RegisteredModel
 from rft_platform.rollout.class_style import ClassWorkflow, Workflow
@@ -157,15 +156,6 @@ def test_another_measurement_of_the_same_tasks_is_another_one(project: Project, 
 _BACK: dict[str, Any] = {
     "judge": "exact_match", "judge_args": {}, "workflow": "single_turn", "workflow_args": {}, "format": {},
 }  # fmt: skip
-
-
-def test_older_notes_are_compared_with_each_other_alone(project: Project) -> None:
-    old = {number: replace(measured(project, number, number), measured_by=None) for number in (0, 1)}
-    assert comparisons(old[1], {"start": old[0]}) != []
-    assert comparisons(measured(project, 1, 5), {"start": old[0]}) == []
-    value = old[0].to_json()
-    del value["measured_by"]
-    assert EvaluationResult.from_json(value) == old[0]
 
 
 def test_a_policy_is_not_compared_with_itself(project: Project) -> None:

@@ -61,7 +61,7 @@ def make(folder: Path, number: int) -> None:
         (folder / name).write_bytes(bytes([number]) * 100)
     files = {n: {"size": 100, "sha256": digest_file(folder / n)} for n in ("model.safetensors",)}
     parent = folder.with_name(f"global_step_{number - 1 - (number == 4)}")
-    write_json(
+    write_sealed_json(
         folder / MANIFEST,
         {
             "files": files, "parent": str(parent), "policy_version": number, "parent_version": number - 1,

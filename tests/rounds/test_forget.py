@@ -16,7 +16,7 @@ from sqlalchemy import insert
 
 from rft_platform.common import sqlite_files
 from rft_platform.common.errors import StorageError, UserError
-from rft_platform.common.files import write_json
+from rft_platform.common.files import write_sealed_json
 from rft_platform.common.sqlite_files import compact
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
@@ -226,7 +226,7 @@ def test_versions_in_checkpoint_root_dir_are_named(project: Project, tmp_path: P
         "parent_version": 0,
         "weights_digest": "1" * 64,
     }
-    write_json(folder / "manifest.json", {**manifest, "lineage": lineage})
+    write_sealed_json(folder / "manifest.json", {**manifest, "lineage": lineage})
     assert [ref.checkpoint for ref in forget(moved, None, "ann").trained] == [str(folder)]
 
 

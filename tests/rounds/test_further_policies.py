@@ -8,7 +8,7 @@ import yaml
 
 from rft_platform.common.digests import MANIFEST
 from rft_platform.common.errors import DamageRepairedError
-from rft_platform.common.files import write_json, write_text
+from rft_platform.common.files import write_sealed_json, write_text
 from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.config.home import Home
 from rft_platform.rounds.explore import snapshot_for
@@ -42,7 +42,7 @@ def project(tmp_path: Path) -> Project:
             folder = opened.checkpoints_of(name) / f"global_step_{number}"
             folder.mkdir(parents=True)
             (folder / "model.safetensors").write_bytes(b"w")
-            write_json(folder / MANIFEST, {"files": {}})
+            write_sealed_json(folder / MANIFEST, {"files": {}})
             publish(opened.store, Policy(str(folder), number, f"{name}{number}", round=number, name=name))
     return opened
 

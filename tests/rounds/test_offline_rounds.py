@@ -9,6 +9,7 @@ import pytest
 
 from rft_platform.algorithms.presets import preset
 from rft_platform.common.errors import DamagedError, StorageError, UserError
+from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.offline import offline_kind
@@ -193,8 +194,7 @@ def test_trace_tells_whether_the_dataset_is_still_what_was_trained_on(make_offli
         "policy_version": 3, "parent": "base", "parent_version": 0, "weights_digest": "w",
         "lineage": offline_lineage(project, dataset, "run"),
     }  # fmt: skip
-    folder.mkdir()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    write_sealed_json(folder / "manifest.json", manifest)
     (training,) = trace_checkpoint(folder, project.store, verify=True).trainings
     assert training.dataset == RowFile(dataset.path, dataset.sha256, 10)
     assert (training.rows_trained, training.data_unchanged) == (10, True)

@@ -79,7 +79,7 @@ def scored(number: int, share: float) -> EvaluationResult:
     rewards = {f"task-{task}": [float(task < round(share * count))] for task in range(count)}
     return EvaluationResult(
         round=number, policy_version=8 * number, tasks=count, tasks_digest="t", sampled_n=1, temperature=1.0, seed=1,
-        pass_threshold=0.5, sampled=pass_rate(rewards), greedy=None, mean_reward=share,
+        pass_threshold=0.5, measured_by="m", sampled=pass_rate(rewards), greedy=None, mean_reward=share,
         failed_runs=0, completion_tokens=1, truncated_share=0.0, seconds=1.0, scores={"sampled": rewards},
     )  # fmt: skip
 
@@ -135,7 +135,7 @@ def test_the_start_is_settled_once(tmp_path) -> None:
     assert settle_start(project, 3).policy_version == 8
     end_round(project, 3, 24, passed=False)
     project.store.withdraw_note(3, START)
-    assert settle_start(project, 3).policy_version == 16, "a trained round of an older home keeps its parent"
+    assert settle_start(project, 3).policy_version == 16, "a trained round keeps its parent"
 
 
 @pytest.mark.parametrize(("choice", "parent"), [("continue", 16), ("restart", 8)])

@@ -4,11 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import create_engine, inspect
 
-from rft_platform.serving.database import MIGRATIONS, open_database
+from rft_platform.serving.database import open_database
 from rft_platform.serving.erasure import Person, TrafficErasure
 from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.reports.demonstrations import DemonstrationStore
@@ -99,28 +96,3 @@ def test_supervised_training_learns_only_the_correction(traffic, demonstrations,
     dataset = load_conversations(str(file), Columns())
     assert [row["messages"][-1]["content"] for row in dataset.rows] == ["84", "another"]
     assert all(row["messages"][1]["weight"] == 0 for row in dataset.rows)
-
-
-def test_a_database_of_an_earlier_version_is_upgraded(database_url) -> None:
-    engine = create_engine(database_url)
-    with engine.begin() as connection:
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
-        connection.exec_driver_sql(
-            "INSERT INTO feedback (feedback_id, received_at, tenant, metric, correction, tags, request) "
-            "VALUES ('f1', 1.0, '', 'reward', 'better', '{}', '{}')"
-        )
-        connection.exec_driver_sql(
-            "INSERT INTO calls (number, msg_id, choice, state, tenant, tokens, recorded_at, model_call) VALUES "
-            """(1, 'a', 0, 'recorded', '', 1, 1.0, '{"messages": [{"role": "user", "content": "x"}]}')"""
-        )
-        connection.exec_driver_sql("INSERT INTO feedback_calls VALUES ('f1', 1)")
-    engine.dispose()
-    upgraded = open_database(database_url)
-    assert "batch" in {column["name"] for column in inspect(upgraded).get_columns("feedback")}
-    assert "action" in {column["name"] for column in inspect(upgraded).get_columns("calls")}
-    indexes = {index["name"] for index in inspect(upgraded).get_indexes("calls")}
-    assert {"calls_recent", "calls_conversation"} <= indexes
-    assert [row["msg_id"] for row in DemonstrationStore(upgraded).settle(1)] == ["a"]

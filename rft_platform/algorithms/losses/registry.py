@@ -39,21 +39,6 @@ class TokenBatch:
         if self.old_logprobs is None:
             self.old_logprobs = self.rollout_logprobs
 
-    @property
-    def behaviour_logp(self) -> Tensor | None:
-        """``rollout_logprobs`` under its former name, for losses of users."""
-        return self.rollout_logprobs
-
-    @property
-    def old_logp(self) -> Tensor | None:
-        """``old_logprobs`` under its former name, for losses of users."""
-        return self.old_logprobs
-
-    @property
-    def reference_logp(self) -> Tensor | None:
-        """``reference_logprobs`` under its former name, for losses of users."""
-        return self.reference_logprobs
-
 
 @dataclass(slots=True)
 class TokenLoss:

@@ -1,4 +1,4 @@
-"""``rft store``: maintain the stored rows (compaction, retention, verification, upgrade); export feedback."""
+"""``rft store``: maintain the stored rows (compaction, retention, verification); export feedback."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rft_platform.rounds.maintenance.store_maintenance import Upkeep
     from rft_platform.rounds.project.project import Project
 
-store = typer.Typer(no_args_is_help=True, help="Compact, retain, check or upgrade the stored rows.")
+store = typer.Typer(no_args_is_help=True, help="Compact, retain or check the stored rows.")
 
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print what would be done.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -34,14 +34,6 @@ def compact(
     from rft_platform.rounds.maintenance.store_maintenance import compact as compact_project
 
     _report(compact_project(_project(), keep_last=keep_last, grace_s=grace_s, dry_run=dry_run), as_json)
-
-
-@store.command()
-def upgrade(grace_s: _Grace = 3600.0, dry_run: _DryRun = False, as_json: _Json = False) -> None:
-    """Rewrite rollout files of an older schema version; without it they stay readable, at a small extra cost."""
-    from rft_platform.rounds.maintenance.store_maintenance import upgrade as upgrade_project
-
-    _report(upgrade_project(_project(), grace_s=grace_s, dry_run=dry_run), as_json)
 
 
 @store.command()
@@ -107,8 +99,6 @@ def check(
         console.print(f"{counts}, {found.bytes / 1e6:,.1f} MB", markup=False)
         if not found.damaged:
             console.print("every size is as recorded" if fast else "every digest matches", markup=False)
-        if found.notes_without_digest:
-            console.print(f"{found.notes_without_digest:,} notes have no digest: an earlier version wrote them")
         for file in found.damaged:
             console.print(f"damaged: {file.path}: {file.why}", style="red", markup=False, soft_wrap=True)
     if set_aside:

@@ -7,9 +7,7 @@ from pydantic import Field
 from rft_platform.judging.operators.experiences import Change, Experiences
 from rft_platform.judging.operators.registry import operator
 
-DYNAMIC_SAMPLING = "dynamic_sampling"
-#: Values of ``dropped_by`` for groups without a learning signal; rounds of earlier versions have ``zero_variance``.
-NO_SIGNAL = frozenset({DYNAMIC_SAMPLING, "zero_variance"})
+DYNAMIC_SAMPLING = "dynamic_sampling"  #: the value of ``dropped_by`` for groups without a learning signal
 
 
 @operator(DYNAMIC_SAMPLING)

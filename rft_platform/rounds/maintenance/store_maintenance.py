@@ -1,11 +1,11 @@
-"""Maintenance of a project's store: decide which rounds are compacted, upgraded or retired.
+"""Maintenance of a project's store: decide which rounds are compacted or retired.
 
 Only closed rounds are changed. A closed round is trained and evaluated, so no stage reads or writes its rows, and its
 trainer state is saved, so its training is not repeated.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from rft_platform.experience.maintenance import (
     compact_round,
     retire_round,
     sweep_round,
-    upgrade_round,
 )
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.manifests import chain, read_manifest
@@ -66,12 +65,11 @@ def _rounds_to_repeat(project: Project) -> set[int]:
 
 def compact(project: Project, *, keep_last: int = 2, grace_s: float = GRACE_S, dry_run: bool = False) -> Upkeep:
     """Merge the rollout files of each closed round into one, except for the newest ``keep_last`` rounds."""
-    return _rewrite_all(project.store, compact_round, _all_but_last(project, keep_last), grace_s, dry_run)
-
-
-def upgrade(project: Project, *, grace_s: float = GRACE_S, dry_run: bool = False) -> Upkeep:
-    """Rewrite the rollout files of closed rounds that have an older schema."""
-    return _rewrite_all(project.store, upgrade_round, closed_rounds(project), grace_s, dry_run)
+    store, report = project.store, Upkeep(dry_run)
+    for number in _all_but_last(project, keep_last):
+        report.rewrites += _try(report, partial(compact_round, store, number, dry_run=dry_run)) or []
+    _sweep_all(store, report, grace_s)
+    return report
 
 
 def retain(
@@ -128,20 +126,6 @@ def _all_but_last(project: Project, keep_last: int) -> list[int]:
         raise UserError(f"rounds to keep: {keep_last}, expected 0 or more")
     closed = closed_rounds(project)
     return closed[: max(0, len(closed) - keep_last)]
-
-
-def _rewrite_all(
-    store: ExperienceStore,
-    rewrite: Callable[..., list[Rewrite]],
-    rounds: Sequence[int],
-    grace_s: float,
-    dry_run: bool,
-) -> Upkeep:
-    report = Upkeep(dry_run)
-    for number in rounds:
-        report.rewrites += _try(report, partial(rewrite, store, number, dry_run=dry_run)) or []
-    _sweep_all(store, report, grace_s)
-    return report
 
 
 def _sweep_all(store: ExperienceStore, report: Upkeep, grace_s: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rft_platform.common.digests import MANIFEST, THINNED, checkpoint_damage
 from rft_platform.common.errors import NAMED, DamagedError, StorageError
-from rft_platform.common.files import digest_file, is_sealed
+from rft_platform.common.files import digest_file
 from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_record
 from rft_platform.experience.file_ledger import RetiredFile
 from rft_platform.experience.integrity import DamagedFile
@@ -27,7 +27,6 @@ class Verification:
     checkpoints: int = 0
     bytes: int = 0  # of files and checkpoints
     notes: int = 0
-    notes_without_digest: int = 0  # from older versions of the platform, which wrote no digest
     damaged: list[DamagedFile] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -88,7 +87,6 @@ def _verify_notes(store: ExperienceStore, number: int, found: Verification) -> N
         found.notes += 1
         try:
             store.read_note(number, name)
-            found.notes_without_digest += not is_sealed(path)
         except StorageError as error:
             why = f"cannot be read ({error.__cause__})" if error.__cause__ else str(error).removeprefix(f"{path}: ")
             found.damaged.append(DamagedFile(path, why))

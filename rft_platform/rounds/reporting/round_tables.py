@@ -47,10 +47,8 @@ def round_table(store: ExperienceStore, asset: str, rounds: Sequence[int]) -> pa
 def _view(name: str) -> Callable[[ExperienceStore, Sequence[int]], pa.Table]:
     def read(store: ExperienceStore, rounds: Sequence[int]) -> pa.Table:
         from rft_platform.experience.queries import connect
-        from rft_platform.experience.schema import FORMER_NAMES
 
-        former = ", ".join(FORMER_NAMES.values())
-        query = f"SELECT * EXCLUDE ({former}) FROM {name} ORDER BY round, run_id, step, row_id"
+        query = f"SELECT * FROM {name} ORDER BY round, run_id, step, row_id"
         with connect(store, rounds=rounds) as connection:
             return connection.sql(query).to_arrow_table()
 

@@ -53,7 +53,7 @@ def link_version(registry: "ModelRegistry", run: TrainingRun, model_id: str, ver
 def training_dataset(project: Project, policy: Policy, origin: Mapping[str, Any]) -> RunDataset | None:
     """The rows behind the weights: those of the round, of its row selection, or of an offline dataset.
 
-    None if the lineage has no digest of them (a version of an earlier release).
+    None if the lineage has no digest of them.
     """
     digest, number, store = origin.get("data_digest"), int(origin.get("round") or policy.round), project.store
     if digest is None:

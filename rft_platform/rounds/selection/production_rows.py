@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.common.locks import locked
-from rft_platform.common.policy_names import policy_of_column
 from rft_platform.common.sqlite_files import database_file, network_file_system
 from rft_platform.config.home import private_files
 from rft_platform.experience.record import LARGEST_TOP_K, ModelCall, RolloutRow, row_id
@@ -139,7 +138,6 @@ def run_name(call: Call) -> str:
 def _row(call: Call, run: str, step: int, round_number: int) -> RolloutRow:
     recorded: dict[str, Any] = dict(call.model_call)
     engine, template_hash = recorded.pop(ENGINE), recorded.pop(TEMPLATE_HASH)
-    recorded["policy"] = policy_of_column(recorded.get("policy"))  # null in calls recorded by earlier versions
     model_call = ModelCall(**recorded)
     model_call.top_k = min(model_call.top_k, LARGEST_TOP_K)
     return RolloutRow(

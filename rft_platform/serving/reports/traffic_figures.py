@@ -28,9 +28,8 @@ def traffic_figures(engine: Engine, since: float, versions: Mapping[int, int]) -
         counts = func.count(), func.count(Call.reward), func.avg(Call.reward), func.count(Call.labelled_at)
         rows = session.execute(select(Call.action, *counts).where(recent).group_by(Call.action)).all()
         actions = {
-            str(action): ActionFigures(calls, rewarded, None if mean is None else float(mean))
+            action: ActionFigures(calls, rewarded, None if mean is None else float(mean))
             for action, calls, rewarded, mean, _ in rows
-            if action is not None
         }
         delays = session.execute(
             select(Call.labelled_at - Call.recorded_at)

@@ -30,7 +30,7 @@ COMPANIONS = (
 )  # fmt: skip
 _READERS = 8  # files that are read at the same time
 _QUIET_S = 0.05  # time without a change after which ``EarlyDigests`` reads a file
-SCHEMA_VERSION = 2  # in version 1 the state's identity was computed from the digests of all files
+SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Manifest:
     files: dict[str, dict[str, Any]]  # relative path -> {"size": bytes, "sha256": hex}
     base_model: str | None = None  # folder of the full weights if this checkpoint holds an adapter
     lora: dict[str, Any] | None = None  # settings of the adapter
-    base_digest: str | None = None  # ``weights_digest`` of the full weights; None in older manifests
+    base_digest: str | None = None  # ``weights_digest`` of the full weights of an adapter
     deferred_state: bool = False  # True: ``files`` lacks the trainer state, which is saved later or not at all
     schema_version: int = SCHEMA_VERSION
 
@@ -63,10 +63,7 @@ class Manifest:
         The training's request and the resulting weights determine optimizer and position, so the identity is known
         before the state is on disk.
         """
-        if self.schema_version > 1:
-            return digest_json([self.request_digest, self.weights_digest, self.base_digest])
-        digests = {name: entry["sha256"] for name, entry in self.files.items() if name != STEPS}
-        return digest_json(digests if self.base_digest is None else [digests, self.base_digest])
+        return digest_json([self.request_digest, self.weights_digest, self.base_digest])
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -83,8 +80,10 @@ def read_manifest(folder: Path) -> Manifest | None:
         manifest = Manifest(**read_sealed_json(path))
     except (ValueError, TypeError) as error:
         raise StorageError(f"{path}: not a manifest of schema version {SCHEMA_VERSION} ({error})") from error
-    if manifest.schema_version > SCHEMA_VERSION:
-        raise StorageError(f"{path}: schema version {manifest.schema_version}, known up to {SCHEMA_VERSION}: upgrade")
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise StorageError(
+            f"{path}: has schema version {manifest.schema_version}, this version of rft-platform reads {SCHEMA_VERSION}"
+        )
     return manifest
 
 

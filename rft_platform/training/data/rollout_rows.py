@@ -14,7 +14,7 @@ from rft_platform.common.files import digest_file, digest_json
 from rft_platform.experience.parquet import read_table, read_tables
 from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
 from rft_platform.experience.selections import SELECTION_SCHEMA, STALE
-from rft_platform.judging.operators.dynamic_sampling import NO_SIGNAL
+from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
 from rft_platform.training.data.samples import Sample, rollout_sample
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def _zero_variance_share(rows: "pa.Table", judgements: "pa.Table") -> float:
     np.minimum.at(low, member, reward)
     flat = high == low
     dropped_by = np.array(judgements["dropped_by"].to_pylist(), object)
-    flat[member] |= np.isin(dropped_by[last].astype(str), list(NO_SIGNAL))
+    flat[member] |= dropped_by[last] == DYNAMIC_SAMPLING
     return float(flat.mean()) if len(groups) else 0.0
 
 

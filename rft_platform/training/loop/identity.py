@@ -1,12 +1,11 @@
 """The identity of a training: equal for requests with the same start state, data and settings."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from rft_platform.algorithms.plugins import plugins_digest
-from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
+from rft_platform.algorithms.spec import OptimizerSpec
 from rft_platform.common.files import digest_json
 from rft_platform.training.checkpoint.manifest import identify
 from rft_platform.training.checkpoint.reading import Position
@@ -19,35 +18,18 @@ _EXCLUDED = (
     "max_checkpoints_to_keep", "lineage",
 )  # fmt: skip
 
-#: Fields that earlier versions of the platform did not have. The identity excludes them while they have their default
-#: values: otherwise a training that an earlier version started could not be repeated after an upgrade. Every new field
-#: of a request or of a specification in it belongs here.
-_ADDED: dict[type, tuple[str, ...]] = {
-    TrainRequest: ("steps_before",),
-    AlgorithmSpec: ("row_mask_ratio", "token_veto", "weight_level", "weight_bound", "expert_schedule"),
-}
-
 
 def training_identity(
     request: TrainRequest, parent_digest: str, data_digest: str, position: Position | None, formats: Sequence[str]
 ) -> str:
     """Digest of the training. It excludes the number of ranks, which only affects rounding."""
-    settings = {name: value for name, value in _values(_effective(request)).items() if name not in _EXCLUDED}
+    settings = {name: value for name, value in asdict(_effective(request)).items() if name not in _EXCLUDED}
     critic = request.algorithm.critic
     folders = (request.reference, request.teacher, None if critic is None else critic.folder)
     models = [None if folder is None else identify(Path(folder)) for folder in folders]
     end = None if position is None else asdict(position)
     plugins = plugins_digest(request.algorithm.plugins)
     return digest_json([settings, parent_digest, data_digest, models, end, plugins, list(formats)])
-
-
-def _values(value: Any) -> Any:
-    """``value`` as ``dataclasses.asdict`` returns it, without the fields of ``_ADDED`` that have their default."""
-    if not is_dataclass(value):
-        return value
-    added = _ADDED.get(type(value), ())
-    given = [(field, getattr(value, field.name)) for field in fields(value)]
-    return {field.name: _values(v) for field, v in given if field.name not in added or v != field.default}
 
 
 def _effective(request: TrainRequest) -> TrainRequest:
