@@ -206,9 +206,13 @@ class Ui:
 
 @contextmanager
 def running_ui(project: Any, *options: str) -> Iterator[Ui]:
-    """``rft ui`` on a project, from its first word to the end of everything it started."""
+    """``rft ui`` on a project, from its first word to the end of everything it started.
+
+    A project that was not started yet gets the user's file as its configuration; its paths have to be absolute.
+    """
     project.home.mkdir(parents=True, exist_ok=True)
-    (project.home / "rft.yaml").write_text(project.config.read_text())
+    if not (project.home / "rft.yaml").exists():
+        (project.home / "rft.yaml").write_text(project.config.read_text())
     port, mlflow_port = free_port(), free_port()
     process = subprocess.Popen(
         project.command("ui", "--port", str(port), "--mlflow-port", str(mlflow_port), *options),

@@ -1,4 +1,4 @@
-"""The package has no code for earlier versions of itself: nothing was released before version 1 of the stored formats."""
+"""The package has no code for earlier versions of itself: version 1 of the stored formats is the first."""
 
 import re
 from pathlib import Path
@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "rft_platform"
-_OF_BEFORE = r"(?:earlier|older|former|previous|old|past)"
-_STORED = r"(?:versions?|releases?|names?|defaults?|locations?|homes?|stores?|schemas?|formats?|manifests?|databases?|digests?)"
+_BEFORE = r"(?:earlier|older|former|previous|old|past)"
+_THINGS = "version release name default location home store schema format manifest database digest"
+_STORED = "|".join(f"{thing}s?" for thing in _THINGS.split())
 MENTION = re.compile(
-    rf"\b{_OF_BEFORE}\s+{_STORED}\b|\bform(?:er|erly)\b|\blegacy\b|\bdeprecated\b|\bbackwards?[- ]compat", re.IGNORECASE
+    rf"\b{_BEFORE}\s+(?:{_STORED})\b|\bform(?:er|erly)\b|\blegacy\b|\bdeprecated\b|\bbackwards?[- ]compat", re.I
 )
 
 #: Files that mention earlier versions of something else, and of what.
