@@ -177,7 +177,8 @@ class Child:
     ) -> Any:
         """``ask`` in any event loop; a call that is cancelled kills the process."""
         line, loop = self._begin(function, arguments, cpu_s, wall_s), asyncio.get_running_loop()
-        self._socket.setblocking(False)
+        if self._socket.gettimeout() != 0:  # saves a system call
+            self._socket.setblocking(False)
         with self._killing_on_failure():
             async with asyncio.timeout(wall_s):
                 with suppress(ConnectionError):  # the next line reports the end
@@ -189,9 +190,11 @@ class Child:
     def _begin(self, function: str, arguments: Sequence[Any], cpu_s: float | None, wall_s: float | None) -> bytes:
         if not self._end.alive:
             raise ChildError(f"the process of {self._module} was ended, or another process started it", "was ended")
-        encoded = b",".join(each if isinstance(each, bytes) else json.dumps(each).encode() for each in arguments)
         self._call = (function, cpu_s, wall_s, float("inf") if wall_s is None else time.monotonic() + wall_s)
-        return b"[%s, %s, [%s]]\n" % (json.dumps(function).encode(), json.dumps(cpu_s).encode(), encoded)
+        if not any(isinstance(each, bytes) for each in arguments):
+            return json.dumps([function, cpu_s, arguments]).encode() + b"\n"
+        encoded = b",".join(each if isinstance(each, bytes) else json.dumps(each).encode() for each in arguments)
+        return json.dumps([function, cpu_s]).encode()[:-1] + b", [%s]]\n" % encoded
 
     @contextmanager
     def _killing_on_failure(self) -> Iterator[None]:
@@ -236,9 +239,10 @@ class Child:
             line = self._received[:end]
             del self._received[: end + 1]
             self._searched = 0
-            message = None
-            with suppress(ValueError):
+            try:
                 message = json.loads(line)
+            except ValueError:
+                message = None
             if not isinstance(message, dict):
                 raise self._failure("sent a message that is no JSON object")
             if "ready" in message:

@@ -7,6 +7,7 @@ this process and from other event loops; they end when this process ends.
 import importlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -31,9 +32,7 @@ async def call_bounded(
     MEMORY_MB, or if the process dies twice; RuntimeError for an exception of the function, OSError if no process
     starts, and ValueError if the function is not at the top level of a module.
     """
-    module, name = function.__module__, function.__qualname__
-    if "<" in name or attrgetter(name)(importlib.import_module(module)) is not function:
-        raise ValueError(f"{function!r} cannot be called in another process: define it at the top level of a module")
+    module, name = _place(function)
     for _ in range(_ATTEMPTS):
         child = _take(module, imports)
         try:
@@ -47,10 +46,18 @@ async def call_bounded(
                 raise OSError(f"the process of a judge does not start: {error}") from error
             died = error.how
         finally:
-            if child.is_alive:
-                _idle.setdefault((module, *imports), []).append(child)
+            _idle.setdefault((module, *imports), []).append(child)  # a killed one is dropped when it is taken
     how = f"died {_ATTEMPTS} times: it {died}"
     raise LimitExceededError(f"the process of {name} {how}", how)
+
+
+@cache
+def _place(function: Callable[..., Any]) -> tuple[str, str]:
+    """Module and name of a function at the top level of a module; ValueError for another."""
+    module, name = function.__module__, function.__qualname__
+    if "<" in name or attrgetter(name)(importlib.import_module(module)) is not function:
+        raise ValueError(f"{function!r} cannot be called in another process: define it at the top level of a module")
+    return module, name
 
 
 def _take(module: str, imports: tuple[str, ...]) -> Child:
