@@ -1,15 +1,14 @@
 """Functions that the tests call in a ``Child``."""
 
-import os
+import builtins as builtins
+import os as os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path as Path
 from typing import Any
 
 from rft_platform.cluster.child_main import note
-
-int, pow, bytearray, load = int, pow, bytearray, __import__
 
 
 def pid() -> int:

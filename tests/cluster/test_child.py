@@ -55,7 +55,7 @@ def test_values_errors_and_notes(child: Child) -> None:
     assert child.ask("count", 3, on_note=notes.append) == child.ask("count", 1) == "done"
     assert notes == [0, 1, 2]
     with pytest.raises(CallError, match="ValueError: invalid literal") as raised:
-        child.ask("int", "x")
+        child.ask("builtins.int", "x")
     assert raised.value.kind == "ValueError"
     with pytest.raises(CallError, match=r"AttributeError: .*no_such_function"):
         child.ask("no_such_function")
@@ -87,10 +87,12 @@ def test_a_forked_child_of_the_function_cannot_answer(child: Child) -> None:
 def test_processor_time_and_memory_are_limited() -> None:
     with start(memory_mb=200) as child:
         with pytest.raises(LimitExceededError, match="more than 200 MB of memory"):
-            child.ask("bytearray", 1 << 32)
+            child.ask("builtins.bytearray", 1 << 32)
         assert child.is_alive and child.ask("limits")["core"] == 0
-        with pytest.raises(LimitExceededError, match=r"pow in the process .*: it needed more than 0\.3 s of processor"):
-            child.ask("pow", 7, 7**11, cpu_s=0.3)
+        with pytest.raises(
+            LimitExceededError, match=r"builtins\.pow in the process .*: it needed more than 0\.3 s of processor"
+        ):
+            child.ask("builtins.pow", 7, 7**11, cpu_s=0.3)
         assert not child.is_alive
 
 
@@ -122,7 +124,7 @@ def test_an_error_names_how_the_process_ended_and_what_it_printed() -> None:
 
 
 async def test_a_cancelled_call_kills_the_process(child: Child) -> None:
-    call = asyncio.create_task(child.ask_async("pow", 7, 7**11))
+    call = asyncio.create_task(child.ask_async("builtins.pow", 7, 7**11))
     await asyncio.sleep(0.3)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
@@ -182,7 +184,7 @@ def test_another_interpreter_gets_this_package_and_nothing_else(tmp_path: Path) 
         prefix, package, first = child.ask("interpreter")
         assert prefix == str(tmp_path / "env") and Path(package).parents[1] == TESTS.parent and first == str(TESTS)
         with pytest.raises(CallError, match="No module named 'psutil'"):
-            child.ask("load", "psutil")
+            child.ask("builtins.__import__", "psutil")
 
 
 def test_only_the_given_environment_arrives() -> None:
