@@ -10,7 +10,6 @@ activations of one pack, and the chunk of logits. Compared with four measurement
 """
 
 import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from psutil import virtual_memory
 
+from rft_platform.cluster.child import Program
 from rft_platform.config.gpu_placement import place
 from rft_platform.config.resolve import RunSettings
 
@@ -299,9 +299,8 @@ def gpu_bytes() -> int | None:
     """Memory of the smallest GPU of this machine; None if nvidia-smi does not say it."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.split()
-        return min(int(line) for line in found) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError):
+        return min(int(line) for line in Program(command, wall_s=20).run().stdout.split()) * 2**20
+    except (OSError, ValueError):
         return None
 
 

@@ -7,13 +7,12 @@ The process runs in parallel with the other checks of a run. An accepted model i
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
+from rft_platform.cluster.child import AnswerTimeoutError, CallError, Child, ChildError
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.files import atomic_path
 from rft_platform.config.resolve import policies_of
@@ -21,10 +20,8 @@ from rft_platform.config.schema.rft_config import RftConfig
 
 _TRAINING_MODES = ("both", "train", "colocate")
 _PROGRAM = "rft_platform.training.packed.model_check"
-_ROOT = Path(__file__).parents[2]
 _CHECKED_BY = ("model_check", "model_support", "packed_policy")  # after a change of these modules, check again
 _PACKAGES = ("rft_platform", "torch", "transformers")
-_SHOWN = 200  # characters of an invalid answer that the error quotes
 _LIMIT_S = 300.0  # the first import of transformers from a network file system takes minutes
 
 
@@ -35,18 +32,24 @@ class ModelCheck:
         """Start to check ``models`` (by the key of rft.yaml that names them) for rows of ``longest`` tokens."""
         self._models = {key: folder for key, folder in models.items() if not _accepted(folder, longest).is_file()}
         self._longest = longest
-        self._process = _start([str(folder) for folder in self._models.values()], longest) if self._models else None
+        self._child = self._start() if self._models else None
+
+    def _start(self) -> Child:
+        child = Child(_PROGRAM, env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+        child.send("problems", [str(folder) for folder in self._models.values()], self._longest, wall_s=_LIMIT_S)
+        return child
 
     def problems(self) -> Iterator[str]:
         """Wait for the result; yield a line for each model that the trainer would refuse."""
-        if self._process is None:
+        if self._child is None:
             return
         try:
-            output, errors = self._process.communicate(timeout=_LIMIT_S)
-        except subprocess.TimeoutExpired:
+            answers = self._child.answer()
+        except AnswerTimeoutError:
             names = ", ".join(str(folder) for folder in self._models.values())
             raise RftError(f"{names}: building the model to check it took more than {_LIMIT_S:.0f} s") from None
-        answers = _answers(self._process.returncode, output, errors, len(self._models))
+        except (CallError, ChildError) as error:
+            raise RftError(f"the check of the models failed: {error}") from None
         for (key, folder), problem in zip(self._models.items(), answers, strict=True):
             if problem is None:
                 _remember(_accepted(folder, self._longest))
@@ -55,9 +58,8 @@ class ModelCheck:
 
     def stop(self) -> None:
         """End the process if it still runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+        if self._child is not None:
+            self._child.kill()
 
 
 @contextmanager
@@ -77,32 +79,6 @@ def model_check(config: RftConfig) -> Iterator[ModelCheck]:
         yield check
     finally:
         check.stop()
-
-
-def _start(folders: list[str], longest: int | None) -> "subprocess.Popen[str]":
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", _PROGRAM, json.dumps({"folders": folders, "longest": longest})],
-        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,  # Ctrl-C on the terminal goes to the run, which ends this process
-    )  # fmt: skip
-
-
-def _answers(code: int, output: str, errors: str, count: int) -> list[str | None]:
-    """For each model the problem that the process found, or None.
-
-    Raises RftError if the process failed or its answer is not valid.
-    """
-    if code:
-        reason = f"it was ended by signal {-code}" if code < 0 else (errors.strip().splitlines() or ["no message"])[-1]
-        raise RftError(f"the check of the models failed: {reason}")
-    last = (output.strip().splitlines() or [""])[-1]  # a library may print lines before it
-    with suppress(ValueError):
-        found = json.loads(last)
-        if isinstance(found, list) and len(found) == count and all(isinstance(each, str | None) for each in found):
-            return found
-    raise RftError(f"the check of the models failed: it answered {last[-_SHOWN:]!r}")
 
 
 def _accepted(folder: Path, longest: int | None) -> Path:

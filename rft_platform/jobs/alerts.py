@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import shlex
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 import dagster as dg
 
 from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, fault_of
+from rft_platform.cluster.child import Program
 from rft_platform.common.errors import UserError
 from rft_platform.common.fault_classification import described
 from rft_platform.common.files import write_json
@@ -132,10 +132,12 @@ def _post(payload: bytes) -> None:
 
 def _pipe(payload: bytes) -> None:
     command = shlex.split(os.environ[COMMAND])
-    done = subprocess.run(command, input=payload, timeout=TIMEOUT_S, capture_output=True)
-    if done.returncode:
+    done = Program(command, wall_s=TIMEOUT_S, stdin=payload).run()
+    if done.timed_out:
+        raise UserError(f"{COMMAND} was killed after {TIMEOUT_S:g} s")
+    if not done.ok:
         output = done.stderr.decode(errors="replace").strip()[-500:]
-        raise UserError(f"{COMMAND} ended with exit code {done.returncode}: {output or 'no output'}")
+        raise UserError(f"{COMMAND} ended with exit code {done.exit_code}: {output or 'no output'}")
 
 
 def _claim(file: Path) -> bool:

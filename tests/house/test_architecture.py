@@ -28,6 +28,21 @@ SMALL = {
 }
 #: The only folder that uses Dagster's private modules, which any release may change.
 INTERNALS = PACKAGE / "jobs" / "dagster_internals"
+#: Modules outside ``cluster`` that start or end processes: servers, and commands that own the terminal.
+PROCESS_OWNERS = {
+    "cli.commands.demo",
+    "common.processes.parent",
+    "common.processes.spawn",
+    "inference.vllm_engine.middleware",
+    "inference.vllm_engine.worker",
+    "recipes.front_desk.run",
+    "servers.supervise",
+    "training.join",
+}
+PROCESS_CALLS = re.compile(
+    r"\bsubprocess\.\w|\bPopen\(|\bcreate_subprocess_|\bmultiprocessing\.(?!parent_process)"
+    r"|\bos\.(?:fork|forkpty|kill|killpg|posix_spawnp?|waitpid|waitid|pidfd_open)\b"
+)
 
 Graph = Mapping[str, Set[str]]
 
@@ -180,6 +195,12 @@ def test_only_one_folder_uses_private_modules_of_dagster() -> None:
     users = [file for file in PACKAGE.rglob("*.py") if private.search(file.read_text(encoding="utf-8"))]
     assert {str(file.relative_to(PACKAGE)) for file in users if file.parent != INTERNALS} == set()
     assert users
+
+
+def test_only_one_folder_starts_and_ends_processes() -> None:
+    sources = {module: file.read_text(encoding="utf-8") for module, file in modules().items()}
+    users = {module for module, source in sources.items() if PROCESS_CALLS.search(source) and top(module) != "cluster"}
+    assert users == PROCESS_OWNERS, "call a function in a cluster.child.Child, or run a program with Program"
 
 
 def test_the_package_uses_no_developer_tool() -> None:

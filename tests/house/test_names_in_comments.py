@@ -18,8 +18,8 @@ FILE = re.compile(r"(?<![\w./-])((?:\w+/)*\w+\.py)\b(?!:\w)")
 SLASHED = re.compile(r"``(\w+(?:/\w+)+)/?``")
 DOTTED = re.compile(r"``((?:rft_platform\.)?[a-z_]\w*(?:\.\w+)+)(?<!\.json)``")
 FOLDERS = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
-#: A section of rft.yaml, and a folder.
-SECTIONS = {"evaluation"}
+#: Sections of rft.yaml, and folders.
+SECTIONS = {"cluster", "evaluation"}
 #: Files of users.
 FOREIGN = {"gql.py", "datasets.py"}
 

@@ -83,8 +83,8 @@ def test_threads_share_it_and_it_ends_with_its_owner() -> None:
         asked = [[[{"content": str(number)}]] for number in range(20)]
         texts = list(pool.map(partial(owner.render, "{{ messages[0].content }}", tools=None, variables={}), asked))
     assert texts == [[str(number)] for number in range(20)]
-    assert owner._worker is not None
-    worker = psutil.Process(owner._worker._process.pid)
+    assert owner._child is not None
+    worker = psutil.Process(owner._child.pid)
     assert worker.ppid() == os.getpid()
     del owner
     assert not psutil.pid_exists(worker.pid)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -259,6 +260,27 @@ async def test_what_a_program_starts_ends_with_it() -> None:
             break
         await asyncio.sleep(0.05)
     assert marked(mark) == []
+
+
+PARENT = """
+import asyncio
+from rft_platform.judging.sandbox.run_program import Limits, run_program
+asyncio.run(run_program("import time; print(1, flush=True); time.sleep(600)", limits=Limits(wall_s=600.0)))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_ends_when_the_process_that_judges_it_is_killed(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # nobody removes the program's folder
+    with subprocess.Popen([sys.executable, "-c", PARENT], env=environment) as parent:
+        family: list[psutil.Process] = []
+        while len(family) < 2 or "program.py" not in family[-1].cmdline()[-1] or "-S" in family[-1].cmdline():
+            assert parent.poll() is None
+            time.sleep(0.05)
+            family = psutil.Process(parent.pid).children(recursive=True)
+        parent.kill()
+    _, left = psutil.wait_procs(family, timeout=20)
+    assert left == []
 
 
 @pytest.fixture

@@ -48,14 +48,13 @@ def facts(rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    """Worker processes below a process, and their guardians, which are nobody's children."""
-    groups = {child.pid for child in psutil.Process(pid).children(recursive=True) if is_worker(child)}
-    return [each for each in psutil.process_iter() if is_worker(each) and (os.getpgid(each.pid) in groups)]
+    """Worker processes below a process."""
+    return [child for child in psutil.Process(pid).children(recursive=True) if is_worker(child)]
 
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return "rft_platform.rollout.workers.worker" in process.cmdline()
+        return any("rft_platform.rollout.workers.worker" in argument for argument in process.cmdline())
     except psutil.Error:
         return False
 
@@ -164,8 +163,8 @@ def test_a_worker_imports_nothing_heavy_of_ours() -> None:
 import sys
 import openai
 theirs = set(sys.modules)
+import rft_platform.cluster.child
 import rft_platform.rollout.workers.worker
-import rft_platform.rollout.workers.worker_service
 import rft_platform.rollout.recording.clients
 import rft_platform.rollout.workflows.dialogue
 import rft_platform.rollout.workflows.calculator
@@ -210,7 +209,7 @@ def test_no_worker_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> N
     with subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True) as parent:
         wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 6)
         workers = workers_of(parent.pid)
-        assert len(workers) == 6  # three, each with its guardian
+        assert len(workers) == 3
         children = [int(pid) for pid in pids.read_text().split()]
         daemons = [pid for pid in children if os.getsid(pid) == pid]  # nobody is left who knows of these
         parent.send_signal(how)

@@ -6,7 +6,7 @@ Read in this order:
 - ``control_api.py``: the ``/engine/*`` routes of the control plane; ``ServedEngine`` is what an engine provides.
 - ``api_guard.py``, ``request_body.py``: access control and limits of request bodies.
 - ``api_errors.py``, ``context_limit.py``: errors in OpenAI's form, and the refusal of long prompts.
-- ``chat_template.py``, ``template_process.py``, ``template_worker.py``, ``tokenizer.py``: conversations to prompt ids.
+- ``chat_template.py``, ``template_process.py``, ``tokenizer.py``: conversations to prompt ids.
 - ``weight_files.py``: check a folder of weights before it is loaded.
 - ``lifecycle.py``, ``http_server.py``: ``ServerLifecycle`` (lease, idle time-out), and connection time-outs.
 """

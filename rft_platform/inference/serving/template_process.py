@@ -1,28 +1,25 @@
-"""Render chat templates in a separate process with limits of processor time and memory.
+"""Render chat templates in a child process with limits of processor time and memory.
 
-One process renders all templates of a program. The first use starts the process. If a template exceeds the processor
-time, the kernel kills the process, and the next use starts another one.
+A template comes with a model folder, so it is untrusted code. Jinja's sandbox prevents access to the interpreter, but
+not endless loops or excessive use of memory. One process renders all templates of a program. The first use starts it,
+and so does the next use after a template has exceeded its limits.
 """
 
-import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from rft_platform.cluster.child import AnswerTimeoutError, CallError, Child, ChildError, LimitExceededError
 from rft_platform.common.errors import EngineError, UserError
-from rft_platform.inference.serving.template_worker import CPU_SECONDS
 
-WORKER = "rft_platform.inference.serving.template_worker"
-ANSWER_TIMEOUT_S = 120.0  # in wall time, for a worker that gets no processor time and so never reaches that limit
+CPU_SECONDS = 3.0  # processor time for one conversation
+MEMORY_MB = 1024  # in addition to the memory of the interpreter and its packages
+TEXT_CHARACTERS = 64 << 20  # largest prompt
+ANSWER_TIMEOUT_S = 120.0  # in wall time, for a process that gets no processor time and so never reaches that limit
 _INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG", "LC_ALL")  # variables without secrets
-_TOO_SLOW = (-signal.SIGPROF, -signal.SIGKILL)
 
 
 class TemplateLimitError(UserError):
@@ -34,10 +31,10 @@ class TemplateProcess:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._worker: _Worker | None = None
+        self._child: Child | None = None
 
     def start(self) -> None:
-        """Start the worker if none runs. Its imports take seconds, during which the caller can do other work."""
+        """Start the process if none runs. Its imports take seconds, during which the caller can do other work."""
         with self._lock:
             self._running()
 
@@ -51,100 +48,59 @@ class TemplateProcess:
     ) -> list[str]:
         """The text of each conversation under the template ``source``.
 
-        Raises UserError if the template refuses the conversations or exceeds its limits.
+        Raises UserError if the template refuses the conversations or exceeds its limits, EngineError if the process
+        fails for another reason.
         """
-        request = {
-            "source": source,
-            "conversations": list(conversations),
-            "tools": tools,
-            "variables": dict(variables),
-            "add_generation_prompt": add_generation_prompt,
-        }
+        arguments = (source, list(conversations), tools, dict(variables), add_generation_prompt)
         try:
-            line = json.dumps(request).encode() + b"\n"
+            with self._lock:
+                texts: list[str] = self._running().ask(
+                    "render_all", *arguments, cpu_s=CPU_SECONDS, wall_s=ANSWER_TIMEOUT_S
+                )
+        except CallError as error:
+            raise UserError(f"the chat template refuses these messages: {error}") from error
+        except (LimitExceededError, AnswerTimeoutError) as error:
+            raise TemplateLimitError(
+                f"the chat template did not render these messages within its limits ({error.how}): use shorter "
+                "messages, or another template (chat_template)"
+            ) from error
+        except ChildError as error:
+            raise EngineError(f"the process that renders chat templates failed: {error}") from error
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"messages and tools must be JSON values: {error}") from error
-        with self._lock:
-            answer = self._ask(line)
-        if "error" in answer:
-            kind = TemplateLimitError if answer["error"].startswith("MemoryError") else UserError
-            raise kind(f"the chat template refuses these messages: {answer['error']}")
-        texts: list[str] = answer["texts"]
         return texts
 
-    def _ask(self, line: bytes) -> dict[str, Any]:
-        worker = self._running()
-        try:
-            answer: dict[str, Any] = json.loads(worker.ask(line))
-        except (OSError, ValueError) as error:
-            self._worker = None
-            code = worker.end()
-            if code not in _TOO_SLOW:
-                raise EngineError(f"the process that renders chat templates ended with exit code {code}") from error
-            raise TemplateLimitError(
-                f"the chat template did not render these messages within {CPU_SECONDS:g} s of processor time: use "
-                "shorter messages, or another template (chat_template)"
-            ) from error
-        return answer
-
-    def _running(self) -> "_Worker":
-        if self._worker is None or not self._worker.is_ours():
-            self._worker = _Worker()
-        return self._worker
-
-
-class _Worker:
-    """One worker process and its pipes."""
-
-    def __init__(self) -> None:
-        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        environment |= {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        command = [sys.executable, "-P", "-m", WORKER]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )
-        self._starter = os.getpid()
-        self._end = weakref.finalize(self, _end, self._process)
-
-    def is_ours(self) -> bool:
-        """Whether the worker runs and was started by this process, not by the parent that it was forked from."""
-        return self._starter == os.getpid() and self._process.poll() is None
-
-    def ask(self, line: bytes) -> bytes:
-        """Send a line and read the answer. If the worker has ended, raises OSError or returns b"".
-
-        A worker that does not answer within ``ANSWER_TIMEOUT_S`` is killed.
-        """
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(line)
-        self._process.stdin.flush()
-        poll = select.poll()
-        poll.register(self._process.stdout, select.POLLIN)
-        if not poll.poll(ANSWER_TIMEOUT_S * 1000):
-            self._process.kill()
-        return self._process.stdout.readline()
-
-    def end(self) -> int:
-        """End the worker, by force after 1 s; returns its exit code."""
-        self._end()
-        return self._process.returncode
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            try:
-                pipe.close()
-            except OSError:
-                continue
-    try:
-        process.wait(1)  # the worker ends when its input is closed
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    def _running(self) -> Child:
+        if self._child is None or not self._child.is_alive:
+            environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+            environment |= {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+            renderer = "transformers.utils.chat_template_utils"
+            self._child = Child(__name__, imports=[renderer], env=environment, memory_mb=MEMORY_MB)
+        return self._child
 
 
 @cache
 def template_process() -> TemplateProcess:
     """The program's only instance."""
     return TemplateProcess()
+
+
+os.register_at_fork(after_in_child=template_process.cache_clear)  # another thread may have held its lock
+
+
+def render_all(
+    source: str, conversations: list[Any], tools: Any, variables: dict[str, Any], add_generation_prompt: bool
+) -> list[str]:
+    """Render in the child process, with CPU_SECONDS for each conversation."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    texts = []
+    for conversation in conversations:
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        (text,), _ = render_jinja_template(
+            [conversation], tools, chat_template=source, add_generation_prompt=add_generation_prompt, **variables
+        )
+        if len(text) > TEXT_CHARACTERS:
+            raise ValueError(f"the prompt has {len(text)} characters; at most {TEXT_CHARACTERS} are supported")
+        texts.append(text)
+    return texts

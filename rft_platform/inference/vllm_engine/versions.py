@@ -6,12 +6,12 @@ This module imports only the standard library, because the launcher and the serv
 import importlib.metadata
 import json
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from rft_platform.cluster.child import CallError, Child, ChildError
 from rft_platform.common.errors import UserError
 from rft_platform.inference.http_contract import KEEP_ALIVE_S
 
@@ -23,16 +23,6 @@ HOW_TO_INSTALL = (
     "`pip install 'rft-platform[gpu]'`"
 )
 _PROBE_TIMEOUT_S = 60.0
-_PROBE = f"""
-import importlib.metadata, json
-found = None
-for name in {DISTRIBUTIONS!r}:
-    try:
-        found = found or [name, importlib.metadata.version(name)]
-    except importlib.metadata.PackageNotFoundError:
-        pass
-print(json.dumps(found))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +54,15 @@ class Vllm:
 
 def installed_here() -> Vllm | None:
     """The vLLM that this interpreter has; None if it has none."""
+    found = distribution_here()
+    return Vllm(*found) if found else None
+
+
+def distribution_here() -> tuple[str, str] | None:
+    """Name and version of this interpreter's vLLM."""
     for name in DISTRIBUTIONS:
         try:
-            return Vllm(name, importlib.metadata.version(name))
+            return name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return None
@@ -78,11 +74,9 @@ def installed_in(python: str) -> Vllm | None:
     if python == sys.executable:
         return installed_here()
     try:
-        answer = subprocess.run(
-            [python, "-P", "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True
-        )
-        found = json.loads(answer.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        with Child(__name__, python=python) as child:
+            found = child.ask(distribution_here.__name__, wall_s=_PROBE_TIMEOUT_S)
+    except (OSError, CallError, ChildError) as error:
         raise UserError(
             f"engine.python {python!r} is not a Python interpreter that can be started ({type(error).__name__}): "
             f"set it to the interpreter of the environment that has vLLM; {HOW_TO_INSTALL}"

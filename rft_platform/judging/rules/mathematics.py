@@ -36,7 +36,7 @@ async def math(
         try:
             equal = await call_bounded(are_equal, reference, text, cpu_s=limit_s, imports=_IMPORTS)
         except LimitExceededError as error:
-            _log.debug("math: an answer is scored as wrong because it needed %s", error)
+            _log.debug("math: an answer is scored as wrong because its process %s", error.how)
             equal = False if await _is_expression(reference, limit_s) else None
     if equal is None:
         raise ValueError(f"the reference answer {reference[:80]!r} is not a mathematical expression")
@@ -47,7 +47,7 @@ async def _is_expression(reference: str, limit_s: float) -> bool:
     try:
         return await call_bounded(are_equal, reference, "", cpu_s=limit_s, imports=_IMPORTS) is not None
     except LimitExceededError as error:
-        raise ValueError(f"the reference answer {reference[:80]!r} needed {error}") from error
+        raise ValueError(f"the reference answer {reference[:80]!r} {error.how}") from error
 
 
 def are_equal(reference: str, text: str) -> bool | None:

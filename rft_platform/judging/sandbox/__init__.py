@@ -3,9 +3,9 @@
 Read in this order:
 
 - ``run_program``: ``run_program`` and ``run_tested``, which the judge ``code`` calls, with ``Limits`` and ``Outcome``.
-- ``entry``: runs first in a sandboxed process: drops the network, confines writes, sets limits, starts the program.
 - ``program_rpc``: the two processes of tested code, one with the program and one with the tests, connected by pipes.
-- ``bounded_call`` and ``bounded_worker``: call one function of the platform within limits of time and memory.
+- ``bounded_call``: call one function of the platform within limits of time and memory.
 
-``entry`` and ``program_rpc`` run as files and import nothing of the platform.
+``cluster.confined`` runs first in a sandboxed process: it drops the network, confines writes, sets limits and starts
+the program. It and ``program_rpc`` run as files and import nothing of the platform.
 """

@@ -10,22 +10,19 @@ import os
 import secrets
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
+from rft_platform.cluster import confined
+from rft_platform.cluster.child import Program
 from rft_platform.common.errors import UserError
 
 SANDBOX = "RFT_SANDBOX"
-_ENTRY = Path(__file__).with_name("entry.py")
+_ENTRY = Path(confined.__file__)
 _PROGRAM_RPC = Path(__file__).with_name("program_rpc.py")
 _MEGABYTE = 1 << 20
-_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +130,20 @@ async def _run_tested(outer: list[str], source: str, tests: str, limits: Limits)
 
 
 class _StartSignal:
-    """A pipe on which the entry in the sandbox reports that it runs. The program has no access to it."""
+    """Pipes to the entry in the sandbox. The program has no access to them.
+
+    On one, the entry reports that it runs. The other closes when this process ends, which ends the entry.
+    """
 
     def __enter__(self) -> "_StartSignal":
-        self._reading, self.writing = os.pipe()
+        (self._reading, writing), (lifeline, self._lifeline) = os.pipe(), os.pipe()
+        self.of_entry = (writing, lifeline)  # the started program closes them here
         os.set_blocking(self._reading, False)
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._reading)
-        os.close(self.writing)
+        os.close(self._lifeline)
 
     def received(self) -> bool:
         """Whether the entry has reported."""
@@ -171,91 +172,26 @@ async def _run(
 ) -> Outcome:
     """``outer``: words before the command.
 
-    ``part``: the role and pipe ends of one of two communicating processes; the ends are closed here.
+    ``part``: the role and pipe ends of one of two communicating processes.
     """
-    folder = Path(tempfile.mkdtemp(prefix="rft-sandbox-"))
+    folder, ends = Path(tempfile.mkdtemp(prefix="rft-sandbox-")), part[1:] if part else ()
     try:
         program = folder / "program.py"
         program.write_text(source, encoding="utf-8", errors="replace")
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(word.replace("{folder}", str(folder)) for word in outer),
-                sys.executable,
-                *("-I", "-S", "-B", str(_ENTRY), str(start.writing), json.dumps(limits.as_resource_limits())),
-                *((str(_PROGRAM_RPC), *map(str, part)) if part else ()),
-                str(program),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                cwd=folder,
-                env={"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                pass_fds=(start.writing, *(part[1:] if part else ())),
-                start_new_session=True,
-            )
-        finally:
-            for end in part[1:] if part else ():
-                os.close(end)
-        try:
-            return await _conversation(process, stdin, limits)
-        finally:
-            await _end(process)
+        command = [
+            *(word.replace("{folder}", str(folder)) for word in outer),
+            *(sys.executable, "-I", "-S", "-B", str(_ENTRY), *map(str, start.of_entry)),
+            json.dumps(limits.as_resource_limits()),
+            *((str(_PROGRAM_RPC), *map(str, part)) if part else ()),
+            str(program),
+        ]
+        environment = {"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        running = Program(
+            command, wall_s=limits.wall_s, stdin=stdin.encode("utf-8", "replace"), output_bytes=limits.output_bytes,
+            env=environment, cwd=folder, pass_fds=(*start.of_entry, *ends),
+        )  # fmt: skip
+        ended = await running.run_async()
+        stdout, stderr = (part.decode("utf-8", "replace") for part in (ended.stdout, ended.stderr))
+        return Outcome(ended.exit_code, stdout, stderr, ended.timed_out, ended.too_long)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _conversation(process: asyncio.subprocess.Process, stdin: str, limits: Limits) -> Outcome:
-    kept: list[bytearray] = [bytearray(), bytearray()]
-    exceeded = asyncio.Event()
-
-    async def read(stream: asyncio.StreamReader | None, into: bytearray) -> None:
-        while stream is not None and (data := await stream.read(_CHUNK)):
-            into += data
-            if len(into) > limits.output_bytes:
-                del into[limits.output_bytes :]
-                exceeded.set()
-                _kill(process)
-                return
-
-    jobs = asyncio.gather(
-        _feed(process, stdin), read(process.stdout, kept[0]), read(process.stderr, kept[1]), process.wait()
-    )
-    timed_out = False
-    try:
-        await asyncio.wait_for(jobs, limits.wall_s)
-    except TimeoutError:
-        timed_out = True
-    except asyncio.CancelledError:
-        with suppress(asyncio.CancelledError):
-            await jobs  # else asyncio reports that the result was never retrieved
-        raise
-    await _end(process)
-    stdout, stderr = (bytes(part).decode("utf-8", "replace") for part in kept)
-    code = process.returncode if process.returncode is not None else -signal.SIGKILL
-    return Outcome(code, stdout, stderr, timed_out, exceeded.is_set())
-
-
-async def _feed(process: asyncio.subprocess.Process, stdin: str) -> None:
-    if process.stdin is None:
-        return
-    with suppress(BrokenPipeError, ConnectionResetError):  # the program did not read all of its input
-        process.stdin.write(stdin.encode("utf-8", "replace"))
-        await process.stdin.drain()
-    process.stdin.close()
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill the process, the rest of its process group (even if the process has ended) and its descendants; reap it."""
-    _kill(process)
-    await process.wait()
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    family: list[psutil.Process] = []
-    if process.returncode is None:  # an ended process has ended its descendants, and its id may be reused
-        with suppress(psutil.Error):
-            family = psutil.Process(process.pid).children(recursive=True)  # also those in other sessions
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for member in family:
-        with suppress(psutil.Error):
-            member.kill()

@@ -1,52 +1,31 @@
-"""Check that the interpreter of the workers can import a workflow: ``python -m ... NAME``.
+"""Check that the interpreter of the workers can import a workflow."""
 
-The workflow's arguments are passed as JSON on standard input: they may be secret, and other users see command lines.
-"""
-
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from rft_platform.cluster.child import AnswerTimeoutError, CallError, Child, ChildError
 from rft_platform.common.errors import UserError
+from rft_platform.rollout.workflow import resolve_workflow
 
 _LIMIT_S = 120.0  # large frameworks on a slow disk
 
 
 def check_importable(python: str, name: str, arguments: Mapping[str, Any]) -> None:
     """Raise UserError unless ``python`` can import the workflow ``name`` and pass it ``arguments``."""
-    from rft_platform.rollout.workers.worker_process import worker_environment  # imports psutil
-
-    command = [python, "-m", "rft_platform.rollout.workers.import_check", name]
-    with TemporaryDirectory() as folder:
-        try:
-            done = subprocess.run(
-                command, env=worker_environment(python, Path(folder)), input=json.dumps(dict(arguments)),
-                capture_output=True, text=True, timeout=_LIMIT_S, check=False, start_new_session=True,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise UserError(f"workflow {name!r}: {python} needed more than {_LIMIT_S:.0f} s to import it") from None
-        except OSError as error:
-            raise UserError(f"explorer.workers.python {python}: cannot be run ({error.strerror or error})") from None
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise UserError(f"{reason} (explorer.workers.python {python})")
-
-
-def main(name: str, arguments: str) -> int:
-    """Import the workflow; returns the exit status."""
-    from rft_platform.rollout.workflow import resolve_workflow
-
     try:
-        resolve_workflow(name, json.loads(arguments))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+        with Child(__name__, python=python) as child:
+            child.ask(load.__name__, name, dict(arguments), wall_s=_LIMIT_S)
+    except OSError as error:
+        raise UserError(f"explorer.workers.python {python}: cannot be run ({error.strerror or error})") from None
+    except AnswerTimeoutError:
+        raise UserError(f"workflow {name!r}: {python} needed more than {_LIMIT_S:.0f} s to import it") from None
+    except CallError as error:
+        reason = error.text if error.kind == UserError.__name__ else str(error)
+        raise UserError(f"{reason} (explorer.workers.python {python})") from None
+    except ChildError as error:
+        raise UserError(f"{error} (explorer.workers.python {python})") from None
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.stdin.read()))
+def load(name: str, arguments: Mapping[str, Any]) -> None:
+    """Load the workflow, in the child process."""
+    resolve_workflow(name, arguments)

@@ -5,14 +5,15 @@ import site
 import sys
 import sysconfig
 import tempfile
+import textwrap
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rft_platform.cluster.child import AnswerTimeoutError, Child, ChildError
 from rft_platform.common.errors import EngineError, UserError
-from rft_platform.common.files import last_lines
 from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool.engine_pool import EnginePool
@@ -20,14 +21,13 @@ from rft_platform.inference.pool.replicas import Replica, Replicas
 from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
 from rft_platform.rollout.runs.attempt import Connection, RemoteFailure
 from rft_platform.rollout.runs.run import Run, RunResult
-from rft_platform.rollout.workers.worker_process import WorkerProcess, worker_environment
-from rft_platform.rollout.workers.worker_wire import message_line, result_from_json, task_to_json, workflow_to_json
+from rft_platform.rollout.workers.worker_wire import json_text, result_from_json, task_to_json, workflow_to_json
 from rft_platform.rollout.workflow import WorkerWorkflow
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 
 LOG_NAME = "rollout-workers.log"
 _START_S = 300.0  # time limit for the start, which imports the workflow and its packages
-_LOG_LINES = 12
+_MODULE = "rft_platform.rollout.workers.worker"
 
 
 class WorkerExecutor:
@@ -50,7 +50,8 @@ class WorkerExecutor:
         self._log_folder = workflow.log_folder
         self._name = workflow.name
         self._slots = asyncio.Semaphore(min(workflow.count or limits.concurrency, limits.concurrency))
-        self._workers: set[WorkerProcess] = set()
+        self._workers: set[Child] = set()
+        self._idle: list[Child] = []
         setup = {
             "workflow": workflow_to_json(workflow),
             "sys_path": user_folders(),
@@ -64,7 +65,7 @@ class WorkerExecutor:
             "truncated_reward": limits.truncated_reward,
             "sampling": asdict(sampling),
         }
-        self._setup = message_line({"setup": setup}, f"workflow_args of workflow {workflow.name!r}")
+        self._setup = json_text(setup, f"workflow_args of workflow {workflow.name!r}")
 
     async def __aenter__(self) -> "WorkerExecutor":
         self._folder = tempfile.TemporaryDirectory(prefix="rft-workers-", ignore_cleanup_errors=True)
@@ -74,7 +75,6 @@ class WorkerExecutor:
     async def __aexit__(self, *failure: object) -> None:
         for worker in self._workers:
             worker.kill()
-        await asyncio.sleep(0)  # let the transports close
         self._folder.cleanup()
 
     @property
@@ -86,56 +86,52 @@ class WorkerExecutor:
     async def slot(self) -> AsyncIterator["WorkerSlot"]:
         """Yield a worker that is ready; kill it afterwards if it did not finish its attempt."""
         async with self._slots:
-            worker = next((worker for worker in self._workers if worker.idle), None) or await self._start()
+            while self._idle and not self._idle[-1].is_alive:
+                self._drop(self._idle.pop())
+            worker = self._idle.pop() if self._idle else await self._start()
+            is_idle = False
             try:
-                worker.idle = False
                 slot = WorkerSlot(self, worker)
                 yield slot
-                worker.idle = slot.reusable
+                is_idle = slot.reusable
             finally:
-                if not worker.idle:
+                if is_idle:
+                    self._idle.append(worker)
+                else:
                     self._drop(worker)
 
-    async def _start(self) -> WorkerProcess:
+    async def _start(self) -> Child:
         python = self._python or sys.executable
-        env = worker_environment(self._python, Path(self._folder.name))
         try:
-            worker = WorkerProcess(python, self.log, env)
+            worker = Child(_MODULE, python=self._python, log=self.log)
         except OSError as error:
             raise UserError(f"explorer.workers.python {python}: cannot be run ({error})") from error
         self._workers.add(worker)
+        under = f"a worker process under {python}"
         try:
-            async with asyncio.timeout(_START_S):
-                answer = await worker.ask(self._setup)
-            if answer is None:
-                raise UserError(
-                    f"a worker process under {python} {await worker.how_it_ended()} at its start.{self._tail()}"
-                )
-            if "refused" in answer:
-                raise UserError(f"a worker process under {python} cannot run {self._name!r}: {answer['refused']}")
-        except TimeoutError:
+            refused = await worker.ask_async("set_up", self._setup, wall_s=_START_S)
+            if refused is not None:
+                raise UserError(f"{under} cannot run {self._name!r}: {refused}")
+        except ChildError as error:
             self._drop(worker)
-            raise UserError(
-                f"a worker process under {python} was not ready after {_START_S:.0f} s.{self._tail()}"
-            ) from None
+            timed_out = isinstance(error, AnswerTimeoutError)
+            how = f"was not ready after {_START_S:.0f} s" if timed_out else f"{error.how} at its start"
+            printed = f" It printed:\n{textwrap.indent(error.tail, '  ')}" if error.tail else ""
+            raise UserError(f"{under} {how}.{printed}") from None
         except BaseException:
             self._drop(worker)
             raise
         return worker
 
-    def _drop(self, worker: WorkerProcess) -> None:
+    def _drop(self, worker: Child) -> None:
         self._workers.discard(worker)
         worker.kill()
-
-    def _tail(self) -> str:
-        lines = last_lines(self.log, _LOG_LINES)
-        return f" It printed:\n{lines}" if lines else ""
 
 
 class WorkerSlot:
     """A worker for one attempt."""
 
-    def __init__(self, pool: WorkerExecutor, worker: WorkerProcess) -> None:
+    def __init__(self, pool: WorkerExecutor, worker: Child) -> None:
         self.reusable = True  # False during an attempt, and after an attempt whose tasks could not be stopped
         self._pool = pool
         self._worker = worker
@@ -157,21 +153,16 @@ class WorkerSlot:
                 "greedy": run.greedy,
                 "replicas": _addresses(replicas, home),
             }
-            message = message_line({"attempt": request}, f"task {run.task.task_id}")
+            text = json_text(request, f"task {run.task.task_id}")
             self.reusable = False
-            await self._worker.send(message)
-            return self._result(await self._answer(), connection)
+            answer = await self._worker.ask_async("attempt", text, on_note=self._mark_down)
+            self.reusable = not answer["tasks_left"]
+            return self._result(answer, connection)
+        except ChildError as error:
+            raise RemoteFailure(f"WorkerDied: the worker process {error.how} during the run") from None
         finally:
             if replicas is not None and home is not None:
                 replicas.release(home, self._pool.tokens)
-
-    async def _answer(self) -> dict[str, Any]:
-        while (message := await self._worker.receive()) is not None:
-            if "down" not in message:
-                self.reusable = not message["tasks_left"]
-                return message
-            _mark_down(self._pool.replicas, *message["down"])
-        raise RemoteFailure(f"WorkerDied: the worker process {await self._worker.how_it_ended()} during the run")
 
     def _result(self, message: dict[str, Any], connection: Connection) -> RunResult:
         connection.client_retries, connection.lost = message["client_retries"], message["connection_lost"]
@@ -181,6 +172,13 @@ class WorkerSlot:
         if failed["engine"]:
             raise EngineError(failed["error"].partition(": ")[2])
         raise RemoteFailure(failed["error"], failed["location"])
+
+    def _mark_down(self, down: tuple[int, str, str]) -> None:
+        """Mark a replica that the worker could not reach as down: its number, its address and why."""
+        replicas, (number, url, why) = self._pool.replicas, down
+        for replica in replicas.serving() if replicas is not None else []:
+            if (replica.number, replica.url) == (number, url):
+                replicas.mark_down(replica, why)  # type: ignore[union-attr]
 
 
 def user_folders() -> list[str]:
@@ -209,9 +207,3 @@ def _addresses(replicas: Replicas | None, home: Replica | None) -> list[tuple[in
         return []
     serving = sorted(replicas.serving(), key=lambda replica: replica is not home)
     return [(replica.number, replica.url, replica.api_key) for replica in serving]
-
-
-def _mark_down(replicas: Replicas | None, number: int, url: str, why: str) -> None:
-    for replica in replicas.serving() if replicas is not None else []:
-        if (replica.number, replica.url) == (number, url):
-            replicas.mark_down(replica, why)  # type: ignore[union-attr]

@@ -1,9 +1,9 @@
-"""Messages between the parent and a worker process: JSON lines, and conversion of values to and from JSON.
+"""Calls of a worker process: encoding as JSON, and conversion of values to and from JSON values.
 
-Parent to worker: ``{"setup": ...}`` once, then ``{"attempt": ...}``. Worker to parent: ``{"ready": true}`` or
-``{"refused": reason}`` once; for each attempt any number of ``{"down": [number, url, why]}``, then one message with
-``result`` or ``failed``. This message also has the connection statistics and ``tasks_left``: true if tasks could not be
-stopped, so that the process must be replaced.
+``set_up`` gets what a worker needs to load the workflow, and returns None or the reason why it cannot load it.
+``attempt`` may send notes (``[number, url, why]`` of a replica that does not answer). It returns ``result`` or
+``failed``, the connection statistics and ``tasks_left``: true if tasks could not be stopped, so that the process must
+be replaced.
 """
 
 import json
@@ -23,10 +23,10 @@ _CALL_FIELDS = [item.name for item in fields(ModelCall)]
 _TASK_FIELDS = [item.name for item in fields(Task)]
 
 
-def message_line(message: Mapping[str, Any], what: str) -> bytes:
-    """Encode a message for the socket. Raises UserError, naming ``what``, for a value that is not JSON."""
+def json_text(value: Mapping[str, Any], what: str) -> bytes:
+    """Encode an argument or a result. Raises UserError, naming ``what``, for a value that is not JSON."""
     try:
-        return json.dumps(message).encode() + b"\n"
+        return json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{what} cannot be sent to a worker process: {error}; worker processes need JSON values"

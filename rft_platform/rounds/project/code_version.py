@@ -1,12 +1,12 @@
 """The versions of the running code for lineage: the platform's, and the user's with a copy of its source."""
 
-import subprocess
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import rft_platform
+from rft_platform.cluster.child import Program
 from rft_platform.common.code_snapshot import keep_snapshot, references_in, take_snapshot
 from rft_platform.common.user_code import is_live
 from rft_platform.config.schema.rft_config import RftConfig
@@ -28,7 +28,7 @@ def code_version() -> str:
     try:
         _git("ls-files", "--error-unmatch", _SOURCE.name)
         return _git("describe", "--always", "--abbrev=40", "--dirty")
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, ValueError):
         return release()
 
 
@@ -80,7 +80,7 @@ def user_code_of(store: ExperienceStore, judged: Mapping[int, str | None]) -> di
 
 
 def _git(*words: str) -> str:
-    result = subprocess.run(
-        ["git", *words], cwd=_SOURCE.parent, capture_output=True, text=True, timeout=10, check=True
-    )  # fmt: skip
-    return result.stdout.strip()
+    output = Program(["git", *words], wall_s=10, cwd=_SOURCE.parent).run()
+    if not output.ok:
+        raise ValueError(f"git {words[0]} ended with exit code {output.exit_code}")
+    return output.stdout.decode().strip()

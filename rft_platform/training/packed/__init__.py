@@ -5,6 +5,6 @@ kernels for CUDA in ``cuda_attention``; ``lm_head`` computes log-probs, entropie
 chunk; ``packed_policy`` is the causal LM over packs (``PackedPolicy``). ``transfer`` copies arrays to the device.
 
 Read in this order: ``packing``, ``attention``, ``cuda_attention``, ``lm_head``, ``packed_policy``. In addition:
-``model_support`` (which models can be packed), ``model_check`` (a program that checks this from a model's
+``model_support`` (which models can be packed), ``model_check`` (checks this from a model's
 configuration), ``flops`` (operations of packs, peak throughput of a device).
 """

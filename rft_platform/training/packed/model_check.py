@@ -1,11 +1,5 @@
-"""Check from a model's config.json whether it can be trained, before any process starts. No weights are read.
+"""Check from a model's config.json whether it can be trained, before any process starts. No weights are read."""
 
-Run as a program, it takes one JSON argument, ``{"folders": [...], "longest": tokens or null}``. It prints a JSON list
-with the problem of each folder, or null.
-"""
-
-import json
-import sys
 from pathlib import Path
 
 from rft_platform.common.errors import UserError
@@ -36,18 +30,14 @@ def check_trainable(folder: Path, longest: int | None) -> None:
     check_window(model, longest)
 
 
-def _main(arguments: str) -> None:
-    request = json.loads(arguments)
-    problems: list[str | None] = []
-    for folder in request["folders"]:
+def problems(folders: list[str], longest: int | None) -> list[str | None]:
+    """The problem of each model folder, or None."""
+    found: list[str | None] = []
+    for folder in folders:
         try:
-            check_trainable(Path(folder), request["longest"])
+            check_trainable(Path(folder), longest)
         except UserError as error:
-            problems.append(str(error))
+            found.append(str(error))
         else:
-            problems.append(None)
-    print(json.dumps(problems))
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1])
+            found.append(None)
+    return found
