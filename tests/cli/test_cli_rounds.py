@@ -157,7 +157,8 @@ def test_a_service_that_ignores_released_versions_is_reported(
     project = Project.open(home)
     for number in range(3):
         publish(project.store, Policy(str(home.root), 8 * number, "0" * 64, number))
-        project.store.write_note(number, "evaluation", {"results": [], "promoted": False, "metrics": {}})
+        evaluated = {"results": [], "promoted": False, "metrics": {}, "gate": "no tasks", "gate_passed": None}
+        project.store.write_note(number, "evaluation", evaluated)
     assert "until the next decision" not in rft("models", "list").stdout + rft("rounds").stdout
     assert json.loads(rft("rounds", "--json").stdout)["pinned"] is None
     release_commands(project).promote(0)

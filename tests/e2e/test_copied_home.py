@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from rft_platform.common.files import digest_file
-
-from .conftest import ProjectFolder
+from tests.e2e.conftest import ProjectFolder
 
 #: What is recorded about the past keeps the names of its time.
 HISTORY = ("dagster", "logs")

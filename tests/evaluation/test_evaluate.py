@@ -63,6 +63,7 @@ def measure(engine: SumEngine, tasks: list[Task] = TASKS, **changes: Any) -> Eva
         "sampling": SAMPLING,
         "seed": 0,
         "round": 1,
+        "measured_by": "exact_match",
     }
     return evaluate(engine, tasks, **{**settings, **changes})  # type: ignore[arg-type]
 

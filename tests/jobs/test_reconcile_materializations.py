@@ -43,6 +43,7 @@ with open_instance(Home(Path(sys.argv[1]))) as instance:
     instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
     dg.materialize([evaluation_report], instance=instance, partition_key="r0001")
 """
+UNGATED = {"results": [], "metrics": {}, "gate": "no champion", "gate_passed": None}
 JUDGED = {"sound": True, "judge_version": "exact_match@1", "mean_reward": 0.25, "rows": 4}
 
 
@@ -52,9 +53,9 @@ def partitions(instance: dg.DagsterInstance, asset: str) -> set[str]:
 
 def test_what_its_note_says_is_recorded_once(project: Project) -> None:
     project.store.write_note(1, "judge", JUDGED)
-    project.store.write_note(1, "evaluation", {"results": [], "metrics": {"sampled_pass": 0.5}, "promoted": True})
+    project.store.write_note(1, "evaluation", {**UNGATED, "metrics": {"sampled_pass": 0.5}, "promoted": True})
     publish(project.store, Policy("f", 3, "weights", round=0))
-    project.store.write_note(0, "evaluation", {"results": [], "metrics": {}})
+    project.store.write_note(0, "evaluation", UNGATED)
     phases = [("explore", 1), ("sync", 1), ("warm_start", 0)]
     with dg.DagsterInstance.ephemeral() as instance:
         said = reconcile_materializations(project, instance, phases)
@@ -190,8 +191,8 @@ def test_damaged_rows_are_left_for_later_with_what_follows_from_them(
     project: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     project.store.write_note(1, "judge", JUDGED)
-    project.store.write_note(1, "evaluation", {"results": [], "metrics": {}})
-    project.store.write_note(2, "evaluation", {"results": [], "metrics": {}})
+    project.store.write_note(1, "evaluation", UNGATED)
+    project.store.write_note(2, "evaluation", UNGATED)
 
     def damaged(*_: object) -> None:
         raise DamagedError("r0001: a file differs from its digest")
@@ -210,7 +211,7 @@ def test_damaged_rows_are_left_for_later_with_what_follows_from_them(
 
 def test_a_round_of_a_running_launch_is_left_to_its_run(project: Project) -> None:
     for number in (1, 2):
-        project.store.write_note(number, "evaluation", {"results": [], "metrics": {}})
+        project.store.write_note(number, "evaluation", UNGATED)
     with dg.DagsterInstance.ephemeral() as instance:
         reported = reconcile_materializations(project, instance, running={("sync", 2)})
         assert reported == ["evaluation_report of r0001"]

@@ -231,8 +231,9 @@ def test_a_missing_or_broken_file_is_named(round_request, tmp_path: Path) -> Non
 
 
 def write_selection(path: Path, **columns: list[str]) -> str:
-    """A file of selected rows with the two columns that a training reads."""
-    pq.write_table(pa.table(columns).replace_schema_metadata(SELECTION_SCHEMA.metadata), path)
+    """A file of selected rows; a training reads the given columns only."""
+    others = {name: [None] * len(columns["row_id"]) for name in SELECTION_SCHEMA.names if name not in columns}
+    pq.write_table(pa.table({**columns, **others}).replace_schema_metadata(SELECTION_SCHEMA.metadata), path)
     return str(path)
 
 
@@ -299,7 +300,7 @@ def test_groups_without_variance_count_before_the_filters(round_request) -> None
             for judgement in group:
                 judgement.reward, judgement.advantage = 1.0, 0.0
         for judgement in [row for group in groups[:4] for row in group]:
-            judgement.dropped_by = "zero_variance"
+            judgement.dropped_by = "dynamic_sampling"
         groups[3][0].reward = 0.5
         for judgement in groups[4][:2]:  # the judge failed on two of four runs
             judgement.reward, judgement.dropped_by = math.nan, "judge_error"
