@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo demo-online test test-slow test-all chaos bench-gpu lint ui image clean lock licences configuration modules docs audit vllm-cpu vllm-gpu test-vllm agent-envs test-agents test-trackers
+.PHONY: setup demo demo-online test test-slow test-long test-all chaos bench-gpu lint ui image clean lock licences configuration modules docs audit vllm-cpu vllm-gpu test-vllm agent-envs test-agents test-trackers
 
 setup: $(VENV)/.installed
 
@@ -35,11 +35,15 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest -m "spine or not slow" $(TEST_ARGS)
 
-# The tests that `test` leaves out: 45 minutes on 2 cores.
+# What starts engines, trainers and services, without whole projects: 20 minutes on 2 cores.
 test-slow: setup
-	$(BIN)/python -m pytest -m "slow and not spine" $(TEST_ARGS)
+	$(BIN)/python -m pytest -m "slow and not long and not spine" $(TEST_ARGS)
 
-test-all: test test-slow
+# Whole projects under the daemon, kills and faults; on several hosts and databases: 45 minutes on 2 cores.
+test-long: setup
+	$(BIN)/python -m pytest -m "long and not spine" $(TEST_ARGS)
+
+test-all: test test-slow test-long
 
 # Seeded kills of every process of scratch projects, then the invariants (docs/chaos.md). CHAOS_ARGS="--kills 12 --seed 4"
 chaos: setup

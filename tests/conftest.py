@@ -53,16 +53,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-#: The files that take longest, longest first: two workers that begin with them end at about the same time.
-LONGEST = (
+#: Whole projects, many of them under faults: `make test-long`. The longest come first: two workers that begin with them
+#: end at about the same time.
+LONG = (
     "e2e/test_daemon.py",
     "chaos/test_chaos_kills.py",
-    "e2e/test_wheel.py",
-    "e2e/test_tutorial.py",
     "e2e/test_faults.py",
     "e2e/test_fragments_and_bench.py",
     "e2e/test_offline.py",
-    "e2e/test_spine.py",  # it makes the project that the next two compare theirs with
     "e2e/test_component.py",
     "e2e/test_kills.py",
     "e2e/test_hosts_apart.py",
@@ -70,6 +68,12 @@ LONGEST = (
     "e2e/test_dynamic_styles.py",
     "e2e/test_policies.py",
     "e2e/test_ui.py",
+    "e2e/test_documentation_runs.py",
+    "e2e/test_unsynced.py",
+    "e2e/test_overlap.py",
+    "e2e/test_two_halves.py",
+    "e2e/test_serve_and_train.py",
+    "e2e/test_copied_home.py",
     "tuner/test_tune_runs.py",
     "tuner/test_notebook.py",
     "common/test_shared_databases.py",
@@ -78,11 +82,16 @@ LONGEST = (
     "training/test_trainer_resume.py",
     "training/test_ppo_ranks.py",
     "training/test_trainer_group.py",
-    "inference/test_pool.py",
     "rollout/test_under_fire.py",
+)
+#: The longest of the other files, which begin first too.
+FIRST = (
+    "e2e/test_wheel.py",
+    "e2e/test_tutorial.py",
+    "e2e/test_spine.py",  # it makes the project that two others compare theirs with
+    "inference/test_pool.py",
     "training/packed/test_invariance.py",
 )
-
 
 #: Fixtures that start an engine: tests that request one are slow, whichever of them runs first and waits for the start.
 ENGINES = {"policy_engine", "running_engines", "thinking", "vllm_python"}
@@ -121,16 +130,19 @@ def _current_folder_stays_empty() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts an engine as slow. Sort files: the longest, then others with slow tests, then the rest."""
+    """Mark what starts an engine as slow, and slow tests of long files. Sort files: the longest, others with slow tests."""
+    tests = Path(__file__).resolve().parent
+    rank = {str(tests / name): number for number, name in enumerate((*LONG, *FIRST))}
+    long = {str(tests / name) for name in LONG}
     for item in items:
         if ENGINES & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
         elif not any(item.get_closest_marker(name) for name in ("slow", "gpu", "timeout")):
             item.add_marker(pytest.mark.timeout(UNIT_S))
-    tests = Path(__file__).resolve().parent
-    first = {str(tests / name): rank for rank, name in enumerate(LONGEST)}
+        if str(item.path) in long and item.get_closest_marker("slow"):
+            item.add_marker("long")
     slow = {str(item.path) for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (first.get(str(item.path), len(LONGEST)), str(item.path) not in slow))
+    items.sort(key=lambda item: (rank.get(str(item.path), len(rank)), str(item.path) not in slow))
 
 
 @pytest.fixture(scope="session")
