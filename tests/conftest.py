@@ -130,7 +130,7 @@ def _current_folder_stays_empty() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts an engine as slow, and slow tests of long files. Sort files: the longest, others with slow tests."""
+    """Mark tests as slow or long. Sort files: the longest, then others with slow tests, then the rest."""
     tests = Path(__file__).resolve().parent
     rank = {str(tests / name): number for number, name in enumerate((*LONG, *FIRST))}
     long = {str(tests / name) for name in LONG}
