@@ -35,11 +35,11 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest -m "spine or not slow" $(TEST_ARGS)
 
-# What starts engines, trainers and services, without whole projects: 20 minutes on 2 cores.
+# Tests that start engines, trainers and services: 20 minutes on 2 cores.
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not long and not spine" $(TEST_ARGS)
 
-# Whole projects under the daemon, kills and faults; on several hosts and databases: 45 minutes on 2 cores.
+# Commands and whole projects under the daemon, kills and faults: an hour on 2 cores.
 test-long: setup
 	$(BIN)/python -m pytest -m "long and not spine" $(TEST_ARGS)
 

@@ -53,14 +53,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-#: Whole projects, many of them under faults: `make test-long`. The longest come first: two workers that begin with them
-#: end at about the same time.
-LONG = (
+#: Commands and whole projects, many of them under faults: their slow tests are left to `make test-long`.
+LONG = ("chaos", "cli", "deploy", "e2e", "faults", "recipes", "tuner")
+#: The files that take longest, longest first: two workers that begin with them end at about the same time.
+LONGEST = (
     "e2e/test_daemon.py",
     "chaos/test_chaos_kills.py",
+    "e2e/test_wheel.py",
+    "e2e/test_tutorial.py",
     "e2e/test_faults.py",
     "e2e/test_fragments_and_bench.py",
     "e2e/test_offline.py",
+    "e2e/test_spine.py",  # it makes the project that the next two compare theirs with
     "e2e/test_component.py",
     "e2e/test_kills.py",
     "e2e/test_hosts_apart.py",
@@ -68,12 +72,6 @@ LONG = (
     "e2e/test_dynamic_styles.py",
     "e2e/test_policies.py",
     "e2e/test_ui.py",
-    "e2e/test_documentation_runs.py",
-    "e2e/test_unsynced.py",
-    "e2e/test_overlap.py",
-    "e2e/test_two_halves.py",
-    "e2e/test_serve_and_train.py",
-    "e2e/test_copied_home.py",
     "tuner/test_tune_runs.py",
     "tuner/test_notebook.py",
     "common/test_shared_databases.py",
@@ -82,14 +80,8 @@ LONG = (
     "training/test_trainer_resume.py",
     "training/test_ppo_ranks.py",
     "training/test_trainer_group.py",
-    "rollout/test_under_fire.py",
-)
-#: The longest of the other files, which begin first too.
-FIRST = (
-    "e2e/test_wheel.py",
-    "e2e/test_tutorial.py",
-    "e2e/test_spine.py",  # it makes the project that two others compare theirs with
     "inference/test_pool.py",
+    "rollout/test_under_fire.py",
     "training/packed/test_invariance.py",
 )
 
@@ -132,14 +124,14 @@ def _current_folder_stays_empty() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests as slow or long. Sort files: the longest, then others with slow tests, then the rest."""
     tests = Path(__file__).resolve().parent
-    rank = {str(tests / name): number for number, name in enumerate((*LONG, *FIRST))}
-    long = {str(tests / name) for name in LONG}
+    rank = {str(tests / name): number for number, name in enumerate(LONGEST)}
+    long = tuple(f"{tests / folder}/" for folder in LONG)
     for item in items:
         if ENGINES & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
         elif not any(item.get_closest_marker(name) for name in ("slow", "gpu", "timeout")):
             item.add_marker(pytest.mark.timeout(UNIT_S))
-        if str(item.path) in long and item.get_closest_marker("slow"):
+        if str(item.path).startswith(long) and item.get_closest_marker("slow"):
             item.add_marker("long")
     slow = {str(item.path) for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (rank.get(str(item.path), len(rank)), str(item.path) not in slow))

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import dagster as dg
 
-from rft_platform.common.errors import RftError, TransientError
+from rft_platform.common.errors import RftError, TransientError, UserError
 from rft_platform.common.locks import try_lock
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import PolicyEngine
@@ -59,16 +59,17 @@ _bodies: dict[threading.Thread, tuple[ProjectResource, Sequence[Any]]] = {}
 def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
     """Run an asset's body as the only run on its round; ``resources`` are the body's resources.
 
-    Raises RoundBusyError, which names the other run, if another run holds the round. The run holds the round until the
-    run ends. If the body is interrupted, its work in engine and trainer is stopped. Work of an earlier run that was
-    killed is stopped, too.
+    Raises RoundBusyError, which names the other run, if another run holds the round, and UserError if a run of the same
+    job has done the work while this one waited in the queue. The run holds the round until the run ends. If the body is
+    interrupted, its work in engine and trainer is stopped. Work of an earlier run that was killed is stopped, too.
     """
     project = next((each for each in resources if isinstance(each, ProjectResource)), None)
     if project is None:
         yield
         return
     if name in _EXCLUSIVE:
-        hold_round(Home(Path(project.home).absolute()), _round_key(context), context.run.run_id)
+        key = _round_key(context)
+        _refuse_twin(context, key, hold_round(Home(Path(project.home).absolute()), key, context.run.run_id))
     leftover = _resources_to_clean(context, resources)
     if leftover:
         cancel_work(project, leftover)
@@ -81,6 +82,21 @@ def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Seq
         raise
     finally:
         del _bodies[thread]
+
+
+def _refuse_twin(context: dg.AssetExecutionContext, key: str, previous_run: str | None) -> None:
+    """Raise UserError if the job was launched twice at once, and the run before this one has done its work."""
+    if previous_run is None:
+        return
+    own = context.instance.get_run_record_by_id(context.run.run_id)
+    other = context.instance.get_run_record_by_id(previous_run)
+    if own is None or other is None or other.end_time is None or other.end_time < own.create_timestamp.timestamp():
+        return
+    if other.dagster_run.job_name == context.run.job_name and other.dagster_run.is_success:
+        raise UserError(
+            f"{key}: run {previous_run} of the same job did this while this run waited: nothing was changed; launch "
+            "the job again to repeat its work"
+        )
 
 
 def hold_round(home: Home, key: str, run_id: str, wait_s: float = _WAIT_S) -> str | None:

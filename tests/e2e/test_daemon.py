@@ -19,6 +19,7 @@ import yaml
 from interface import FINISHED, Ui, running_ui, stretched, wait_for
 
 import rft_platform
+from rft_platform.assets.run_failure import CAUSE_TAG
 from rft_platform.common.files import digest_file
 from rft_platform.common.processes.lease import read_lease
 from rft_platform.config.home import Home
@@ -179,15 +180,16 @@ def test_cancelled_rollouts_end_within_seconds_and_leave_the_engine_idle(disturb
 
 
 def launch_twice(ui: Ui, project, job: str, key: str, stored: Callable[[], object]) -> None:
-    """Launch a job for a round twice at once: the second run waits for the first and changes nothing that is stored."""
+    """Launch a job for a round twice at once: the second run waits for the first, then changes nothing and says why."""
     first, second = ui.launch(job, key), ui.launch(job, key)
     assert ui.end_of(first) == "SUCCESS"
     before = stored()
-    assert ui.end_of(second) == "SUCCESS"
+    assert ui.end_of(second) == "FAILURE"
     assert stored() == before
     with open_instance(Home(project.home)) as instance:
         records = [instance.get_run_record_by_id(run) for run in (first, second)]
     assert records[0].end_time <= records[1].start_time
+    assert f"run {first} of the same job did this" in records[1].dagster_run.tags[CAUSE_TAG]
 
 
 def rows(project) -> dict[str, str]:

@@ -71,6 +71,6 @@ def test_the_tutorial(tmp_path: Path) -> None:
 
     moved = Reader(folder.rename(tmp_path / "there"))
     longer = "rft run --config rft.yaml --rounds 4"
-    assert "4 rounds" in moved.shell(f"{longer} --dry-run")
+    assert "rounds: 4" in moved.shell(f"{longer} --dry-run")
     moved.shell(longer)
     assert json.loads(moved.shell("rft rounds --json"))["rounds"][-1]["round"] == 4
