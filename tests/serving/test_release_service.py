@@ -72,7 +72,8 @@ class RunningService:
             policy = Policy(str(weights), version, digest_weights(weights), round=version)
             publish(self.project.store, policy)
             if version < 2:
-                self.project.store.write_note(version, EVALUATION, {"promoted": False, "results": []})
+                note = {"promoted": False, "gate": "not due", "gate_passed": None, "results": [], "metrics": {}}
+                self.project.store.write_note(version, EVALUATION, note)
         damaged = next((folder / "v2").glob("*.safetensors"))
         damaged.write_bytes(damaged.read_bytes()[:-64] + b"\x01" * 64)
         environment = {**os.environ, "RFT_HOME": str(self.home), EXCHANGE_KEY: "k" * 32}
