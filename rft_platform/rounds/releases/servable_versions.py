@@ -1,12 +1,12 @@
-"""The versions of an online project that can serve, read from the notes of its rounds; release commands for them."""
+"""The versions of an online project that can serve, or were withdrawn from production; release commands for them."""
 
 from collections.abc import Iterator
 
 from rft_platform.common.errors import UserError
-from rft_platform.rounds.project.notes import EVALUATION
-from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.policy import parent_round, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.imported_versions import imported_policies
+from rft_platform.rounds.project.record import Policy, read
+from rft_platform.rounds.releases.imported_versions import imported_policies
 from rft_platform.rounds.reporting.round_history import evaluation_of
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.serving.database import FIRST_IMPORTED
@@ -49,11 +49,11 @@ def is_released(project: Project, policy: Policy) -> bool:
     starting policy may always serve. A host that only serves follows the decision of the host that trains
     (``rounds.exchange``).
     """
-    note = project.store.read_note(policy.round, EVALUATION)
-    if note is not None and "released" in note:
-        return bool(note["released"])
+    evaluated = read(project.store, policy.round).evaluated
+    if evaluated is not None and evaluated.released is not None:
+        return evaluated.released
     gated = bool(project.config.buffer.explorer_input.eval_tasksets)
-    return policy.round == 0 or (note is not None and (not gated or bool(note.get("promoted"))))
+    return policy.round == 0 or (evaluated is not None and (not gated or evaluated.promoted))
 
 
 def released_policy(project: Project) -> Policy | None:
@@ -114,6 +114,30 @@ def policy_of_version(project: Project, version: int) -> Policy | None:
     """The published or imported policy with this policy version."""
     known = imported_policies(project) if version > FIRST_IMPORTED else _newest_first(project)
     return next((policy for policy in known if policy.policy_version == version), None)
+
+
+def withdrawn_versions(project: Project) -> dict[int, str]:
+    """What withdrew each withdrawn policy version of an online project, as a clause: "canary 3 withdrew version 16".
+
+    A version that was trained from a withdrawn one counts as withdrawn too, unless a decision chose it to serve. Such
+    versions exist because a canary takes time: rounds train on while it runs.
+    """
+    if not project.config.online:
+        return {}
+    verdicts = ReleaseStore(traffic_database(project)).verdicts()
+    found = {version: f"{by} withdrew version {version}" for version, by in verdicts.items() if by is not None}
+    if not found:
+        return {}  # without reading all rounds
+    roots = {version: version for version in found}
+    for number in project.store.rounds():
+        policy = published(project.store, number)
+        if number == 0 or policy is None:
+            continue
+        parent, version = published(project.store, parent_round(project.store, number)), policy.policy_version
+        if parent is not None and parent.policy_version in roots and version not in verdicts:
+            root = roots[version] = roots[parent.policy_version]
+            found[version] = f"version {version} descends from version {root}, which {verdicts[root]} withdrew"
+    return found
 
 
 def _newest_first(project: Project) -> Iterator[Policy]:

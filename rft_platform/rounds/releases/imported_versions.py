@@ -15,8 +15,8 @@ from rft_platform.common.files import atomic_path, digest_file, read_json, write
 from rft_platform.common.locks import locked
 from rft_platform.common.policy_names import stored_name
 from rft_platform.model_registry.manifests import Manifest, read_manifest
-from rft_platform.rounds.project.policy import Policy
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, decoded, encoded
 from rft_platform.rounds.setup.noted_versions import version_tags
 from rft_platform.serving.database import FIRST_IMPORTED
 
@@ -34,7 +34,7 @@ def imported_policies(project: Project) -> list[Policy]:
     """The imported versions, oldest first."""
     found = [note for note in _folder(project).glob(f"*/{_NOTE}") if note.parent.name.isdecimal()]  # no temporary ones
     notes = sorted(found, key=lambda note: int(note.parent.name))
-    policies = [(note, Policy.from_note(read_json(note)["policy"], project.home.root)) for note in notes]
+    policies = [(note, decoded(Policy, read_json(note)["policy"], project.home.root)) for note in notes]
     return [replace(policy, folder=str(note.parent)) for note, policy in policies]  # a note names no other folder
 
 
@@ -69,7 +69,7 @@ def _copy(project: Project, manifest: Manifest, number: int) -> Policy:
     origin = {"source": str(manifest.folder), "manifest_digest": digest_file(manifest.folder / "manifest.json")}
     with atomic_path(target) as temporary:
         shutil.copytree(manifest.folder, temporary, ignore=_NOT_COPIED)
-        write_json(temporary / _NOTE, {"policy": policy.to_note(project.home.root), **origin})
+        write_json(temporary / _NOTE, {"policy": encoded(policy, project.home.root), **origin})
     return policy
 
 
@@ -84,7 +84,7 @@ def _register(project: Project, registry: "ModelRegistry", policy: Policy) -> Po
     version = models.register_checkpoint(folder, policy.policy_version, tags, run.run_id)
     registered = replace(policy, model_version=str(version))
     if registered != policy:
-        write_json(folder / _NOTE, {"policy": registered.to_note(project.home.root), **origin})
+        write_json(folder / _NOTE, {"policy": encoded(registered, project.home.root), **origin})
     return registered
 
 
