@@ -79,12 +79,12 @@ def test_each_stage_names_what_it_read_and_wrote(project: Project, file: Path) -
     home = project.home.root
     rollouts, judged = str(home / "rounds/r0001/rollouts"), str(home / "rounds/r0001/judged/judge-1.parquet")
     weights, tasks = str(home / "checkpoints/demo/first/global_step_2"), str(home.parent / "sums.jsonl")
-    digest = project.store.digest(1)
+    digest, selection = project.store.digest(1), str(home / "rounds/r0001/row_selection-policy.parquet")
     assert flows == {
         "rollout_batches": ({(tasks, None, None)}, {(rollouts, None, 4)}),
         "judged_experiences": ({(rollouts, None, 4)}, {(judged, digest, 4)}),
         "policy_checkpoint": (
-            {("/base", None, None), (str(home / "rounds/r0001/row_selection-policy.parquet"), "d", 3)}, {(weights, "w2", None)},
+            {("/base", None, None), (selection, "d", 3)}, {(weights, "w2", None)},
         ),
         "evaluation_report": (
             {(weights, "w2", None), (tasks, None, None)}, {(str(home / "rounds/r0001/evaluation.json"), None, None)},
