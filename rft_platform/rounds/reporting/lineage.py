@@ -11,7 +11,6 @@ from rft_platform.common.files import digest_file
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.model_registry.manifests import OTHER_SAMPLING, Manifest, all_manifests, chain, descendants
 from rft_platform.model_registry.sqlite_reader import model_name, read_versions
-from rft_platform.rounds.project.record import Judged, read
 
 if TYPE_CHECKING:
     from rft_platform.experience.file_ledger import FileEntry
@@ -314,6 +313,7 @@ def _selection_read(
 ) -> dict[str, Any]:
     """Return the fields for rows that were selected one by one: the selection file and the rollouts behind it."""
     from rft_platform.experience.selections import FILTERED, TRAINED_ON, selection_file
+    from rft_platform.rounds.project.record import Judged, read
 
     settled, file = lineage["row_selection"], selection_file(store, training, lineage.get("policy", DEFAULT_POLICY))
     versions = {int(number): version for number, version in settled["judge_versions"].items()}
@@ -356,6 +356,8 @@ def _selection_read(
 
 def _dataset_read(lineage: Mapping[str, Any], store: "ExperienceStore", number: int, verify: bool) -> dict[str, Any]:
     """Return the fields for the dataset of an offline training, from its round's record and file as they are now."""
+    from rft_platform.rounds.project.record import read
+
     file, digest = store.round_folder(number) / str(lineage["dataset"]), str(lineage["dataset_sha256"])
     known = read(store, number).dataset
     if known is None or known.digest != lineage.get("data_digest"):  # another project of the same name elsewhere
