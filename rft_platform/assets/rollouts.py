@@ -28,14 +28,13 @@ def rollout_batches(
 
     opened, number = project.open(), round_of(context)
     explored = Round(opened, number).explore(engine.connect())
-    statistics = explored.task_selection.statistics if explored.task_selection else {}
     return dg.MaterializeResult(
         metadata={
             "dagster/partition_row_count": explored.rows,
             "dagster/column_schema": columns_of(ROLLOUT_SCHEMA, DESCRIPTIONS),
             "folder": path(opened.store.rollout_files(number)[0].parent),
             **numbers(all_figures(explored)),
-            **numbers(statistics),
+            **numbers(explored.task_selection.statistics if explored.task_selection else {}),
         },
         data_version=dg.DataVersion(opened.store.rollouts_digest(number)),
     )

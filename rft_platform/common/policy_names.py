@@ -1,10 +1,6 @@
-"""Names of policies, and the names of what is stored about them.
+"""Names of policies, and the addresses of what belongs to them; section ``policies`` names all but the default one."""
 
-Every policy has a name. ``DEFAULT_POLICY`` is the name of the policy of section ``model``; the other names are in
-section ``policies``, whose schema excludes this one.
-"""
-
-DEFAULT_POLICY = "policy"
+DEFAULT_POLICY = "policy"  # that of section ``model``
 
 
 def stored_name(stem: str, policy: str, join: str = "-") -> str:

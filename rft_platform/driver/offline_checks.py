@@ -78,8 +78,7 @@ def _length_problems(project: "Project") -> Iterator[str]:
     trained, dataset = record.trained(), record.dataset
     if trained is None or dataset is None:
         return
-    too_long = int(trained.metrics.get("rows_too_long", 0))
-    wanted = project.settings.offline_steps(dataset.rows - too_long)
+    wanted = project.settings.offline_steps(dataset.rows - int(trained.metrics.get("rows_too_long", 0)))
     if trained.steps not in (0, wanted):
         yield (
             f"{project.config.project}/{project.config.name} has trained {trained.steps} steps and its settings "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.driver.run_cost import launch_seconds
 from rft_platform.evaluation.gate import promotion_rule
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.project.record import RoundEvaluation, RoundRecord, Trained, read
+from rft_platform.rounds.project.record import RoundEvaluation, Trained, read
 from rft_platform.rounds.releases.training_start import describe_start
 from rft_platform.rounds.reporting.round_history import time_split
 
@@ -76,7 +76,7 @@ def _trainings(project: "Project", rounds: list[int]) -> dict[int, int]:
 
 def round_line(project: "Project", number: int, wall_s: float | None = None) -> RoundLine:
     """The line of one round; ``champion`` means that its evaluation promoted it. ``wall_s`` is of all its launches."""
-    record = read(project.store, number)
+    record, (_, *others) = read(project.store, number), project.policies
     explored, judged, trained = record.explored, record.judged, record.trained()
     evaluated, policy = record.evaluated, record.published()
     metrics, scores = trained.metrics if trained else {}, evaluated.metrics if evaluated else {}
@@ -93,7 +93,7 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
         tokens_per_s=explored.tokens_per_s if explored else None,
         optimizer_steps=trained.steps if trained else None,
         policy_version=policy.policy_version if policy else None,
-        policies=_further_versions(project, record),
+        policies={name: found.policy_version for name in others if (found := record.published(name)) is not None},
         model_version=policy.model_version if policy else None,
         champion=evaluated.promoted if evaluated else False,
         not_promoted=_refusal(evaluated),
@@ -102,12 +102,6 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
         started_again=describe_start(project.store, number) if trained else None,
         seconds=time_split(record, wall_s),
     )
-
-
-def _further_versions(project: "Project", record: RoundRecord) -> dict[str, int]:
-    _, *others = project.policies
-    policies = (record.published(name) for name in others)
-    return {policy.name: policy.policy_version for policy in policies if policy is not None}
 
 
 def _refusal(evaluated: RoundEvaluation | None) -> str | None:
@@ -135,7 +129,7 @@ def nothing_trained(trained: Trained | None) -> str | None:
         return None
     rows, dropped = (int(trained.metrics.get(name, 0)) for name in ("rows", "rows_dropped"))
     why = [f"all {rows:,} rows have advantage 0 ({EQUAL})"] if rows else []
-    stale = trained.stale_rows
+    stale = trained.lineage.get("row_selection", {}).get("rows", {}).get("stale", 0)
     if dropped:
         others = rows or stale
         why.append(f"filters dropped {dropped:,} rows" if others else f"filters dropped all {dropped:,} rows")

@@ -271,7 +271,13 @@ def _weights(_: Project, __: RoundRecord, policy: Policy) -> str:
 
 
 _explored, _evaluated = attrgetter("explored"), attrgetter("evaluated")
-_JUDGED = _Asset("judged_experiences", _sound, _judgement_version, checks=_judgement_checks, specs=EXPERIENCE_CHECKS)
+_JUDGED = _Asset(
+    "judged_experiences",
+    _sound,
+    _judgement_version,
+    checks=_judgement_checks,
+    specs=EXPERIENCE_CHECKS,
+)
 _TRAINED = _Asset(
     "policy_checkpoint", RoundRecord.published, _weights, _checkpoint, _checkpoint_checks, CHECKPOINT_CHECKS
 )

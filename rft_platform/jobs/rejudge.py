@@ -50,8 +50,8 @@ def rejudge(
                 )
             except dg.Failure as failure:
                 raise (failure.__cause__ if isinstance(failure.__cause__, RftError) else as_fault(failure)) from None
-            judged = read(project.store, number).judged or Judged()
-            reports.append({"round": number, "run_id": run_id, **all_figures(judged)})
+            figures = all_figures(read(project.store, number).judged or Judged())
+            reports.append({"round": number, "run_id": run_id, **figures})
     return reports
 
 

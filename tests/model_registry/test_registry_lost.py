@@ -22,8 +22,8 @@ from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, read, write
 from rft_platform.rounds.register_checkpoint import register
-from rft_platform.rounds.releases.imported_versions import NO_ROUND, imported_policies
 from rft_platform.rounds.releases.promotion import promote_version, roll_back
+from rft_platform.rounds.releases.servable_versions import NO_ROUND, imported_policies
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.setup.noted_versions import check_registry
 from rft_platform.serving.database import FIRST_IMPORTED

@@ -17,15 +17,13 @@ from rft_platform.model_registry.models import SERVING, ModelRegistry
 from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
-from rft_platform.rounds.releases.imported_versions import (
+from rft_platform.rounds.releases.servable_versions import (
     MODEL,
     import_checkpoint,
     imported_policies,
-    register_imported,
-)
-from rft_platform.rounds.releases.servable_versions import (
     oldest_trainable,
     policy_of_version,
+    register_imported,
     release_commands,
     servable_versions,
 )

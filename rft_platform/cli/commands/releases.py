@@ -118,7 +118,7 @@ def import_version(
     from dataclasses import asdict
 
     from rft_platform.driver.console import print_json
-    from rft_platform.rounds.releases.imported_versions import import_checkpoint
+    from rft_platform.rounds.releases.servable_versions import import_checkpoint
     from rft_platform.rounds.setup.connections import connect_registry
 
     project = _project()

@@ -17,8 +17,8 @@ from rft_platform.model_registry.models import CANDIDATE, CHAMPION, DIGEST_TAG, 
 from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import all_figures, read
-from rft_platform.rounds.releases.imported_versions import MODEL as IMPORTED
-from rft_platform.rounds.releases.imported_versions import imported_policies, register_imported
+from rft_platform.rounds.releases.servable_versions import MODEL as IMPORTED
+from rft_platform.rounds.releases.servable_versions import imported_policies, register_imported
 from rft_platform.rounds.reporting.run_log import link_version, log_training, record_evaluation, scores_of
 from rft_platform.rounds.setup.noted_versions import RegisteredPolicy, registered_policies, version_tags
 

@@ -19,7 +19,7 @@ from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.file_ledger import ROLLOUTS
 from rft_platform.experience.integrity import DamagedFile
-from rft_platform.experience.selections import ROW_SELECTION, STALE
+from rft_platform.experience.selections import ROW_SELECTION
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
 from rft_platform.judging.execution.experience_pipeline import OperatorReport
@@ -138,11 +138,6 @@ class Trained(TrainResult):
     step_events: list[StepEvent] = field(default_factory=list)
     engine_mismatch: float | None = None  # mean |delta log-prob| between engine and trainer, in nats
     lineage: dict[str, Any] = field(default_factory=dict)  # origin of the weights, as in the checkpoint's manifest
-
-    @property
-    def stale_rows(self) -> int:
-        """Rows that were too old to train on."""
-        return int((self.lineage.get("row_selection") or {}).get("rows", {}).get(STALE, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +292,8 @@ class RoundRecord:
                 self._known[name] = None if value is None else decoded(kind, value, self._store.home)
             except ValidationError as error:
                 path, first = self._store.round_folder(self.number) / f"{name}.json", error.errors()[0]
-                where = ".".join(map(str, first["loc"]))
-                raise StorageError(
-                    f"{path}: cannot be read ({where}: {first['msg']}): delete the file and produce it again"
-                ) from error
+                said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+                raise StorageError(f"{path}: cannot be read ({said}): delete the file and produce it again") from error
         found: _Kind | None = self._known[name]
         return found
 

@@ -31,9 +31,6 @@ from rft_platform.rounds.project.record import (
 
 LOG = logging.getLogger(__name__)
 ASIDE = "aside"
-#: Parts of a round that depend on its checkpoint, in the order of their withdrawal. After a crash at any point, the
-#: plan still sees that the round must be synced again.
-_DEPENDENT = (RoundEvaluation, Policy, Trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +194,7 @@ def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: s
     """Withdraw the notes of ``rounds``, then move the checkpoint's folder, so that no note names a missing folder."""
     folder = Path(policy.folder)
     for number in reversed(rounds):
-        for part in _DEPENDENT:
+        for part in (RoundEvaluation, Policy, Trained):  # after a crash at any point, the plan still syncs the round
             withdraw(project.store, number, part, policy.name)
     # The name must not start with the prefix of checkpoints: lineage reads every folder with this prefix.
     target = project.checkpoints / ASIDE / f"damaged.{folder.name}.{secrets.token_hex(3)}"

@@ -340,7 +340,6 @@ def _selection_read(
         same = same and judged is not None and not store.damaged_sizes(number, contents)
     rows, filtered = sum(settled["rows"][use] for use in TRAINED_ON), settled["rows"][FILTERED]
     names = {(read(store, n).judged or Judged()).judge_names.get(version) for n, version in versions.items()}
-    masked = min(masked, filtered)
     return {
         "data_unchanged": same,
         "rollouts": tuple(rollouts),
@@ -349,8 +348,8 @@ def _selection_read(
         "judged": judgements[0] if len(judgements) == 1 else None,
         "judge_name": names.pop() if len(names) == 1 else None,
         "rows_trained": rows,
-        "rows_masked": masked,
-        "rows_dropped": filtered - masked,
+        "rows_masked": min(masked, filtered),
+        "rows_dropped": max(filtered - masked, 0),
     }
 
 
