@@ -24,7 +24,7 @@ def run_demo(seed: int, rounds: int | None) -> dict[str, Any]:
         command = [sys.executable, "-m", "rft_platform", "demo", "--seed", str(seed), "--json", str(result)]
         command += ["--rounds", str(rounds)] if rounds else []
         subprocess.run(command, env={**os.environ, "RFT_HOME": str(home)}, check=True)
-        notes = [json.loads(file.read_text()) for file in sorted(home.glob("rounds/r*/train.json"))]
+        notes = [json.loads(file.read_text()) for file in sorted(home.glob("rounds/r*/train-policy.json"))]
         canaries = [json.loads(file.read_text())["metrics"] for file in sorted(home.glob("rounds/r*/evaluation.json"))]
         return {
             **json.loads(result.read_text()),

@@ -79,6 +79,7 @@ def run_ours(folder: Path) -> list[list[float]]:
     from rft_platform.definitions import defs
     from rft_platform.jobs.driver import drive
     from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.project.record import read
     from rft_platform.rounds.setup.connections import connect_engine, connect_trainer
 
     home = Home(folder / "home")
@@ -88,13 +89,13 @@ def run_ours(folder: Path) -> list[list[float]]:
     if begun.failed:
         raise SystemExit(begun.failed)
     started, before = time.perf_counter(), _processor_seconds(home)
-    start = project.store.read_note(0, "evaluation")["metrics"]["sampled_pass"]
+    start = read(project.store, 0).evaluated.metrics["sampled_pass"]
     curve, evaluation_cpu, evaluation_wall = [[0, 0.0, 0.0, start]], 0.0, 0.0
     while not (result := drive(project, defs, max_launches=2)).finished:
         if result.failed:
             raise SystemExit(result.failed)
         number = result.launched[-1].round
-        metrics = project.store.read_note(number, "evaluation")["metrics"]
+        metrics = read(project.store, number).evaluated.metrics
         evaluation_cpu += metrics["evaluation_cpu_s"]
         evaluation_wall += metrics["evaluation_s"]
         wall = time.perf_counter() - started - evaluation_wall

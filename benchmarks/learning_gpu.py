@@ -68,7 +68,7 @@ def learn(work: Path, config: Path) -> dict[str, Any]:
         for entry in json.loads(shown.stdout)["rounds"]
         if entry["pass_rate_sampled"] is not None
     }
-    trainings = [read_json(file) for file in sorted((home / "rounds").glob("r*/train.json"))]
+    trainings = [read_json(file) for file in sorted((home / "rounds").glob("r*/train-policy.json"))]
     before, after = curve[min(curve)], curve[max(curve)]
     return {
         "wall_s": round(wall_s, 1),

@@ -198,7 +198,7 @@ def run_rounds(work: Path, logs: Path | None, environment: dict[str, str]) -> di
 def describe_round(home: Path, entry: dict[str, Any]) -> dict[str, Any]:
     """The split of one round, from its notes and rows."""
     folder = home / "rounds" / f"r{entry['round']:04d}"
-    trained, evaluated = read_json(folder / "train.json"), read_json(folder / "evaluation.json")
+    trained, evaluated = read_json(folder / "train-policy.json"), read_json(folder / "evaluation.json")
     rows = [row for file in folder.glob("rollouts/*.parquet") for row in _token_counts(file)]
     answers, phases = sum(count for _, count in rows), trained["seconds"]
     computing = phases["forward_backward"] + phases["optimizer"]

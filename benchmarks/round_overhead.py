@@ -61,15 +61,16 @@ def run(work: Path, rounds: int) -> list[dict[str, Any]]:
 def split(project: Any, instance: Any, launched: list[Any], between: float) -> dict[str, Any]:
     """Where the seconds of one round went; ``between`` is the driver's own share outside its jobs."""
     number = launched[0].round
-    explored, judged, trained, evaluated = (
-        project.store.read_note(number, note) for note in ("explore", "judge", "train", "evaluation")
-    )
+    from rft_platform.rounds.project.record import read
+
+    record = read(project.store, number)
+    explored, judged, trained, evaluated = record.explored, record.judged, record.trained(), record.evaluated
     work = {
-        "rollouts": explored["seconds"],
-        "judge": judged["seconds"],
-        "training": sum(trained["seconds"].values()),
-        "push": evaluated["metrics"]["deploy_s"],
-        "evaluation": evaluated["metrics"]["evaluation_s"],
+        "rollouts": explored.seconds,
+        "judge": judged.seconds,
+        "training": sum(trained.seconds.values()),
+        "push": evaluated.metrics["deploy_s"],
+        "evaluation": evaluated.metrics["evaluation_s"],
     }
     steps = {
         step.step_key: step.end_time - step.start_time
@@ -86,8 +87,8 @@ def split(project: Any, instance: Any, launched: list[Any], between: float) -> d
         "assets_s": {name: steps[name] for name in ASSETS if name in steps},
         "outside_assets_s": wall - between - sum(steps.values()),
         "between_jobs_s": between,
-        "optimizer_steps": trained["steps"],
-        "rows": explored["rows"],
+        "optimizer_steps": trained.steps,
+        "rows": explored.rows,
     }
 
 

@@ -7,7 +7,7 @@ log-probs and texts are built once, and every round gets a copy of one with ids,
 import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from rft_platform.experience import schema
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.inference.canary import Canary
+from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, Trained, write, write_snapshot
+from rft_platform.training.protocol import StepEvent
 
 PROJECT, NAME, JUDGE = "size", "grown", "exact@1"
 PROMPT, RESPONSE, REPEATS, STEPS_A_ROUND = 30, 12, 8, 8
@@ -71,8 +74,8 @@ def make_rounds(project: Any, size: Size) -> None:
     random = np.random.default_rng(0)
     templates = [template(random, size.rows) for _ in range(_TEMPLATES)]
     parent = "base"
-    project.store.write_note(0, "policy", policy("base", 0, 0))
-    project.store.write_note(0, "evaluation", {"results": [], "promoted": True, "metrics": {}})
+    write(project.store, 0, policy("base", 0, 0))
+    write(project.store, 0, RoundEvaluation(promoted=True, metrics={}))
     for number in range(1, size.rounds + 1):
         rollouts, judged = of_round(templates[number % _TEMPLATES], random, number, size.batches)
         write_rows(project.store, number, rollouts, judged, size.batches)
@@ -150,18 +153,15 @@ def write_rows(store: ExperienceStore, number: int, rollouts: pa.Table, judged: 
 
 def write_notes(store: ExperienceStore, number: int, rows: int) -> None:
     """The notes of exploration and judgement."""
-    store.write_note(number, "snapshot", policy("", STEPS_A_ROUND * (number - 1), number - 1))
-    store.write_note(number, "explore", {"rows": rows, "seconds": 60.0, "tokens_per_s": 2000.0})
-    store.write_note(number, "judge", {"rows": rows, "judge_version": JUDGE, "mean_reward": 0.5, "sound": True})
+    write_snapshot(store, number, policy("", STEPS_A_ROUND * (number - 1), number - 1))
+    write(store, number, Explored(rows=rows, seconds=60.0, tokens_per_s=2000.0))
+    write(store, number, Judged(rows=rows, judge_version=JUDGE, mean_reward=0.5, sound=True))
 
 
-def policy(folder: str, version: int, number: int) -> dict[str, Any]:
-    """The note of a published policy, with a canary of usual size."""
-    from rft_platform.rounds.project.policy import Policy
-
-    canary = {"sequences": [[7] * (PROMPT + RESPONSE)] * 8, "logprobs": [[-0.123456789] * (PROMPT + RESPONSE - 1)] * 8}
-    note = asdict(Policy(folder, version, f"weights{version}", round=number, model_version=str(number) or None))
-    return {**note, "canary": canary}
+def policy(folder: str, version: int, number: int) -> Policy:
+    """A published policy, with a canary of usual size."""
+    canary = Canary([[7] * (PROMPT + RESPONSE)] * 8, [[-0.123456789] * (PROMPT + RESPONSE - 1)] * 8)
+    return Policy(folder, version, f"weights{version}", round=number, canary=canary, model_version=str(number) or None)
 
 
 def publish(project: Any, number: int, parent: str) -> str:
@@ -179,13 +179,16 @@ def publish(project: Any, number: int, parent: str) -> str:
         "files": {name: written(folder / name, version) for name in ("model.safetensors", "config.json", "state")},
     }  # fmt: skip
     write_json(folder / "manifest.json", manifest)
-    project.store.write_note(number, "policy", policy(str(folder), version, number))
-    steps = [{"step": step, "metrics": {"loss": 0.1, "entropy": 1.0}} for step in range(STEPS_A_ROUND)]
-    project.store.write_note(
-        number, "train", {"steps": STEPS_A_ROUND, "metrics": {"mismatch_k3": 0.001}, "events": steps}
+    write(project.store, number, policy(str(folder), version, number))
+    steps = [StepEvent(step, {"loss": 0.1, "entropy": 1.0}) for step in range(STEPS_A_ROUND)]
+    metrics = {"mismatch_k3": 0.001}
+    write(
+        project.store,
+        number,
+        Trained(str(folder), version, f"weights{version}", STEPS_A_ROUND, metrics, {}, 0.0, step_events=steps),
     )
     scores = {"sampled_pass": 0.5, "greedy_pass": 0.6}
-    project.store.write_note(number, "evaluation", {"results": [], "promoted": True, "metrics": scores})
+    write(project.store, number, RoundEvaluation(promoted=True, metrics=scores))
     return str(folder)
 
 

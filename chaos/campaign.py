@@ -21,6 +21,7 @@ from chaos.supervisor import ProjectRunner
 from rft_platform.common.errors import RftError
 from rft_platform.common.processes.signals import undisturbed
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import RoundEvaluation, read
 
 Log: TypeAlias = Callable[[str], None]
 
@@ -117,7 +118,7 @@ def _budgets_that_count(project: Project, outcome: Outcome) -> tuple[int, ...]:
     evaluated = {
         number
         for number in set(outcome.budgets)
-        if number % EVALUATE_EVERY and (project.store.read_note(number, "evaluation") or {}).get("results")
+        if number % EVALUATE_EVERY and (read(project.store, number).evaluated or RoundEvaluation()).results
     }
     return tuple(sorted(number for number in evaluated | {outcome.rounds} if number <= outcome.rounds))
 

@@ -21,7 +21,7 @@ _PHASES = ("rollouts", "judging", "training", "evaluation", "between")
 _BEGUN_BY = {
     "explore.json": "judging",
     "judge.json": "training",
-    "policy.json": "evaluation",
+    "policy-policy.json": "evaluation",
     "evaluation.json": "between",
 }
 

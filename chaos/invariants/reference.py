@@ -27,8 +27,11 @@ _ROLLOUT_EXTRAS = {"created_at", "duration_s", "attempt"}
 #: Ends of the names of metrics and of keys in notes that depend on the machine.
 _OF_THE_MACHINE = re.compile(r"(seconds|_s|mfu|peak_rss_mb)$")
 #: Keys of notes that count attempts, or depend on which process was restarted when.
-_OF_ATTEMPTS = {"$sha256", "canary_delta", "client_retries", "retried", "reused", "told_again"}
-_NOTES = ("snapshot", "explore", "judge", "train", "policy", "evaluation")
+_OF_ATTEMPTS = {
+    "$sha256", "canary_delta", "client_retries", "dagster_run_id", "data_digest", "digests", "retried", "reused",
+    "told_again",
+}  # fmt: skip
+_NOTES = ("snapshot-policy", "explore", "judge", "train-policy", "policy-policy", "evaluation")
 _METRICS = "SELECT run_uuid, key, step, value, is_nan FROM metrics"
 _PARTITION_TAG = "dagster/partition"
 _SHOWN = 3

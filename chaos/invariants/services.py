@@ -12,6 +12,7 @@ from rft_platform.jobs.instance import open_instance
 from rft_platform.model_registry.models import DIGEST_TAG, RegisteredModel
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.policy import published
+from rft_platform.rounds.project.record import RoundEvaluation, read
 from rft_platform.training.checkpoint.manifest import read_manifest
 
 _ENDED = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
@@ -55,7 +56,7 @@ def champion_was_evaluated(context: Context) -> Iterator[Finding]:
     promoted = [
         number
         for number in context.numbers
-        if (context.project.store.read_note(number, "evaluation") or {}).get("promoted")
+        if (read(context.project.store, number).evaluated or RoundEvaluation()).promoted
     ]
     if champion is None:
         if promoted:

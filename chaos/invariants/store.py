@@ -9,11 +9,12 @@ from chaos.invariants.context import Context, Finding
 from rft_platform.common.digests import THINNED
 from rft_platform.common.errors import StorageError
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.project.policy import Policy, parent_of, published, steps_before
+from rft_platform.rounds.project.policy import parent_of, published, steps_before
+from rft_platform.rounds.project.record import Policy, read
 from rft_platform.training.checkpoint.manifest import read_manifest, verify
 
 _SHOWN = 3
-_NOTES = ("snapshot", "explore", "judge", "train", "policy", "evaluation")
+_NOTES = {"snapshot-policy", "explore", "judge", "row_selection-policy", "train-policy", "policy-policy", "evaluation"}
 
 
 def row_ids_are_unique(context: Context) -> Iterator[Finding]:
@@ -42,11 +43,11 @@ def rows_are_of_one_version(context: Context) -> Iterator[Finding]:
     """The rows of a round were sampled by one policy version, which its snapshot names."""
     for number in context.numbers:
         versions = set(context.project.store.read_rollouts(number, ["policy_version"])["policy_version"].to_pylist())
-        snapshot = context.project.store.read_note(number, "snapshot") or {}
-        if versions != {snapshot.get("policy_version")}:
+        snapshot = read(context.project.store, number).snapshot()
+        named = None if snapshot is None else snapshot.policy_version
+        if versions != {named}:
             yield Finding(
-                f"{round_key(number)} has rows of policy versions {sorted(versions)}, and its snapshot names "
-                f"{snapshot.get('policy_version')}",
+                f"{round_key(number)} has rows of policy versions {sorted(versions)}, and its snapshot names {named}",
                 number,
             )
 
@@ -77,7 +78,7 @@ def notes_are_complete(context: Context) -> Iterator[Finding]:
     """Every round has the note of every phase, and there is no round beyond the budget."""
     store = context.project.store
     for number in context.numbers:
-        missing = [name for name in _NOTES if store.read_note(number, name) is None]
+        missing = sorted(_NOTES - set(store.notes(number)))
         if missing:
             yield Finding(f"{round_key(number)} lacks the notes {', '.join(missing)}", number)
     beyond = [number for number in store.rounds() if number > context.rounds]
@@ -111,15 +112,15 @@ def versions_follow_each_other(context: Context) -> Iterator[Finding]:
     """A round's policy version is its parent's plus the optimiser steps in its note."""
     store = context.project.store
     for number in context.numbers:
-        policy, trained = published(store, number), store.read_note(number, "train")
+        policy, trained = published(store, number), read(store, number).trained()
         if policy is None or trained is None:
             continue  # other invariants report it
         # A training that starts again from an earlier version counts from the newest one.
-        before = max(parent_of(store, number).policy_version, steps_before(store, number) if trained["steps"] else 0)
-        if policy.policy_version != before + trained["steps"]:
+        before = max(parent_of(store, number).policy_version, steps_before(store, number) if trained.steps else 0)
+        if policy.policy_version != before + trained.steps:
             yield Finding(
                 f"{round_key(number)} published version {policy.policy_version}, but the version before has "
-                f"{before} and it trained {trained['steps']} steps",
+                f"{before} and it trained {trained.steps} steps",
                 number,
             )
 

@@ -9,29 +9,27 @@ from rft_platform.assets.checks import CHECKPOINT_CHECKS, checkpoint_results
 from rft_platform.assets.common import TRAINER_POOL, links, numbers, path, round_of, value_table
 from rft_platform.assets.project_asset import ProjectAsset
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.file_names import round_key
 from rft_platform.resources.project import ProjectResource, RegistryResource, TrainerResource
 
 if TYPE_CHECKING:
-    from rft_platform.rounds.round import PolicyTraining
+    from rft_platform.rounds.project.record import Policy, RowSelection, Trained
 
 
-def selection_metadata(note: dict[str, Any] | None) -> dict[str, Any]:
-    """Metadata of a training's row selection; empty if rows are not selected one by one."""
-    if note is None:
-        return {}
-    versions = note["policy_versions"]
+def selection_metadata(selection: "RowSelection") -> dict[str, Any]:
+    """Metadata of a training's row selection."""
+    versions = selection.policy_versions
     return {
         "rows": value_table(
             {
-                **note["rows"],
-                "from_rounds": ", ".join(map(round_key, note["fresh_rounds"])) or "none",
+                **selection.rows,
+                "from_rounds": ", ".join(map(round_key, selection.fresh_rounds)) or "none",
                 "policy_versions": f"{versions[0]} to {versions[1]}" if versions else "none",
-                "left_for_later": sum(note["left"].values()),
+                "left_for_later": sum(selection.left.values()),
             }
         ),
-        **numbers({"rows/staleness_mean": note["staleness_mean"]}),
+        **numbers({"rows/staleness_mean": selection.staleness_mean}),
     }
 
 
@@ -40,21 +38,21 @@ _ORIGIN = ("judge_version", "data_digest", "taskset_digest", "config_digest", "c
 _HEADLINES = ("loss", "reward_mean", "grad_norm", "entropy", "mismatch_k3", "clip_fraction", "lr", "tokens")
 
 
-def training_metadata(training: "PolicyTraining") -> dict[str, Any]:
+def training_metadata(policy: "Policy", trained: "Trained | None") -> dict[str, Any]:
     """Metadata of the training of one policy: what it made, the headline figures, and tables of everything else."""
-    policy, result = training.policy, training.result
-    figures = {} if result is None else numbers(result.metrics)
+    figures = {} if trained is None else numbers(trained.metrics)
     found: dict[str, Any] = {
         "checkpoint": path(policy.folder),
         "policy_version": policy.policy_version,
         "model_version": policy.model_version or "not registered",
     }
-    if result is not None:
-        found |= {"optimizer_steps": result.steps, **{name: figures[name] for name in _HEADLINES if name in figures}}
+    if trained is not None:
+        found |= {"optimizer_steps": trained.steps, **{name: figures[name] for name in _HEADLINES if name in figures}}
         found["other_metrics"] = value_table({name: v for name, v in figures.items() if name not in _HEADLINES})
-        found["seconds"] = value_table(numbers(result.seconds))
-    found["origin"] = value_table({name: training.origin[name] for name in _ORIGIN if training.origin.get(name)})
-    prefix = "" if policy.name == FIRST_POLICY else f"{policy.name}/"
+        found["seconds"] = value_table(numbers(trained.seconds))
+    origin = {} if trained is None else trained.lineage
+    found["origin"] = value_table({name: origin[name] for name in _ORIGIN if origin.get(name)})
+    prefix = "" if policy.name == DEFAULT_POLICY else f"{policy.name}/"
     return {f"{prefix}{name}": value for name, value in found.items()}
 
 
@@ -74,22 +72,24 @@ def policy_checkpoint(
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
     """Weights after this round: HF safetensors, resumable trainer state, manifest with the lineage, model version."""
+    from rft_platform.rounds.project.policy import ended_with
+    from rft_platform.rounds.project.record import RowSelection, read
     from rft_platform.rounds.reporting.run_log import mlflow_links
     from rft_platform.rounds.round import Round
-    from rft_platform.rounds.selection.pending_rows import selection_note
-    from rft_platform.rounds.train import engine_mismatch
 
     opened, number = project.open(), round_of(context)
     versions = registry.connect()
     trained = Round(opened, number, context.run.run_id).train(trainer.connect(), versions)
-    first = trained.pop(FIRST_POLICY)
-    assert first.result is not None, "the first policy is always trained"
-    metadata: dict[str, Any] = {**links(mlflow_links(opened, versions, first.policy))}
-    metadata |= training_metadata(first) | selection_metadata(selection_note(opened.store, number))
-    for other in trained.values():
-        metadata |= training_metadata(other)
+    first, policies = trained.pop(DEFAULT_POLICY), ended_with(opened, number)
+    assert first is not None, "the default policy is always trained"
+    policy = policies[DEFAULT_POLICY]
+    metadata: dict[str, Any] = {**links(mlflow_links(opened, versions, policy))}
+    selection = read(opened.store, number).selection() or RowSelection()
+    metadata |= training_metadata(policy, first) | selection_metadata(selection)
+    for name, other in trained.items():
+        metadata |= training_metadata(policies[name], other)
     return dg.MaterializeResult(
-        metadata={**metadata, "no_op": first.result.steps == 0},
-        data_version=dg.DataVersion(first.policy.weights_digest),
-        check_results=checkpoint_results(first.result.steps, engine_mismatch(first.steps)),
+        metadata={**metadata, "no_op": first.steps == 0},
+        data_version=dg.DataVersion(policy.weights_digest),
+        check_results=checkpoint_results(first.steps, first.engine_mismatch),
     )

@@ -1,5 +1,7 @@
 """Judgement asset: reward and advantage of every row. It can be repeated with another judge on stored rollouts."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from rft_platform.resources.project import ProjectResource
 
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
+    from rft_platform.judging.execution.experience_pipeline import OperatorReport
 
 
 class JudgeConfig(dg.Config):
@@ -46,29 +49,30 @@ def judged_experiences(
     """Rewards, their parts, advantages and the judge's version, joined to the rollouts by row_id."""
     from rft_platform.experience.schema import DESCRIPTIONS, JUDGED_SCHEMA
     from rft_platform.rounds.judge import quality, restore, sample_transcripts
+    from rft_platform.rounds.project.record import all_figures
     from rft_platform.rounds.round import Round
     from rft_platform.rounds.setup.taskset_binding import other_judge
 
     opened, number = project.open(), round_of(context)
     other = other_judge(config.judge, config.judge_args, config.judges)
-    summary = restore(opened, number, config.restore) if config.restore else Round(opened, number).judge(other)
+    judged = restore(opened, number, config.restore) if config.restore else Round(opened, number).judge(other)
     # Dagster's event log cannot be erased: text of production traffic stays out of it.
     transcripts = (
         {} if opened.config.online else {"transcripts": dg.MetadataValue.md(sample_transcripts(opened, number))}
     )
     return dg.MaterializeResult(
         metadata={
-            "dagster/partition_row_count": summary["rows"],
+            "dagster/partition_row_count": judged.rows,
             "dagster/column_schema": columns_of(JUDGED_SCHEMA, DESCRIPTIONS),
             "folder": path(opened.store.round_folder(number) / "judged"),
-            "judge_version": summary["judge_version"],
+            "judge_version": judged.judge_version,
             "judge_versions": _judgements(opened.store, number),
-            "operators": _operators(summary["operators"]),
+            "operators": _operators(judged.operators),
             **transcripts,
-            **numbers(summary),
+            **numbers(all_figures(judged)),
         },
-        data_version=dg.DataVersion(judgement_version(opened.store, number, summary["judge_version"])),
-        check_results=experience_results(*quality(opened, number, summary["judge_version"])),
+        data_version=dg.DataVersion(judgement_version(opened.store, number, judged.judge_version)),
+        check_results=experience_results(*quality(opened, number, judged.judge_version)),
     )
 
 
@@ -77,13 +81,10 @@ def judgement_version(store: "ExperienceStore", number: int, judge_version: str)
     return f"{store.digest(number)[:16]}+{judge_version}"
 
 
-def _operators(reports: list[dict[str, Any]]) -> dg.TableMetadataValue:
+def _operators(reports: "Sequence[OperatorReport]") -> dg.TableMetadataValue:
     """A table of what each operator of the experience pipeline kept, and the operator's own numbers."""
-    facts = [", ".join(f"{name} {value:g}" for name, value in report["facts"].items()) for report in reports]
-    records = [
-        dg.TableRecord({**{key: value for key, value in report.items() if key != "facts"}, "facts": text})
-        for report, text in zip(reports, facts, strict=True)
-    ]
+    facts = [", ".join(f"{name} {value:g}" for name, value in report.facts.items()) for report in reports]
+    records = [dg.TableRecord({**asdict(report), "facts": text}) for report, text in zip(reports, facts, strict=True)]
     return dg.MetadataValue.table(records, schema=_OPERATORS)
 
 

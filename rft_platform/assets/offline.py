@@ -53,32 +53,30 @@ def _train(
     trainer: TrainerResource,
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
-    from rft_platform.rounds.offline import check_kind, offline_lineage, start_training, train_offline
-    from rft_platform.rounds.offline_dataset import required_dataset
+    from rft_platform.rounds.offline import check_kind, start_training, train_offline
     from rft_platform.rounds.register_checkpoint import register
     from rft_platform.rounds.reporting.run_log import mlflow_links
 
     opened, number, run_id = project.open(), round_of(context), context.run.run_id
     check_kind(opened, kind, number)
     start_training(opened)
-    result, steps = train_offline(opened, trainer.connect(), kind, number, run_id)
-    origin = offline_lineage(opened, required_dataset(opened, number), run_id)
+    trained = train_offline(opened, trainer.connect(), kind, number, run_id)
     versions = registry.connect()
-    policy = register(opened, versions, round_number=number, result=result, steps=steps, origin=origin)
+    policy = register(opened, versions, number, trained)
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),
             "policy_version": policy.policy_version,
             "model_version": policy.model_version or "not registered",
             **links(mlflow_links(opened, versions, policy)),
-            "optimizer_steps": result.steps,
-            "dataset_rows": origin["dataset_rows"],
-            "data_digest": origin["data_digest"],
-            **numbers(result.metrics),
-            "seconds": value_table(numbers(result.seconds)),
+            "optimizer_steps": trained.steps,
+            "dataset_rows": trained.lineage["dataset_rows"],
+            "data_digest": trained.lineage["data_digest"],
+            **numbers(trained.metrics),
+            "seconds": value_table(numbers(trained.seconds)),
         },
         data_version=dg.DataVersion(policy.weights_digest),
-        check_results=offline_results(steps),
+        check_results=offline_results(trained.step_events),
     )
 
 

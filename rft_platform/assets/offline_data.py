@@ -11,7 +11,7 @@ from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource
 
 if TYPE_CHECKING:
-    from rft_platform.rounds.offline_dataset import DatasetFile
+    from rft_platform.rounds.project.record import DatasetFile
 
 _SAMPLES = 3
 

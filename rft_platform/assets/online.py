@@ -19,16 +19,17 @@ from rft_platform.resources.project import ProjectResource
 def online_experiences(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
     """Model calls of production clients that have a reward from feedback and were committed. Written once."""
     from rft_platform.experience.schema import DESCRIPTIONS, ROLLOUT_SCHEMA
+    from rft_platform.rounds.project.record import all_figures
     from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)
-    summary = Round(opened, number).collect()
+    explored = Round(opened, number).collect()
     return dg.MaterializeResult(
         metadata={
-            "dagster/partition_row_count": summary["rows"],
+            "dagster/partition_row_count": explored.rows,
             "dagster/column_schema": columns_of(ROLLOUT_SCHEMA, DESCRIPTIONS),
             "folder": path(opened.store.rollout_files(number)[0].parent),
-            **numbers(summary),
+            **numbers(all_figures(explored)),
         },
         data_version=dg.DataVersion(opened.store.rollouts_digest(number)),
     )
@@ -45,7 +46,7 @@ def online_demonstrations(context: dg.AssetExecutionContext, project: ProjectRes
     """New corrections of users, each used by one round: the messages of a call and the answer that the user wanted."""
     from rft_platform.rounds.round import Round
 
-    note = Round(project.open(), round_of(context)).demonstrations()
+    found = Round(project.open(), round_of(context)).demonstrations()
     return dg.MaterializeResult(
-        metadata={"dagster/partition_row_count": note["rows"]}, data_version=dg.DataVersion(note["sha256"] or "none")
+        metadata={"dagster/partition_row_count": found.rows}, data_version=dg.DataVersion(found.sha256 or "none")
     )

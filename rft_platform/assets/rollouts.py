@@ -23,17 +23,18 @@ def rollout_batches(
 ) -> dg.MaterializeResult:
     """Runs of the workflow on this round's tasks: token ids, rollout log-probs, messages. Written once."""
     from rft_platform.experience.schema import DESCRIPTIONS, ROLLOUT_SCHEMA
+    from rft_platform.rounds.project.record import all_figures
     from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)
-    summary = Round(opened, number).explore(engine.connect())
+    explored = Round(opened, number).explore(engine.connect())
     return dg.MaterializeResult(
         metadata={
-            "dagster/partition_row_count": summary["rows"],
+            "dagster/partition_row_count": explored.rows,
             "dagster/column_schema": columns_of(ROLLOUT_SCHEMA, DESCRIPTIONS),
             "folder": path(opened.store.rollout_files(number)[0].parent),
-            **numbers(summary),
-            **numbers(summary["task_selection"]["statistics"]),
+            **numbers(all_figures(explored)),
+            **numbers(explored.task_selection.statistics if explored.task_selection else {}),
         },
         data_version=dg.DataVersion(opened.store.rollouts_digest(number)),
     )

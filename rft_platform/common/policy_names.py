@@ -1,23 +1,12 @@
-"""Names of policies, and the names of what is stored about them.
+"""Names of policies, and the addresses of what belongs to them; section ``policies`` names all but the default one."""
 
-Every policy has a name. ``FIRST_POLICY`` is the name of the policy of section ``model``; the other names are in section
-``policies``, whose schema excludes this one. Stored names do not contain it: the notes of the first policy are
-``policy`` and ``train``, those of a policy ``rival`` are ``policy-rival`` and ``train-rival``.
-"""
-
-FIRST_POLICY = "_first"
+DEFAULT_POLICY = "policy"  # that of section ``model``
 
 
 def stored_name(stem: str, policy: str, join: str = "-") -> str:
-    """The name of a note, file, figure, model or MLflow run about a policy: ``<stem><join><policy>``, or ``stem``."""
-    return stem if policy == FIRST_POLICY else f"{stem}{join}{policy}"
+    """The address of a policy's checkpoints, model, MLflow run or figure: ``<stem><join><policy>``.
 
-
-def policy_column(policy: str) -> str | None:
-    """The value of column ``policy`` in stored rows and of ``name`` in notes; null is the first policy."""
-    return None if policy == FIRST_POLICY else policy
-
-
-def policy_of_column(value: str | None) -> str:
-    """The name of the policy that ``policy_column`` stored."""
-    return FIRST_POLICY if value is None else value
+    That of the default policy is ``stem``: people type it (``models:/<project>-<name>/3``), and other tools look for
+    ``<checkpoint_root_dir>/<project>/<name>/global_step_<n>``.
+    """
+    return stem if policy == DEFAULT_POLICY else f"{stem}{join}{policy}"

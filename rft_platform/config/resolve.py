@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from rft_platform.algorithms.plugins import import_plugins
 from rft_platform.algorithms.presets import Preset, choose
 from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.offline import OfflineKind, offline_kind
 from rft_platform.config.rollout_limits import Patience, RolloutLimits
 from rft_platform.config.schema.rft_config import RftConfig
@@ -97,7 +97,7 @@ def policies_of(config: RftConfig) -> dict[str, PolicySettings]:
         (each.name, PolicySettings(each.model_path, f"policies ({each.name}).model_path", each.train))
         for each in config.policies
     )
-    return {FIRST_POLICY: first, **dict(others)}
+    return {DEFAULT_POLICY: first, **dict(others)}
 
 
 @dataclass(frozen=True, slots=True)

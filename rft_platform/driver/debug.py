@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.processes.signals import terminable
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, read_settings
@@ -92,7 +92,7 @@ def run_one_task(wanted: Wanted, *, seed: int = 0) -> DebugRun:
             )  # fmt: skip
             judge, judgement = _judged(project, taskset, task, batch.rows)
         seconds = time.perf_counter() - started
-        pieces = _pieces({FIRST_POLICY: engine, **policies}, batch.rows)
+        pieces = _pieces({DEFAULT_POLICY: engine, **policies}, batch.rows)
         return DebugRun(task, batch.rows, pieces, judge, judgement, seconds)
 
 

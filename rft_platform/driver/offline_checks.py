@@ -62,27 +62,26 @@ def has_chat_template(model: Path) -> bool:
 def _too_long(project: "Project", source: str) -> Iterator[str]:
     """A line about rows that are left out as too long; none before the training has counted them."""
     from rft_platform.rounds.offline import ROUND
-    from rft_platform.rounds.project.notes import TRAIN
+    from rft_platform.rounds.project.record import read
 
-    trained = project.store.read_note(ROUND, TRAIN) or {}
-    if count := int(trained.get("metrics", {}).get("rows_too_long", 0)):
+    trained = read(project.store, ROUND).trained()
+    if trained is not None and (count := int(trained.metrics.get("rows_too_long", 0))):
         yield f"{source}: {count:,} rows longer than max_model_len are dropped"
 
 
 def _length_problems(project: "Project") -> Iterator[str]:
     """A line if the settings require another number of steps than a finished training made: it cannot be extended."""
     from rft_platform.rounds.offline import ROUND
-    from rft_platform.rounds.offline_dataset import read_dataset
-    from rft_platform.rounds.project.notes import TRAIN
+    from rft_platform.rounds.project.record import read
 
-    trained, dataset = project.store.read_note(ROUND, TRAIN), read_dataset(project, ROUND)
+    record = read(project.store, ROUND)
+    trained, dataset = record.trained(), record.dataset
     if trained is None or dataset is None:
         return
-    too_long = int(trained.get("metrics", {}).get("rows_too_long", 0))
-    wanted = project.settings.offline_steps(dataset.rows - too_long)
-    if trained["steps"] not in (0, wanted):
+    wanted = project.settings.offline_steps(dataset.rows - int(trained.metrics.get("rows_too_long", 0)))
+    if trained.steps not in (0, wanted):
         yield (
-            f"{project.config.project}/{project.config.name} has trained {trained['steps']} steps and its settings "
+            f"{project.config.project}/{project.config.name} has trained {trained.steps} steps and its settings "
             f"now require {wanted}: restore the previous values, or start a new run in another RFT_HOME with "
             f"model.model_path models:/{project.model_name}@candidate"
         )

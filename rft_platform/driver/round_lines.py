@@ -1,19 +1,15 @@
-"""One-line result of each round, read only from the notes of its stages."""
+"""One-line result of each round, from its record."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.common.policy_names import stored_name
-from rft_platform.common.recorded_paths import from_record
 from rft_platform.driver.run_cost import launch_seconds
 from rft_platform.evaluation.gate import promotion_rule
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.project.notes import POLICY
+from rft_platform.rounds.project.record import RoundEvaluation, Trained, read
+from rft_platform.rounds.releases.training_start import describe_start
 from rft_platform.rounds.reporting.round_history import time_split
-from rft_platform.rounds.selection.pending_rows import selection_note
-from rft_platform.rounds.selection.row_selection import rounds_of
-from rft_platform.rounds.training_start import describe_start
 
 if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
@@ -69,57 +65,50 @@ def round_lines(project: "Project", last: int = 0) -> list[RoundLine]:
 
 
 def _trainings(project: "Project", rounds: list[int]) -> dict[int, int]:
-    """For each round, the first training that took its rows; only for trainings that select their rows."""
+    """For each round, the first training that took its rows."""
     took: dict[int, int] = {}
-    for number in rounds if project.config.selects_rows else ():
-        note = selection_note(project.store, number)
-        for source in rounds_of(note) if note is not None else ():
+    for number in rounds:
+        selection = read(project.store, number).selection()
+        for source in selection.rounds if selection is not None else ():
             took.setdefault(source, number)
     return {source: number for source, number in took.items() if source != number}
 
 
 def round_line(project: "Project", number: int, wall_s: float | None = None) -> RoundLine:
     """The line of one round; ``champion`` means that its evaluation promoted it. ``wall_s`` is of all its launches."""
-    store = project.store
-    explored, judged, trained, evaluated, policy = (
-        store.read_note(number, name) or {} for name in ("explore", "judge", "train", "evaluation", "policy")
-    )
-    folder = policy.get("folder")
-    metrics, scores = trained.get("metrics", {}), evaluated.get("metrics", {})
+    record, (_, *others) = read(project.store, number), project.policies
+    explored, judged, trained = record.explored, record.judged, record.trained()
+    evaluated, policy = record.evaluated, record.published()
+    metrics, scores = trained.metrics if trained else {}, evaluated.metrics if evaluated else {}
+    used = trained.lineage.get("judge_version") if trained else None
     return RoundLine(
         round=number,
-        reward=judged.get("mean_reward"),
-        judged_anew=trained.get("judge_version") not in (None, judged.get("judge_version")),
+        reward=judged.mean_reward if judged else None,
+        judged_anew=used not in (None, judged.judge_version if judged else None),
         pass_rate_sampled=scores.get("sampled_pass"),
         pass_rate_greedy=scores.get("greedy_pass"),
         mismatch=metrics.get("mismatch_k3"),
         entropy=metrics.get("entropy"),
-        rows=explored.get("rows"),
-        tokens_per_s=explored.get("tokens_per_s"),
-        optimizer_steps=trained.get("steps"),
-        policy_version=policy.get("policy_version"),
-        policies=_further_versions(project, number),
-        model_version=policy.get("model_version"),
-        champion=evaluated.get("promoted", False),
+        rows=explored.rows if explored else None,
+        tokens_per_s=explored.tokens_per_s if explored else None,
+        optimizer_steps=trained.steps if trained else None,
+        policy_version=policy.policy_version if policy else None,
+        policies={name: found.policy_version for name in others if (found := record.published(name)) is not None},
+        model_version=policy.model_version if policy else None,
+        champion=evaluated.promoted if evaluated else False,
         not_promoted=_refusal(evaluated),
-        checkpoint=None if folder is None else str(from_record(folder, store.home)),
+        checkpoint=policy.folder if policy else None,
         nothing_trained=nothing_trained(trained),
-        started_again=describe_start(store, number) if trained else None,
-        seconds=time_split(explored, judged, trained, evaluated, wall_s),
+        started_again=describe_start(project.store, number) if trained else None,
+        seconds=time_split(record, wall_s),
     )
 
 
-def _further_versions(project: "Project", number: int) -> dict[str, int]:
-    _, *others = project.policies
-    notes = {name: project.store.read_note(number, stored_name(POLICY, name)) for name in others}
-    return {name: note["policy_version"] for name, note in notes.items() if note is not None}
-
-
-def _refusal(evaluated: dict[str, Any]) -> str | None:
+def _refusal(evaluated: RoundEvaluation | None) -> str | None:
     """Why the gate refused the version of an evaluation; None if it did not."""
-    if evaluated.get("gate_passed") is not False or evaluated["promoted"]:
+    if evaluated is None or evaluated.gate_passed is not False or evaluated.promoted:
         return None
-    return str(evaluated["gate_summary"] or evaluated["gate"])
+    return evaluated.gate_summary or evaluated.gate
 
 
 def champion_notes(project: "Project", lines: Sequence[RoundLine]) -> list[str]:
@@ -134,14 +123,13 @@ def champion_notes(project: "Project", lines: Sequence[RoundLine]) -> list[str]:
     return [*reasons, promotion_rule(project.config.evaluation.gate)]
 
 
-def nothing_trained(trained: dict[str, Any]) -> str | None:
+def nothing_trained(trained: Trained | None) -> str | None:
     """The reason why a training made no optimiser step; None if it made one or has not run yet."""
-    if trained.get("steps") != 0:
+    if trained is None or trained.steps != 0:
         return None
-    metrics = trained.get("metrics", {})
-    rows, dropped = (int(metrics.get(name, 0)) for name in ("rows", "rows_dropped"))
+    rows, dropped = (int(trained.metrics.get(name, 0)) for name in ("rows", "rows_dropped"))
     why = [f"all {rows:,} rows have advantage 0 ({EQUAL})"] if rows else []
-    stale = ((trained.get("row_selection") or {}).get("rows") or {}).get("stale", 0)
+    stale = trained.lineage.get("row_selection", {}).get("rows", {}).get("stale", 0)
     if dropped:
         others = rows or stale
         why.append(f"filters dropped {dropped:,} rows" if others else f"filters dropped all {dropped:,} rows")
@@ -161,7 +149,7 @@ class RoundNews:
     def __call__(self) -> list[str]:
         """The lines of newly completed rounds, in order."""
         lines = []
-        while self._project.store.read_note(self._next, "evaluation") is not None:
+        while read(self._project.store, self._next).has(RoundEvaluation):
             lines.append(describe_round(round_line(self._project, self._next)))
             self._next += 1
         return lines

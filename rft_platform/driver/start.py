@@ -8,12 +8,11 @@ from rft_platform.config.dry_run import RunPlan
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config_of
 from rft_platform.config.online_halves import joined, without_effect
-from rft_platform.config.resolve import policies_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.console import notes
 from rft_platform.driver.preflight import check_run
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.policy import move_folders
+from rft_platform.rounds.project.record import move_folders
 
 
 def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
@@ -78,7 +77,7 @@ def _follow_moved_models(home: Home, config: RftConfig) -> None:
     moved = changed_keys(stored, relocated(stored, config))
     paths = {before: after for before, after in moved.values() if isinstance(before, str)}
     if paths:
-        move_folders(ExperienceStore(home.rounds), policies_of(config), paths)
+        move_folders(ExperienceStore(home.rounds), paths)
 
 
 def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:

@@ -8,7 +8,6 @@ rewards is the percentile interval of a bootstrap over tasks (Efron and Tibshira
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, paired_interval, paired_share_interval
@@ -37,10 +36,6 @@ class Comparison:
         """Return the numbers with names for plots: ``vs_champion/sampled_pass``, ``..._low``, ``..._high``."""
         name = f"vs_{self.against}/{self.metric}"
         return {name: self.difference, f"{name}_low": self.low, f"{name}_high": self.high}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the comparison as plain JSON values."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def compare(

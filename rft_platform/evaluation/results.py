@@ -1,7 +1,7 @@
 """The result of an evaluation, as one JSON-serialisable value."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -65,17 +65,6 @@ class EvaluationResult:
     def value(self, metric: str) -> float | None:
         """Return a metric by its name in ``summary`` or in ``metrics``; None if it was not measured."""
         return self.summary().get(metric, self.metrics.get(metric))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "EvaluationResult":
-        """The result that ``to_json`` converted."""
-        rates = {mode: None if value[mode] is None else PassRate(**value[mode]) for mode in MODES}
-        transcripts = [Transcript(**item) for item in value["transcripts"]]
-        return cls(**{**value, **rates, "transcripts": transcripts})
 
 
 def result_of(

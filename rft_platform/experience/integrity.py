@@ -1,6 +1,7 @@
 """Detect damaged files of a round and move them to ``aside/``, so that the launch that made them is repeated."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,6 @@ from rft_platform.experience.parquet import footer
 
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
-
-#: Notes that depend on the files in a subfolder; they are withdrawn together with a damaged file.
-RESTING_ON = {"rollouts": ("explore", "judge"), "judged": ("judge",)}
-#: The note of a round that has trained. Its stages are never repeated.
-TRAINED = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +42,11 @@ def damaged(store: "ExperienceStore", round: int, *, digest: bool) -> list[Damag
     return sorted((DamagedFile(path, why) for path, why in found if why is not None), key=lambda file: file.path)
 
 
-def set_aside(store: "ExperienceStore", round: int, path: Path, why: str) -> Path:
+def set_aside(store: "ExperienceStore", round: int, path: Path, why: str, notes: Sequence[str]) -> Path:
     """Move a file of a round to its ``aside/`` folder and write ``why`` beside it. Returns the target path.
 
-    The file is removed from the ledger, and the notes that depend on it are withdrawn, so that their stages are
-    repeated. A round that has trained keeps its notes, because its stages are not repeated.
+    The file is removed from the ledger, and the ``notes`` that depend on it are withdrawn, so that their stages are
+    repeated; without ``notes`` the round is kept as it is, because its stages are not repeated.
     """
     folder = store.round_folder(round)
     name = str(path.relative_to(folder))
@@ -59,7 +55,7 @@ def set_aside(store: "ExperienceStore", round: int, path: Path, why: str) -> Pat
     ledger = Ledger(folder)
     with ledger.change() as contents:
         entry = contents.files.get(name)
-        _withdraw_dependent_notes(store, round, path)  # first: a crash must not leave notes without their file
+        _withdraw(store, round, path, notes)  # first: a crash must not leave notes without their file
         contents.files.pop(name, None)
         ledger.save(contents)
         target = move_aside(path, folder) if path.exists() else free_name(folder / ASIDE / path.name)
@@ -84,16 +80,13 @@ def _fault(path: Path, entry: FileEntry, digest: bool) -> str | None:
     return None
 
 
-def _withdraw_dependent_notes(store: "ExperienceStore", round: int, path: Path) -> None:
+def _withdraw(store: "ExperienceStore", round: int, path: Path, notes: Sequence[str]) -> None:
     kind = path.parent.name
-    trained = store.has_note(round, TRAINED)
-    in_force = store.in_force_file(round)
-    if kind == "judged" and path != in_force:
+    if kind == "judged" and path != store.in_force_file(round):
         return
-    if not trained:
-        for note in RESTING_ON[kind]:
-            store.withdraw_note(round, note)
-    if kind == "judged" or not trained:  # last: after a crash before this line, a repeat withdraws the notes
+    for note in notes:
+        store.withdraw_note(round, note)
+    if kind == "judged" or notes:  # last: after a crash before this line, a repeat withdraws the notes
         (store.round_folder(round) / "judged" / "current.json").unlink(missing_ok=True)
 
 

@@ -322,7 +322,7 @@ SELECT task_id, round, count(*)::DOUBLE AS runs, sum(passed) AS passes
 FROM (
     SELECT r.round, r.run_id, any_value(r.task_id) AS task_id, arg_max(coalesce(
         j.reward_parts['passed'], (coalesce(j.reward_parts['judged'], j.reward) >= ?)::DOUBLE
-    ), (r.policy IS NULL, r.step)) AS passed
+    ), (r.policy = 'policy', r.step)) AS passed
     FROM rollouts r JOIN judged j ON j.row_id = r.row_id AND j.round = r.round
     WHERE isfinite(j.reward)
     GROUP BY r.round, r.run_id

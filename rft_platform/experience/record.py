@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 
 ROLLOUT_SCHEMA_VERSION = 1
 JUDGED_SCHEMA_VERSION = 1
@@ -77,7 +77,7 @@ class ModelCall:
     duration_s: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     env_state_hash: str | None = None  # hash of the environment's state at this call; None: the workflow reported none
-    policy: str = FIRST_POLICY  # name of the trainable policy that was called
+    policy: str = DEFAULT_POLICY  # name of the trainable policy that was called
     step_reward: float | None = None  # the environment's reward for this step alone, if the workflow reported it
     # needed while the run lasts; a row has ``step``, ``row_id``, ``run_reward`` and ``loss_mask`` instead:
     order: int = field(default=0, compare=False, metadata=_NOT_STORED)  # position of the call, by its first send

@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 
 from rft_platform.common.errors import StorageError
-from rft_platform.common.policy_names import policy_column, policy_of_column
 from rft_platform.experience import columns
 from rft_platform.experience.record import (
     CALL_COLUMNS,
@@ -60,7 +59,7 @@ _ROLLOUT_COLUMNS = [
     ("duration_s", pa.float64(), "Seconds that the call took."),
     ("attempt", pa.int32(), "Attempt of the run, from 0."),
     ("env_state_hash", pa.string(), "Digest of the environment's state at this call, if the workflow set it."),
-    ("policy", pa.string(), "The further trainable policy that was called; null: the first one."),
+    ("policy", pa.string(), "The trainable policy that was called."),
     ("step_reward", pa.float64(), "The environment's reward for this step, if the workflow set it."),
 ]
 ROLLOUT_SCHEMA = pa.schema(
@@ -148,8 +147,6 @@ def _column(field: pa.Field, values: list[Any]) -> pa.Array:
 
 
 def _encode(field: pa.Field, values: list[Any]) -> pa.Array:
-    if field.name == "policy":
-        return columns.texts_to_column([policy_column(name) for name in values])
     if field.name in JSON_COLUMNS:
         return columns.json_to_column(values)
     if pa.types.is_map(field.type):
@@ -170,5 +167,4 @@ def _decode(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
         return columns.column_to_lists(column)
     if field.name in MISSING_AS_NULL:
         return column.fill_null(math.nan).to_pylist()
-    values = column.to_pylist()
-    return [policy_of_column(name) for name in values] if field.name == "policy" else values
+    return column.to_pylist()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rft_platform.common.files import atomic_path
-from rft_platform.common.policy_names import FIRST_POLICY, stored_name
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.parquet import read_table, write_table
 from rft_platform.experience.schema import RECORD_KEY, VERSION_KEY
 from rft_platform.experience.store import ExperienceStore
@@ -32,9 +32,9 @@ SELECTION_SCHEMA = pa.schema(
 )
 
 
-def selection_file(store: ExperienceStore, number: int, policy: str = FIRST_POLICY) -> Path:
+def selection_file(store: ExperienceStore, number: int, policy: str = DEFAULT_POLICY) -> Path:
     """Path of the selection of a policy's training in a round; the file may not exist."""
-    return store.round_folder(number) / f"{stored_name(ROW_SELECTION, policy)}.parquet"
+    return store.round_folder(number) / f"{ROW_SELECTION}-{policy}.parquet"
 
 
 def selection_files(store: ExperienceStore, number: int) -> list[Path]:
@@ -43,7 +43,7 @@ def selection_files(store: ExperienceStore, number: int) -> list[Path]:
 
 
 def write_selection(
-    store: ExperienceStore, number: int, rows: Sequence[dict[str, object]], policy: str = FIRST_POLICY
+    store: ExperienceStore, number: int, rows: Sequence[dict[str, object]], policy: str = DEFAULT_POLICY
 ) -> Path:
     """Write the rows that the training of a round takes, in the order in which they were selected."""
     target = selection_file(store, number, policy)
@@ -53,7 +53,7 @@ def write_selection(
 
 
 def read_selection(
-    store: ExperienceStore, number: int, columns: list[str] | None = None, policy: str = FIRST_POLICY
+    store: ExperienceStore, number: int, columns: list[str] | None = None, policy: str = DEFAULT_POLICY
 ) -> pa.Table:
     """The rows that the training of a round took; raises StorageError if the file is missing."""
     return read_table(selection_file(store, number, policy), SELECTION_SCHEMA, columns)

@@ -235,9 +235,9 @@ class ExperienceStore(RoundNotes):
         if found:
             raise DamagedError("\n".join(f"{file.path}: {file.why}" for file in found))
 
-    def set_aside(self, round: int, path: Path, why: str) -> Path:
+    def set_aside(self, round: int, path: Path, why: str, notes: Sequence[str] = ()) -> Path:
         """Move a damaged file to ``aside/`` and withdraw the notes that depend on it, so that their stages repeat."""
-        return integrity.set_aside(self, round, path, why)
+        return integrity.set_aside(self, round, path, why, notes)
 
 
 def _check_open(contents: Contents, round: int, batch: int) -> None:

@@ -8,8 +8,9 @@ compares the times of an asset and its inputs, so the assets of a round are repo
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import dagster as dg
@@ -34,40 +35,39 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckExecutionRecord, check_results
 from rft_platform.jobs.jobs import OFFLINE_ASSETS
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
-from rft_platform.rounds.project.notes import (
-    DATASET,
-    DEMONSTRATIONS,
-    EVALUATION,
-    EXPLORE,
-    JUDGE,
-    POLICY,
-    SNAPSHOT,
-    TRAIN,
-)
 from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
-from rft_platform.training.protocol import StepEvent
+from rft_platform.rounds.project.record import (
+    DatasetFile,
+    Explored,
+    Judged,
+    Part,
+    Policy,
+    RoundEvaluation,
+    RoundRecord,
+    read,
+)
 
 LOG = logging.getLogger(__name__)
 _A_CALL_S = 20.0  # a sensor's tick may take 60 s; the next tick continues
 
-_Note = Mapping[str, Any]
 _Launch = tuple[str, int]  # kind and round
 
 
-def _figures(_: Project, __: int, note: _Note) -> dict[str, Any]:
-    return {**numbers(note), **numbers(note.get("metrics", {}))}
+def _figures(_: Project, __: RoundRecord, part: Part) -> dict[str, Any]:
+    values = {each.name: getattr(part, each.name) for each in fields(part)}
+    return {**numbers(values), **numbers(values.get("figures", {})), **numbers(values.get("metrics", {}))}
 
 
 @dataclass(frozen=True, slots=True)
 class _Asset:
-    """How the record of an asset follows from the disk: from the note of its stage, and what else the stage stored."""
+    """How the materialization of an asset follows from the part that its stage made, and from what else is stored."""
 
     name: str
-    note: str
-    version: Callable[[Project, int, _Note], str | None] = lambda _, __, ___: None
-    metadata: Callable[[Project, int, _Note], dict[str, Any]] = _figures
-    checks: Callable[[Project, int, _Note], list[dg.AssetCheckResult]] = lambda _, __, ___: []
+    part: Callable[[RoundRecord], Part | None]  # None: the asset is not complete
+    version: Callable[[Project, RoundRecord, Any], str | None] = lambda _, __, ___: None
+    metadata: Callable[[Project, RoundRecord, Any], dict[str, Any]] = _figures
+    checks: Callable[[Project, RoundRecord, Any], list[dg.AssetCheckResult]] = lambda _, __, ___: []
     specs: Sequence[dg.AssetCheckSpec] = ()
 
 
@@ -83,19 +83,20 @@ class _Reports:
 
     def report(self, asset: _Asset, number: int, partition: str | None) -> bool:
         """Report an asset with the results of its checks, unless it is not complete; False if it cannot be read now."""
-        note = self.project.store.read_note(number, asset.note)
-        if note is None or (asset.note == JUDGE and not note["sound"]):
+        record = read(self.project.store, number)
+        part = asset.part(record)
+        if part is None:
             return True
         try:
             results = [
-                self._result(asset, result, number, partition) for result in asset.checks(*self._of(number, note))
+                self._result(asset, result, number, partition) for result in asset.checks(self.project, record, part)
             ]
             materialization = dg.AssetMaterialization(
                 asset_key=self.names.key(asset.name),
                 partition=partition,
                 description="Complete on disk, and not reported to this Dagster instance by the run that made it.",
-                metadata=asset.metadata(*self._of(number, note)),
-                tags=_version_tag(asset.version(*self._of(number, note))),
+                metadata=asset.metadata(self.project, record, part),
+                tags=_version_tag(asset.version(self.project, record, part)),
             )
         except (RftError, OSError) as error:
             LOG.warning("%s of %s is not reported to Dagster yet: %s", asset.name, round_key(number), error)
@@ -106,9 +107,6 @@ class _Reports:
         self.instance.report_runless_asset_event(materialization)  # last: it marks the results as recorded
         self.made.append(f"{asset.name} of {round_key(number)}")
         return True
-
-    def _of(self, number: int, note: _Note) -> tuple[Project, int, _Note]:
-        return self.project, number, note
 
     def _result(
         self, asset: _Asset, result: dg.AssetCheckResult, number: int, partition: str | None
@@ -213,94 +211,105 @@ def _version_tag(version: str | None) -> dict[str, str]:
 # --- the assets of a project, in the order of their stages
 
 
-def _judgement_version(project: Project, number: int, note: _Note) -> str:
-    return judgement_version(project.store, number, note["judge_version"])
+def _sound(record: RoundRecord) -> Judged | None:
+    return record.judged if record.judged is not None and record.judged.sound else None
 
 
-def _judgement_checks(project: Project, number: int, note: _Note) -> list[dg.AssetCheckResult]:
+def _judgement_version(project: Project, record: RoundRecord, judged: Judged) -> str:
+    return judgement_version(project.store, record.number, judged.judge_version)
+
+
+def _judgement_checks(project: Project, record: RoundRecord, judged: Judged) -> list[dg.AssetCheckResult]:
     from rft_platform.rounds.judge import quality
 
-    if project.store.ledger(number).read().retired:  # the rows were removed on purpose: nothing is left to check
+    if project.store.ledger(record.number).read().retired:  # the rows were removed on purpose: nothing is left to check
         return []
-    return experience_results(*quality(project, number, note["judge_version"]))
+    return experience_results(*quality(project, record.number, judged.judge_version))
 
 
-def _checkpoint(project: Project, number: int, note: _Note) -> dict[str, Any]:
-    policy, trained = required(project.store, number), project.store.read_note(number, TRAIN) or {}
+def _checkpoint(project: Project, record: RoundRecord, policy: Policy) -> dict[str, Any]:
+    trained = record.trained()
+    figures = {} if trained is None else _figures(project, record, trained)
     found = {"checkpoint": path(policy.folder), "model_version": policy.model_version or "not registered"}
-    return {**found, "policy_version": policy.policy_version, **_figures(project, number, trained)}
+    return {**found, **figures, "policy_version": policy.policy_version}
 
 
-def _report(project: Project, number: int, note: _Note) -> dict[str, Any]:
+def _report(project: Project, record: RoundRecord, evaluated: RoundEvaluation) -> dict[str, Any]:
     from rft_platform.evaluation.report import stored_report
 
-    page = stored_report(project.store.round_folder(number))
+    page = stored_report(project.store.round_folder(record.number))
     report = {} if page is None else {"report": dg.MetadataValue.md(page)}
-    return {
-        **report,
-        "gate": note.get("gate", ""),
-        "promoted": bool(note.get("promoted")),
-        **_figures(project, number, note),
-    }
+    return {**report, "gate": evaluated.gate, "promoted": evaluated.promoted, **_figures(project, record, evaluated)}
 
 
-def _checkpoint_checks(project: Project, number: int, _: _Note) -> list[dg.AssetCheckResult]:
-    trained = project.store.read_note(number, TRAIN) or {}
-    return checkpoint_results(trained.get("steps", 0), trained.get("engine_mismatch"))
+def _checkpoint_checks(_: Project, record: RoundRecord, __: Policy) -> list[dg.AssetCheckResult]:
+    trained = record.trained()
+    return checkpoint_results(*((0, None) if trained is None else (trained.steps, trained.engine_mismatch)))
 
 
-def _offline_checks(project: Project, number: int, _: _Note) -> list[dg.AssetCheckResult]:
-    trained = project.store.read_note(number, TRAIN) or {}
-    return offline_results([StepEvent(**event) for event in trained.get("step_events", [])])
+def _offline_checks(_: Project, record: RoundRecord, __: Policy) -> list[dg.AssetCheckResult]:
+    trained = record.trained()
+    return offline_results([] if trained is None else trained.step_events)
 
 
-def _evaluation_checks(_: Project, __: int, note: _Note) -> list[dg.AssetCheckResult]:
-    return evaluation_results(note["gate_passed"], note["gate"])
+def _evaluation_checks(_: Project, __: RoundRecord, evaluated: RoundEvaluation) -> list[dg.AssetCheckResult]:
+    return evaluation_results(evaluated.gate_passed, evaluated.gate)
 
 
-def _dataset_checks(project: Project, _: int, __: _Note) -> list[dg.AssetCheckResult]:
+def _dataset_checks(project: Project, _: RoundRecord, __: DatasetFile) -> list[dg.AssetCheckResult]:
     from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset
 
     return [leak_result(leaked_tasks(project, load_dataset(project)))]
 
 
-def _rows_version(project: Project, number: int, _: _Note) -> str:
-    return project.store.rollouts_digest(number)
+def _rows_version(project: Project, record: RoundRecord, _: Explored) -> str:
+    return project.store.rollouts_digest(record.number)
 
 
-def _from_note(name: str) -> Callable[[Project, int, _Note], str]:
-    return lambda _, __, note: str(note[name] or "none")
+def _weights(_: Project, __: RoundRecord, policy: Policy) -> str:
+    return policy.weights_digest
 
 
-_WEIGHTS = _from_note("weights_digest")
-_JUDGED = _Asset("judged_experiences", JUDGE, _judgement_version, checks=_judgement_checks, specs=EXPERIENCE_CHECKS)
-_TRAINED = _Asset("policy_checkpoint", POLICY, _WEIGHTS, _checkpoint, _checkpoint_checks, CHECKPOINT_CHECKS)
-_EVALUATED = _Asset(
-    "evaluation_report", EVALUATION, metadata=_report, checks=_evaluation_checks, specs=EVALUATION_CHECKS
+_explored, _evaluated = attrgetter("explored"), attrgetter("evaluated")
+_JUDGED = _Asset(
+    "judged_experiences",
+    _sound,
+    _judgement_version,
+    checks=_judgement_checks,
+    specs=EXPERIENCE_CHECKS,
 )
-_EXPLORED = [_Asset("policy_snapshot", SNAPSHOT, _WEIGHTS), _Asset("rollout_batches", EXPLORE, _rows_version)]
+_TRAINED = _Asset(
+    "policy_checkpoint", RoundRecord.published, _weights, _checkpoint, _checkpoint_checks, CHECKPOINT_CHECKS
+)
+_EVALUATED = _Asset(
+    "evaluation_report", _evaluated, metadata=_report, checks=_evaluation_checks, specs=EVALUATION_CHECKS
+)
+_EXPLORED = [
+    _Asset("policy_snapshot", RoundRecord.snapshot, _weights),
+    _Asset("rollout_batches", _explored, _rows_version),
+]
 _COLLECTED = [
-    _Asset("online_experiences", EXPLORE, _rows_version),
-    _Asset("online_demonstrations", DEMONSTRATIONS, _from_note("sha256")),
+    _Asset("online_experiences", _explored, _rows_version),
+    _Asset("online_demonstrations", attrgetter("demonstrations"), lambda _, __, found: found.sha256 or "none"),
 ]
 #: The assets that have no rounds, complete when the start is evaluated.
 _START = [
     _Asset(
         "task_dataset",
-        EVALUATION,
+        _evaluated,
         lambda project, _, __: project.tasks.digest if project.config.buffer.explorer_input.explored else None,
         lambda project, _, __: {"dagster/row_count": explored_count(project)},
     ),
     _Asset(
         "eval_task_dataset",
-        EVALUATION,
+        _evaluated,
         lambda project, _, __: held_out_version(project),
         lambda project, _, __: {"dagster/row_count": sum(len(each.tasks) for _, each in project.eval_tasks)},
         lambda project, _, __: [leak_result(held_out_leaks(project))],
     ),
     _Asset(
         "warm_start_checkpoint",
-        EVALUATION,
+        _evaluated,
         lambda project, _, __: required(project.store, 0).weights_digest,
         _report,
     ),
@@ -316,7 +325,7 @@ def _chain(project: Project) -> list[_Asset]:
         return [*(_COLLECTED if project.config.online else _EXPLORED), _JUDGED, _TRAINED, _EVALUATED]
     dataset, weights = OFFLINE_ASSETS[kind]
     return [
-        _Asset(dataset, DATASET, _from_note("digest"), checks=_dataset_checks),
-        _Asset(weights, POLICY, _WEIGHTS, _checkpoint, _offline_checks, checkpoint_specs(weights)),
+        _Asset(dataset, attrgetter("dataset"), lambda _, __, file: file.digest, checks=_dataset_checks),
+        _Asset(weights, RoundRecord.published, _weights, _checkpoint, _offline_checks, checkpoint_specs(weights)),
         _EVALUATED,
     ]

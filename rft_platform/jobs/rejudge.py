@@ -15,6 +15,7 @@ from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.jobs import run_tags
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, all_figures, read
 
 REJUDGE_TAG = "rft/rejudge"  #: tag of the runs; its value is the same for all runs of one command
 
@@ -22,7 +23,7 @@ REJUDGE_TAG = "rft/rejudge"  #: tag of the runs; its value is the same for all r
 def rejudge(
     project: Project, definitions: dg.Definitions, rounds: Sequence[int], judge: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Run ``judge_job`` for each round with the asset configuration ``judge``; returns each round's note.
+    """Run ``judge_job`` for each round with the asset configuration ``judge``; returns each round's figures.
 
     Raises UserError for rounds without rollouts, before anything is judged. Raises the error of the first round that
     fails; the judgements of earlier rounds are kept.
@@ -30,7 +31,7 @@ def rejudge(
     absent = [number for number in rounds if not project.store.count_rollouts(number)]
     if absent:
         raise UserError(f"no rollouts to judge in {_ranges(absent)}; see `rft rounds`")
-    notes, together = [], uuid.uuid4().hex[:8]
+    reports, together = [], uuid.uuid4().hex[:8]
     config = {
         "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},  # the caller reports an error in one line
         "ops": {"judged_experiences": {"config": judge}},
@@ -49,9 +50,9 @@ def rejudge(
                 )
             except dg.Failure as failure:
                 raise (failure.__cause__ if isinstance(failure.__cause__, RftError) else as_fault(failure)) from None
-            note = project.store.read_note(number, "judge")
-            notes.append({"round": number, "run_id": run_id, **(note or {})})
-    return notes
+            figures = all_figures(read(project.store, number).judged or Judged())
+            reports.append({"round": number, "run_id": run_id, **figures})
+    return reports
 
 
 def _ranges(numbers: Sequence[int]) -> str:

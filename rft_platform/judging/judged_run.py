@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import RolloutRow
 from rft_platform.judging.response_text import response_text
 
@@ -32,7 +32,7 @@ class JudgedStep:
     truncated: bool
     step_reward: float | None = None
     env_state_hash: str | None = None
-    policy: str = FIRST_POLICY  # name of the trainable policy that was called
+    policy: str = DEFAULT_POLICY  # name of the trainable policy that was called
 
 
 @dataclass(frozen=True, slots=True)

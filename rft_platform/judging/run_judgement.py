@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rft_platform.common.errors import UserCodeError
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class RunJudgement:
 
     def of_policy(self, policy: str) -> "RunJudgement":
         """Return the judgement with the reward of one policy."""
-        return self if policy == FIRST_POLICY else replace(self, reward=self.rewards.get(policy, self.reward))
+        return self if policy == DEFAULT_POLICY else replace(self, reward=self.rewards.get(policy, self.reward))
 
 
 def refuse_beyond(runs: list[RunJudgement], most: float | None) -> list[RunJudgement]:

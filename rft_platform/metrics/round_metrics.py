@@ -13,13 +13,13 @@ from rft_platform.metrics.catalogue import Sample
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.planning.state import Plan, ProjectState, RoundState
-from rft_platform.rounds.project.notes import EVALUATION, JUDGE, POLICY
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import RoundRecord, read
 from rft_platform.rounds.reporting.round_history import time_split
 
 PHASES: tuple[Literal["explore", "sync"], ...] = ("explore", "sync")
 PLAN_STATES = ("launching", "running", "waiting", "finished", "failed")
-_LOOK_BACK = 200  # rounds whose notes are searched; older results are not reported
+_LOOK_BACK = 200  # rounds whose records are searched; older results are not reported
 
 
 def plan_samples(project: Project, launches: Launches) -> Iterator[Sample]:
@@ -79,41 +79,38 @@ class RowTotals:
 
 
 def outcome_samples(project: Project) -> Iterator[Sample]:
-    """Newest policy, evaluation, mean reward, seconds by phase and last change, from the notes of the last rounds."""
-    store, numbers = project.store, project.store.rounds()[::-1][:_LOOK_BACK]
-    policies = (note for number in numbers if (note := store.read_note(number, POLICY)) is not None)
-    if (policy := next(policies, None)) is not None:
-        yield Sample("rft_policy_version_trained", policy["policy_version"])
-    yield from _evaluation(project, numbers)
-    rewards = (note for number in numbers if (note := store.read_note(number, JUDGE)) is not None)
-    if (judged := next(rewards, None)) is not None and judged.get("mean_reward") is not None:
-        yield Sample("rft_reward_mean", judged["mean_reward"])
-    yield from _time_split(project, numbers)
-    written = [_changed(file) for number in numbers[:2] for file in store.round_folder(number).rglob("*")]
+    """Newest policy, evaluation, mean reward, seconds by phase and last change, from the records of the last rounds."""
+    store = project.store
+    records = [read(store, number) for number in store.rounds()[::-1][:_LOOK_BACK]]
+    if (policy := next(filter(None, (record.published() for record in records)), None)) is not None:
+        yield Sample("rft_policy_version_trained", policy.policy_version)
+    yield from _evaluation(records)
+    judged = next(filter(None, (record.judged for record in records)), None)
+    if judged is not None and judged.mean_reward is not None:
+        yield Sample("rft_reward_mean", judged.mean_reward)
+    yield from _time_split(records)
+    written = [_changed(file) for record in records[:2] for file in store.round_folder(record.number).rglob("*")]
     if written:
         yield Sample("rft_last_progress_age_seconds", max(0.0, time.time() - max(written) / 1e9))
 
 
-def _evaluation(project: Project, numbers: list[int]) -> Iterator[Sample]:
-    for number in numbers:
-        note = project.store.read_note(number, EVALUATION)
-        if note is None or not note["results"]:
+def _evaluation(records: list[RoundRecord]) -> Iterator[Sample]:
+    for record in records:
+        evaluated = record.evaluated
+        if evaluated is None or not evaluated.results:
             continue
-        yield Sample("rft_evaluation_round", number)
+        yield Sample("rft_evaluation_round", record.number)
         for score in ("sampled_pass", "greedy_pass"):
-            if note["metrics"].get(score) is not None:
-                yield Sample("rft_evaluation_score", note["metrics"][score], (score,))
+            if score in evaluated.metrics:
+                yield Sample("rft_evaluation_score", evaluated.metrics[score], (score,))
         return
 
 
-def _time_split(project: Project, numbers: list[int]) -> Iterator[Sample]:
-    store = project.store
-    for number in numbers:
-        if number == 0 or store.read_note(number, EVALUATION) is None:
+def _time_split(records: list[RoundRecord]) -> Iterator[Sample]:
+    for record in records:
+        if record.number == 0 or record.evaluated is None:
             continue
-        notes = (store.read_note(number, name) or {} for name in ("explore", JUDGE, "train", EVALUATION))
-        explored, judged, trained, evaluated = notes
-        for part, seconds in time_split(explored, judged, trained, evaluated).items():
+        for part, seconds in time_split(record).items():
             yield Sample("rft_round_seconds", seconds, (part,))
         return
 

@@ -1,4 +1,4 @@
-"""MLflow registry and lineage: training runs, model versions with aliases, traces from weights to rows and back.
+"""MLflow registry and lineage: training runs, model versions with aliases, checkpoints and their parents.
 
 MLflow holds one experiment per project and one registered model per policy. ``ModelRegistry`` registers every
 checkpoint as a version; the alias ``champion`` marks the promoted one. Read in this order:
@@ -9,6 +9,5 @@ checkpoint as a version; the alias ``champion`` marks the promoted one. Read in 
    a server, for other machines);
 3. ``tracking`` (``TrainingRun``: parameters and metrics in MLflow), ``sinks`` (TensorBoard, Weights & Biases, SwanLab);
    ``run_lineage`` (datasets and LoggedModels of a run), ``run_traces`` (transcripts), ``system_metrics``;
-4. ``manifests`` (checkpoints and their parents), ``traces`` (result types);
-5. ``lineage`` (``trace_checkpoint``, ``trace_row``).
+4. ``manifests`` (checkpoints and their parents).
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rft_platform.common.digests import checkpoint_damage, digest_once
 from rft_platform.common.errors import DamagedError, RegistryLostError, StorageError, UserError
-from rft_platform.common.policy_names import FIRST_POLICY, stored_name
+from rft_platform.common.policy_names import DEFAULT_POLICY, stored_name
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import database_file
 from rft_platform.model_registry.mlflow_client import check_name, is_server, open_client
@@ -89,7 +89,7 @@ class ModelRegistry:
         project: str,
         model_name: str,
         noted: Noted | None = None,
-        policy: str = FIRST_POLICY,
+        policy: str = DEFAULT_POLICY,
         upload_max_bytes: float = 0,
     ) -> None:
         """``upload_max_bytes``: checkpoints with at most this many bytes of weights are uploaded to a server."""

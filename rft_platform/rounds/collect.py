@@ -4,22 +4,21 @@ Corrections that no round has taken become the round's demonstrations.
 """
 
 from time import perf_counter
-from typing import Any
 
 from rft_platform.common.errors import StorageError
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.notes import ASIDE
-from rft_platform.rounds.project.code_version import WORKFLOW_CODE, keep_user_code
-from rft_platform.rounds.project.notes import EXPLORE
+from rft_platform.rounds.project.code_version import keep_user_code
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import round_rule
+from rft_platform.rounds.project.record import Explored, write
+from rft_platform.rounds.releases.servable_versions import round_rule
+from rft_platform.rounds.releases.training_start import settle_start
 from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
 from rft_platform.rounds.selection.production_rows import rows_of_traffic, traffic_store
-from rft_platform.rounds.training_start import settle_start
 from rft_platform.serving.traffic import TrafficStore
 
 
-def collect(project: Project, round_number: int) -> dict[str, Any]:
+def collect(project: Project, round_number: int) -> Explored:
     """Write the round's rows of production traffic to the store, then mark them as consumed; returns the report.
 
     The database first records which rows the round takes. So a repeated call after a crash writes the same rows: no row
@@ -37,23 +36,25 @@ def collect(project: Project, round_number: int) -> dict[str, Any]:
     project.store.write_rollouts(round_number, 0, rows)
     versions = [row.call.policy_version for row in rows if row.call.policy_version is not None]
     parent = settle_start(project, round_number)
-    summary = {
-        "rows": len(rows),
-        "runs": len({row.run_id for row in rows}),
-        "tasks": len({row.task_id for row in rows}),
-        "subjects": len({call.subject for call in calls if call.subject is not None}),
-        "demonstrations": demonstrations["rows"],
-        "tokens": sum(len(row.call.response_ids) for row in rows),
-        "policy_version": max(versions, default=parent.policy_version),
-        "oldest_policy_version": min(versions, default=parent.policy_version),
-        "policy_round": parent.round,
-        "weights_digest": parent.weights_digest,
-        WORKFLOW_CODE: keep_user_code(project),
-        "seconds": perf_counter() - started,
-    }
-    project.store.write_note(round_number, EXPLORE, summary)
+    explored = Explored(
+        rows=len(rows),
+        policy_version=max(versions, default=parent.policy_version),
+        policy_round=parent.round,
+        weights_digest=parent.weights_digest,
+        workflow_code=keep_user_code(project),
+        seconds=perf_counter() - started,
+        figures={
+            "runs": len({row.run_id for row in rows}),
+            "tasks": len({row.task_id for row in rows}),
+            "subjects": len({call.subject for call in calls if call.subject is not None}),
+            "demonstrations": demonstrations.rows,
+            "tokens": sum(len(row.call.response_ids) for row in rows),
+            "oldest_policy_version": min(versions, default=parent.policy_version),
+        },
+    )
+    write(project.store, round_number, explored)
     traffic.consume(round_number)
-    return summary
+    return explored
 
 
 def _refuse_rows_of_another_home(project: Project, traffic: TrafficStore, round_number: int) -> None:

@@ -1,45 +1,24 @@
 """Evaluation of a round: load the new weights into the engine, run the held-out tasks, and decide on promotion."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
-from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.plots import inline_curve, learning_curve
 from rft_platform.evaluation.report import data_uri, markdown_report, write_report
-from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.heldout_evaluation import measure
 from rft_platform.rounds.maintenance.checkpoint_retention import thin_checkpoints
-from rft_platform.rounds.project.notes import EVALUATION
-from rft_platform.rounds.project.policy import Policy, deploy, required
+from rft_platform.rounds.project.policy import deploy, required
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, read, write
 from rft_platform.rounds.project.repair import repair_on_failure
-from rft_platform.rounds.reporting.promotion import against_champion, compared
+from rft_platform.rounds.releases.promotion import against_champion, compared
 from rft_platform.rounds.reporting.round_history import curve_points, evaluation_of
 from rft_platform.rounds.reporting.run_log import finish_runs, record_evaluation, scores_of
-from rft_platform.rounds.selection.pending_rows import selection_note, through
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
-
-
-@dataclass(frozen=True, slots=True)
-class RoundEvaluation:
-    """Outcome of a round's evaluation.
-
-    ``results`` is empty if no evaluation was due, or if an earlier call has evaluated the round.
-    """
-
-    gate: str
-    gate_summary: str = ""  # why the gate did not pass, in a few words; empty if ``gate`` is short itself
-    promoted: bool = False
-    gate_passed: bool | None = None  # None: this evaluation has no decision of the gate
-    results: list[EvaluationResult] = field(default_factory=list)
-    markdown: str = ""
-    curve: str = ""  # the learning curve as a small picture in Markdown
-    metrics: dict[str, float] = field(default_factory=dict)
-    compared: list[Comparison] = field(default_factory=list)  # with the previous policy, the champion and the start
 
 
 def evaluate_round(
@@ -62,25 +41,15 @@ def evaluate_round(
     cpu = process_time() + engine.status().cpu_seconds
     if project.eval_tasks and (force or is_due(project, round_number)):
         outcome = _evaluate(project, engine, registry, policy, promote)
-    elif (known := project.store.read_note(round_number, EVALUATION)) is not None and known["results"]:
-        promoted, passed = known["promoted"], known["gate_passed"]
-        return RoundEvaluation(known["gate"], promoted=promoted, gate_passed=passed, metrics=known["metrics"])
+    elif (known := read(project.store, round_number).evaluated) is not None and known.results:
+        return replace(known, results=[], compared=[])
     else:
         outcome = RoundEvaluation("not due in this round")
     seconds["evaluation_s"] = perf_counter() - started - seconds["deploy_s"]
     seconds["evaluation_cpu_s"] = process_time() + engine.status().cpu_seconds - cpu
     canary = {} if canary_delta is None else {"canary_delta": canary_delta}
     outcome = replace(outcome, metrics={**outcome.metrics, **canary, **seconds})
-    note = {
-        "results": [result.to_json() for result in outcome.results],
-        "comparisons": [difference.to_json() for difference in outcome.compared],
-        "gate": outcome.gate,
-        "gate_summary": outcome.gate_summary,
-        "promoted": outcome.promoted,
-        "gate_passed": outcome.gate_passed,
-        "metrics": outcome.metrics,
-    }
-    project.store.write_note(round_number, EVALUATION, note)
+    write(project.store, round_number, outcome)
     thin_checkpoints(project, registry)
     if round_number == project.rounds_budget:
         finish_runs(project, registry)
@@ -101,9 +70,9 @@ def _is_due_by_batches(project: Project, round_number: int) -> bool:
 
     The last training is always evaluated.
     """
-    note, every = selection_note(project.store, round_number), project.config.evaluation.every
-    passed = through(note) // every > through(selection_note(project.store, round_number - 1)) // every
-    return passed or bool(note and note["last"])
+    every = project.config.evaluation.every
+    before, own = (read(project.store, number).selection() for number in (round_number - 1, round_number))
+    return own is not None and (own.last or own.through // every > (before.through if before else 0) // every)
 
 
 def _evaluate(
@@ -114,8 +83,8 @@ def _evaluate(
     first = results[0]
     champion, decision = against_champion(project, registry, policy, first)
     promoted = decision.passed and policy.model_version is not None
-    if not promote:  # keep the promotion flag of the note
-        promoted = bool((store.read_note(policy.round, EVALUATION) or {}).get("promoted"))
+    if not promote:  # keep the promotion of an earlier evaluation
+        promoted = (read(store, policy.round).evaluated or RoundEvaluation()).promoted
         decision = replace(decision, reason=f"{decision.reason}; nothing is promoted by this evaluation")
     start = evaluation_of(store, 0)
     differences = compared(project, policy, first, champion)

@@ -1,41 +1,40 @@
-"""Explore stage of a round: choose the policy that explores, roll out its explore batches, and store the rows."""
+"""Explore stage of a round: choose the policy that explores, roll out its explore batches, and store the rows.
 
+A retry after an interruption continues from the rollouts that are stored already.
+"""
+
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
 
-from rft_platform.common.policy_names import stored_name
+from rft_platform.common.errors import StorageError
 from rft_platform.common.progress import announce, report
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport
+from rft_platform.rollout.recording.run_ids import group_id
+from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, row_counts
 from rft_platform.rollout.runner.run_rollouts import nothing_whole, run_rollouts
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 from rft_platform.rounds.planning.dynamic_sync import versions_ahead
 from rft_platform.rounds.planning.project_state import Launches, observe
-from rft_platform.rounds.project.code_version import WORKFLOW_CODE, keep_user_code
-from rft_platform.rounds.project.notes import EXPLORE, SNAPSHOT
-from rft_platform.rounds.project.policy import (
-    Policy,
-    deploy,
-    explorer_of,
-    is_published,
-    snapshot_of,
-    take_snapshot,
-)
+from rft_platform.rounds.project.code_version import keep_user_code
+from rft_platform.rounds.project.policy import deploy, explorer_of, is_published, snapshot_of, take_snapshot
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Explored, Judged, Policy, read, write
 from rft_platform.rounds.project.repair import repair_on_failure
-from rft_platform.rounds.selection.stored_rollouts import StoredRollouts
+from rft_platform.rounds.releases.training_start import settle_start
 from rft_platform.rounds.selection.task_selection import SignalCount, TaskSelection
 from rft_platform.rounds.setup.side_engines import serving_auxiliaries, serving_policies
 from rft_platform.rounds.setup.taskset_binding import how_to_run
-from rft_platform.rounds.training_start import settle_start
 from rft_platform.tasks.task import Task
 
+_log = logging.getLogger(__name__)
 
-def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number: int) -> dict[str, Any]:
+
+def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number: int) -> Explored:
     """Roll out every explore batch of a round with ``policy`` and store the rows; returns the round's report.
 
     The other policies take part in the versions that the round's snapshots name. A repeated call produces the same rows
@@ -63,20 +62,21 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
         cause = errors[-1] if errors else None
         kept = project.settings.limits.group_policy
         raise nothing_whole(round_key(round_number), total, kept, project.batches.repeat_times, cause)
-    summary = {
-        **total.as_dict(),
-        "seconds": perf_counter() - started,  # includes writing the rows
-        **{stored_name("policy_version", name, "/"): each.policy_version for name, each in policies.items()},
-        "policy_round": policy.round,
-        "weights_digest": policy.weights_digest,
-        "taskset_digest": project.tasks.digest,
-        "canary_delta": canary_delta,
-        "task_selection": selection.as_dict(),
-        **signal.as_dict(),
-        WORKFLOW_CODE: keep_user_code(project),
-    }
-    project.store.write_note(round_number, EXPLORE, summary)
-    return summary
+    figures = {name: value for name, value in total.as_dict().items() if name not in Explored.__dataclass_fields__}
+    versions = {f"policy_version/{name}": policies[name].policy_version for name in others}
+    explored = Explored(
+        rows=total.rows,
+        policy_version=policy.policy_version,
+        policy_round=policy.round,
+        weights_digest=policy.weights_digest,
+        workflow_code=keep_user_code(project),
+        task_selection=selection.taken(),
+        tokens_per_s=total.tokens_per_s,
+        seconds=perf_counter() - started,
+        figures={**figures, **versions, "canary_delta": canary_delta, **signal.as_dict()},
+    )
+    write(project.store, round_number, explored)
+    return explored
 
 
 def _explore_batch(
@@ -84,7 +84,7 @@ def _explore_batch(
     roll_out: Callable[[int, Sequence[Task]], RolloutBatch],
     selection: TaskSelection,
     signal: SignalCount,
-    stored: StoredRollouts,
+    stored: "StoredRollouts",
     round_number: int,
     batch: int,
 ) -> list[RolloutBatch]:
@@ -160,13 +160,81 @@ def snapshot_for(project: Project, number: int) -> Policy:
 def _going_on(project: Project, number: int) -> Policy | None:
     """The policy of the previous batch; None if it is gone, or if its rows would be too old for their training."""
     store, limit = project.store, project.config.synchronizer.max_staleness
-    if not store.has_note(number - 1, SNAPSHOT):
-        return None
-    held = snapshot_of(store, number - 1)
-    if not is_published(store, held):
+    held = read(store, number - 1).snapshot()
+    if held is None or not is_published(store, held):
         return None
     if limit is not None:
         behind = explorer_of(store, number, number - 1).policy_version - held.policy_version
         if behind + versions_ahead(observe(project, Launches())) > limit:
             return None
     return held
+
+
+class StoredRollouts:
+    """The stored batches of a round whose exploration or judgement has not finished.
+
+    A round that was explored and judged completely has no such batches: repeating it samples everything again. A stored
+    batch is sampled again if the retry uses other weights or tasks.
+    """
+
+    def __init__(self, project: Project, round_number: int, policies: Mapping[str, Policy]) -> None:
+        """``policies`` are those that explore, by name."""
+        self._project, self._round = project, round_number
+        self._versions = {name: policy.policy_version for name, policy in policies.items()}
+        record = read(project.store, round_number)
+        self._explored = None if record.has(Judged) else record.explored
+        self._anew = False
+        self._groups: dict[str, list[RolloutRow]] = {}
+        for row in _rows_of_unfinished(project, round_number):
+            self._groups.setdefault(row.group_id, []).append(row)
+
+    def batch(self, number: int, tasks: Sequence[Task]) -> RolloutBatch | None:
+        """The stored rollouts of a task batch; None if they are missing or do not match the current policy or tasks."""
+        groups = {group_id(self._round, number, index): task for index, task in enumerate(tasks)}
+        rows = [row for name in groups for row in self._groups.get(name, ())]
+        fits = all(
+            row.task_id == groups[row.group_id].task_id
+            and row.call.policy_version == self._versions.get(row.call.policy)
+            for row in rows
+        )
+        if not rows or not fits:
+            self._anew = True
+            return None
+        _log.info("%s continues with %d stored rollouts of batch %d", round_key(self._round), len(rows), number)
+        return RolloutBatch(rows, self._report(rows, len(tasks)))
+
+    @property
+    def explored(self) -> Explored | None:
+        """The report of a finished exploration, if all requested batches were stored; otherwise None."""
+        return None if self._anew else self._explored
+
+    def _report(self, rows: Sequence[RolloutRow], tasks: int) -> RolloutReport:
+        """The report as far as it can be computed from the rows, i.e. without errors and timings."""
+        wanted = self._project.batches.repeat_times
+        runs = Counter(row.group_id for row in {row.run_id: row for row in rows}.values())
+        lost = tasks - len(runs)
+        return RolloutReport(
+            runs=tasks * wanted,
+            failed=tasks * wanted - runs.total(),
+            stopped=0,
+            retried=0,
+            dropped_groups=lost,
+            partial_groups=sum(count < wanted for count in runs.values()),
+            seconds=0.0,
+            cpu_s=0.0,
+            engine_cpu_s=0.0,
+            dropped_for={"failed": lost} if lost else {},
+            **row_counts(rows),
+        )
+
+
+def _rows_of_unfinished(project: Project, round_number: int) -> list[RolloutRow]:
+    """Rows of a round whose exploration or judgement is unfinished; none if they cannot be read."""
+    record = read(project.store, round_number)
+    if record.has(Explored) and record.has(Judged):
+        return []
+    try:
+        return project.store.rollout_rows(round_number)
+    except StorageError as error:
+        _log.warning("%s is explored again: %s", round_key(round_number), error)
+        return []

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from rft_platform.common.errors import StorageError, UserError
-from rft_platform.common.policy_names import FIRST_POLICY, stored_name
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.quality import (
     JUDGED_COLUMNS,
@@ -32,9 +32,9 @@ from rft_platform.judging.execution.judge_rollouts import (
     usage_of,
     version_of,
 )
-from rft_platform.rounds.project.code_version import JUDGE_CODES, judge_codes, keep_user_code, workflow_code
-from rft_platform.rounds.project.notes import JUDGE
+from rft_platform.rounds.project.code_version import keep_user_code
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Explored, Judged, read, write
 from rft_platform.rounds.project.repair import refuse_damaged_rows
 from rft_platform.rounds.selection.production_rows import tasks_of_traffic
 from rft_platform.rounds.setup.algorithm import pipeline_of
@@ -62,20 +62,21 @@ class JudgementFigures:
     pass_rate: float | None  # fraction of rewarded runs with a reward of 1 or more
 
 
-def judge(project: Project, round_number: int, other: OtherJudge | None = None) -> dict[str, Any]:
+def judge(project: Project, round_number: int, other: OtherJudge | None = None) -> Judged:
     """Judge a round's stored rollouts and activate the judgement if it is sound; returns the round's report.
 
     ``other`` replaces the configured judge. Earlier judgements are kept beside the new one. Raises StorageError if the
     round has no rollouts, and JudgeUnavailableError if a judge model does not answer; nothing is judged then.
     """
     started, store = perf_counter(), project.store
-    refuse_damaged_rows(project, round_number, needed_note="explore")
+    refuse_damaged_rows(project, round_number, Explored)
     rows = store.rollout_rows(round_number)
     if not rows:
         raise StorageError(f"{round_key(round_number)} has no rollouts to judge: run explore_job for it first")
     chosen = project.settings.algorithm
     judges, pipeline = judges_of(project, other), pipeline_of(project.settings)
-    version = version_of(judges, workflow_version := _workflow_version(store, round_number))
+    record = read(store, round_number)
+    version = version_of(judges, workflow_version := _workflow_version(record.explored))
     with auxiliaries_for_judges(project, judges) as auxiliaries:
         judged = judge_rollouts(
             rows,
@@ -90,7 +91,8 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
             workflow_version=workflow_version,
         )
     replaced = _own_rewards(rows, judges)
-    if replaced and other is None and not (store.read_note(round_number - 1, JUDGE) or {}).get("own_rewards_replaced"):
+    before = read(store, round_number - 1).judged
+    if replaced and other is None and not (before and before.own_rewards_replaced):
         LOG.warning(
             "%d runs have a reward from their workflow, and the judge's reward replaces it; set judge: null "
             "to use the workflow's reward",
@@ -101,36 +103,35 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     sound = rollouts_found.sound and judged_found.sound and not rollouts_found.incomplete_groups
     if sound:
         store.put_in_force(round_number, version)
-    summary = {
-        "rows": len(judged.rows),
-        "judge_version": version,
-        "judge_names": {**_judge_names(store, round_number), version: name_of(judges)},
-        "judge_errors": len(judged.errors),
-        **({"own_rewards_replaced": replaced} if replaced else {}),
-        **usage_of(judges),
-        **reward_figures(project, judged.rows, rows, has_advantage=chosen.advantage is not None),
-        **run_metrics(rows, judged.rows),
-        **_taskset_rewards(project, rows, judged.rows),
-        "operators": [report.as_dict() for report in judged.operators],
-        "operators_version": pipeline.version,
-        JUDGE_CODES: {**judge_codes(store, round_number), version: keep_user_code(project, *_named_by(other))},
-        "sound": sound,
-        "seconds": perf_counter() - started,
-    }
-    store.write_note(round_number, JUDGE, summary)
-    return summary
+    figures = reward_figures(project, judged.rows, rows, has_advantage=chosen.advantage is not None)
+    earlier = record.judged or Judged()
+    made = Judged(
+        judge_version=version,
+        sound=sound,
+        rows=len(judged.rows),
+        mean_reward=figures.pop("mean_reward"),
+        judge_names={**earlier.judge_names, version: name_of(judges)},
+        judge_codes={**earlier.judge_codes, version: keep_user_code(project, *_named_by(other))},
+        judge_errors=len(judged.errors),
+        own_rewards_replaced=replaced or None,
+        operators=list(judged.operators),
+        operators_version=pipeline.version,
+        seconds=perf_counter() - started,
+        figures={
+            **usage_of(judges),
+            **figures,
+            **run_metrics(rows, judged.rows),
+            **_taskset_rewards(project, rows, judged.rows),
+        },
+    )
+    write(store, round_number, made)
+    return made
 
 
-def _workflow_version(store: ExperienceStore, round_number: int) -> str:
+def _workflow_version(explored: Explored | None) -> str:
     """The judge version of rewards that the workflow set: it names the user's code that explored."""
-    code = workflow_code(store, round_number)
+    code = None if explored is None else explored.workflow_code
     return WORKFLOW_REWARD if code is None else f"{WORKFLOW_REWARD}-{code}"
-
-
-def _judge_names(store: ExperienceStore, round_number: int) -> dict[str, str]:
-    """The names of the judges that have judged a round, by version; none before the first judgement."""
-    note = store.read_note(round_number, JUDGE)
-    return {} if note is None else dict(note["judge_names"])
 
 
 def _named_by(other: OtherJudge | None) -> list[Any]:
@@ -173,7 +174,7 @@ def _last_question(messages: list[dict[str, Any]]) -> str:
 def reward_figures(
     project: Project, judged: Sequence[JudgedRow], rows: Sequence[RolloutRow], has_advantage: bool
 ) -> dict[str, float]:
-    """Reward figures of the first policy, and some of the further policies as ``<figure>/<name>``.
+    """Reward figures of the default policy, and some of the further policies as ``<figure>/<name>``.
 
     ``judged`` and ``rows`` are in the same order.
     """
@@ -181,8 +182,8 @@ def reward_figures(
     for name in project.policies:
         own = [one for one, row in zip(judged, rows, strict=True) if row.call.policy == name]
         summary = _reward_summary(own, has_advantage)
-        shown = summary if name == FIRST_POLICY else _OF_EVERY_POLICY
-        found |= {stored_name(figure, name, "/"): summary[figure] for figure in shown}
+        shown = summary if name == DEFAULT_POLICY else _OF_EVERY_POLICY
+        found |= {figure if name == DEFAULT_POLICY else f"{figure}/{name}": summary[figure] for figure in shown}
     return found
 
 
@@ -215,7 +216,7 @@ def _taskset_rewards(
         return {}
     found: dict[str, dict[str, float]] = {}
     for row, one in zip(rows, judged, strict=True):
-        if row.call.policy == FIRST_POLICY and math.isfinite(one.reward):
+        if row.call.policy == DEFAULT_POLICY and math.isfinite(one.reward):
             found.setdefault(row.taskset, {})[row.run_id] = one.reward
     return {"taskset_rewards": {name: sum(runs.values()) / len(runs) for name, runs in sorted(found.items())}}
 
@@ -264,7 +265,7 @@ def figures(store: ExperienceStore, round_number: int) -> JudgementFigures | Non
     return JudgementFigures(
         round=round_number,
         judge_version=version,
-        judge=_judge_names(store, round_number).get(version, ""),
+        judge=(read(store, round_number).judged or Judged()).judge_names.get(version, ""),
         runs=len(found),
         failed=len(failed),
         dropped_rows=sum(row["dropped_by"] not in (None, JUDGE_ERROR) for row in table),
@@ -273,8 +274,8 @@ def figures(store: ExperienceStore, round_number: int) -> JudgementFigures | Non
     )
 
 
-def restore(project: Project, round_number: int, version: str) -> dict[str, Any]:
-    """Make a stored judgement active again; returns the round's report.
+def restore(project: Project, round_number: int, version: str) -> Judged:
+    """Make a stored judgement active again.
 
     Raises UserError if the judgement is not stored or not sound.
     """
@@ -291,18 +292,20 @@ def restore(project: Project, round_number: int, version: str) -> dict[str, Any]
     by_row = {row.row_id: row for row in store.judged_rows(round_number, version)}
     rows = store.rollout_rows(round_number)
     judged = [by_row[row.row_id] for row in rows]
-    summary = {
-        "rows": len(judged),
-        "judge_version": version,
-        "judge_names": _judge_names(store, round_number),
-        JUDGE_CODES: judge_codes(store, round_number),
-        "judge_errors": len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
-        **reward_figures(project, judged, rows, has_advantage=project.settings.algorithm.advantage is not None),
-        "operators": [],
-        "restored": True,
-        "sound": True,
-        "seconds": perf_counter() - started,
-    }
+    figures = reward_figures(project, judged, rows, has_advantage=project.settings.algorithm.advantage is not None)
+    earlier = read(store, round_number).judged or Judged()
+    restored = Judged(
+        judge_version=version,
+        sound=True,
+        rows=len(judged),
+        mean_reward=figures.pop("mean_reward"),
+        judge_names=earlier.judge_names,
+        judge_codes=earlier.judge_codes,
+        judge_errors=len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
+        restored=True,
+        seconds=perf_counter() - started,
+        figures=dict(figures),
+    )
     store.put_in_force(round_number, version)
-    store.write_note(round_number, JUDGE, summary)
-    return summary
+    write(store, round_number, restored)
+    return restored

@@ -17,12 +17,12 @@ from rft_platform.config.offline import OfflineKind
 from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.experience.file_names import round_key
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds.evaluate import RoundEvaluation, evaluate_round, is_due
-from rft_platform.rounds.offline_dataset import DatasetFile, required_dataset
+from rft_platform.rounds.evaluate import evaluate_round, is_due
+from rft_platform.rounds.offline_dataset import required_dataset
 from rft_platform.rounds.project.code_version import code_version
-from rft_platform.rounds.project.notes import EVALUATION
-from rft_platform.rounds.project.policy import Policy, publish, published, required
+from rft_platform.rounds.project.policy import publish, published, required
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import DatasetFile, Policy, RoundEvaluation, Trained, read, write
 from rft_platform.rounds.setup.algorithm import (
     loaded_digest,
     reference_folder,
@@ -31,7 +31,7 @@ from rft_platform.rounds.setup.algorithm import (
 )
 from rft_platform.rounds.setup.connections import base_model_folder, connect_registry, connect_trainer
 from rft_platform.rounds.train import Training, refuse_if_next_round_is_trained, run_training
-from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.training.protocol import TrainRequest
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
@@ -44,7 +44,7 @@ _CANARY_TOKENS = 48  # per row: enough to tell weights apart, within the limit o
 
 def train_offline(
     project: Project, trainer: "TrainerClient", kind: OfflineKind, round_number: int, dagster_run_id: str
-) -> tuple[TrainResult, list[StepEvent]]:
+) -> Trained:
     """Train on the round's dataset and publish the policy. A repeated call after a kill gives the same weights.
 
     Raises UserError if the project runs another kind of training, StorageError if the dataset is missing.
@@ -197,10 +197,9 @@ def evaluate_offline(
     required(project.store, round_number)
     if not project.eval_tasks:
         outcome = RoundEvaluation("no held-out tasks: set buffer.explorer_input.eval_tasksets to evaluate the policy")
-        note = {"results": [], "gate": outcome.gate, "promoted": False, "gate_passed": None, "metrics": {}}
-        project.store.write_note(round_number, EVALUATION, note)
+        write(project.store, round_number, outcome)
         return outcome
     engine = connect_engine()
-    if round_number and is_due(project, 0) and not project.store.has_note(0, EVALUATION):
+    if round_number and is_due(project, 0) and not read(project.store, 0).has(RoundEvaluation):
         evaluate_round(project, engine, registry, 0)
     return evaluate_round(project, engine, registry, round_number, force=force, promote=promote)

@@ -5,20 +5,19 @@
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import StorageError, UserError
-from rft_platform.common.files import atomic_path, digest_file, digest_json
-from rft_platform.common.recorded_paths import to_record
+from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.config.offline import OfflineKind
 from rft_platform.config.schema.buffer import ExperienceBuffer
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.project.notes import DATASET
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project, stamps
+from rft_platform.rounds.project.record import DatasetFile, read, write
 from rft_platform.tasks.leakage import normalise
 
 if TYPE_CHECKING:
@@ -27,26 +26,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 FILES = {"sft": "sft_dataset.parquet", "dpo": "preference_pairs.parquet", "distill": "sft_dataset.parquet"}
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetFile:
-    """The dataset file that was written, and its origin."""
-
-    path: str
-    rows: int
-    bytes: int
-    sha256: str
-    digest: str  # of the rows in order: the data version
-    source: str  # as configured
-    source_files: dict[str, str]  # SHA-256 of each; empty for a dataset of the hub
-    report: dict[str, Any]  # what was read and what was left out
-
-    @property
-    def source_digest(self) -> str | None:
-        """SHA-256 of the source file, or the digest of all SHA-256 values if there are several files."""
-        digests = list(self.source_files.values())
-        return digests[0] if len(digests) == 1 else digest_json(digests) if digests else None
 
 
 def load_dataset(project: Project) -> "OfflineDataset":
@@ -81,7 +60,7 @@ def make_dataset(project: Project, round_number: int) -> DatasetFile:
     Raises UserError if its source has changed since weights were trained on it.
     """
     store, dataset = project.store, load_dataset(project)
-    known, file = read_dataset(project, round_number), _target(project, round_number)
+    known, file = read(store, round_number).dataset, _target(project, round_number)
     if known is not None and known.digest != dataset.digest and published(store, round_number) is not None:
         raise UserError(
             f"{dataset.report.source} has changed since {round_key(round_number)} was trained on it (data version "
@@ -100,21 +79,15 @@ def make_dataset(project: Project, round_number: int) -> DatasetFile:
         digest=dataset.digest,
         source=dataset.report.source,
         source_files=dataset.files,
-        report=json.loads(json.dumps(asdict(dataset.report))),  # with the types that ``read_dataset`` returns
+        report=json.loads(json.dumps(asdict(dataset.report))),  # with the types that are read again
     )
-    store.write_note(round_number, DATASET, {**asdict(written), "path": to_record(file, store.home)})
+    write(store, round_number, written)
     return written
-
-
-def read_dataset(project: Project, round_number: int) -> DatasetFile | None:
-    """The dataset that ``make_dataset`` wrote, with its current path; None before that."""
-    note = project.store.read_note(round_number, DATASET)
-    return None if note is None else DatasetFile(**{**note, "path": str(_target(project, round_number))})
 
 
 def required_dataset(project: Project, round_number: int) -> DatasetFile:
     """The dataset, after a check of its full digest. Raises StorageError if it is missing or damaged."""
-    found = read_dataset(project, round_number)
+    found = read(project.store, round_number).dataset
     asset = "preference_pairs" if project.settings.offline == "dpo" else "sft_dataset"
     if found is None:
         raise StorageError(f"{round_key(round_number)} has no dataset: materialise {asset} for it first")

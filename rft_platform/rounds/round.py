@@ -1,22 +1,21 @@
 """The stages of a round, in order: from tasks to weights that are trained, registered, served and evaluated."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.collect import collect
-from rft_platform.rounds.evaluate import RoundEvaluation, evaluate_round
+from rft_platform.rounds.evaluate import evaluate_round
 from rft_platform.rounds.explore import explore, snapshot_for
 from rft_platform.rounds.judge import judge
-from rft_platform.rounds.project.policy import Policy, parent_of, publish, snapshot_of
+from rft_platform.rounds.project.policy import parent_of, publish, snapshot_of
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Demonstrations, Explored, Judged, Policy, RoundEvaluation, Trained
 from rft_platform.rounds.register_checkpoint import register
 from rft_platform.rounds.reporting.run_log import machine_watched
 from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
 from rft_platform.rounds.setup.taskset_binding import OtherJudge
-from rft_platform.rounds.train import lineage, refuse_if_next_round_is_trained, train
-from rft_platform.training.protocol import StepEvent, TrainResult
+from rft_platform.rounds.train import refuse_if_next_round_is_trained, train
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
@@ -24,21 +23,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyTraining:
-    """Result of the train stage for one policy."""
-
-    policy: Policy
-    result: TrainResult | None  # None: the policy is not trained (``train: false``)
-    steps: list[StepEvent]
-    origin: Mapping[str, Any] = field(default_factory=dict)  # the lineage of the weights; empty if not trained
-
-
-@dataclass(frozen=True, slots=True)
 class Round:
     """One round of a project. Each Dagster asset of a round calls one stage; ``run`` calls all of them.
 
-    Stages pass data through notes and files of the store. A stage can be repeated after a crash: it continues from what
-    is stored, and ends with the same result.
+    A stage takes the record of the round, and returns and stores its part. It can be repeated after a crash: it
+    continues from what is stored, and ends with the same result.
     """
 
     project: Project
@@ -57,47 +46,45 @@ class Round:
         """Choose the weights that explore: the newest ones that the synchronisation style permits."""
         return snapshot_for(self.project, self.number)
 
-    def explore(self, engine: PolicyEngine) -> dict[str, Any]:
+    def explore(self, engine: PolicyEngine) -> Explored:
         """Roll out the round's tasks with the weights of ``snapshot``; store one row per model call."""
         return explore(self.project, engine, snapshot_of(self.project.store, self.number), self.number)
 
-    def collect(self) -> dict[str, Any]:
+    def collect(self) -> Explored:
         """Store committed rows of production traffic: in online projects instead of ``snapshot`` and ``explore``."""
         return collect(self.project, self.number)
 
-    def demonstrations(self) -> dict[str, Any]:
+    def demonstrations(self) -> Demonstrations:
         """Online projects: the corrections of users that ``collect`` stored; a lost file is written again."""
         return collect_demonstrations(self.project, self.number)
 
-    def judge(self, other: OtherJudge | None = None) -> dict[str, Any]:
+    def judge(self, other: OtherJudge | None = None) -> Judged:
         """Give every run a reward, filter the rows, and compute advantages.
 
         ``other`` replaces the configured judge (``rft judge``); earlier judgements are kept.
         """
         return judge(self.project, self.number, other)
 
-    def train(self, trainer: "TrainerClient", registry: "ModelRegistry") -> dict[str, PolicyTraining]:
+    def train(self, trainer: "TrainerClient", registry: "ModelRegistry") -> dict[str, Trained | None]:
         """Train every policy on its rows, publish the new weights as checkpoints, and register them as model versions.
 
-        The first policy trains last: its note marks the round as trained. A repeated call does not repeat a training
-        whose weights are published already.
+        The default policy trains last: its publication marks the round as trained. A repeated call does not repeat a
+        training whose weights are published already. Returns the trainings by policy name.
         """
         refuse_if_next_round_is_trained(self.project.store, self.number)
         first, *others = self.project.policies
         return {name: self.train_policy(name, trainer, registry) for name in (*others, first)}
 
-    def train_policy(self, name: str, trainer: "TrainerClient", registry: "ModelRegistry") -> PolicyTraining:
+    def train_policy(self, name: str, trainer: "TrainerClient", registry: "ModelRegistry") -> Trained | None:
         """The train stage for one policy. For a policy that is not trained, publish its unchanged weights."""
         project, number = self.project, self.number
         if not project.policies[name].train:
-            kept = replace(parent_of(project.store, number, name), round=number)
-            publish(project.store, kept)
-            return PolicyTraining(kept, None, [])
+            publish(project.store, replace(parent_of(project.store, number, name), round=number))
+            return None
         with machine_watched(project, registry, name):
-            result, steps = train(project, trainer, number, self.dagster_run_id, name)
-        origin = lineage(project, number, self.dagster_run_id, name)
-        registered = register(project, registry, number, result, steps, origin, name)
-        return PolicyTraining(registered, result, steps, origin)
+            trained = train(project, trainer, number, self.dagster_run_id, name)
+        register(project, registry, number, trained, name)
+        return trained
 
     def evaluate(
         self, engine: PolicyEngine, registry: "ModelRegistry", *, force: bool = False, promote: bool = True

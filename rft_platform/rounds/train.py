@@ -1,12 +1,11 @@
 """Train stage of a round: from its judged experiences to a published checkpoint.
 
 ``train`` selects the rows and builds the request; ``run_training`` has the trainer run it, stores the canary and the
-note, and publishes the policy. An offline training uses ``run_training`` too.
+result, and publishes the policy. An offline training uses ``run_training`` too.
 """
 
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import digest_json
-from rft_platform.common.policy_names import FIRST_POLICY, policy_column, stored_name
+from rft_platform.common.policy_names import DEFAULT_POLICY, stored_name
 from rft_platform.common.progress import announce, report
-from rft_platform.common.recorded_paths import to_record
 from rft_platform.config.load import config_digest
 from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.experience.file_names import round_key
@@ -27,18 +25,18 @@ from rft_platform.experience.selections import selection_file
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
 from rft_platform.rounds.project.code_version import code_version, user_code_of
-from rft_platform.rounds.project.notes import JUDGE, TRAIN
-from rft_platform.rounds.project.policy import Policy, publish, published, required, started_again, steps_before
+from rft_platform.rounds.project.policy import publish, published, required, started_again, steps_before
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, RowSelection, Trained, read, write
 from rft_platform.rounds.project.repair import refuse_damaged_rows, repair_on_failure
-from rft_platform.rounds.selection.pending_rows import selection_note
+from rft_platform.rounds.releases.training_start import settle_start
 from rft_platform.rounds.selection.production_demonstrations import (
     CORRECTIONS_UNTIL,
     EXPERTS,
     experts_of_traffic,
     trains_on_corrections,
 )
-from rft_platform.rounds.selection.row_selection import rounds_of, select_rows
+from rft_platform.rounds.selection.row_selection import select_rows
 from rft_platform.rounds.setup.algorithm import (
     loaded_digest,
     reference_folder,
@@ -46,8 +44,7 @@ from rft_platform.rounds.setup.algorithm import (
     teacher_folder,
 )
 from rft_platform.rounds.setup.demonstrations import write_demonstrations
-from rft_platform.rounds.training_start import settle_start
-from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.training.protocol import StepEvent, TrainRequest
 
 if TYPE_CHECKING:
     from rft_platform.training.service.trainer_client import TrainerClient
@@ -70,43 +67,44 @@ class Training:
     total_steps: int  # expected optimiser steps, for the progress line
     reads: tuple[Policy, ...]  # policies whose weights the trainer reads; damaged ones are repaired on failure
     canary_sequences: Callable[[], list[list[int]]]  # returns the token ids for the canary of the new weights
-    selection: Mapping[str, Any] | None = None  # the recorded row selection, in the dynamic styles
 
 
 def train(
-    project: Project, trainer: "TrainerClient", round_number: int, dagster_run_id: str, policy: str = FIRST_POLICY
-) -> tuple[TrainResult, list[StepEvent]]:
-    """Run the optimiser steps of a round and publish the resulting policy.
+    project: Project, trainer: "TrainerClient", round_number: int, dagster_run_id: str, policy: str = DEFAULT_POLICY
+) -> Trained:
+    """Select the rows of a round's training, run its optimiser steps and publish the resulting policy.
 
     A round in which no row has a gradient is recorded as a no-op: it publishes the parent's policy again.
     ``dagster_run_id`` is kept in the lineage. ``policy`` is the name of the policy to train.
     """
-    store = project.store
     parent = settle_start(project, round_number, policy)
-    selection = select_rows(project, round_number, parent) if project.config.selects_rows else None
-    for number in rounds_read(round_number, selection):
-        refuse_damaged_rows(project, number, needed_note="judge")
-    request = train_request(project, parent, round_number, dagster_run_id)
+    checked = set() if project.config.synchronizer.dynamic else {round_number}
+    for number in checked:  # before the selection reads its rows
+        refuse_damaged_rows(project, number, Judged)
+    selection = select_rows(project, round_number, parent)
+    for number in set(selection.rounds) - checked:
+        refuse_damaged_rows(project, number, Judged)
+    request = train_request(project, parent, round_number, selection, dagster_run_id)
     training = Training(
         request=request,
         parent=parent,
         round=round_number,
-        total_steps=steps_expected(project, round_number) if selection is None else selection["steps"],
-        selection=selection,
-        reads=(parent, *([required(store, 0, policy)] if request.reference else [])),
+        total_steps=selection.steps,
+        reads=(parent, *([required(project.store, 0, policy)] if request.reference else [])),
         canary_sequences=partial(_canary_sequences, project, round_number, policy),
     )
     return run_training(project, trainer, training)
 
 
-def train_request(project: Project, parent: Policy, round_number: int, dagster_run_id: str) -> TrainRequest:
+def train_request(
+    project: Project, parent: Policy, round_number: int, selection: RowSelection, dagster_run_id: str
+) -> TrainRequest:
     """The request for the trainer; equal for the same round, rows and configuration.
 
     Raises StorageError if there is no active judgement.
     """
     config, store, policy = project.config, project.store, parent.name
-    selection = selection_note(store, round_number, policy) if config.selects_rows else None
-    rounds = rounds_read(round_number, selection)
+    rounds = selection.rounds or [round_number]
     algorithm = spec_with_critic(project)
     start, before = started_again(store, round_number, policy), steps_before(store, round_number, policy)
     demonstrations = experts_file(project, algorithm, round_number)
@@ -120,13 +118,13 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
         optimizer=optimizer_spec(config.algorithm.optimizer, project.length.steps),
         rollouts=tuple(str(file) for number in rounds for file in store.rollout_files(number)),
         judged=tuple(str(_judged_file(store, number, selection)) for number in rounds),
-        selection=None if selection is None else str(selection_file(store, round_number, policy)),
+        selection=str(selection_file(store, round_number, policy)),
         train_batch_size=project.batches.train_batch_size,
         max_tokens_per_pack=project.memory.max_tokens_per_pack,
         max_tokens_per_row=config.model.max_model_len,
         seed=config.seed + round_number,
         epochs=project.batches.epochs,
-        fresh_optimizer=parent.policy_version == 0 or bool(start.get("fresh_optimizer")),
+        fresh_optimizer=parent.policy_version == 0 or (start is not None and start.fresh_optimizer),
         lora=project.settings.lora,
         reference=reference_folder(project, algorithm, policy),
         teacher=teacher_folder(project),
@@ -136,26 +134,20 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
         save_state=_when_to_save(project, round_number, selection),
         save_hf_checkpoint=config.trainer.save_hf_checkpoint,
         max_checkpoints_to_keep=config.trainer.max_checkpoints_to_keep,
-        lineage=lineage(project, round_number, dagster_run_id, policy),
+        lineage=lineage(project, round_number, selection, dagster_run_id, policy),
         steps_before=before if before > parent.policy_version else None,
     )
 
 
-def _when_to_save(project: Project, round_number: int, selection: Mapping[str, Any] | None) -> Literal["now", "later"]:
+def _when_to_save(project: Project, round_number: int, selection: RowSelection) -> Literal["now", "later"]:
     """``later`` (in the background) if a next training continues from this state in memory, otherwise ``now``."""
-    last = round_number >= project.rounds_budget or bool(selection and selection["last"])
+    last = round_number >= project.rounds_budget or selection.last
     alternates = len(project.policies) > 1  # each policy's training replaces the state of another one
     return "now" if last or alternates or not project.config.trainer.save_in_background else "later"
 
 
-def rounds_read(round_number: int, selection: Mapping[str, Any] | None) -> list[int]:
-    """The rounds whose files a training reads: the training's own round, or those of its row selection."""
-    return (selection and rounds_of(selection)) or [round_number]
-
-
-def _judged_file(store: ExperienceStore, number: int, selection: Mapping[str, Any] | None) -> Path:
-    settled = {} if selection is None else selection["judge_versions"]
-    judged = store.judged_file(number, settled.get(str(number)))
+def _judged_file(store: ExperienceStore, number: int, selection: RowSelection) -> Path:
+    judged = store.judged_file(number, selection.judge_versions.get(number))
     if judged is None:
         key = round_key(number)
         raise StorageError(f"{key} has no judgement in force to train on: launch judge_job for {key}")
@@ -180,86 +172,57 @@ def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) 
     return str(target)
 
 
-def lineage(project: Project, round_number: int, dagster_run_id: str, policy: str = FIRST_POLICY) -> dict[str, Any]:
+def lineage(
+    project: Project, round_number: int, selection: RowSelection, dagster_run_id: str, policy: str = DEFAULT_POLICY
+) -> dict[str, Any]:
     """Origin of a round's weights, stored in the checkpoint's manifest and the tags of its model version."""
     config, store = project.config, project.store
-    selection = selection_note(store, round_number, policy) if config.selects_rows else None
+    judged, start = read(store, round_number).judged, started_again(store, round_number, policy)
     return {
         "round": round_number,
         "project": config.project,
         "name": config.name,
         "base_model": project.policies[policy].model_path,
-        **({} if policy == FIRST_POLICY else {"policy": policy}),
-        **_start_lineage(store, round_number, policy),
+        "policy": policy,
+        **({"refused_versions": ", ".join(map(str, start.refused))} if start else {}),
         "algorithm": config.algorithm.algorithm_type,
         "taskset_digest": project.tasks.digest,
         **({CORRECTIONS_UNTIL: round_number} if trains_on_corrections(project) else {}),
-        **_data_lineage(store, round_number, selection),
+        **_data_lineage(store, selection),
         "config_digest": config_digest(config),
         "code_version": code_version(),
         "dagster_run_id": dagster_run_id,
         **({"plugins_digest": loaded_digest(config)} if config.algorithm.plugins else {}),
-        **_operators(store, round_number),
-        **user_code_of(store, _judge_versions(store, round_number, selection)),
+        **({"operators_version": judged.operators_version} if judged and judged.operators_version else {}),
+        **user_code_of(store, selection.judge_versions),
     }
 
 
-def _start_lineage(store: ExperienceStore, round_number: int, policy: str) -> dict[str, Any]:
-    """The refused versions that the weights do not descend from; empty if the round before is their parent."""
-    start = started_again(store, round_number, policy)
-    return {"refused_versions": ", ".join(map(str, start["refused"]))} if start else {}
-
-
-def _data_lineage(store: ExperienceStore, number: int, selection: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The rows behind the weights: those of the round, or those of its row selection file."""
-    if selection is None:
-        return {"data_digest": store.digest(number), "judge_version": store.judge_version(number)}
-    versions = _judge_versions(store, number, selection)
-    digests = {str(n): store.digest(n, judge_version=version) for n, version in sorted(versions.items())}
-    every = sorted({version for version in versions.values() if version})
+def _data_lineage(store: ExperienceStore, selection: RowSelection) -> dict[str, Any]:
+    """The rows behind the weights."""
+    versions = sorted(selection.judge_versions.items())
+    digests = {str(number): store.digest(number, judge_version=version) for number, version in versions}
     return {
-        "data_digest": digest_json([selection["sha256"], digests]),
-        "judge_version": every[0] if len(every) == 1 else ", ".join(every) or None,
+        "data_digest": digest_json([selection.sha256, digests]),
+        "judge_version": ", ".join(sorted({version for _, version in versions})) or None,
         "row_selection": {
-            "sha256": selection["sha256"],
-            "rows": selection["rows"],
-            "judge_versions": selection["judge_versions"],
+            "sha256": selection.sha256,
+            "rows": selection.rows,
+            "judge_versions": {str(number): version for number, version in versions},
             "digests": digests,
-            "policy_versions": selection["policy_versions"],
+            "policy_versions": selection.policy_versions,
         },
     }
 
 
-def _judge_versions(store: ExperienceStore, number: int, selection: Mapping[str, Any] | None) -> dict[int, str | None]:
-    """The judge versions of the rounds whose rows a training takes."""
-    if selection is None:
-        return {number: store.judge_version(number)}
-    return {int(n): version for n, version in selection["judge_versions"].items()}
-
-
-def _operators(store: ExperienceStore, round_number: int) -> dict[str, str]:
-    """The version of the operators behind the judgement of a round; empty if there were none."""
-    version = (store.read_note(round_number, "judge") or {}).get("operators_version")
-    return {"operators_version": version} if version else {}
-
-
-def steps_expected(project: Project, round_number: int) -> int:
-    """Expected optimiser steps for a round's rows; rows without a gradient are still counted."""
-    judged = project.store.read_note(round_number, JUDGE) or {}
-    rows = judged.get("rows", 0) - judged.get("dropped_rows", 0) if len(project.policies) == 1 else 0
-    batches = project.batches
-    return batches.epochs * math.ceil((rows or batches.experiences_a_round) / batches.train_batch_size)
-
-
-def _canary_sequences(project: Project, round_number: int, policy: str = FIRST_POLICY) -> list[list[int]]:
+def _canary_sequences(project: Project, round_number: int, policy: str = DEFAULT_POLICY) -> list[list[int]]:
     """The token ids of a few calls of the policy in the round, for the canary."""
     rows = project.store.read_rollouts(round_number, columns=["prompt_ids", "response_ids", "policy"])
-    own = policy_column(policy)
-    called = [index for index, name in enumerate(rows["policy"].to_pylist()) if name == own][:_CANARY_ROWS]
+    called = [index for index, name in enumerate(rows["policy"].to_pylist()) if name == policy][:_CANARY_ROWS]
     return [[*row["prompt_ids"], *row["response_ids"]] for row in rows.take(called).to_pylist()]
 
 
-def run_training(project: Project, trainer: "TrainerClient", training: Training) -> tuple[TrainResult, list[StepEvent]]:
+def run_training(project: Project, trainer: "TrainerClient", training: Training) -> Trained:
     """Run the optimiser steps and publish the resulting policy; the parent's weights if no row has a gradient."""
     store, parent = project.store, training.parent
     key = stored_name(round_key(training.round), parent.name, " ")
@@ -296,17 +259,15 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         canary=parent.canary if result.steps == 0 else _canary(trainer, training.canary_sequences()),
         name=parent.name,
     )
-    result = replace(result, seconds={**result.seconds, "canary": perf_counter() - started})
-    events = [asdict(event) for event in steps]
-    note = {**asdict(result), "step_events": events, "engine_mismatch": engine_mismatch(steps)}
-    note["checkpoint"] = to_record(result.checkpoint, store.home)
-    if (judge_version := training.request.lineage.get("judge_version")) is not None:
-        note["judge_version"] = judge_version
-    if training.selection is not None:
-        note["row_selection"] = dict(training.selection)
-    store.write_note(training.round, stored_name(TRAIN, parent.name), note)
+    trained = Trained(
+        **{**asdict(result), "seconds": {**result.seconds, "canary": perf_counter() - started}},
+        step_events=steps,
+        engine_mismatch=_engine_mismatch(steps),
+        lineage=training.request.lineage,
+    )
+    write(store, training.round, trained, parent.name)
     publish(store, policy)
-    return result, steps
+    return trained
 
 
 def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -> None:
@@ -318,7 +279,7 @@ def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -
         )
 
 
-def engine_mismatch(steps: Sequence[StepEvent]) -> float | None:
+def _engine_mismatch(steps: Sequence[StepEvent]) -> float | None:
     """Mean |delta log-prob| in nats between the sampling engine and the trainer, for the same weights.
 
     It is measured in the first step of a round that explored with its parent; before later steps the weights changed.

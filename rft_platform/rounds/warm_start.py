@@ -17,9 +17,9 @@ from rft_platform.inference.canary import Canary
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.heldout_evaluation import sampled_pass
 from rft_platform.rounds.project.code_version import code_version
-from rft_platform.rounds.project.notes import WARM_START
-from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, WarmStartRun, write
 from rft_platform.rounds.setup.connections import base_model_folder, start_all, start_folder
 from rft_platform.rounds.setup.demonstrations import write_demonstrations
 from rft_platform.training.checkpoint.manifest import MANIFEST
@@ -93,7 +93,7 @@ class WarmStartCourse:
             self._leg(demonstrations, digest, settings.cooldown_steps, falling)
         reached = {name: value for name, value in self.curve[-1].items() if name != "step"}
         report("warm start", self.step, self.step, **reached)
-        self.project.store.write_note(0, WARM_START, {"steps": self.step, "curve": self.curve, "data_digest": digest})
+        write(self.project.store, 0, WarmStartRun(self.step, self.curve, digest))
         canary = self._canary()
         return Policy(self.folder, 0, digest_weights(Path(self.folder)), round=0, canary=canary)
 

@@ -22,7 +22,7 @@ from rft_platform.observability.logs import configure
 from rft_platform.rounds.exchange.following import VersionFollower
 from rft_platform.rounds.exchange.shared_place import shared_place
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import release_commands
+from rft_platform.rounds.releases.servable_versions import release_commands
 from rft_platform.rounds.selection.production_rows import home_id, traffic_database, traffic_store
 from rft_platform.servers.implicit_feedback import ImplicitRewards
 from rft_platform.servers.project_progress import ProjectProgress

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.project.notes import JUDGE
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.training_start import describe_start
+from rft_platform.rounds.project.record import read
+from rft_platform.rounds.releases.training_start import describe_start
 from rft_platform.servers.next_launches import what_is_next
 from rft_platform.servers.restarts import failing_servers
 from rft_platform.serving.pages.routes import Progress
@@ -54,12 +53,12 @@ class ProjectProgress:
 def last_round(project: Project) -> str:
     """The newest trained round in one line."""
     for number in sorted(project.store.rounds(), reverse=True):
-        policy = published(project.store, number)
+        record = read(project.store, number)
+        policy = record.published()
         if number == 0 or policy is None:
             continue
-        judged = project.store.read_note(number, JUDGE) or {}
-        reward = judged.get("mean_reward")
-        said = f", mean reward {reward:.3f}" if isinstance(reward, float) else ""
+        reward = record.judged.mean_reward if record.judged else None
+        said = "" if reward is None else f", mean reward {reward:.3f}"
         started = describe_start(project.store, number)
         said += f", {started}" if started else ""
         return f"Last round: {round_key(number)} published version {policy.policy_version}{said}."

@@ -13,9 +13,10 @@ from rft_platform.common.errors import DamagedError, EngineError, StorageError, 
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.rollout.recording.clients import RecordingClients
-from rft_platform.rounds.project.policy import Policy, deploy
+from rft_platform.rounds.project.policy import deploy
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import policy_of_version, released_policy
+from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.releases.servable_versions import policy_of_version, released_policy
 from rft_platform.rounds.setup.connections import connect_engine
 from rft_platform.rounds.setup.online_engines import connect_candidate_engine, shares_engine
 from rft_platform.servers.restarts import EngineStarts

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.imported_versions import MODEL as IMPORTED
-from rft_platform.rounds.reporting.imported_versions import imported_policies
-from rft_platform.rounds.reporting.servable_versions import policy_of_version, release_commands
+from rft_platform.rounds.releases.servable_versions import MODEL as IMPORTED
+from rft_platform.rounds.releases.servable_versions import imported_policies, policy_of_version, release_commands
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.serving.database import FIRST_IMPORTED
 

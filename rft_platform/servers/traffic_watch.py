@@ -14,8 +14,8 @@ from sqlalchemy import Engine
 
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import round_rule
-from rft_platform.rounds.training_start import newest_refused
+from rft_platform.rounds.releases.servable_versions import round_rule
+from rft_platform.rounds.releases.training_start import newest_refused
 from rft_platform.serving.pages.routes import Watch
 from rft_platform.serving.reports.traffic_figures import traffic_figures
 from rft_platform.serving.rules.alerts import ALERT, ALERT_ENDED, Limits, TrafficFigures, alerts_of

@@ -73,20 +73,17 @@ def result_of(project: "Project", paths: ExperimentPaths) -> TuneResult:
 
 
 def _step_record(project: "Project", number: int, step: int) -> StepRecord:
-    notes = {name: project.store.read_note(number, name) or {} for name in ("judge", "train", "evaluation")}
-    judged, trained, evaluated = notes["judge"], notes["train"], notes["evaluation"]
+    from rft_platform.rounds.project.record import read
+
+    record = read(project.store, number)
+    judged, trained, evaluated = record.judged, record.trained(), record.evaluated
     return StepRecord(
         step=step,
         round=number,
-        reward=judged.get("mean_reward"),
-        metrics=_numbers(trained.get("metrics")),
-        eval=_numbers(evaluated.get("metrics")) if evaluated.get("results") else {},
+        reward=judged.mean_reward if judged else None,
+        metrics=trained.metrics if trained else {},
+        eval=evaluated.metrics if evaluated and evaluated.results else {},
     )
-
-
-def _numbers(values: dict[str, Any] | None) -> dict[str, float]:
-    kept = {name: value for name, value in (values or {}).items() if isinstance(value, int | float)}
-    return {name: float(value) for name, value in kept.items() if not isinstance(value, bool)}
 
 
 def _mlflow_run(project: "Project") -> str | None:

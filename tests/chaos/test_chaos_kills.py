@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -32,6 +33,7 @@ from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import read, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -100,8 +102,8 @@ def test_a_damaged_checkpoint_and_other_weights_are_told(reference, scratch):
         assert "is damaged" in broken(stored.checkpoints_are_whole, reference)
         assert broken(services.model_versions_point_at_their_weights, reference) == ""  # the manifest still agrees
     other = Context(reference.project, 1, reference=Project.open(scratch.home("reference")))
-    note = reference.project.store.read_note(2, "policy")
-    reference.project.store.write_note(1, "policy", {**note, "round": 1})
+    note = read(reference.project.store, 2).published()
+    write(reference.project.store, 1, replace(note, round=1))
     assert "weights differ" in broken(stored.weights_equal_the_undisturbed_run, other)
 
 
@@ -114,10 +116,8 @@ def test_a_changed_row_note_metric_and_checkpoint_are_told(reference, scratch):
     file = reference.project.store.rollout_files(1)[0]
     table = pq.read_table(file)
     pq.write_table(table.set_column(table.schema.get_field_index("response"), "response", [["x"] * 16]), file)
-    note = reference.project.store.read_note(2, "train")
-    reference.project.store.write_note(
-        2, "train", {**note, "metrics": {**note["metrics"], "zero_advantage_share": 2.0}}
-    )
+    note = read(reference.project.store, 2).trained()
+    write(reference.project.store, 2, replace(note, metrics={**note.metrics, "zero_advantage_share": 2.0}))
     with closing(sqlite3.connect(reference.home.mlflow / "mlflow.db")) as database:
         database.execute("UPDATE metrics SET value = 2 WHERE key = 'round/rows_with_signal' AND step = 1")
         database.execute("DELETE FROM metrics WHERE key = 'train/loss' AND step = 1")

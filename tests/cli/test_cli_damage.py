@@ -23,8 +23,10 @@ from rft_platform.driver import start
 from rft_platform.driver.run_cost import drive_costs, recorded_cost
 from rft_platform.jobs.instance import open_instance
 from rft_platform.judging.answer_store import AnswerStore
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, write
+from tests.support.records import trained
 
 Rft = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -194,8 +196,8 @@ def test_costs_that_cannot_be_written_do_not_hide_what_failed(project: Home, cap
 
 def test_rounds_are_shown_of_notes_without_seconds(project: Home, rft: Callable[..., Result]) -> None:
     store = Project.open(project).store
-    for name in ("explore", "judge", "train", "evaluation"):
-        store.write_note(1, name, {"rows": 1, "metrics": {}})
+    for part in (Explored(rows=1), Judged(rows=1), trained(), RoundEvaluation()):
+        write(store, 1, part)
     publish(store, Policy("/checkpoints/1", 1, "digest", 1))
     done = rft("rounds")
     assert (done.exit_code, done.exception) == (0, None)

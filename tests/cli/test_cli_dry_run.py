@@ -105,7 +105,7 @@ def test_a_home_is_free_until_a_phase_has_left_something(home: Home, write_confi
     start.write_config(home, load_config(write_config(name="first")))
 
     check_may_start(home, load_config(write_config(name="second", seed=7)))
-    write_sealed_json(home.rounds / "r0000" / "policy.json", {})
+    write_sealed_json(home.rounds / "r0000" / "policy-policy.json", {})
     with pytest.raises(UserError, match="holds the project sums/first, not sums/second"):
         check_may_start(home, load_config(write_config(name="second")))
     with pytest.raises(UserError, match=r"restore the previous values.*another RFT_HOME"):

@@ -10,6 +10,8 @@ from typer.testing import Result
 
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
+from rft_platform.rounds.project.record import write
+from tests.support.records import trained
 
 ROWS = {
     "good.jsonl": [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(10)] * 2,
@@ -90,7 +92,7 @@ def test_a_finished_training_is_not_made_longer(
     config = offline()
     project = Project(home, load_config(config))
     make_dataset(project, 1)
-    project.store.write_note(1, "train", {"steps": 7})
+    write(project.store, 1, trained(steps=7))
     result = rft("run", "--config", config, "--dry-run")
     assert result.exit_code == 2
     assert "has trained 7 steps and its settings now require 2" in result.stderr
@@ -106,7 +108,7 @@ def test_rows_that_were_too_long_take_no_steps(
     config = offline()
     project = Project(home, load_config(config))
     make_dataset(project, 1)
-    project.store.write_note(1, "train", {"steps": 1, "metrics": {"rows_too_long": 7.0}})
+    write(project.store, 1, trained(steps=1, metrics={"rows_too_long": 7.0}))
     result = rft("run", "--config", config, "--dry-run")
     assert result.exit_code == 0, result.output
     assert "7 rows longer than max_model_len are dropped" in result.output

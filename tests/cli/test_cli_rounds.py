@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,15 +35,16 @@ from rft_platform.driver.run_cost import recorded_cost
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.record import JudgedRow
-from rft_platform.experience.selections import ROW_SELECTION
 from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
-from rft_platform.rounds.project.code_version import JUDGE_CODES, WORKFLOW_CODE, keep_user_code, user_code_of
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.code_version import keep_user_code, user_code_of
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import release_commands
+from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, RowSelection, read, write
+from rft_platform.rounds.releases.servable_versions import release_commands
 from rft_platform.rounds.warm_start import WarmStartCourse
 from rft_platform.training.protocol import StepEvent
+from tests.support.records import trained
 
 
 @pytest.fixture
@@ -56,12 +58,12 @@ def project(home: Home, write_config: Callable[..., Path]) -> Project:
             model_version = f"{number + 1}"
             publish(store, Policy(f"/checkpoints/{number}", number, "digest", number, model_version=model_version))
             scores = {"sampled_pass": sampled, "greedy_pass": sampled + 0.125, "evaluation_s": 2.0, "deploy_s": 0.25}
-            store.write_note(number, "evaluation", {"results": [], "promoted": number < 2, "metrics": scores})
+            write(store, number, RoundEvaluation(promoted=number < 2, metrics=scores))
         for number in (1, 2):
-            store.write_note(number, "explore", {"rows": 32, "seconds": 4.0, "tokens_per_s": 1000.0})
-            store.write_note(number, "judge", {"mean_reward": 0.5 * number, "seconds": 0.5, "sound": True})
+            write(store, number, Explored(rows=32, seconds=4.0, tokens_per_s=1000.0))
+            write(store, number, Judged(mean_reward=0.5 * number, seconds=0.5, sound=True))
             metrics = {"mismatch_k3": 1e-6, "entropy": 0.75}
-            store.write_note(number, "train", {"metrics": metrics, "steps": 1, "seconds": {"load": 0.25, "save": 1.5}})
+            write(store, number, trained(metrics=metrics, steps=1, seconds={"load": 0.25, "save": 1.5}))
             store.write_judged(number, "judge-1", [JudgedRow(f"{number}", "group", "run", 0, 1.0, {}, "judge-1", 0.0)])
         cost.launches = [{"kind": kind, "round": 1, "run_id": kind, "wall_s": 4.5} for kind in ("explore", "sync")]
     return project
@@ -80,9 +82,10 @@ def test_a_line_joins_the_notes_of_a_round(project: Project) -> None:
 
 def test_a_champion_that_is_not_the_newest_version_is_explained(project: Project, rft: Callable[..., Result]) -> None:
     assert champion_notes(project, round_lines(project)) == [], "no gate has decided"
-    note = project.store.read_note(2, "evaluation") or {}
+    evaluated = read(project.store, 2).evaluated
+    assert evaluated is not None
     short = {"gate": "all figures", "gate_summary": "+0.7 points, not clearly better than v1"}
-    project.store.write_note(2, "evaluation", {**note, "gate_passed": False, **short})
+    write(project.store, 2, replace(evaluated, gate_passed=False, **short))
 
     lines = round_lines(project)
     assert describe_round(lines[2]).endswith("not promoted: +0.7 points, not clearly better than v1")
@@ -109,9 +112,7 @@ def test_rounds_are_news_once(project: Project) -> None:
     news = RoundNews(project)
     assert news() == []
 
-    project.store.write_note(
-        3, "evaluation", {"promoted": True, "metrics": {"sampled_pass": 0.875, "greedy_pass": 1.0}}
-    )
+    write(project.store, 3, RoundEvaluation(promoted=True, metrics={"sampled_pass": 0.875, "greedy_pass": 1.0}))
 
     assert news() == ["r0003  held-out sampled 87.5%  greedy 100.0%  champion"]
     assert news() == []
@@ -133,8 +134,9 @@ def test_versions_are_listed_with_their_held_out_pass_rates(project: Project, rf
         measured_by="m", sampled=PassRate(0.75, 0.6, 0.85, 20, 20), greedy=PassRate(0.875, 0.7, 0.95, 20, 20),
         mean_reward=0.75, failed_runs=0, completion_tokens=40, truncated_share=0.0, seconds=1.0,
     )  # fmt: skip
-    note = project.store.read_note(1, "evaluation") or {}
-    project.store.write_note(1, "evaluation", {**note, "results": [result.to_json()]})
+    evaluated = read(project.store, 1).evaluated
+    assert evaluated is not None
+    write(project.store, 1, replace(evaluated, results=[result]))
 
     lines = rft("models", "list").stdout.splitlines()
     columns, first, second = (
@@ -157,8 +159,7 @@ def test_a_service_that_ignores_released_versions_is_reported(
     project = Project.open(home)
     for number in range(3):
         publish(project.store, Policy(str(home.root), 8 * number, "0" * 64, number))
-        evaluated = {"results": [], "promoted": False, "metrics": {}, "gate": "no tasks", "gate_passed": None}
-        project.store.write_note(number, "evaluation", evaluated)
+        write(project.store, number, RoundEvaluation("no tasks"))
     assert "until the next decision" not in rft("models", "list").stdout + rft("rounds").stdout
     assert json.loads(rft("rounds", "--json").stdout)["pinned"] is None
     release_commands(project).promote(0)
@@ -199,14 +200,14 @@ NOTHING = f"nothing trained: all 32 rows have advantage 0 ({EQUAL})"
 
 def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..., Result]) -> None:
     store = project.store
-    store.write_note(3, "train", {"metrics": {"rows": 32.0, "rows_dropped": 0.0}, "steps": 0, "seconds": {}})
+    write(store, 3, trained(metrics={"rows": 32.0, "rows_dropped": 0.0}, steps=0, seconds={}))
     publish(store, Policy("/checkpoints/0", 0, "digest", 3))
     news = RoundNews(project)
-    store.write_note(3, "evaluation", {"promoted": False, "metrics": {}})
+    write(store, 3, RoundEvaluation(promoted=False, metrics={}))
 
     assert news() == [f"r0003  policy v0  {NOTHING}"]
     assert f"r0003: {NOTHING}" in rft("rounds").stdout.splitlines()
-    store.write_note(4, "train", {"metrics": {"rows": 32.0, "rows_dropped": 0.0}, "steps": 0, "seconds": {}})
+    write(store, 4, trained(metrics={"rows": 32.0, "rows_dropped": 0.0}, steps=0, seconds={}))
     publish(store, Policy("/checkpoints/0", 0, "digest", 4))
     assert f"r0003 to r0004: {NOTHING}" in rft("rounds").stdout.splitlines()
     assert NOTHING not in describe_round(round_lines(project)[1])
@@ -220,9 +221,9 @@ def test_a_later_judgement_is_told_from_the_one_that_was_trained_on(
 ) -> None:
     store = project.store
     for number in (1, 2):
-        store.write_note(number, "train", {**store.read_note(number, "train"), "judge_version": "old-1"})
-    store.write_note(1, "judge", {"mean_reward": 0.125, "judge_version": "new-2"})
-    store.write_note(2, "judge", {"mean_reward": 0.5, "judge_version": "old-1"})
+        write(store, number, replace(read(store, number).trained(), lineage={"judge_version": "old-1"}))
+    write(store, 1, Judged(mean_reward=0.125, judge_version="new-2"))
+    write(store, 2, Judged(mean_reward=0.5, judge_version="old-1"))
     assert [line.judged_anew for line in round_lines(project)] == [False, True, False]
     table = rft("rounds").stdout
     assert "0.125*" in table and "0.500*" not in table
@@ -236,10 +237,10 @@ def test_rows_that_an_earlier_training_took_are_said_to_be(
     start.write_config(home, load_config(write_config(synchronizer=dynamic)))
     store = Project.open(home).store
     for number in (1, 2, 3):
-        store.write_note(number, "explore", {"rows": 32})
+        write(store, number, Explored(rows=32))
     for number, sources in ((1, (1,)), (2, (2, 3))):
-        store.write_note(number, "train", {"metrics": {}, "steps": 1, "seconds": {}})
-        store.write_note(number, ROW_SELECTION, {"judge_versions": {str(source): "judge-1" for source in sources}})
+        write(store, number, trained(metrics={}, steps=1, seconds={}))
+        write(store, number, RowSelection(sha256="sha", judge_versions=dict.fromkeys(sources, "judge-1")))
     assert [line.trained_in for line in round_lines(Project.open(home))] == [None, None, 2]
     assert "trained in r0002" in rft("rounds").stdout
 
@@ -265,11 +266,11 @@ def test_a_warm_start_tells_its_steps(monkeypatch: pytest.MonkeyPatch, caplog: p
     ],
 )
 def test_filters_are_named_as_the_reason(metrics: dict[str, float], said: str) -> None:
-    assert nothing_trained({"steps": 0, "metrics": metrics}) == f"nothing trained: {said}"
+    assert nothing_trained(trained(metrics=metrics)) == f"nothing trained: {said}"
     settled = {"rows": {"fresh": 0, "stale": 6}}
-    stale = nothing_trained({"steps": 0, "metrics": {**metrics, "rows": 0.0}, "row_selection": settled})
+    stale = nothing_trained(trained(metrics={**metrics, "rows": 0.0}, lineage={"row_selection": settled}))
     assert stale == ("nothing trained: filters dropped 8 rows, 6 rows were older than synchronizer.max_staleness")
-    assert nothing_trained({}) is nothing_trained({"steps": 2, "metrics": metrics}) is None
+    assert nothing_trained(None) is nothing_trained(trained(steps=2, metrics=metrics)) is None
 
 
 @pytest.mark.slow
@@ -293,7 +294,7 @@ def test_the_trace_of_such_a_round_is_its_parents_and_says_so(
     manifest = {"policy_version": 1, "parent": "base", "parent_version": 0, "weights_digest": "w"}
     write_sealed_json(folder / "manifest.json", {**manifest, "lineage": {"round": 1, "algorithm": "grpo"}})
     publish(project.store, Policy(str(folder), 1, "digest", 3))
-    project.store.write_note(3, "train", {"metrics": {"rows": 32.0}, "steps": 0, "seconds": {}})
+    write(project.store, 3, trained(metrics={"rows": 32.0}, steps=0, seconds={}))
 
     lines = rft("trace", "r0003").stdout.splitlines()
     assert lines[0] == f"r0003 {NOTHING}; the round ended with its parent's weights:"
@@ -312,8 +313,8 @@ def test_a_changed_line_of_the_users_judge_appears_in_the_trace(
         if number == 3:
             judge.write_text("def reward(response, truth):\n    return float(truth == response)\n")
         code = keep_user_code(project)
-        project.store.write_note(number, "explore", {WORKFLOW_CODE: code})
-        project.store.write_note(number, "judge", {JUDGE_CODES: {"judge-1": code, "judge-0": "0" * 16}})
+        write(project.store, number, Explored(workflow_code=code))
+        write(project.store, number, Judged(judge_codes={"judge-1": code, "judge-0": "0" * 16}))
         parent = folders[-1] if folders else tmp_path / "base"
         folders.append(project.checkpoints / f"global_step_{number}")
         manifest = {"policy_version": number, "parent": str(parent), "parent_version": number - 1}

@@ -21,7 +21,7 @@ from rft_platform.driver.start import with_rounds
 def begin(home: Home, config: RftConfig) -> None:
     """A project that a phase has left something of."""
     start.write_config(home, config)
-    write_sealed_json(home.rounds / "r0000" / "policy.json", {})
+    write_sealed_json(home.rounds / "r0000" / "policy-policy.json", {})
 
 
 def test_what_is_put_in_force_reads_back_equal(home: Home, write_config: Callable[..., Path]) -> None:

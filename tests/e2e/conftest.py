@@ -52,8 +52,11 @@ class ProjectFolder:
         return json.loads(self.rft(*arguments, "--json").stdout)
 
     def note(self, round_number: int, name: str) -> Any:
-        """One of the notes a round left; the folder of a policy is absolute."""
-        found = json.loads((self.home / "rounds" / f"r{round_number:04d}" / f"{name}.json").read_text())
+        """One of the notes a round left about the default policy, with all figures; the folder is absolute."""
+        folder = self.home / "rounds" / f"r{round_number:04d}"
+        file = next(file for file in folder.glob("*.json") if file.stem.removesuffix("-policy") == name)
+        found = json.loads(file.read_text())
+        found |= found.get("figures", {})
         return found | {"folder": str(self.home / found["folder"])} if "folder" in found else found
 
 

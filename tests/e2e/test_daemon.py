@@ -222,7 +222,7 @@ def test_cancelled_training_frees_the_trainer_within_seconds(disturbed):
     wait_for(lambda: not is_training(project), "the trainer is idle", limit)
     wait_for(lambda: slots(project) == 0, "pool slots are free", limit)
     assert time.monotonic() - started < limit
-    assert not (project.home / "rounds" / "r0001" / "policy.json").exists()
+    assert not (project.home / "rounds" / "r0001" / "policy-policy.json").exists()
 
 
 def test_a_killed_run_worker_is_found_and_its_slot_is_freed(disturbed):

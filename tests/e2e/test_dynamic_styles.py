@@ -15,9 +15,9 @@ import yaml
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.queries import connect, rows_that_trained
-from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
 from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.lineage import trace_checkpoint, trace_row
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def finished_styles(
 
 def selected(project: Project, number: int) -> set[str]:
     """Row ids that a training was given."""
-    table = pq.read_table(project.store.round_folder(number) / "row_selection.parquet").to_pylist()
+    table = pq.read_table(project.store.round_folder(number) / "row_selection-policy.parquet").to_pylist()
     return {row["row_id"] for row in table if row["use"] in ("fresh", "replay")}
 
 

@@ -205,7 +205,7 @@ def test_an_interrupted_warm_start_begins_anew_and_ends_in_the_same_weights(faul
     wait_until(lambda: any(legs.glob("global_step_*/manifest.json")), "a leg of the warm start was published")
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    assert not (faulty.home / "rounds" / "r0000" / "policy.json").exists()
+    assert not (faulty.home / "rounds" / "r0000" / "policy-policy.json").exists()
 
     assert faulty.drive(1)["errors"] == [None]
     first = faulty.project.note(0, "policy")
@@ -302,7 +302,7 @@ def test_without_mlflow_a_round_trains_once_and_is_registered_later(faulty: Faul
 
 def test_weights_that_the_canary_refuses_stop_the_round_and_the_old_ones_stay(faulty: Faulty, mlflow: MlflowServer):
     faulty.reach(3)
-    note = faulty.home / "rounds" / "r0003" / "policy.json"
+    note = faulty.home / "rounds" / "r0003" / "policy-policy.json"
     policy, served = read_json(note), faulty.engine().status()
     assert served.policy_version == policy["policy_version"]
     other = perturbed(faulty.home / policy["folder"])

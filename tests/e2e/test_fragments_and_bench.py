@@ -8,6 +8,7 @@ import yaml
 
 from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.rounds.project.record import Explored, Policy, read
 from rft_platform.servers.leases import leases_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -64,7 +65,7 @@ def test_the_printed_agent_file_runs_with_a_critic_and_every_policy_is_measured(
     rows = [row for number in (1, 2, 3) for row in rounds_of(project).rollout_rows(number)]
     assert {row.tools[0]["function"]["name"] for row in rows} == {"calculator"}
     assert {row.messages[-1]["role"] for row in rows} <= {"user", "tool"}  # no call of the critic's
-    trained = [n for n in (1, 2, 3) if rounds_of(project).has_note(n, "policy")]
+    trained = [n for n in (1, 2, 3) if read(rounds_of(project), n).has(Policy)]
     assert project.note(trained[0], "policy")["policy_version"] > 0
 
     measured = [n for n in trained if project.note(n, "evaluation")["results"]]
@@ -99,8 +100,8 @@ def test_the_other_printed_agent_file_runs_and_a_fresh_bench_measures_the_base_m
     project = completed(make_project, "react_agent_zh.yaml", 2)
     done = project.rft("run", "--config", str(bench_file(project)), "--detach-engines")
     assert "round 0 (v0)" in done.stdout
-    assert not rounds_of(project).has_note(1, "explore")
+    assert not read(rounds_of(project), 1).has(Explored)
     project.rft("run", "--config", str(project.config), "--detach-engines")
-    assert any(rounds_of(project).has_note(n, "policy") for n in (1, 2))
+    assert any(read(rounds_of(project), n).has(Policy) for n in (1, 2))
     said = project.rft("eval", "--round", "0").stdout
     assert "previous" not in said  # there is nothing before the start

@@ -84,7 +84,7 @@ def taught(make_project, data):
     psutil.Process(lease.pid).kill()
     driver.kill()
     driver.communicate()
-    assert not (project.home / "rounds" / "r0001" / "policy.json").exists(), "it had ended before it was killed"
+    assert not (project.home / "rounds" / "r0001" / "policy-policy.json").exists(), "it had ended before it was killed"
     project.rft("run", "--config", str(project.config))
     return project
 

@@ -98,7 +98,7 @@ def test_exploration_runs_beside_training_to_the_same_rows_and_weights(make_proj
 
 def test_ctrl_c_cancels_both_launches_and_the_same_command_continues(make_project, serial, tmp_path: Path) -> None:
     project = project_of(make_project, "interrupted")
-    output, ahead = tmp_path / "output.txt", project.home / "rounds" / "r0002" / "snapshot.json"
+    output, ahead = tmp_path / "output.txt", project.home / "rounds" / "r0002" / "snapshot-policy.json"
 
     def both_run() -> bool:
         """Whether an exploration ahead runs beside a training. Its weights are chosen: the next drive takes them."""

@@ -13,17 +13,18 @@ import yaml
 
 from rft_platform.cli.commands.trace import find_trace
 from rft_platform.common.files import write_text
-from rft_platform.common.policy_names import FIRST_POLICY, policy_column
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
 from rft_platform.driver.round_lines import round_lines
 from rft_platform.experience.queries import task_outcomes
 from rft_platform.experience.selections import TRAINED_ON, read_selection
-from rft_platform.model_registry.traces import CheckpointTrace, RowTrace
 from rft_platform.rounds.project.policy import published, required
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import read
+from rft_platform.rounds.reporting.lineage import CheckpointTrace, RowTrace
 
 pytestmark = pytest.mark.slow
-NAMES = (FIRST_POLICY, "rival")
+NAMES = (DEFAULT_POLICY, "rival")
 
 #: Drives the project; between the two trainings of round 2 the trainer is killed. Then trains both of that round anew,
 #: from the same parents, and prints the digests of the weights that this leads to.
@@ -33,16 +34,17 @@ from dataclasses import replace
 from rft_platform import definitions
 from rft_platform.config.home import Home
 from rft_platform.jobs.driver import drive
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.processes.lease import read_lease
 from rft_platform.rounds import train as rounds_train
 from rft_platform.rounds.project.policy import parent_of
 from rft_platform.rounds.setup.connections import connect_trainer
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.row_selection import select_rows
 project = Project.open(Home.from_environment())
 train, killed = rounds_train.train, []
 def kills(project, trainer, round_number, dagster_run_id, policy):
-    if policy == FIRST_POLICY and round_number == 2 and not killed:  # the first policy, which trains last
+    if policy == DEFAULT_POLICY and round_number == 2 and not killed:  # the first policy, which trains last
         killed.append(read_lease(project.home.leases / "trainer.json").pid)
         os.kill(killed[0], signal.SIGKILL)
     return train(project, trainer, round_number, dagster_run_id, policy)
@@ -51,8 +53,9 @@ done = drive(project, definitions.defs)
 assert done.finished, done.failed or done.error
 again = {}
 with tempfile.TemporaryDirectory() as folder:
-    for name in (FIRST_POLICY, "rival"):
-        request = rounds_train.train_request(project, parent_of(project.store, 2, name), 2, "")
+    for name in (DEFAULT_POLICY, "rival"):
+        parent = parent_of(project.store, 2, name)
+        request = rounds_train.train_request(project, parent, 2, select_rows(project, 2, parent), "")
         result = connect_trainer(project).train(replace(request, output=f"{folder}/{name}"))
         again[name] = result.weights_digest
 trainer = read_lease(project.home.leases / "trainer.json").pid
@@ -104,7 +107,7 @@ def test_each_policy_is_trained_on_the_calls_that_named_it(played: tuple[Project
         assert [len(ids) for ids in by_policy.values()] == [16, 32]
         judged = {row.row_id: row for row in project.store.judged_rows(number)}
         for row in rows:
-            sign = 1 if row.policy == FIRST_POLICY else -1
+            sign = 1 if row.policy == DEFAULT_POLICY else -1
             assert judged[row.row_id].reward == pytest.approx(sign * last_reward(rows, row.run_id))
         for name, ids in by_policy.items():
             assert trained_on(project, number, name) == ids
@@ -129,12 +132,12 @@ def test_a_trainer_killed_between_the_two_changes_nothing(played: tuple[Project,
 
 def test_weights_and_rows_are_traced_by_policy(played: tuple[Project, dict[str, Any]]) -> None:
     project, _ = played
-    for target, name in (("r0002", FIRST_POLICY), ("r0002/rival", "rival")):
+    for target, name in (("r0002", DEFAULT_POLICY), ("r0002/rival", "rival")):
         found = find_trace(project, target, verify=True)
         assert isinstance(found, CheckpointTrace) and found.complete and len(found.trainings) == 2
         for training, number in zip(found.trainings, (2, 1), strict=True):
             assert training.rows_trained == len(trained_on(project, number, name)) and training.data_unchanged
-            assert training.more.get("policy") == policy_column(name) and training.result.model_version == number
+            assert training.more.get("policy") == name and training.result.model_version == number
     row = find_trace(project, min(trained_on(project, 1, "rival")))
     assert isinstance(row, RowTrace) and row.policy == "rival"
     policy = published(project.store, 1, "rival")
@@ -145,10 +148,10 @@ def test_rounds_name_every_version(played: tuple[Project, dict[str, Any]]) -> No
     project, _ = played
     versions = [required(project.store, number, "rival").policy_version for number in range(3)]
     assert [line.policies["rival"] for line in round_lines(project)] == versions
-    explored = project.store.read_note(2, "explore")
-    assert explored is not None and explored["policy_version/rival"] == versions[1]
-    judged = project.store.read_note(2, "judge")
-    assert judged is not None and judged["mean_reward/rival"] == pytest.approx(-judged["mean_reward"])
+    explored = read(project.store, 2).explored
+    assert explored is not None and explored.figures["policy_version/rival"] == versions[1]
+    judged = read(project.store, 2).judged
+    assert judged is not None and judged.figures["mean_reward/rival"] == pytest.approx(-judged.mean_reward)
     won: dict[str, float] = {}
     for row in project.store.rollout_rows(2):
         if row.run_reward is not None:
@@ -156,5 +159,5 @@ def test_rounds_name_every_version(played: tuple[Project, dict[str, Any]]) -> No
     assert {task: passes for task, _, _, passes in task_outcomes(project.store, [2], 0.0)} == won, (
         "as the first sees it"
     )
-    evaluated = project.store.read_note(2, "evaluation")
-    assert evaluated is not None and evaluated["results"], "both played the held-out tasks"
+    evaluated = read(project.store, 2).evaluated
+    assert evaluated is not None and evaluated.results, "both played the held-out tasks"

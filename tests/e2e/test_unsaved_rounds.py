@@ -49,7 +49,7 @@ def test_a_trainer_killed_after_three_unsaved_rounds_goes_on_to_the_same_weights
 
     drive(skipping, 7)  # the start, and two launches for each of three rounds
     assert (skipping.home / "rounds" / "r0003" / "evaluation.json").exists()
-    assert not (skipping.home / "rounds" / "r0004" / "train.json").exists()
+    assert not (skipping.home / "rounds" / "r0004" / "train-policy.json").exists()
     assert all(lacks_state(folder(skipping, number)) for number in (1, 2, 3))
     lease = read_lease(skipping.home / "leases" / "trainer.json")
     assert lease is not None

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.config.schema.buffer import WeightedJudge
@@ -79,7 +80,7 @@ def test_sampled_and_greedy_pass_rates() -> None:
     assert result.metrics["eval/sums/reward/best@4"] == pytest.approx(1 - 0.75**4, abs=0.03)
     assert result.scores["sampled"]["task3"] == [1.0, 0.0, 0.0, 0.0]
     assert not any("exact_match" in name for name in result.metrics)
-    assert EvaluationResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+    assert TypeAdapter(EvaluationResult).validate_python(json.loads(json.dumps(asdict(result)))) == result
 
 
 def test_one_mode_alone() -> None:

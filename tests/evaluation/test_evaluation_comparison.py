@@ -1,6 +1,7 @@
 """Differences between policies on the same tasks, their intervals, and the gate that asks for them."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def test_policies_are_compared_by_every_metric_that_both_have(make_result: Make)
     assert passes.low < 0.375 < passes.high
     assert passes.named()["vs_start/sampled_pass_low"] == passes.low
     assert "start (v0), sampled_pass | +37.5% (" in comparison_table(found)
-    assert Comparison(**passes.to_json()) == passes
+    assert Comparison(**asdict(passes)) == passes
     back = compare(start, better, "sampled_pass", "champion")
     assert back is not None
     assert back.verdict == "worse"

@@ -2,10 +2,12 @@ import base64
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from rft_platform.evaluation.gate import GateDecision
 from rft_platform.evaluation.plots import CurvePoint, learning_curve
@@ -24,7 +26,7 @@ Make = Callable[..., EvaluationResult]
 
 def test_results_survive_json(make_result: Make) -> None:
     before = make_result(0.5)
-    after = EvaluationResult.from_json(json.loads(json.dumps(before.to_json())))
+    after = TypeAdapter(EvaluationResult).validate_python(json.loads(json.dumps(asdict(before))))
     assert after == before
     assert after.value("sampled_pass_low") == 0.48
     assert after.value("nothing") is None

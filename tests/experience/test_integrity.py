@@ -10,7 +10,9 @@ import pytest
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import digest_file, digest_json, read_json, read_sealed_json
 from rft_platform.experience.file_ledger import LEDGER, Ledger
+from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.rounds.project.record import Explored, Judged, Policy, read, set_aside, withdraw, write
 
 from .samples import judged, rollouts
 
@@ -22,9 +24,9 @@ def store(tmp_path: Path) -> ExperienceStore:
     """A store with one explored and judged round, as its phases leave it."""
     made = ExperienceStore(tmp_path / "rounds")
     made.write_rollouts(1, 0, rollouts())
-    made.write_note(1, "explore", {"rows": 4})
+    write(made, 1, Explored(rows=4))
     made.write_judged(1, "exact@1", judged(rollouts()))
-    made.write_note(1, "judge", {"sound": True})
+    write(made, 1, Judged(sound=True))
     return made
 
 
@@ -159,14 +161,14 @@ def test_a_flipped_byte_needs_the_digest(store: ExperienceStore) -> None:
 
 
 def test_what_is_set_aside_is_gone_with_the_notes_that_rest_on_it(store: ExperienceStore) -> None:
-    where = store.set_aside(1, file_of(store), "was changed after it was written")
+    where = set_aside(store, 1, DamagedFile(file_of(store), "was changed after it was written"))
     assert where == store.round_folder(1) / "aside" / "batch-0000.parquet" and where.exists()
     reason = read_json(where.with_name(where.name + ".why.json"))
     assert (reason["file"], reason["why"]) == (BATCH, "was changed after it was written")
-    assert (store.batches(1), store.read_note(1, "explore"), store.read_note(1, "judge")) == ([], None, None)
+    assert (store.batches(1), read(store, 1).explored, read(store, 1).judged) == ([], None, None)
     assert store.judge_version(1) is None and store.damaged(1, digest=True) == []
     store.write_rollouts(1, 0, rollouts())
-    again = store.set_aside(1, file_of(store), "once more")
+    again = set_aside(store, 1, DamagedFile(file_of(store), "once more"))
     assert again != where and again.exists() and where.exists()
 
 
@@ -174,14 +176,14 @@ def test_a_judgement_set_aside_leaves_the_rollouts(store: ExperienceStore) -> No
     store.write_judged(1, "other", judged(rollouts(), "other"), make_current=False)
     spare = store.judged_file(1, "other")
     assert spare is not None
-    store.set_aside(1, spare, "why not")
-    assert store.read_note(1, "judge") and store.judge_version(1) == "exact@1"  # the one in force is untouched
+    set_aside(store, 1, DamagedFile(spare, "why not"))
+    assert read(store, 1).judged and store.judge_version(1) == "exact@1"  # the one in force is untouched
     path = store.judged_file(1)
     assert path is not None
     path.unlink()
-    store.set_aside(1, path, "is missing")
-    assert (store.read_note(1, "judge"), store.judged_file(1), store.batches(1)) == (None, None, [0])
-    assert store.read_note(1, "explore") == {"rows": 4}
+    set_aside(store, 1, DamagedFile(path, "is missing"))
+    assert (read(store, 1).judged, store.judged_file(1), store.batches(1)) == (None, None, [0])
+    assert read(store, 1).explored == Explored(rows=4)
 
 
 def test_a_kill_while_setting_a_judgement_aside_leaves_no_note_standing(
@@ -202,17 +204,17 @@ def test_a_kill_while_setting_a_judgement_aside_leaves_no_note_standing(
     flip_a_byte(path)
     monkeypatch.setattr(Path, "unlink", dies_after_current)
     with pytest.raises(Killed):
-        store.set_aside(1, path, "was changed after it was written")
+        set_aside(store, 1, DamagedFile(path, "was changed after it was written"))
     monkeypatch.undo()
-    assert not store.has_note(1, "judge") and store.judge_version(1) is None
-    store.set_aside(1, path, "was changed after it was written")  # the repeat
-    assert store.judged_files(1) == [] and not store.has_note(1, "judge") and store.has_note(1, "explore")
+    assert not read(store, 1).has(Judged) and store.judge_version(1) is None
+    set_aside(store, 1, DamagedFile(path, "was changed after it was written"))  # the repeat
+    assert store.judged_files(1) == [] and not read(store, 1).has(Judged) and read(store, 1).has(Explored)
 
 
 def test_a_round_that_trained_keeps_its_notes(store: ExperienceStore) -> None:
-    store.write_note(1, "policy", {})
-    store.set_aside(1, file_of(store), "gone bad")
-    assert store.read_note(1, "explore") and store.read_note(1, "judge") and store.batches(1) == []
+    write(store, 1, Policy("f", 4, "digest", round=1))
+    set_aside(store, 1, DamagedFile(file_of(store), "gone bad"))
+    assert read(store, 1).explored and read(store, 1).judged and store.batches(1) == []
 
 
 def test_a_broken_ledger_is_named_and_made_anew(store: ExperienceStore) -> None:
@@ -222,15 +224,15 @@ def test_a_broken_ledger_is_named_and_made_anew(store: ExperienceStore) -> None:
     assert found.path == path
     with pytest.raises(StorageError, match=r"files\.json"):
         store.rollout_files(1)
-    store.set_aside(1, path, found.why)
+    set_aside(store, 1, DamagedFile(path, found.why))
     assert store.count_rollouts(1) == 4 and store.damaged(1, digest=True) == []
 
 
 def test_a_withdrawn_note_is_kept_aside(store: ExperienceStore) -> None:
-    where = store.withdraw_note(1, "judge")
-    assert where is not None and read_sealed_json(where) == {"sound": True}
-    assert not store.has_note(1, "judge") and store.has_note(1, "explore")
-    assert store.withdraw_note(1, "judge") is None
+    withdraw(store, 1, Judged)
+    assert read_sealed_json(store.round_folder(1) / "aside" / "judge.json")["sound"]
+    assert not read(store, 1).has(Judged) and read(store, 1).has(Explored)
+    withdraw(store, 1, Judged)  # nothing is left to withdraw
 
 
 def write_batches(root: Path, batches: range) -> None:

@@ -11,9 +11,11 @@ from rft_platform.common.files import digest_file
 from rft_platform.model_registry.manifests import all_manifests
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
-from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
 from rft_platform.rounds.project.repair import repair_checkpoint, repair_on_failure
+from tests.support.records import trained as a_training
 
 
 def flip_a_byte(folder: Path) -> None:
@@ -60,10 +62,10 @@ def trained(project: Project, make_checkpoint: Callable[[int], Path]) -> Callabl
         folder = base if not step else known if known.exists() else make_checkpoint(step)
         policy = Policy(str(folder), step, digest_file(folder / "model.safetensors"), number)
         publish(project.store, policy)
-        for note in ("train", "evaluation"):
-            project.store.write_note(number, note, {"results": []})
+        write(project.store, number, a_training())
+        write(project.store, number, RoundEvaluation())
         if number:
-            project.store.write_note(number, "judge", {"sound": True})
+            write(project.store, number, Judged(sound=True))
         return policy
 
     return leave

@@ -10,8 +10,9 @@ from rft_platform.experience.record import RolloutRow
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Explored, Policy, RoundEvaluation, write
 from rft_platform.rounds.round import Round
 from rft_platform.rounds.train import train
 
@@ -22,10 +23,10 @@ from .conftest import round_rows
 def explored(project: Project) -> Project:
     """A project whose first round is explored and judged."""
     publish(project.store, Policy("base", 0, "d0", 0))
-    project.store.write_note(0, "evaluation", {"results": []})
+    write(project.store, 0, RoundEvaluation())
     project.store.write_rollouts(1, 0, round_rows(project))
-    project.store.write_note(1, "explore", {"rows": 4})
-    assert judge(project, 1)["sound"]
+    write(project.store, 1, Explored(rows=4))
+    assert judge(project, 1).sound
     return project
 
 
@@ -59,7 +60,7 @@ def test_a_judgement_that_is_damaged_is_made_again_without_a_word_to_the_rollout
     with pytest.raises(DamageRepairedError):
         train(explored, None, 1, "run")
     assert len(explored.store.rollout_rows(1)) == 4
-    assert judge(explored, 1)["sound"]
+    assert judge(explored, 1).sound
     assert explored.store.judged_file(1) == file
 
 
@@ -87,7 +88,7 @@ def test_a_spare_judgement_of_a_round_that_has_trained_is_set_aside_with_a_warni
     others = [replace(row, judge_version="other") for row in rows]
     spare = explored.store.write_judged(1, "other", others, make_current=False)
     flip_a_byte(spare)
-    assert judge(explored, 1)["sound"]
+    assert judge(explored, 1).sound
     assert f"{spare} was changed after it was written" in caplog.text
     assert not spare.exists()
     assert explored.store.judged_files(1) == [in_force]
@@ -119,7 +120,7 @@ def test_an_unsound_judgement_is_kept_but_not_in_force(project: Project):
     rows: list[RolloutRow] = round_rows(project)
     project.store.write_rollouts(1, 0, rows[:-1])  # the last task lacks a run: its group is incomplete
     summary = judge(project, 1)
-    assert not summary["sound"]
+    assert not summary.sound
     assert project.store.judge_version(1) is None
     assert project.store.judged_file(1) is None
     assert len(project.store.judged_files(1)) == 1

@@ -14,8 +14,9 @@ from rft_platform.common.errors import EngineError, RegistryError, RftError, Use
 from rft_platform.jobs.driver import DriveResult, drive
 from rft_platform.jobs.instance import open_instance
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def drive_with(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     monkeypatch.setenv("RFT_HOME", str(project.home.root))
     monkeypatch.setenv("RFT_RETRY_DELAY_S", "0.1")
     publish(project.store, Policy("base", 0, "d0", 0))
-    project.store.write_note(0, "evaluation", {"results": []})
+    write(project.store, 0, RoundEvaluation())
 
     def run(*outcomes: RftError | None) -> DriveResult:
         left = list(outcomes)
@@ -35,7 +36,7 @@ def drive_with(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..
             outcome = left.pop(0)
             if outcome is not None:
                 raise outcome
-            project.store.write_note(1, "judge", {"sound": True})
+            write(project.store, 1, Judged(sound=True))
             return dg.MaterializeResult()
 
         job = dg.define_asset_job("explore_job", ["exploration"])
@@ -86,14 +87,14 @@ def test_a_launch_that_fails_after_its_last_note_has_its_result_in_dagster(
 ) -> None:
     monkeypatch.setenv("RFT_HOME", str(project.home.root))
     publish(project.store, Policy("base", 0, "d0", 0))
-    project.store.write_note(0, "evaluation", {"results": []})
-    project.store.write_note(1, "judge", {"sound": True, "judge_version": "exact_match@1"})
+    write(project.store, 0, RoundEvaluation())
+    write(project.store, 1, Judged(sound=True, judge_version="exact_match@1"))
     refused = {"results": [{}], "metrics": {}, "promoted": False, "gate": "no gain", "gate_passed": False}
 
     @dg.asset(partitions_def=PLAIN_NAMES.rounds, check_specs=EVALUATION_CHECKS)
     @reports_faults
     def evaluation_report(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        project.store.write_note(1, "evaluation", refused)
+        write(project.store, 1, refused)
         raise RegistryError("MLflow does not answer")
 
     job = dg.define_asset_job("sync_round_job", [evaluation_report])

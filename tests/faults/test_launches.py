@@ -11,7 +11,8 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.launches import launches
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 FAILED, CANCELED, SUCCESS = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS
@@ -63,7 +64,7 @@ def test_a_success_ends_the_count_of_failures_but_not_of_run_keys(instance):
 
 def test_a_phase_whose_result_was_withdrawn_is_launched_under_a_new_key(instance, project):
     publish(project.store, Policy("f", 0, "d", 0))
-    project.store.write_note(0, "evaluation", {"results": []})
+    write(project.store, 0, RoundEvaluation())
     add_run(instance, "explore_job", SUCCESS)  # and then its judgement was set aside
     plan = plan_next(observe(project, launches(instance)))
     assert [action.run_key for action in plan.actions] == ["explore:r0001:1"]
@@ -78,7 +79,7 @@ def test_far_ahead_explorations_do_not_hide_that_a_run_key_was_used(instance):
 
 def test_under_the_daemon_a_failure_that_no_retry_helps_stops_the_plan_with_its_cause(instance, project):
     publish(project.store, Policy("f", 0, "d", 0))
-    project.store.write_note(0, "evaluation", {"results": []})
+    write(project.store, 0, RoundEvaluation())
     add_run(instance, "explore_job", FAILED, **{CAUSE_TAG: "no column x", RETRYABLE_TAG: "false"})
     plan = plan_next(observe(project, launches(instance)))
     assert not plan.actions
@@ -88,7 +89,7 @@ def test_under_the_daemon_a_failure_that_no_retry_helps_stops_the_plan_with_its_
 def test_between_retries_the_plan_waits_from_the_end_of_the_failed_run(instance, project, monkeypatch):
     monkeypatch.setenv("RFT_RETRY_DELAY_S", "10")
     publish(project.store, Policy("f", 0, "d", 0))
-    project.store.write_note(0, "evaluation", {"results": []})
+    write(project.store, 0, RoundEvaluation())
     add_run(instance, "explore_job", FAILED, **{CAUSE_TAG: "engine gone", RETRYABLE_TAG: "true"})
     ended = NOW.timestamp()
     plan = plan_next(observe(project, launches(instance), now=ended + 4))

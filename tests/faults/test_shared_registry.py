@@ -9,8 +9,9 @@ from rft_platform.config.home import Home
 from rft_platform.evaluation.results import EvaluationResult, RunScore, result_of
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.evaluate import against_champion
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
 
 
 def measured(version: int, rewards: list[float]) -> EvaluationResult:
@@ -28,7 +29,7 @@ def train_round(project: Project, registry: ModelRegistry, number: int, digest: 
     version = registry.register_checkpoint(folder, 2 * number, {"weights_digest": digest})
     policy = Policy(str(folder), 2 * number, digest, number, model_version=str(version))
     publish(project.store, policy)
-    project.store.write_note(number, "evaluation", {"results": [measured(2 * number, rewards).to_json()]})
+    write(project.store, number, RoundEvaluation(results=[measured(2 * number, rewards)]))
     return policy
 
 

@@ -15,8 +15,9 @@ from rft_platform.common.errors import DamagedError
 from rft_platform.common.files import SEAL, read_json, write_json, write_sealed_json
 from rft_platform.experience.record import JudgedRow
 from rft_platform.rounds.maintenance.verification import check_judgements, verify
-from rft_platform.rounds.project.policy import Policy, publish, required
+from rft_platform.rounds.project.policy import publish, required
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, write
 from rft_platform.rounds.project.repair import repair_on_failure
 from rft_platform.training.checkpoint.manifest import Manifest, describe_files, write_manifest
 from tests.faults.conftest import round_rows
@@ -35,7 +36,7 @@ def trained(project: Project) -> Project:
         for version in ("other", "used"):
             judged = [JudgedRow(r.row_id, r.group_id, r.run_id, 0, 1.0, {}, version, 0.5) for r in rows]
             store.write_judged(number, version, judged)
-        store.write_note(number, "judge", {"sound": True, "judge_version": "used", "mean_reward": 0.5})
+        write(store, number, Judged(sound=True, judge_version="used", mean_reward=0.5))
         folder = checkpoint(project, number)
         digest = write_checkpoint(folder, number)
         publish(store, Policy(str(folder), 2 * number, digest, number))
@@ -113,26 +114,26 @@ HARMS: dict[str, tuple[Callable[[Project], object], str, str]] = {
     "other manifest": (
         lambda p: replaced_manifest(checkpoint(p, 2)),
         "manifest.json",
-        "contradicts .*r0002/policy.json",
+        "contradicts .*r0002/policy-policy.json",
     ),
     "note": (
-        lambda p: change(p.store.round_folder(2) / "policy.json", policy_version=7),
-        "policy.json",
+        lambda p: change(p.store.round_folder(2) / "policy-policy.json", policy_version=7),
+        "policy-policy.json",
         "was changed after it was written",
     ),
     "note without digest": (
-        lambda p: change(p.store.round_folder(2) / "policy.json", seal=False),
-        "policy.json",
+        lambda p: change(p.store.round_folder(2) / "policy-policy.json", seal=False),
+        "policy-policy.json",
         r"has no digest of its content",
     ),
     "version in a note": (
-        lambda p: change(p.store.round_folder(2) / "policy.json", seal=True, policy_version=7),
-        "policy.json",
+        lambda p: change(p.store.round_folder(2) / "policy-policy.json", seal=True, policy_version=7),
+        "policy-policy.json",
         r"contradicts .*manifest.json: policy_version is 7, expected 4",
     ),
     "weights in a note": (
-        lambda p: change(p.store.round_folder(2) / "policy.json", seal=True, weights_digest="x"),
-        "policy.json",
+        lambda p: change(p.store.round_folder(2) / "policy-policy.json", seal=True, weights_digest="x"),
+        "policy-policy.json",
         r"contradicts .*manifest.json: weights_digest is x, expected",
     ),
     "current cut": (lambda p: p.store.current_file(1).write_text("{"), "current.json", "judge the round again"),
@@ -192,7 +193,7 @@ def test_a_thinned_checkpoint_is_whole(trained: Project) -> None:
 
 
 def test_a_changed_note_is_refused_where_it_is_read(trained: Project) -> None:
-    note = trained.store.round_folder(2) / "policy.json"
+    note = trained.store.round_folder(2) / "policy-policy.json"
     change(note, policy_version=7)
     with pytest.raises(DamagedError, match=rf"{note}: was changed after it was written"):
         required(trained.store, 2)
@@ -202,7 +203,7 @@ def test_a_changed_note_is_refused_where_it_is_read(trained: Project) -> None:
 def test_a_note_that_contradicts_its_checkpoint_is_refused_before_the_weights_are_used(
     trained: Project, values: dict[str, object]
 ) -> None:
-    note = trained.store.round_folder(2) / "policy.json"
+    note = trained.store.round_folder(2) / "policy-policy.json"
     change(note, seal=True, **values)
     with (
         pytest.raises(DamagedError, match=rf"{note}: contradicts .*restore the note"),

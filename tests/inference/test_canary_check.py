@@ -18,7 +18,8 @@ from rft_platform.inference.interface import EngineStatus
 from rft_platform.inference.pool.weights import PoolWeights
 from rft_platform.inference.transformers_engine.model import PolicyModel
 from rft_platform.inference.transformers_engine.weights import read_tensors, replace_weights
-from rft_platform.rounds.project.policy import Policy, deploy
+from rft_platform.rounds.project.policy import deploy
+from rft_platform.rounds.project.record import Policy
 
 SEQUENCES = [[5, 9, 12, 40, 7], [3, 300, 8]]
 HEAD = "model.embed_tokens.weight"  # tied to the output head

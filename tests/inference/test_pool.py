@@ -30,7 +30,8 @@ from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import WorkflowOutput
-from rft_platform.rounds.project.policy import Policy, deploy
+from rft_platform.rounds.project.policy import deploy
+from rft_platform.rounds.project.record import Policy
 from rft_platform.tasks.task import Task
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,9 @@ from rft_platform.jobs import driver
 from rft_platform.jobs.driver import drive
 from rft_platform.jobs.instance import open_instance
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write, write_snapshot
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -43,8 +44,8 @@ class Stages:
                 self.interrupts = False
                 os.kill(os.getpid(), signal.SIGINT)
                 self.release.wait(60)  # the signal ends this wait
-            self.project.store.write_note(number, "snapshot", {"policy_version": 0})
-            self.project.store.write_note(number, "judge", {"sound": True})
+            write_snapshot(self.project.store, number, Policy("f", 0, "w", 0))
+            write(self.project.store, number, Judged(sound=True))
             return dg.MaterializeResult()
 
         @dg.asset(partitions_def=PLAIN_NAMES.rounds)
@@ -57,7 +58,7 @@ class Stages:
                 assert self.release.wait(60)
                 raise TrainerError("the trainer cancelled the training")
             publish(self.project.store, Policy("weights", number, f"d{number}", number))
-            self.project.store.write_note(number, "evaluation", {"results": []})
+            write(self.project.store, number, RoundEvaluation())
             return dg.MaterializeResult()
 
         jobs = [
@@ -76,7 +77,7 @@ def stages(project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages
     write_text(project.home.config_file, yaml.safe_dump(config))
     stages = Stages(Project.open(project.home))
     publish(stages.project.store, Policy("base", 0, "d0", 0))
-    stages.project.store.write_note(0, "evaluation", {"results": []})
+    write(stages.project.store, 0, RoundEvaluation())
     yield stages
     stages.release.set()
 

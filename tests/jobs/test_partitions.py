@@ -16,8 +16,9 @@ from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
 
 ROUNDS = str(PLAIN_NAMES.rounds.name)
 MISTYPED = ("foo", "8", "r9", "r00001", "r²²²²", "R0001", "r0001 ")
@@ -25,7 +26,7 @@ MISTYPED = ("foo", "8", "r9", "r00001", "r²²²²", "R0001", "r0001 ")
 
 def start_done(project: Project) -> None:
     publish(project.store, Policy(folder="f", policy_version=0, weights_digest="d", round=0))
-    project.store.write_note(0, "evaluation", {"results": []})
+    write(project.store, 0, RoundEvaluation())
 
 
 def failed_run(instance: dg.DagsterInstance, partition: str) -> None:
@@ -61,14 +62,14 @@ def test_the_next_round_has_its_partition(project: Project) -> None:
         add_rounds(instance, project)
         add_rounds(instance, project)
         assert instance.get_dynamic_partitions(ROUNDS) == ["r0001"]
-        project.store.write_note(1, "judge", {"sound": True})
+        write(project.store, 1, Judged(sound=True))
         add_rounds(instance, project)
         assert instance.get_dynamic_partitions(ROUNDS) == ["r0001", "r0002"]
 
 
 def test_rounds_that_another_instance_made_have_their_partitions_and_none_follows_the_budget(project: Project) -> None:
     for number in (1, 2):
-        project.store.write_note(number, "judge", {"sound": True})
+        write(project.store, number, Judged(sound=True))
     with dg.DagsterInstance.ephemeral() as instance:
         add_rounds(instance, project)
         assert instance.get_dynamic_partitions(ROUNDS) == ["r0001", "r0002"], "the budget is two rounds"

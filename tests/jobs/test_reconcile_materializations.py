@@ -4,6 +4,7 @@ import logging
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -15,8 +16,10 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
+from tests.support.records import result
 
 #: Materializes an evaluation; Dagster has stored the check's result with the run, not yet among those of the check,
 #: when the process is killed. argv: home.
@@ -43,8 +46,9 @@ with open_instance(Home(Path(sys.argv[1]))) as instance:
     instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
     dg.materialize([evaluation_report], instance=instance, partition_key="r0001")
 """
-UNGATED = {"results": [], "metrics": {}, "gate": "no champion", "gate_passed": None}
-JUDGED = {"sound": True, "judge_version": "exact_match@1", "mean_reward": 0.25, "rows": 4}
+UNGATED = RoundEvaluation("no champion")
+JUDGED = Judged("exact_match@1", sound=True, mean_reward=0.25, rows=4)
+REFUSED = RoundEvaluation("no gain", gate_passed=False, results=[result()])
 
 
 def partitions(instance: dg.DagsterInstance, asset: str) -> set[str]:
@@ -52,10 +56,10 @@ def partitions(instance: dg.DagsterInstance, asset: str) -> set[str]:
 
 
 def test_what_its_note_says_is_recorded_once(project: Project) -> None:
-    project.store.write_note(1, "judge", JUDGED)
-    project.store.write_note(1, "evaluation", {**UNGATED, "metrics": {"sampled_pass": 0.5}, "promoted": True})
+    write(project.store, 1, JUDGED)
+    write(project.store, 1, replace(UNGATED, metrics={"sampled_pass": 0.5}, promoted=True))
     publish(project.store, Policy("f", 3, "weights", round=0))
-    project.store.write_note(0, "evaluation", UNGATED)
+    write(project.store, 0, UNGATED)
     phases = [("explore", 1), ("sync", 1), ("warm_start", 0)]
     with dg.DagsterInstance.ephemeral() as instance:
         said = reconcile_materializations(project, instance, phases)
@@ -81,10 +85,9 @@ def check_results(instance: dg.DagsterInstance, spec: dg.AssetCheckSpec) -> list
 
 
 def test_the_checks_of_what_is_recorded_are_recorded_too(project: Project) -> None:
-    project.store.write_note(1, "judge", JUDGED)
-    refused = {"results": [{}], "metrics": {}, "promoted": False, "gate": "no gain", "gate_passed": False}
-    project.store.write_note(1, "evaluation", refused)
-    project.store.write_note(2, "evaluation", {**refused, "results": [], "gate_passed": None})
+    write(project.store, 1, JUDGED)
+    write(project.store, 1, REFUSED)
+    write(project.store, 2, replace(REFUSED, results=[], gate_passed=None))
     with dg.DagsterInstance.ephemeral() as instance:
         reconcile_materializations(project, instance, [("explore", 1), ("sync", 1), ("sync", 2)])
         assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1, 1, 1, 1]
@@ -92,7 +95,7 @@ def test_the_checks_of_what_is_recorded_are_recorded_too(project: Project) -> No
 
 
 def test_an_asset_whose_run_was_killed_before_its_checks_is_recorded_with_them(project: Project) -> None:
-    project.store.write_note(1, "judge", JUDGED)
+    write(project.store, 1, JUDGED)
 
     @dg.asset(partitions_def=PLAIN_NAMES.rounds, check_specs=[dg.AssetCheckSpec("fine", asset="another")])
     def another() -> dg.MaterializeResult:
@@ -113,7 +116,7 @@ def test_an_asset_whose_run_was_killed_before_its_checks_is_recorded_with_them(p
 
 def test_a_run_that_has_not_ended_reports_its_checks_itself(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example a backfill that judges the round again: its results follow its materialization."""
-    project.store.write_note(1, "judge", JUDGED)
+    write(project.store, 1, JUDGED)
 
     @dg.asset(partitions_def=PLAIN_NAMES.rounds)
     def judged_experiences() -> None:
@@ -132,7 +135,7 @@ def test_a_run_that_has_not_ended_reports_its_checks_itself(project: Project, mo
 
 
 def test_one_recorded_check_of_four_is_not_all(project: Project) -> None:
-    project.store.write_note(1, "judge", JUDGED)
+    write(project.store, 1, JUDGED)
     known, *missing = EXPERIENCE_CHECKS
 
     @dg.asset(partitions_def=PLAIN_NAMES.rounds, check_specs=[known])
@@ -152,8 +155,7 @@ def test_one_recorded_check_of_four_is_not_all(project: Project) -> None:
 
 @pytest.mark.slow
 def test_a_result_that_only_the_killed_run_knows_is_recorded_for_its_check(project: Project) -> None:
-    refused = {"results": [{}], "metrics": {}, "promoted": False, "gate": "no gain", "gate_passed": False}
-    project.store.write_note(1, "evaluation", refused)
+    write(project.store, 1, REFUSED)
     command = [sys.executable, "-c", KILLED_AFTER_THE_RUN_S_RECORD, str(project.home.root)]
     assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
     with open_instance(project.home) as instance:
@@ -170,7 +172,7 @@ def test_a_result_that_only_the_killed_run_knows_is_recorded_for_its_check(proje
 
 
 def test_a_kill_between_the_reports_loses_no_check_result(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.store.write_note(1, "judge", JUDGED)
+    write(project.store, 1, JUDGED)
     with dg.DagsterInstance.ephemeral() as instance:
         report, said = instance.report_runless_asset_event, []
 
@@ -190,9 +192,9 @@ def test_a_kill_between_the_reports_loses_no_check_result(project: Project, monk
 def test_damaged_rows_are_left_for_later_with_what_follows_from_them(
     project: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    project.store.write_note(1, "judge", JUDGED)
-    project.store.write_note(1, "evaluation", UNGATED)
-    project.store.write_note(2, "evaluation", UNGATED)
+    write(project.store, 1, JUDGED)
+    write(project.store, 1, UNGATED)
+    write(project.store, 2, UNGATED)
 
     def damaged(*_: object) -> None:
         raise DamagedError("r0001: a file differs from its digest")
@@ -211,7 +213,7 @@ def test_damaged_rows_are_left_for_later_with_what_follows_from_them(
 
 def test_a_round_of_a_running_launch_is_left_to_its_run(project: Project) -> None:
     for number in (1, 2):
-        project.store.write_note(number, "evaluation", UNGATED)
+        write(project.store, number, UNGATED)
     with dg.DagsterInstance.ephemeral() as instance:
         reported = reconcile_materializations(project, instance, running={("sync", 2)})
         assert reported == ["evaluation_report of r0001"]
@@ -219,8 +221,8 @@ def test_a_round_of_a_running_launch_is_left_to_its_run(project: Project) -> Non
 
 
 def test_what_is_not_complete_or_known_is_left_alone(project: Project) -> None:
-    project.store.write_note(2, "judge", {**JUDGED, "sound": False})
-    project.store.write_note(3, "judge", JUDGED)
+    write(project.store, 2, replace(JUDGED, sound=False))
+    write(project.store, 3, JUDGED)
     with dg.DagsterInstance.ephemeral() as instance:
         instance.report_runless_asset_event(
             dg.AssetMaterialization("judged_experiences", partition=round_key(3), metadata={"by": "its own run"})

@@ -11,8 +11,9 @@ from rft_platform.jobs.jobs import asset_jobs
 from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
 
 JOBS = asset_jobs(PLAIN_NAMES)
 NEXT_ROUND = next_round_sensor(PLAIN_NAMES, JOBS)
@@ -28,7 +29,7 @@ def resource(project) -> ProjectResource:
 def publish_round(project: Project, number: int) -> None:
     """Leave the notes that a synced round (0: the warm start) leaves."""
     publish(project.store, Policy(folder="f", policy_version=number, weights_digest="d", round=number))
-    project.store.write_note(number, "evaluation", {"results": [], "gate": "no champion", "gate_passed": None})
+    write(project.store, number, RoundEvaluation(gate="no champion", gate_passed=None))
 
 
 def tick(sensor: dg.SensorDefinition, resource: ProjectResource, instance: dg.DagsterInstance):
@@ -64,14 +65,14 @@ def test_training_waits_for_rows_and_says_how_many(project, resource):
         assert isinstance(skipped, dg.SkipReason)
         assert "r0001 trains when it has 4 rows, 0 so far" in skipped.skip_message
 
-        project.store.write_note(1, "judge", {"sound": True, "judge_version": "match@1"})
+        write(project.store, 1, Judged(sound=True, judge_version="match@1"))
         (request,) = tick(THRESHOLD, resource, instance).run_requests
         assert (request.job_name, request.run_key) == ("sync_round_job", "sync:r0001:0")
 
 
 def test_rows_that_a_blocking_check_refused_start_no_training(project, resource):
     publish_round(project, 0)
-    project.store.write_note(1, "judge", {"sound": False})
+    write(project.store, 1, Judged(sound=False))
     with dg.DagsterInstance.ephemeral() as instance:
         assert isinstance(tick(THRESHOLD, resource, instance), dg.SkipReason)
 
@@ -97,7 +98,7 @@ def test_a_dynamic_style_explores_on_and_trains_what_has_landed(dynamic):
             assert f"r0001 waits: {4 * (number - 1)} of 6 experiences have landed" in skipped.skip_message
             rows = [JudgedRow(f"{number}-{i}", f"{number}", f"{i}", 0, 1.0, {}, "v", 0.0) for i in range(4)]
             store.write_judged(number, "v", rows)
-            store.write_note(number, "judge", {"sound": True, "judge_version": "match@1"})
+            write(store, number, Judged(sound=True, judge_version="match@1"))
         (request,) = tick(THRESHOLD, dynamic, instance).run_requests
         assert (request.job_name, request.run_key) == ("sync_round_job", "sync:r0001:0")
         waiting = tick(NEXT_ROUND, dynamic, instance)
@@ -107,7 +108,7 @@ def test_a_dynamic_style_explores_on_and_trains_what_has_landed(dynamic):
 def test_a_finished_budget_is_said(project, resource):
     for number in range(3):
         publish_round(project, number)
-        project.store.write_note(number, "judge", {"sound": True, "judge_version": "match@1"})
+        write(project.store, number, Judged(sound=True, judge_version="match@1"))
     with dg.DagsterInstance.ephemeral() as instance:
         skipped = tick(NEXT_ROUND, resource, instance)
     assert skipped.skip_message == "all rounds of the budget are done"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import RolloutRow
 from rft_platform.judging.execution.compose import JudgePart, JudgeSpec, build_judge
 from rft_platform.judging.execution.experience_pipeline import Operator, Pipeline
@@ -33,10 +33,10 @@ def advantages(rewards: list[float]) -> list[float]:
 
 
 GAME = [
-    *run_of(0, (FIRST_POLICY, "a"), ("rival", "b"), reward=1.0, rival=-1.0),
-    *run_of(1, (FIRST_POLICY, "a"), ("rival", "b"), (FIRST_POLICY, "c"), reward=0.25, rival=3.0),
-    *run_of(2, (FIRST_POLICY, "a"), ("rival", "b"), reward=0.0),
-    *run_of(3, (FIRST_POLICY, "a"), reward=0.5),  # the rival had no turn
+    *run_of(0, (DEFAULT_POLICY, "a"), ("rival", "b"), reward=1.0, rival=-1.0),
+    *run_of(1, (DEFAULT_POLICY, "a"), ("rival", "b"), (DEFAULT_POLICY, "c"), reward=0.25, rival=3.0),
+    *run_of(2, (DEFAULT_POLICY, "a"), ("rival", "b"), reward=0.0),
+    *run_of(3, (DEFAULT_POLICY, "a"), reward=0.5),  # the rival had no turn
 ]
 
 
@@ -45,7 +45,7 @@ def test_rows_of_different_policies_are_never_compared() -> None:
     assert [one.row_id for one in judged] == [one.row_id for one in GAME]
     first, rival = iter(advantages([1.0, 0.25, 0.25, 0.0, 0.5])), iter(advantages([-1.0, 3.0, 0.0]))
     for one, made in zip(judged, GAME, strict=True):
-        assert one.advantage == pytest.approx(next(first if made.policy == FIRST_POLICY else rival), abs=1e-9)
+        assert one.advantage == pytest.approx(next(first if made.policy == DEFAULT_POLICY else rival), abs=1e-9)
     # run 2 names no reward of the rival's own
     assert [one.reward for one in judged] == [1.0, -1.0, 0.25, 3.0, 0.25, 0.0, 0.0, 0.5]
 
@@ -53,12 +53,12 @@ def test_rows_of_different_policies_are_never_compared() -> None:
 @pytest.mark.parametrize("function", ["step_wise_grpo", "opmd", "rloo"])
 def test_each_policy_alone_would_get_the_same(function: str) -> None:
     together = {one.row_id: one for one in judge_rollouts(GAME, TASKS, None, advantage_fn=function).rows}
-    for policy in (FIRST_POLICY, "rival"):
+    for policy in (DEFAULT_POLICY, "rival"):
         alone = []
         for made in (made for made in GAME if made.policy == policy):
             last = [other for other in GAME if other.run_id == made.run_id][-1]
-            reward = last.run_reward if policy == FIRST_POLICY else last.metrics.get("reward/rival", last.run_reward)
-            alone.append(replace(made, call=replace(made.call, policy=FIRST_POLICY, metrics={}), run_reward=reward))
+            reward = last.run_reward if policy == DEFAULT_POLICY else last.metrics.get("reward/rival", last.run_reward)
+            alone.append(replace(made, call=replace(made.call, policy=DEFAULT_POLICY, metrics={}), run_reward=reward))
         for one in judge_rollouts(alone, TASKS, None, advantage_fn=function).rows:
             assert (one.reward, one.advantage) == (together[one.row_id].reward, together[one.row_id].advantage)
 

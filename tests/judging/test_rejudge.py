@@ -25,6 +25,7 @@ from rft_platform.jobs.instance import open_instance
 from rft_platform.judging.answer_store import BudgetSpentError
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Explored, read, write
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, check_judge, judge_spec, other_judge
 
 from .conftest import JudgeServer, a_row
@@ -56,8 +57,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     opened = Project.open(home)
     for number in (1, 2):
         opened.store.write_rollouts(number, 0, rollouts(opened, number))
-        opened.store.write_note(number, "explore", {"rows": 8})
-        assert judge(opened, number)["sound"]
+        write(opened.store, number, Explored(rows=8))
+        assert judge(opened, number).sound
     held: dict[Path, Any] = {}
     monkeypatch.setattr(round_lock, "_round_locks", held)
     yield opened
@@ -125,7 +126,7 @@ def test_the_command_judges_with_a_model_and_keeps_what_it_said(project: Project
     assert (first["round"], first["judge_calls"], first["judge_cached"]) == (1, 8, 0)
     assert (second["round"], second["judge_calls"], second["judge_cached"]) == (2, 0, 8)  # the same answers again
     assert first["judge_version"] == second["judge_version"]
-    assert project.store.read_note(2, "judge")["judge_tokens"] == 0
+    assert read(project.store, 2).judged.figures["judge_tokens"] == 0
     parts = {name for row in project.store.judged_rows(1) for name in row.reward_parts}
     assert {"llm", "llm/quality"} <= parts
     with open_instance(project.home) as instance:
@@ -192,21 +193,22 @@ def test_a_budget_that_is_used_up_is_raised_and_the_project_goes_on(project: Pro
     check_may_start(project.home, raised)
     write_config(project.home, raised)
     note = judge(Project.open(project.home), 1)
-    assert note["sound"]
-    assert (note["judge_cached"], note["judge_calls"], endpoint.calls) == (3, note["rows"] - 3, note["rows"])
+    assert note.sound
+    found = (note.figures["judge_cached"], note.figures["judge_calls"], endpoint.calls)
+    assert found == (3, note.rows - 3, note.rows)
 
 
 def test_a_reward_that_the_judge_replaces_is_said_once(project: Project, caplog: pytest.LogCaptureFixture) -> None:
     for number in (3, 4):
         rows = [replace(row, run_reward=0.25) for row in rollouts(project, number)]
         project.store.write_rollouts(number, 0, rows)
-        assert judge(project, number)["own_rewards_replaced"] == 8
+        assert judge(project, number).own_rewards_replaced == 8
     said = [record.message for record in caplog.records if "from their workflow" in record.message]
     assert said == [
         "8 runs have a reward from their workflow, and the judge's reward replaces it; set judge: null "
         "to use the workflow's reward"
     ]
-    assert "own_rewards_replaced" not in judge(project, 1)
+    assert judge(project, 1).own_rewards_replaced is None
 
 
 def test_a_judges_key_is_looked_for_before_anything_starts(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,11 +237,11 @@ def test_the_command_compares_with_the_judgement_before_and_goes_back(project: P
     restored = RUN(app, back.split()[1:])
     assert restored.exit_code == 0, restored.output
     assert [project.store.judge_version(number) for number in (1, 2)] == [before, now]
-    note = project.store.read_note(1, "judge")
+    note = read(project.store, 1).judged
     assert note is not None
-    assert note["judge_names"] == {before: "exact_match", now: "numeric"}
-    assert note["judge_codes"] == {before: None, now: None}  # no user code
-    assert (note["judge_version"], note["mean_reward"], note["rows"], note["sound"]) == (before, 0.125, 8, True)
+    assert note.judge_names == {before: "exact_match", now: "numeric"}
+    assert note.judge_codes == {before: None, now: None}  # no user code
+    assert (note.judge_version, note.mean_reward, note.rows, note.sound) == (before, 0.125, 8, True)
     for arguments, message in (
         (
             ["--restore", "feed"],

@@ -22,10 +22,12 @@ from rft_platform.common.errors import DamagedError, StorageError, UserError
 from rft_platform.common.files import digest_file, read_json, write_sealed_json
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.sqlite_reader import read_versions
+from rft_platform.rounds.project.record import Judged, write
+from rft_platform.rounds.reporting.lineage import trace_checkpoint, trace_row
 from tests.experience.samples import step_row
+from tests.support.records import selected
 
 ROWS = 4
 
@@ -69,7 +71,7 @@ def world(tmp_path: Path) -> World:
     for number, parent in ((1, 0), (2, 8), (3, 8)):
         made.store.write_rollouts(number, 0, [rollout(number, run) for run in range(ROWS)])
         judge(made.store, number, "judge-1")
-        lineage = {"round": number, "data_digest": made.store.digest(number), "judge_version": "judge-1"}
+        lineage = selected(made.store, number)
         folder = made.folder(parent) if parent else made.warm_start
         publish(made.folder(8 * number), 8 * number, folder, parent, {**lineage, "dagster_run_id": f"run{number}"})
     return made
@@ -111,7 +113,7 @@ def test_changed_data_is_noticed(world: World) -> None:
     judge(world.store, 1, "judge-2")
     newest, first, _ = trace_checkpoint(world.folder(24), world.store).trainings
     assert newest.data_unchanged is False
-    assert (first.data_unchanged, first.judge_version) == (None, "judge-1")
+    assert (first.data_unchanged, first.judge_version) == (True, "judge-1"), "its judgement is still there"
 
 
 def test_a_row_leads_to_every_checkpoint_that_carries_it(world: World) -> None:
@@ -154,8 +156,7 @@ def test_rows_that_are_not_trained_on_are_counted_apart(world: World) -> None:
         for run, row in enumerate(world.store.rollout_rows(4))
     ]
     world.store.write_judged(4, "judge-1", judged)
-    lineage = {"round": 4, "data_digest": world.store.digest(4), "judge_version": "judge-1"}
-    publish(world.folder(32), 32, world.folder(24), 24, lineage)
+    publish(world.folder(32), 32, world.folder(24), 24, selected(world.store, 4))
     manifest = world.folder(32) / "manifest.json"
     write_sealed_json(manifest, {**read_json(manifest), "result": {"metrics": {"rows_other_sampling": 1.0}}})
 
@@ -248,7 +249,7 @@ def test_verification_compares_the_weights_and_says_what_matched(world: World) -
 
 
 def test_the_judge_is_named(world: World) -> None:
-    world.store.write_note(1, "judge", {"judge_names": {"judge-1": "exact_match"}})
+    write(world.store, 1, Judged(judge_names={"judge-1": "exact_match"}))
     text = StringIO()
     print_checkpoint(trace_checkpoint(world.folder(8), world.store), Console(file=text, width=160), shown=1)
     assert ["judge", "exact_match", "(judge-1)"] in [line.split() for line in text.getvalue().splitlines()]
@@ -304,7 +305,7 @@ def test_a_lost_ancestor_is_admitted(world: World) -> None:
 
 def test_rounds_of_another_project_are_not_looked_up_here(world: World) -> None:
     continued = world.checkpoints.parent / "other" / "global_step_4"
-    publish(continued, 4, world.folder(24), 0, {"project": "other", "round": 1, "judge_version": "judge-1"})
+    publish(continued, 4, world.folder(24), 0, {"project": "other", **selected(world.store, 1)})
     other, *before = trace_checkpoint(continued, world.store).trainings
     assert len(other.rollouts) == 1
     assert [(step.result.policy_version, step.rollouts) for step in before] == [(24, ()), (8, ()), (60, ())]

@@ -18,15 +18,17 @@ from rft_platform.config.home import Home
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.maintenance.rebuild_registry import rebuild_registry
-from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, read, write
 from rft_platform.rounds.register_checkpoint import register
-from rft_platform.rounds.reporting.imported_versions import NO_ROUND, imported_policies
-from rft_platform.rounds.reporting.promotion import promote_version, roll_back
+from rft_platform.rounds.releases.promotion import promote_version, roll_back
+from rft_platform.rounds.releases.servable_versions import NO_ROUND, imported_policies
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.setup.noted_versions import check_registry
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.training.protocol import StepEvent, TrainResult
+from tests.support.records import trained
 
 ROUNDS, NO_OP = 5, 3  # round 3 trains nothing; rounds 2 and 5 are promoted
 
@@ -72,14 +74,15 @@ def train_round(project: Project, registry: ModelRegistry, number: int) -> None:
         )
     result = TrainResult(policy.folder, policy.policy_version, policy.weights_digest, len(steps), {}, {}, 0.0)
     odd = {"tool//errors": 1.0, "../../x/..": 2.0}  # names that MLflow refuses
-    store.write_note(number, "judge", {"mean_reward": 0.1 * number, "seconds": 1.0, "workflow_metrics": odd})
-    store.write_note(number, "train", {"step_events": [asdict(step) for step in steps]})
+    write(store, number, Judged(mean_reward=0.1 * number, seconds=1.0, figures={"workflow_metrics": odd}))
+    made = trained(**asdict(result), step_events=steps, lineage=lineage)
+    write(store, number, made)
     publish(store, policy)
-    registered = register(project, registry, number, result, steps, lineage)
+    registered = register(project, registry, number, made)
     promoted = number in (2, 5)
     if promoted:
         registry.promote(int(registered.model_version))
-    store.write_note(number, "evaluation", {"results": [], "gate": "", "promoted": promoted, "metrics": {}})
+    write(store, number, RoundEvaluation(gate="", promoted=promoted, metrics={}))
 
 
 def lose_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +113,9 @@ def test_a_lost_database_is_refused_and_not_made_anew(project: Project) -> None:
     database = project.home.mlflow / "mlflow.db"
     database.unlink()
     for attempt in (lambda: check_registry(project), lambda: new_registry(project).prepare()):
-        with pytest.raises(RegistryLostError, match=rf"{database} does not exist.*r0005/policy.json names version 4"):
+        with pytest.raises(
+            RegistryLostError, match=rf"{database} does not exist.*r0005/policy-policy.json names version 4"
+        ):
             attempt()
     assert not database.exists()
 
@@ -147,8 +152,8 @@ def test_a_rollback_outlives_the_database(project: Project, monkeypatch: pytest.
     assert roll_back(project, new_registry(project)).version == 2
     with pytest.raises(UserError, match="version 2 is the first champion; there is no previous champion"):
         roll_back(project, new_registry(project))
-    note = project.store.read_note(5, "evaluation")
-    assert note["promoted"] is False and note["rolled_back_at"] and project.store.read_note(2, "evaluation")["promoted"]
+    withdrawn = read(project.store, 5).evaluated
+    assert withdrawn.promoted is False and withdrawn.rolled_back_at and read(project.store, 2).evaluated.promoted
 
     lose_database(project, monkeypatch)
     (report,) = rebuild_registry(project, new_registry(project, check=False))
@@ -162,10 +167,9 @@ def test_a_promotion_by_hand_outlives_the_database(project: Project, monkeypatch
         with pytest.raises(UserError, match=why):
             promote_version(project, new_registry(project), version, "by hand")
     measured = EvaluationResult(5, 10, 1, "tasks", 1, 1.0, 0, 1.0, "m", None, None, 0.5, 0, 1, 0.0, 1.0)
-    note = project.store.read_note(5, "evaluation")
-    project.store.write_note(5, "evaluation", {**note, "results": [measured.to_json()]})
+    write(project.store, 5, replace(read(project.store, 5).evaluated, results=[measured]))
     assert promote_version(project, new_registry(project), 10, "by hand").version == 4
-    note = project.store.read_note(5, "evaluation")
+    note = read(project.store, 5).evaluated
     assert (note["promoted"], note["promoted_because"], "rolled_back_at" in note) == (True, "by hand", False)
     assert new_registry(project).champion().version == 4
 
@@ -184,7 +188,7 @@ def test_a_rollback_that_was_killed_goes_back_one_version_when_repeated(
     train_round(project, new_registry(project), ROUNDS + 1)
     newest = int(published(project.store, ROUNDS + 1).model_version or 0)
     new_registry(project).promote(newest)
-    project.store.write_note(ROUNDS + 1, "evaluation", {"results": [], "gate": "", "promoted": True, "metrics": {}})
+    write(project.store, ROUNDS + 1, RoundEvaluation(gate="", promoted=True, metrics={}))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ModelRegistry, "rollback", killed)
         roll_back(project, new_registry(project))
@@ -249,7 +253,7 @@ def test_gaps_keep_later_numbers(project: Project, monkeypatch: pytest.MonkeyPat
     """The note of a round is gone, its checkpoint is not; of another round both are."""
     shutil.rmtree(project.store.round_folder(1))
     shutil.rmtree(project.checkpoints / "global_step_8")
-    (project.store.round_folder(4) / "policy.json").unlink()
+    (project.store.round_folder(4) / "policy-policy.json").unlink()
     lose_database(project, monkeypatch)
     (report,) = rebuild_registry(project, new_registry(project, check=False))
     folders = {found.version: found.folder.name for found in new_registry(project).versions()}

@@ -144,7 +144,8 @@ def test_a_fresh_store_is_made_without_a_word(tmp_path: Path, caplog: pytest.Log
 
 
 def test_importing_the_registry_imports_no_mlflow() -> None:
-    code = "import sys; from rft_platform.model_registry import lineage, models; print(sorted(sys.modules))"
+    modules = "rft_platform.rounds.reporting.lineage, rft_platform.model_registry.models"
+    code = f"import sys, {modules}; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "'rft_platform.model_registry.models'" in loaded
     for heavy in ("mlflow", "pandas", "pyarrow", "duckdb", "sqlalchemy"):

@@ -20,10 +20,12 @@ from rft_platform.metrics import prometheus_collector
 from rft_platform.metrics.catalogue import CATALOGUE, Sample
 from rft_platform.metrics.prometheus_collector import PlatformCollector
 from rft_platform.metrics.server import serving_metrics
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, write
 from rft_platform.serving.database import FIRST_IMPORTED
 from tests.experience.samples import judged, rollouts
+from tests.support.records import trained
 
 Values = dict[tuple[str, ...], float]
 
@@ -41,11 +43,11 @@ def publish_round(project: Project, number: int, **scores: float) -> None:
     """Leave the notes that a synced round (0: the warm start) leaves."""
     publish(project.store, Policy(folder="f", policy_version=2 * number, weights_digest="d", round=number))
     results: list[dict[str, Any]] = [{}] if scores else []
-    project.store.write_note(number, "judge", {"sound": True, "mean_reward": number / 10, "seconds": 0.5})
+    write(project.store, number, Judged(sound=True, mean_reward=number / 10, seconds=0.5))
     metrics = {**scores, "deploy_s": 0.25, "evaluation_s": 2.0}
-    project.store.write_note(number, "explore", {"seconds": 4.0})
-    project.store.write_note(number, "train", {"seconds": {"step": 3.0}})
-    project.store.write_note(number, "evaluation", {"results": results, "metrics": metrics})
+    write(project.store, number, Explored(seconds=4.0))
+    write(project.store, number, trained(seconds={"step": 3.0}))
+    write(project.store, number, RoundEvaluation(results=results, metrics=metrics))
 
 
 def test_a_project_that_has_begun_nothing_is_told_as_such(project: Project) -> None:
@@ -152,7 +154,7 @@ def test_an_imported_version_has_no_lag() -> None:
 def test_a_source_that_cannot_be_read_spoils_no_other(project: Project) -> None:
     publish_round(project, 0)
     publish_round(project, 1)
-    (project.store.round_folder(1) / "policy.json").write_text("{")
+    (project.store.round_folder(1) / "policy-policy.json").write_text("{")
     found = scrape(project)
     assert found["rft_scrape_failed"][("outcome",)] == 1
     assert found["rft_scrape_failed"][("runs",)] == 0

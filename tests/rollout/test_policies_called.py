@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from rft_platform.common.errors import UserCodeError
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.pool.replicas import Replica, Replicas
@@ -59,7 +59,7 @@ async def by_every_road(task: dict[str, Any], model: ModelHandle) -> WorkflowOut
     return WorkflowOutput(reward=1.0, rewards={"rival": -1.0})
 
 
-CALLED = [FIRST_POLICY, "rival", FIRST_POLICY, "rival", "rival", "rival"]
+CALLED = [DEFAULT_POLICY, "rival", DEFAULT_POLICY, "rival", "rival", "rival"]
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_each_call_reaches_the_policy_it_names(engine: FakeEngine, rival: FakeEn
     batch = explore(engine, rival, workflow)
     for run in (batch.rows[:6], batch.rows[6:]):
         assert [row.policy for row in run] == CALLED
-        assert [row.policy_version for row in run] == [7 if name == FIRST_POLICY else 3 for name in CALLED]
+        assert [row.policy_version for row in run] == [7 if name == DEFAULT_POLICY else 3 for name in CALLED]
         assert run[-1].run_reward == 1.0 and run[-1].metrics == {"reward/rival": -1.0}
     assert (len(engine.chat_requests), len(rival.chat_requests)) == (4, 8)
     assert batch.report.policy_versions == (7,)
@@ -134,4 +134,4 @@ async def test_a_further_policy_is_none_of_the_firsts_replicas(
         async with clients.async_client(history) as client:
             for name in ("rival", "m"):
                 await client.chat.completions.create(model=name, messages=ASKED)  # type: ignore[call-overload]
-    assert [(call.policy, call.policy_version) for call in history.calls()] == [("rival", 3), (FIRST_POLICY, 7)]
+    assert [(call.policy, call.policy_version) for call in history.calls()] == [("rival", 3), (DEFAULT_POLICY, 7)]

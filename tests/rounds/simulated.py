@@ -13,8 +13,9 @@ from rft_platform.experience.selections import read_selection
 from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.planning.state import ProjectState
-from rft_platform.rounds.project.policy import Policy, parent_of, publish, published
+from rft_platform.rounds.project.policy import parent_of, publish, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, RowSelection, write
 from rft_platform.rounds.selection.row_selection import select_rows
 
 REPEAT = 2
@@ -44,7 +45,7 @@ def simulated(
     write_text(home.config_file, yaml.safe_dump(config))
     project = Project.open(home)
     publish(project.store, Policy("v0", policy_version=0, weights_digest="d0", round=0))
-    project.store.write_note(0, "evaluation", {"results": []})
+    write(project.store, 0, RoundEvaluation())
     return Simulated(project)
 
 
@@ -67,22 +68,22 @@ class Simulated:
             )
             for row in range(ROWS)
         ]  # fmt: skip
-        self.store.write_note(number, "explore", {"policy_version": policy.policy_version})
+        write(self.store, number, Explored(policy_version=policy.policy_version))
         self.store.write_judged(number, "v", rows)
-        self.store.write_note(number, "judge", {"sound": True})
+        write(self.store, number, Judged(sound=True))
         return policy
 
-    def settle(self, number: int) -> dict[str, Any]:
+    def settle(self, number: int) -> RowSelection:
         """First half of a training."""
         return select_rows(self.project, number, parent_of(self.store, number))
 
-    def train(self, number: int) -> dict[str, Any]:
+    def train(self, number: int) -> RowSelection:
         """A whole training, with its evaluation; what it had settled."""
-        note, parent = self.settle(number), parent_of(self.store, number)
-        version = parent.policy_version + note["steps"]
+        selection, parent = self.settle(number), parent_of(self.store, number)
+        version = parent.policy_version + selection.steps
         publish(self.store, Policy(f"v{version}", version, f"d{version}", number))
-        self.store.write_note(number, "evaluation", {"results": []})
-        return note
+        write(self.store, number, RoundEvaluation())
+        return selection
 
     def selected(self, number: int) -> list[dict[str, Any]]:
         """Row by row what a training took."""

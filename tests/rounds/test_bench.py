@@ -20,10 +20,11 @@ from rft_platform.model_registry.models import DIGEST_TAG, PREVIOUS_TAG, Registe
 from rft_platform.rollout.class_style import ClassWorkflow, Workflow
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
-from rft_platform.rounds.project.policy import Policy, publish, required
+from rft_platform.rounds.project.policy import publish, required
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.releases.promotion import against_champion, compared, promoted_last
 from rft_platform.rounds.reporting.bench import bench_lines, unmeasured, write_bench
-from rft_platform.rounds.reporting.promotion import against_champion, compared, promoted_last
 from rft_platform.rounds.setup.taskset_binding import measured_by, workflow_of
 
 
@@ -80,9 +81,8 @@ def measured(project: Project, number: int, passed: int) -> EvaluationResult:
 
 
 def note(project: Project, result: EvaluationResult, promoted: bool = False) -> None:
-    differences = [each.to_json() for each in compared(project, required(project.store, result.round), result, None)]
-    value = {"results": [result.to_json()], "comparisons": differences, "gate": "", "promoted": promoted, "metrics": {}}
-    project.store.write_note(result.round, "evaluation", value)
+    differences = compared(project, required(project.store, result.round), result, None)
+    write(project.store, result.round, RoundEvaluation(promoted=promoted, results=[result], compared=differences))
 
 
 def test_each_policy_is_measured_once_in_order(project: Project) -> None:
@@ -105,7 +105,7 @@ def test_each_policy_is_measured_once_in_order(project: Project) -> None:
 
 
 def test_the_start_is_measured_as_a_partition_too(project: Project) -> None:
-    project.store.write_note(0, "evaluation", {"results": [], "gate": "not due", "promoted": False, "metrics": {}})
+    write(project.store, 0, RoundEvaluation(gate="not due", promoted=False, metrics={}))
     (action,) = plan_next(observe(project, Launches())).actions
     assert (action.kind, action.partition, action.run_key) == ("evaluate", "r0000", "evaluate:r0000:0")
 

@@ -14,8 +14,9 @@ from rft_platform.model_registry.manifests import chain
 from rft_platform.model_registry.models import PREVIOUS_TAG, RegisteredModel
 from rft_platform.rounds.maintenance import checkpoint_retention
 from rft_platform.rounds.maintenance.checkpoint_retention import DISCARDED, needed_to_repeat, thin_checkpoints
-from rft_platform.rounds.project.policy import Policy, publish, take_snapshot
+from rft_platform.rounds.project.policy import publish, take_snapshot
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, write_snapshot
 from rft_platform.rounds.selection.production_rows import traffic_database
 from rft_platform.serving.release_store import ReleaseStore
 from rft_platform.serving.releases.canary import CanaryRule
@@ -112,16 +113,10 @@ def test_the_champion_and_the_one_before_it_stay(project: Project) -> None:
 
 
 def test_what_a_round_explores_with_stays(project: Project) -> None:
-    project.store.write_note(7, "snapshot", {**vars_of(project, 4)})
+    write_snapshot(project.store, 7, Policy(str(checkpoint(project, 4)), 4, "w", round=4))
     assert take_snapshot(project.store, 7, 0).folder == str(checkpoint(project, 4))
     thin_checkpoints(project, Registry())  # type: ignore[arg-type]
     assert whole(project) == [0, 4, 5, 6]
-
-
-def vars_of(project: Project, number: int) -> dict:
-    from dataclasses import asdict
-
-    return asdict(Policy(str(checkpoint(project, number)), number, "w", round=number))
 
 
 def test_without_a_limit_nothing_is_removed(project: Project) -> None:

@@ -13,6 +13,7 @@ from rft_platform.experience.selections import TRAINED_ON
 from rft_platform.rounds.evaluate import is_due
 from rft_platform.rounds.maintenance.checkpoint_retention import in_use
 from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.project.record import Judged, read, withdraw
 
 STYLES = ("dynamic_by_explorer", "dynamic_by_trainer")
 
@@ -89,8 +90,8 @@ def test_every_row_is_trained_once_or_left_out_for_a_reason(data: st.DataObject)
 
 
 def version_of(world: Simulated, number: int) -> int:
-    note = world.store.read_note(number, "policy")
-    return int(note["policy_version"])
+    note = read(world.store, number).published()
+    return note.policy_version
 
 
 def test_by_explorer_trains_what_landed_and_takes_newer_weights_every_interval(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_by_explorer_trains_what_landed_and_takes_newer_weights_every_interval(t
     world.explore(2)
     assert launches(world) == [("sync", 1), ("explore", 3)]
     note = world.train(1)
-    assert (note["rows"]["fresh"], note["steps"], note["fresh_rounds"]) == (8, 2, [1, 2]), "as they are, not padded"
+    assert (note.rows["fresh"], note.steps, note.fresh_rounds) == (8, 2, [1, 2]), "as they are, not padded"
     assert world.explore(3).policy_version == 2
     assert world.explore(4).policy_version == 2
     world.train(2)
@@ -111,7 +112,7 @@ def test_by_explorer_trains_what_landed_and_takes_newer_weights_every_interval(t
     assert world.explore(5).policy_version == version_of(world, 2), "the interval is over, and there are newer ones"
     assert launches(world) == [("sync", 3)], "the rest of the run trains as it is"
     last = world.train(3)
-    assert (last["rows"]["fresh"], last["steps"], last["last"]) == (4, 1, True)
+    assert (last.rows["fresh"], last.steps, last.last) == (4, 1, True)
     assert plan_next(world.state()).finished
 
 
@@ -138,13 +139,13 @@ def test_by_trainer_publishes_every_interval_of_steps_and_explores_batch_by_batc
     assert "r0001 waits: 4 of 6 experiences have landed" in waits(world)
     world.explore(2)
     note = world.train(1)
-    assert (note["rows"]["fresh"], note["steps"], note["left"]) == (6, 3, {"2": 2}), "three steps, no more"
+    assert (note.rows["fresh"], note.steps, note.left) == (6, 3, {2: 2}), "three steps, no more"
     assert world.explore(3).policy_version == 3, "the newest weights with every batch"
     note = world.train(2)
-    assert (note["rows"]["fresh"], note["steps"], note["fresh_rounds"]) == (6, 3, [2, 3])
+    assert (note.rows["fresh"], note.steps, note.fresh_rounds) == (6, 3, [2, 3])
     world.explore(4)
     assert launches(world) == [("sync", 3)], "no more will come"
-    assert world.train(3)["last"]
+    assert world.train(3).last
     assert plan_next(world.state()).finished
 
 
@@ -154,7 +155,7 @@ def test_a_killed_training_takes_the_same_rows_again(tmp_path: Path) -> None:
     settled = world.settle(1)
     world.explore(2)  # meanwhile more has landed
     assert launches(world) == [("sync", 1), ("explore", 3)]
-    assert world.train(1) == settled and settled["fresh_rounds"] == [1]
+    assert world.train(1) == settled and settled.fresh_rounds == [1]
     assert world.state().landed.rows == ROWS
 
 
@@ -163,7 +164,7 @@ def test_a_settled_batch_that_was_damaged_is_explored_before_it_trains(tmp_path:
     world.explore(1)
     world.explore(2)
     world.settle(1)
-    world.store.withdraw_note(2, "judge")
+    withdraw(world.store, 2, Judged)
     assert launches(world) == [("explore", 2)]
     assert "r0001 trains when r0002 is explored again" in waits(world)
 
@@ -195,13 +196,13 @@ def test_stale_rows_are_left_out_and_counted(tmp_path: Path) -> None:
     world.explore(2)
     world.settle(1)
     world.explore(3)
-    assert world.train(1)["steps"] == 2
+    assert world.train(1).steps == 2
     limited = world.project.config.synchronizer.model_copy(update={"max_staleness": 1})
     config = world.project.config.model_copy(update={"synchronizer": limited})
     again = Simulated(type(world.project)(world.project.home, config))
     note = again.train(2)
-    assert note["rows"] == {"fresh": 0, "replay": 0, "filtered": 0, "stale": ROWS} and note["steps"] == 0
-    assert note["last"], "they are not waited for"
+    assert note.rows == {"fresh": 0, "replay": 0, "filtered": 0, "stale": ROWS} and note.steps == 0
+    assert note.last, "they are not waited for"
 
 
 def test_evaluation_follows_the_batches_that_trained(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.judging.execution.judge_rollouts import judge_tasksets
 from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge
-from rft_platform.rounds.project.policy import Policy
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RowSelection, all_figures, read
 from rft_platform.rounds.selection.task_selection import SignalCount, TaskSelection
 from rft_platform.rounds.train import lineage
 from rft_platform.training.data.rollout_rows import read_rollouts
@@ -75,7 +75,7 @@ def serving(engine: PolicyEngine, of_round: int = 0) -> Policy:
 
 def kinds(project: Project, note: dict[str, Any]) -> list[list[str]]:
     by_id = project.tasks.by_id()
-    return [[by_id[task].raw["kind"] for task in batch] for batch in note["task_selection"]["tasks"]]
+    return [[by_id[task].raw["kind"] for task in batch] for batch in note.task_selection.tasks]
 
 
 def test_sampling_ends_as_soon_as_the_groups_with_signal_are_as_many_as_wanted(start: Any) -> None:
@@ -108,14 +108,14 @@ def test_a_round_samples_until_enough_groups_carry_a_signal(start: Any, policy_e
     assert [first[name] for name in counts] == [2, 6, 2, 0]
     assert (first["runs"], first["rows"]) == (48, 48)
     judged = judge(project, 1)
-    assert judged["sound"] and judged["runs"] == 48 and judged["dropped_rows"] == 32
-    sampling, surplus = judged["operators"]
-    assert lineage(project, 1, "run")["operators_version"] == judged["operators_version"] is not None
+    assert judged.sound and judged.figures["runs"] == 48 and judged.figures["dropped_rows"] == 32
+    sampling, surplus = judged.operators
+    assert lineage(project, 1, RowSelection(), "run")["operators_version"] == judged.operators_version is not None
     assert (sampling["groups_in"], sampling["groups_out"], surplus["groups_out"]) == (6, 2, 2)
 
     second = explore(project, policy_engine, policy, 2)  # goes on where the first round ended
     assert kinds(project, second) == [["mixed", "mixed"]]
-    assert second["task_selection"]["first_batch"] == 3
+    assert second.task_selection.first_batch == 3
     third = explore(project, policy_engine, policy, 3)
     assert kinds(project, third) == [["mixed", "hard"], ["mixed", "easy"]], "the epoch is over, every task was visited"
     assert third["groups_with_signal"] == 2
@@ -127,15 +127,19 @@ def test_a_round_samples_until_enough_groups_carry_a_signal(start: Any, policy_e
 def test_the_limit_ends_the_search_and_the_surplus_is_cut(start: Any, policy_engine: PolicyEngine) -> None:
     project = start(operators=refilled(2))
     note = explore(project, policy_engine, serving(policy_engine), 1)
-    assert (note["groups_sampled"], note["groups_with_signal"]) == (4, 1)
-    assert judge(project, 1)["rows_with_signal"] == 8
+    assert (note.figures["groups_sampled"], note.figures["groups_with_signal"]) == (4, 1)
+    assert judge(project, 1).figures["rows_with_signal"] == 8
     note = explore(project, policy_engine, serving(policy_engine), 2)  # mixed, hard; mixed, mixed
-    assert (note["groups_sampled"], note["groups_with_signal"], note["groups_surplus"]) == (4, 3, 1)
+    assert (note.figures["groups_sampled"], note.figures["groups_with_signal"], note.figures["groups_surplus"]) == (
+        4,
+        3,
+        1,
+    )
     report = judge(project, 2)
-    assert (report["dropped_rows"], report["operators"][-1]["facts"]) == (16, {"surplus_groups": 1.0})
+    assert (report.figures["dropped_rows"], report.operators[-1].facts) == (16, {"surplus_groups": 1.0})
     rows = {row.row_id: row for row in project.store.rollout_rows(2)}
     last = {rows[row.row_id].task_id for row in judged_rows(project, 2) if row.dropped_by == "surplus_groups"}
-    assert last == {note["task_selection"]["tasks"][1][1]}, "what was sampled last is cut"
+    assert last == {note.task_selection.tasks[1][1]}, "what was sampled last is cut"
 
 
 def judged_rows(project: Project, round_number: int) -> list[JudgedRow]:
@@ -153,7 +157,7 @@ def test_what_one_batch_finds_beyond_its_need_counts_for_the_next_of_the_round(
         ["easy", "hard"], ["mixed", "easy"], ["mixed", "hard"],
         ["mixed", "mixed"],
     ]  # fmt: skip
-    assert (note["groups_wanted"], note["groups_with_signal"]) == (4, 4)
+    assert (note.figures["groups_wanted"], note.figures["groups_with_signal"]) == (4, 4)
     assert project.store.batches(1) == [0, 1]
 
 
@@ -180,7 +184,7 @@ def test_a_killed_exploration_that_is_repeated_gives_the_same_rows(start: Any, p
 
     with pytest.raises(KeyboardInterrupt):
         explore(killed, Dying(), policy, 1)
-    assert killed.store.read_note(1, "explore") is None and killed.store.batches(1) == [0]
+    assert read(killed.store, 1).explored is None and killed.store.batches(1) == [0]
     assert {row.group_id[:10] for row in killed.store.rollout_rows(1)} == {"r0001-b000"}, "stored before it was judged"
     for _ in range(2):
         explore(killed, policy_engine, policy, 1)
@@ -190,10 +194,7 @@ def test_a_killed_exploration_that_is_repeated_gives_the_same_rows(start: Any, p
         ]
         assert same[0] == same[1]
     judge(whole, 1)
-    assert (
-        explore(whole, policy_engine, policy, 1)["task_selection"]
-        == (killed.store.read_note(1, "explore")["task_selection"])
-    )
+    assert explore(whole, policy_engine, policy, 1).task_selection == (read(killed.store, 1).explored.task_selection)
 
 
 @pytest.mark.slow
@@ -226,11 +227,11 @@ def test_a_judge_that_is_out_costs_no_rollouts(
     assert len(sampled) == 2 and len(interrupted.store.rollout_rows(1)) == 32
     again = explore(interrupted, Counting(), policy, 1)
     assert len(sampled) == 3, "what was stored is not sampled again"
-    assert explore(interrupted, Counting(), policy, 1) == interrupted.store.read_note(1, "explore")
+    assert explore(interrupted, Counting(), policy, 1) == read(interrupted.store, 1).explored
     assert len(sampled) == 3, "nor is a round that only lacks its judgement"
     counted = ("runs", "rows", "failed", "dropped_groups", "completion_tokens", "task_selection", "groups_with_signal")
-    assert {name: again[name] for name in counted} == {
-        name: whole.store.read_note(1, "explore")[name] for name in counted
+    assert {name: all_figures(again)[name] for name in counted} == {
+        name: all_figures(read(whole.store, 1).explored)[name] for name in counted
     }
     rows = [[(r.row_id, r.response_ids) for r in project.store.rollout_rows(1)] for project in (whole, interrupted)]
     assert rows[0] == rows[1]
@@ -254,7 +255,7 @@ def test_difficulty_follows_the_outcomes_of_the_rounds_behind_the_policy(
     )
     first = explore(project, policy_engine, serving(policy_engine), 1)
     assert sorted(chain.from_iterable(kinds(project, first))) == sorted(KINDS), "nothing is known: every task once"
-    assert judge(project, 1)["operators"][0]["facts"]["solved_tasks"] == 3.0
+    assert judge(project, 1).figures["operators"][0]["facts"]["solved_tasks"] == 3.0
     found = {task: (runs, passes) for task, number, runs, passes in task_outcomes(project.store, [1])}
     by_id = project.tasks.by_id()
     assert all(runs == 8 for runs, _ in found.values())
@@ -264,14 +265,14 @@ def test_difficulty_follows_the_outcomes_of_the_rounds_behind_the_policy(
     informed = TaskSelection(project, 2, policy_round=1)
     taken = [by_id[task.task_id].raw["kind"] for _ in range(3) for task in informed.next()]
     assert taken == ["mixed"] * 6, "the tasks with an open outcome come before the settled ones"
-    assert informed.as_dict()["statistics"]["selected_tried"] == 2.0
+    assert informed.taken().statistics["selected_tried"] == 2.0
     unknowing = TaskSelection(project, 2, policy_round=0)
     assert [unknowing.next() for _ in range(3)] != [informed.next() for _ in range(3)]
-    assert unknowing.as_dict()["statistics"]["tried_tasks"] == 0.0, "round 1 stands not behind the policy of round 0"
+    assert unknowing.taken().statistics["tried_tasks"] == 0.0, "round 1 stands not behind the policy of round 0"
 
     explore(project, policy_engine, serving(policy_engine, 1), 2)
     judge(project, 2)
     again = TaskSelection(project, 2, policy_round=1)
-    assert [[t.task_id for t in again.next()] for _ in range(6)] == project.store.read_note(2, "explore")[
-        "task_selection"
-    ]["tasks"], "what was stored since changes nothing"
+    assert [[t.task_id for t in again.next()] for _ in range(6)] == read(
+        project.store, 2
+    ).explored.task_selection.tasks, "what was stored since changes nothing"

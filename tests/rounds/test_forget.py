@@ -25,14 +25,16 @@ from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.collect import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.maintenance.forget import forget
-from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.sampled_traces import log_round_traces
+from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.reporting.run_log import log_round_traces
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.serving.database import CONSUMED, FORGOTTEN, RECORDED
 from rft_platform.serving.erasure import TrafficErasure
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.serving.preferences import Preference, PreferenceStore
+from tests.support.records import selected
 
 SECRET, OTHER = "Ann's landlady is Mrs Quillfeather", "Bob asks for a refund"
 TOKENS = {"ann": [401, 402, 403], "bob": [301, 302]}
@@ -128,7 +130,7 @@ def test_rows_stay_as_tombstones_and_the_round_stays_sound(project: Project) -> 
     assert project.store.damaged(1, digest=True) == []
     calls = {each.msg_id: each for each in traffic_store(project).calls(["m0", "m1", "m9"])}
     assert {name: each.state for name, each in calls.items()} == {"m0": CONSUMED, "m1": FORGOTTEN, "m9": FORGOTTEN}
-    assert judge(project, 1)["sound"]
+    assert judge(project, 1).sound
     assert [event.kind for event in traffic_store(project).events()] == ["forgotten"]
 
 
@@ -210,7 +212,7 @@ def test_a_home_that_starts_again_does_not_train_on_rows_that_were_consumed_befo
     publish(fresh.store, Policy("model", 0, "0" * 64, round=0))
     with pytest.raises(StorageError, match="has given its rows of r0001 to another home"):
         collect(fresh, 1)
-    assert collect(project, 1)["rows"] == 4  # repeated after a crash: the same rows
+    assert collect(project, 1).rows == 4  # repeated after a crash: the same rows
 
 
 def test_versions_in_checkpoint_root_dir_are_named(project: Project, tmp_path: Path) -> None:
@@ -218,7 +220,7 @@ def test_versions_in_checkpoint_root_dir_are_named(project: Project, tmp_path: P
     moved = Project(project.home, elsewhere)
     folder = moved.checkpoints / "global_step_1"
     folder.mkdir(parents=True)
-    lineage = {"round": 1, "judge_version": project.store.judge_version(1)}
+    lineage = selected(project.store, 1, project.store.judge_version(1) or "")
     manifest = {
         "files": {},
         "parent": str(tmp_path),

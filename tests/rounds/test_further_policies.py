@@ -9,16 +9,18 @@ import yaml
 from rft_platform.common.digests import MANIFEST
 from rft_platform.common.errors import DamageRepairedError
 from rft_platform.common.files import write_sealed_json, write_text
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
 from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.maintenance.checkpoint_retention import thin_checkpoints
-from rft_platform.rounds.project.policy import Policy, explored_with, is_published, publish, published
+from rft_platform.rounds.project.policy import explored_with, is_published, publish, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, Trained, read, withdraw, write
 from rft_platform.rounds.project.repair import repair_checkpoint
-from rft_platform.rounds.round import PolicyTraining, Round
+from rft_platform.rounds.round import Round
+from tests.support.records import trained
 
-NAMES = (FIRST_POLICY, "rival", "guard")
+NAMES = (DEFAULT_POLICY, "rival", "guard")
 
 
 class NoChampion:
@@ -51,39 +53,39 @@ def test_each_policy_is_found_under_its_name(project: Project) -> None:
     for name in NAMES:
         found = published(project.store, 2, name)
         assert found is not None and found.weights_digest == f"{name}2" and is_published(project.store, found)
-    assert project.store.has_note(2, "policy-rival") and published(project.store, 2, "other") is None
+    assert read(project.store, 2).has(Policy, "rival") and published(project.store, 2, "other") is None
 
 
 def test_a_round_keeps_the_versions_that_it_settled_on(project: Project) -> None:
     first = snapshot_for(project, 3)
-    assert (first.name, first.policy_version) == (FIRST_POLICY, 2)
+    assert (first.name, first.policy_version) == (DEFAULT_POLICY, 2)
     found = {name: (one.name, one.policy_version) for name, one in explored_with(project, 3).items()}
     assert found == {name: (name, 2) for name in NAMES}
-    project.store.withdraw_note(2, "policy-rival")  # its checkpoint is gone: the offset permits the round before
+    withdraw(project.store, 2, Policy, "rival")  # its checkpoint is gone: the offset permits the round before
     snapshot_for(project, 3)
     found = {name: one.policy_version for name, one in explored_with(project, 3).items()}
-    assert found == {FIRST_POLICY: 2, "rival": 1, "guard": 2}
+    assert found == {DEFAULT_POLICY: 2, "rival": 1, "guard": 2}
 
 
 def test_a_policy_that_is_not_trained_stays_as_it_is(project: Project) -> None:
-    trained = Round(project, 3).train_policy("guard", None, None)  # type: ignore[arg-type]
+    assert Round(project, 3).train_policy("guard", None, None) is None  # type: ignore[arg-type]
     kept = published(project.store, 3, "guard")
-    assert kept is not None and trained == PolicyTraining(kept, None, [])
+    assert kept is not None
     assert (kept.round, kept.policy_version, kept.weights_digest) == (3, 2, "guard2")
 
 
 def test_a_damaged_checkpoint_withdraws_the_notes_of_its_policy_alone(project: Project) -> None:
     store, damaged = project.store, published(project.store, 2, "rival")
-    for note in ("train", "train-rival", "evaluation"):
-        store.write_note(2, note, {})
+    for name in (DEFAULT_POLICY, "rival"):
+        write(store, 2, trained(), name)
+    write(store, 2, RoundEvaluation())
     assert damaged is not None
     (Path(damaged.folder) / MANIFEST).unlink()
     with pytest.raises(DamageRepairedError, match=r"rival/global_step_2 is damaged.*set aside"):
         repair_checkpoint(project, damaged)
-    there = {
-        note for note in ("policy", "train", "policy-rival", "train-rival", "evaluation") if store.has_note(2, note)
-    }
-    assert there == {"policy", "train"}, "without an evaluation the round is synced again"
+    record = read(store, 2)
+    assert [record.has(Policy, name) and record.has(Trained, name) for name in NAMES[:2]] == [True, False]
+    assert not record.has(Trained, "rival") and not record.has(RoundEvaluation), "the round is synced again"
     assert not Path(damaged.folder).exists() and published(store, 1, "rival") is not None
 
 

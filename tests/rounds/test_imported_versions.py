@@ -14,18 +14,16 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.model_registry.manifests import read_manifest
 from rft_platform.model_registry.models import SERVING, ModelRegistry
-from rft_platform.rounds.project.notes import EVALUATION
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.imported_versions import (
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.releases.servable_versions import (
     MODEL,
     import_checkpoint,
     imported_policies,
-    register_imported,
-)
-from rft_platform.rounds.reporting.servable_versions import (
     oldest_trainable,
     policy_of_version,
+    register_imported,
     release_commands,
     servable_versions,
 )
@@ -122,7 +120,7 @@ def test_mlflow_names_the_version_that_serves_after_each_decision(
         folder, digest = checkpoint(tmp_path, number), f"{number}" * 64
         version = registry.register_checkpoint(folder, 8 * number, {"weights_digest": digest})
         publish(project.store, Policy(str(folder), 8 * number, digest, number, model_version=str(version)))
-        project.store.write_note(number, EVALUATION, {"results": [], "promoted": False})
+        write(project.store, number, RoundEvaluation(promoted=False))
     commands, alias = release_commands(project), ServingAlias(project, lambda _: registry)
 
     def serving() -> list[str]:

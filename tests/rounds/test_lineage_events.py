@@ -11,10 +11,12 @@ from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.experience.record import JudgedRow
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy
 from rft_platform.rounds.reporting.lineage_events import stage_events
 from tests.experience.samples import step_row
+from tests.support.records import selected
 
 pytest.importorskip("openlineage.client", reason="needs openlineage-python: pip install 'rft-platform[openlineage]'")
 STAGES = ("rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report")
@@ -41,7 +43,7 @@ def project(tmp_path: Path) -> Project:
     ]
     store.write_judged(1, "judge-1", judged)
     folder = opened.checkpoints / "global_step_2"
-    lineage = {"round": 1, "project": "demo", "data_digest": store.digest(1), "judge_version": "judge-1"}
+    lineage = {"project": "demo", **selected(store, 1)}
     manifest = {"policy_version": 2, "parent": "/base", "parent_version": 0, "weights_digest": "w2", "lineage": lineage}
     folder.mkdir(parents=True)
     write_sealed_json(folder / "manifest.json", manifest)
@@ -77,12 +79,12 @@ def test_each_stage_names_what_it_read_and_wrote(project: Project, file: Path) -
     home = project.home.root
     rollouts, judged = str(home / "rounds/r0001/rollouts"), str(home / "rounds/r0001/judged/judge-1.parquet")
     weights, tasks = str(home / "checkpoints/demo/first/global_step_2"), str(home.parent / "sums.jsonl")
-    digest = project.store.digest(1)
+    digest, selection = project.store.digest(1), str(home / "rounds/r0001/row_selection-policy.parquet")
     assert flows == {
         "rollout_batches": ({(tasks, None, None)}, {(rollouts, None, 4)}),
         "judged_experiences": ({(rollouts, None, 4)}, {(judged, digest, 4)}),
         "policy_checkpoint": (
-            {("/base", None, None), (str(home / "rounds/r0001"), digest, 3)}, {(weights, "w2", None)},
+            {("/base", None, None), (selection, "d", 3)}, {(weights, "w2", None)},
         ),
         "evaluation_report": (
             {(weights, "w2", None), (tasks, None, None)}, {(str(home / "rounds/r0001/evaluation.json"), None, None)},

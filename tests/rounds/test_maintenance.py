@@ -14,15 +14,17 @@ from rft_platform.common.files import write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.jobs.maintenance import maintenance_jobs
-from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
 from rft_platform.model_registry.models import RegisteredModel
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource, RegistryResource
 from rft_platform.rounds.maintenance.store_maintenance import champion_rounds, closed_rounds, compact, retain
 from rft_platform.rounds.maintenance.verification import verify
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.reporting.lineage import trace_checkpoint, trace_row
 from tests.experience.samples import step_row
+from tests.support.records import selected
 
 ROUNDS, BATCHES = 4, 2  # the last round is explored, not trained; round 3 descends from 1, and 2 is a dead end
 PARENT = {1: 0, 2: 1, 3: 1}
@@ -67,15 +69,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 def close(project: Project, number: int) -> None:
     parent = project.checkpoints / f"global_step_{8 * PARENT[number]}" if PARENT[number] else Path("/base")
-    lineage = {"round": number, "project": "p", "name": "n", "judge_version": "v", "base_model": "base"}
+    lineage = {"project": "p", "name": "n", "base_model": "base", **selected(project.store, number, "v")}
     manifest = {
         "policy_version": 8 * number, "parent": str(parent), "parent_version": 8 * PARENT[number],
-        "files": {}, "weights_digest": "w", "lineage": {**lineage, "data_digest": project.store.digest(number)},
+        "files": {}, "weights_digest": "w", "lineage": lineage,
     }  # fmt: skip
     folder = checkpoint(project, number)
     write_sealed_json(folder / "manifest.json", manifest)
     publish(project.store, Policy(str(folder), 8 * number, "w", round=number))
-    project.store.write_note(number, "evaluation", {"results": []})
+    write(project.store, number, RoundEvaluation())
 
 
 def checkpoint(project: Project, number: int) -> Path:

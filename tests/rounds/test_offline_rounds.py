@@ -13,8 +13,6 @@ from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.offline import offline_kind
-from rft_platform.model_registry.lineage import trace_checkpoint
-from rft_platform.model_registry.traces import RowFile
 from rft_platform.rounds.offline import (
     check_kind,
     evaluate_offline,
@@ -25,8 +23,10 @@ from rft_platform.rounds.offline import (
 from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset, make_dataset, required_dataset
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
-from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.reporting.lineage import RowFile, trace_checkpoint
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -17,10 +17,12 @@ from rft_platform.config.resolve import resolve
 from rft_platform.rounds.collect import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.maintenance.forget import forget
-from rft_platform.rounds.project.policy import Policy, parent_of, publish
+from rft_platform.rounds.project.policy import parent_of, publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy
 from rft_platform.rounds.selection.production_demonstrations import FILE, collect_demonstrations
 from rft_platform.rounds.selection.production_rows import traffic_store
+from rft_platform.rounds.selection.row_selection import select_rows
 from rft_platform.rounds.train import train_request
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.serving.reports.demonstrations import DemonstrationStore
@@ -68,21 +70,22 @@ def correct(project: Project, msg_id: str, correction: str) -> None:
 
 def request_of(project: Project, number: int) -> Any:
     judge(project, number)
-    return train_request(project, parent_of(project.store, number), number, "run")
+    parent = parent_of(project.store, number)
+    return train_request(project, parent, number, select_rows(project, number, parent), "run")
 
 
 def test_corrections_of_all_rounds_so_far_are_mixed_into_a_training(project: Project) -> None:
-    assert collect(project, 1)["demonstrations"] == 0
+    assert collect(project, 1).figures["demonstrations"] == 0
     first = request_of(project, 1)
     assert (first.demonstrations, first.algorithm.expert_weight) == (None, None), "nothing was corrected yet"
     publish(project.store, Policy("model", 1, "1" * 64, round=1))
     correct(project, "a", "better a")
     commit(project, "c", "d")
-    assert collect(project, 2)["demonstrations"] == 1
+    assert collect(project, 2).figures["demonstrations"] == 1
     publish(project.store, Policy("model", 2, "2" * 64, round=2))
     correct(project, "c", "better c")
     commit(project, "e", "f")
-    assert collect(project, 3)["demonstrations"] == 1
+    assert collect(project, 3).figures["demonstrations"] == 1
     third = request_of(project, 3)
     assert third.algorithm.expert_weight == 0.5
     answers = [json.loads(cell)[-1]["content"] for cell in pq.read_table(third.demonstrations)["messages"].to_pylist()]
@@ -136,7 +139,7 @@ def test_a_round_keeps_its_demonstrations_and_a_lost_file_is_written_again(proje
     file = project.store.round_folder(1) / FILE
     before = file.read_bytes()
     correct(project, "b", "later")
-    assert collect_demonstrations(project, 1)["rows"] == 1
+    assert collect_demonstrations(project, 1).rows == 1
     file.unlink()
     collect_demonstrations(project, 1)
     assert file.read_bytes() == before
@@ -177,7 +180,7 @@ def test_a_person_who_is_forgotten_during_a_collection_leaves_no_demonstration(p
         return rows
 
     monkeypatch.setattr(DemonstrationStore, "settle", settle_then_forget)
-    assert collect_demonstrations(project, 1)["rows"] == 0
+    assert collect_demonstrations(project, 1).rows == 0
     assert files_with(project.home.root, SECRET) == []
 
 

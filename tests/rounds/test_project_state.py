@@ -13,8 +13,10 @@ from rft_platform.experience.record import JudgedRow
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
 from rft_platform.rounds.planning.state import Action, LaunchState
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, withdraw, write
+from rft_platform.rounds.project.record import read as read_record
 
 ROUNDS = 6
 
@@ -34,11 +36,11 @@ def project(tmp_path: Path) -> Project:
     opened = Project.open(home)
     for number in range(ROUNDS):
         publish(opened.store, Policy("f", policy_version=number, weights_digest="d", round=number))
-        opened.store.write_note(number, "judge", {"sound": True})
-        opened.store.write_note(number, "evaluation", {"results": []})
+        write(opened.store, number, Judged(sound=True))
+        write(opened.store, number, RoundEvaluation())
     judged = [JudgedRow(f"{i}", "g", f"r{i}", 0, 1.0, {}, "v", 0.0) for i in range(4)]
     opened.store.write_judged(ROUNDS, "v", judged)
-    opened.store.write_note(ROUNDS, "judge", {"sound": True})
+    write(opened.store, ROUNDS, Judged(sound=True))
     return opened
 
 
@@ -50,19 +52,19 @@ def test_closed_and_open_rounds(project: Project) -> None:
     assert plan_next(state).actions == (Action("sync", ROUNDS, 0),)
 
 
-@pytest.mark.parametrize(("note", "kind"), [("evaluation", "sync"), ("policy", "sync")])
+@pytest.mark.parametrize(("part", "kind"), [(RoundEvaluation, "sync"), (Policy, "sync")])
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_withdrawn_note_reopens_its_round(project: Project, note: str, kind: str, number: int) -> None:
+def test_a_withdrawn_note_reopens_its_round(project: Project, part: type, kind: str, number: int) -> None:
     observe(project, Launches())  # whatever is remembered of it must not count
-    project.store.withdraw_note(number, note)
+    withdraw(project.store, number, part)
     state = observe(project, Launches())
     assert [round.number for round in state.rounds if not round.sync.done] == [number, ROUNDS]
     assert [(action.kind, action.round) for action in plan_next(state).actions] == [(kind, number)]
 
 
 def test_a_round_without_rows_is_explored_again(project: Project) -> None:
-    for note in ("policy", "judge"):
-        project.store.withdraw_note(2, note)
+    for part in (Policy, Judged):
+        withdraw(project.store, 2, part)
     assert plan_next(observe(project, Launches())).actions[0] == Action("explore", 2, 0)
 
 
@@ -103,5 +105,5 @@ def test_a_closed_round_is_remembered_until_its_folder_changes(project: Project,
     asked.clear()
     assert observe(project, Launches(), now=first.now) == first
     assert set(asked) <= {0, ROUNDS}
-    (project.store.round_folder(3) / "policy.json").unlink()
+    read_record(project.store, 3).file(Policy).unlink()
     assert [state.sync.done for state in observe(project, Launches()).rounds] == [True, True, False, True, True, False]

@@ -41,10 +41,10 @@ def test_a_priority_of_ones_own(tmp_path: Path) -> None:
 def test_used_rows_fill_a_step_and_their_uses_are_counted(tmp_path: Path) -> None:
     world = simulated(tmp_path, 3, train_batch_size=2 * ROWS, replay={"enable": True}, sync_style="fixed")
     world.explore(1)
-    assert world.train(1)["rows"]["fresh"] == ROWS, "nothing trained before"
+    assert world.train(1).rows["fresh"] == ROWS, "nothing trained before"
     world.explore(2)
     second = world.train(2)
-    assert (second["rows"]["fresh"], second["rows"]["replay"], second["steps"]) == (ROWS, ROWS, 1)
+    assert (second.rows["fresh"], second.rows["replay"], second.steps) == (ROWS, ROWS, 1)
     assert {(row["round"], row["uses"]) for row in world.selected(2)} == {(2, 0), (1, 1)}
     world.explore(3)
     world.train(3)
@@ -69,11 +69,11 @@ def test_what_may_be_used_again_counts_as_experience(tmp_path: Path) -> None:
     world = simulated(tmp_path, 4, train_batch_size=2 * ROWS, replay={"enable": True}, **style)
     for number in (1, 2):
         world.explore(number)
-    assert world.train(1)["rows"]["fresh"] == 2 * ROWS
+    assert world.train(1).rows["fresh"] == 2 * ROWS
     assert not [action for action in plan_next(world.state()).actions if action.kind == "sync"], "nothing new landed"
     world.explore(3)
     assert [action.kind for action in plan_next(world.state()).actions] == ["sync", "explore"]
-    assert world.train(2)["rows"] == {"fresh": ROWS, "replay": ROWS, "filtered": 0, "stale": 0}
+    assert world.train(2).rows == {"fresh": ROWS, "replay": ROWS, "filtered": 0, "stale": 0}
 
 
 def test_what_is_too_old_to_be_used_again_counts_as_nothing(tmp_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_what_is_too_old_to_be_used_again_counts_as_nothing(tmp_path: Path) -> N
     world = simulated(tmp_path, 6, train_batch_size=2 * ROWS, replay={"enable": True}, **style)
     for number in (1, 2):
         world.explore(number)
-    assert world.train(1)["rows"]["fresh"] == 2 * ROWS
+    assert world.train(1).rows["fresh"] == 2 * ROWS
     world.explore(3)
     assert world.state().landed.replayable == 0, "sampled by version 0, and version 1 trains"
     assert [action.kind for action in plan_next(world.state()).actions] == ["explore"], "it waits for a whole step"
     world.explore(4)
-    assert world.settle(2)["rows"] == {"fresh": 2 * ROWS, "replay": 0, "filtered": 0, "stale": 0}
+    assert world.settle(2).rows == {"fresh": 2 * ROWS, "replay": 0, "filtered": 0, "stale": 0}
     assert replayable_rows(world.project, 3) == 0, "also while the training before is under way"

@@ -8,7 +8,8 @@ import rft_platform
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
 from rft_platform.rounds.reporting.round_tables import as_frame, round_table
 from tests.experience.samples import judged, rollouts
 
@@ -21,8 +22,7 @@ def store(tmp_path: Path) -> ExperienceStore:
         made.write_rollouts(number, 0, rollouts(round=number))
     made.write_judged(1, "exact@1", judged(made.rollout_rows(1)))
     publish(made, Policy("f", 4, "digest", 1, model_version="3"))
-    note = {"promoted": True, "gate": "better", "metrics": {"sampled_pass": 0.5, "greedy_pass": 0.75}}
-    made.write_note(1, "evaluation", note)
+    write(made, 1, RoundEvaluation("better", promoted=True, metrics={"sampled_pass": 0.5, "greedy_pass": 0.75}))
     return made
 
 

@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import Simulated, simulated
+from simulated import REPEAT, ROWS, Simulated, simulated
 
 from rft_platform.common.files import digest_file
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.selections import read_selection, selection_file, write_selection
-from rft_platform.rounds.project.policy import Policy
+from rft_platform.rounds.explore import StoredRollouts
+from rft_platform.rounds.project.record import Explored, Judged, Policy, TaskBatches, write
 from rft_platform.rounds.selection import task_selection
 from rft_platform.rounds.selection.pending_rows import pending_rows
-from rft_platform.rounds.selection.stored_rollouts import StoredRollouts
 from rft_platform.rounds.selection.task_selection import TaskSelection
 from rft_platform.rounds.selection.training_groups import groups_of, used_groups
 from rft_platform.tasks.task import Task
@@ -26,9 +26,9 @@ def store_round(world: Simulated, number: int, rows: list[RolloutRow]) -> None:
     """Store a round of two groups of two runs as explored and judged."""
     world.store.write_rollouts(number, 0, rows)
     world.store.write_judged(number, "v", judged(rows, "v"))
-    task_batches = {"first_batch": number - 1, "batches": 1}
-    world.store.write_note(number, "explore", {"policy_version": 4, "task_selection": task_batches})
-    world.store.write_note(number, "judge", {"sound": True})
+    task_batches = TaskBatches(first_batch=number - 1, batches=1)
+    write(world.store, number, Explored(policy_version=4, task_selection=task_batches))
+    write(world.store, number, Judged(sound=True))
 
 
 def test_rows_of_an_unsound_judgement_are_not_pending(tmp_path: Path) -> None:
@@ -36,9 +36,9 @@ def test_rows_of_an_unsound_judgement_are_not_pending(tmp_path: Path) -> None:
     for number in (1, 2):
         world.explore(number)
     assert pending_rows(world.project, 0).rounds == 2
-    world.store.write_note(2, "judge", {"sound": False})
+    write(world.store, 2, Judged(sound=False))
     assert pending_rows(world.project, 0).rounds == 1
-    world.store.write_note(1, "judge", {"sound": False})
+    write(world.store, 1, Judged(sound=False))
     assert pending_rows(world.project, 0).rounds == 0
 
 
@@ -47,10 +47,10 @@ def test_a_group_that_was_too_old_to_train_was_not_used(tmp_path: Path) -> None:
     world.explore(1)
     world.settle(1)
     world.explore(2)
-    assert world.train(1)["steps"] == 1
+    assert world.train(1).steps == 1
     limited = world.project.config.synchronizer.model_copy(update={"max_staleness": 0})
     config = world.project.config.model_copy(update={"synchronizer": limited})
-    assert Simulated(type(world.project)(world.project.home, config)).train(2)["rows"]["stale"] > 0
+    assert Simulated(type(world.project)(world.project.home, config)).train(2).rows["stale"] > 0
     assert {group.round for group in used_groups(world.project, 3)} == {1}
 
 
@@ -60,7 +60,7 @@ def test_a_group_has_the_rows_of_the_policy_that_trains(tmp_path: Path) -> None:
     store_round(world, 1, rows)
     (own,) = groups_of(world.store, 1, Policy("f", 9, "d", 0, name="rival"))
     assert (own.kept, own.policy_version) == ((rows[1].row_id,), 9)
-    others = groups_of(world.store, 1, Policy("f", 4, "d", 0, name=FIRST_POLICY))
+    others = groups_of(world.store, 1, Policy("f", 4, "d", 0, name=DEFAULT_POLICY))
     assert [group.kept for group in others] == [(rows[0].row_id,), (rows[2].row_id, rows[3].row_id)]
 
 
@@ -70,10 +70,10 @@ def test_a_changed_selection_is_made_again_before_its_training(tmp_path: Path) -
     note, rows = world.settle(1), world.selected(1)
     file = write_selection(world.store, 1, rows[1:])
     again = world.settle(1)
-    assert again["sha256"] == digest_file(file) and again["rows"] == note["rows"]
+    assert again.sha256 == digest_file(file) and again.rows == note.rows
     assert read_selection(world.store, 1).to_pylist() == rows
     selection_file(world.store, 1).unlink()
-    assert world.settle(1)["rows"] == note["rows"] and world.selected(1) == rows
+    assert world.settle(1).rows == note.rows and world.selected(1) == rows
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_stored_rollouts_of_the_same_weights_and_tasks_continue(
 ) -> None:
     world, rows = simulated(tmp_path), rollouts()
     world.store.write_rollouts(1, 0, rows)
-    stored = StoredRollouts(world.project, 1, {FIRST_POLICY: Policy("f", version, "d", 0)})
+    stored = StoredRollouts(world.project, 1, {DEFAULT_POLICY: Policy("f", version, "d", 0)})
     batch = stored.batch(0, tasks)
     assert [row.row_id for row in batch.rows] == [row.row_id for row in rows] if continues else batch is None
 
@@ -110,3 +110,24 @@ def test_tasks_are_selected_by_outcomes_up_to_the_round_of_the_policy(
     for policy_round in (0, 1, 2):
         TaskSelection(world.project, 3, policy_round).next()
     assert known == [[], [1], [1, 2]]
+
+
+def test_the_style_fixed_takes_all_rows_of_the_round(tmp_path: Path) -> None:
+    world = simulated(tmp_path)
+    world.explore(1, drops=lambda row: row < REPEAT)
+    settled = world.settle(1)
+    assert settled.rows == {"fresh": ROWS - REPEAT, "replay": 0, "filtered": REPEAT, "stale": 0}
+    assert (settled.rounds, settled.fresh_rounds, settled.left, settled.steps) == ([1], [1], {}, 1)
+    assert [row["row_id"] for row in world.selected(1) if row["use"] == "fresh"] == ["1-2", "1-3"]
+    assert world.settle(1) == settled, "a repeated training takes the same"
+
+
+def test_a_round_that_is_judged_again_before_its_training_is_selected_again(tmp_path: Path) -> None:
+    world = simulated(tmp_path)
+    world.explore(1, drops=lambda row: row < REPEAT)
+    first = world.settle(1)
+    world.explore(1)
+    second = world.train(1)
+    assert (first.rows["fresh"], second.rows["fresh"]) == (ROWS - REPEAT, ROWS)
+    world.explore(1, drops=lambda row: row < REPEAT)
+    assert world.settle(1) == second, "it has trained"

@@ -9,9 +9,8 @@ import pytest
 from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
-from rft_platform.rounds.project.notes import TRAIN
-from rft_platform.rounds.project.policy import Policy
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, read
 from rft_platform.rounds.train import Training, run_training
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
@@ -29,10 +28,12 @@ def test_it_is_told_where_a_training_goes_on(tmp_path: Path, caplog: pytest.LogC
     project, parent = Project(Home(tmp_path), build_config({})), Policy("parent", 0, "digest", round=0)
     request = TrainRequest("parent", 0, "out", AlgorithmSpec(), OptimizerSpec())
     with caplog.at_level(logging.INFO):
-        _, steps = run_training(project, Resumed(), Training(request, parent, 1, 4, (), list))  # type: ignore[arg-type]
+        trained = run_training(project, Resumed(), Training(request, parent, 1, 4, (), list))  # type: ignore[arg-type]
     assert [record.announcement for record in caplog.records if hasattr(record, "announcement")] == [
         "r0001 training: continues after step 2"
     ]
     assert "r0001: 3 rows longer than max_model_len are left out" in caplog.text
+    steps = trained.step_events
     assert [step.step for step in steps] == [1, 2, 3, 4] and not any(step.told_again for step in steps)
-    assert [event["step"] for event in (project.store.read_note(1, TRAIN) or {})["step_events"]] == [1, 2, 3, 4]
+    stored = read(project.store, 1).trained()
+    assert stored is not None and stored.step_events == steps

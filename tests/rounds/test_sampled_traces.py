@@ -10,7 +10,8 @@ from rft_platform.config.load import build_config
 from rft_platform.experience.record import JudgedRow
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.sampled_traces import log_round_traces, spread, transcripts
+from rft_platform.rounds.project.record import Judged, write
+from rft_platform.rounds.reporting.run_log import log_round_traces, spread, transcripts
 from tests.experience.samples import step_row
 
 RUNS = 5
@@ -23,7 +24,7 @@ def judge(project: Project, version: str, shift: float = 0.0) -> None:
         for row in project.store.rollout_rows(1)
     ]  # fmt: skip
     project.store.write_judged(1, version, rows)
-    project.store.write_note(1, "judge", {"judge_names": {version: "llm"}})
+    write(project.store, 1, Judged(judge_names={version: "llm"}))
 
 
 @pytest.fixture

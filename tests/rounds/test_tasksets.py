@@ -16,6 +16,7 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import read
 from rft_platform.rounds.selection.task_selection import TaskSelection, mixture_of
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, judges_of
 from tests.rounds.test_dynamic_sampling import serving
@@ -69,17 +70,17 @@ def test_each_taskset_is_run_and_judged_by_its_own_settings(start: Any, policy_e
         assert (row.temperature, len(row.response_ids) <= (2 if text else 4)) == (0.5 if text else 1.0, True)
         assert (row.run_reward is not None) == text
     assert len({row.run_id for row in rows}) == 16 and len({row.group_id for row in rows}) == 8
-    assert note["task_selection"]["tasksets"] == {
+    assert note.task_selection.tasksets == {
         "sums": {"tasks": 6, "epochs": 0.75},
         "texts": {"tasks": 2, "epochs": 0.5},
     }
 
     summary = judge(project, 1)
-    rewards = {row.run_id: row.reward for row in project.store.judged_rows(1, summary["judge_version"])}
+    rewards = {row.run_id: row.reward for row in project.store.judged_rows(1, summary.judge_version)}
     own = [row for row in rows if row.taskset == "texts"]
     assert [rewards[row.run_id] for row in own] == [row.run_reward for row in own]
-    assert summary["judge_names"][summary["judge_version"]] == "sums: exact_match, texts: workflow"
-    assert summary["taskset_rewards"].keys() == {"sums", "texts"}
+    assert summary.judge_names[summary.judge_version] == "sums: exact_match, texts: workflow"
+    assert summary.figures["taskset_rewards"].keys() == {"sums", "texts"}
     assert "own_rewards_replaced" not in summary, "the judge of the sums replaces no reward of the texts"
 
 
@@ -92,7 +93,7 @@ def test_a_round_that_was_interrupted_takes_the_same_tasks(start: Any, policy_en
     (resumed.store.round_folder(1) / "explore.json").rename(resumed.store.round_folder(1) / "explore.old")
     (resumed.store.round_folder(1) / "judge.json").unlink()
     again = explore(resumed, policy_engine, serving(policy_engine), 1)
-    assert again["task_selection"] == whole.store.read_note(1, "explore")["task_selection"]
+    assert again.task_selection == read(whole.store, 1).explored.task_selection
     for project in (whole, resumed):
         explore(project, policy_engine, serving(policy_engine), 2)
     ids = [[(row.run_id, row.task_id, row.response_ids) for row in p.store.rollout_rows(2)] for p in (whole, resumed)]
@@ -109,7 +110,7 @@ def test_epochs_are_counted_for_each_taskset(start: Any) -> None:
     assert Counter(task.taskset for task in taken) == {"sums": 8, "texts": 4}
     assert len({task.task_id for task in taken}) == 12
     assert [task.raw["answer"] for task in taken if task.taskset == "sums"] == [str(2 * i) for i in range(8)]
-    assert selection.as_dict()["tasksets"]["texts"] == {"tasks": 4, "epochs": 1.0}
+    assert selection.taken().tasksets["texts"] == {"tasks": 4, "epochs": 1.0}
 
 
 def test_one_taskset_is_the_list_with_one_entry(start: Any) -> None:

@@ -14,26 +14,35 @@ import yaml
 from rft_platform.common.digests import MANIFEST, digest_weights
 from rft_platform.common.errors import TrainerError, UserError
 from rft_platform.common.files import write_sealed_json
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.home import Home
 from rft_platform.driver.round_lines import describe_round, round_line
 from rft_platform.evaluation.metrics import pass_rate
 from rft_platform.evaluation.results import EvaluationResult
-from rft_platform.model_registry.lineage import trace_checkpoint
 from rft_platform.model_registry.models import DIGEST_TAG, RegisteredModel
 from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.maintenance.checkpoint_retention import in_use, needed_to_repeat
-from rft_platform.rounds.project.notes import EVALUATION, START, TRAIN
-from rft_platform.rounds.project.policy import Policy, parent_of, publish, required, steps_before
+from rft_platform.rounds.project.policy import parent_of, publish, required, steps_before
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.promotion import against_champion
-from rft_platform.rounds.reporting.servable_versions import release_commands
+from rft_platform.rounds.project.record import (
+    Policy,
+    RoundEvaluation,
+    RowSelection,
+    Start,
+    Trained,
+    read,
+    withdraw,
+    write,
+)
+from rft_platform.rounds.releases.promotion import against_champion
+from rft_platform.rounds.releases.servable_versions import release_commands
+from rft_platform.rounds.releases.training_start import newest_refused, refusal_hint, settle_start
+from rft_platform.rounds.reporting.lineage import trace_checkpoint
 from rft_platform.rounds.round import Round
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.train import train_request
-from rft_platform.rounds.training_start import newest_refused, refusal_hint, settle_start
 from rft_platform.servers.project_progress import last_round
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
@@ -42,6 +51,7 @@ from rft_platform.serving.release_decisions import MOST_FAILURES, decide
 from rft_platform.serving.rules.alerts import Limits, TrafficFigures, alerts_of
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
+from tests.support.records import trained
 from tests.training.conftest import make_round
 
 if TYPE_CHECKING:
@@ -91,10 +101,9 @@ def end_round(
     store = project.store
     publish(store, Policy(f"global_step_{version}", version, f"digest {version}", round=number))
     if number:
-        store.write_note(number, TRAIN, {"steps": steps, "policy_version": version})
-    results = [] if passed is None else [scored(number, score).to_json()]
-    note = {"promoted": bool(passed), "gate_passed": passed, "results": results, "gate": "decided", "metrics": {}}
-    store.write_note(number, EVALUATION, note)
+        write(store, number, trained(steps=steps, policy_version=version))
+    results = [] if passed is None else [scored(number, score)]
+    write(store, number, RoundEvaluation("decided", promoted=bool(passed), gate_passed=passed, results=results))
 
 
 def after_a_refusal(folder: Path, **settings: Any) -> Project:
@@ -111,7 +120,8 @@ def request_of(project: Project, number: int) -> TrainRequest:
     rows, judged = make_round(number, groups=2, runs=2, number=number)
     project.store.write_rollouts(number, 0, rows)
     project.store.write_judged(number, "judge", judged)
-    return train_request(project, parent_of(project.store, number), number, "")
+    parent = parent_of(project.store, number)
+    return train_request(project, parent, number, RowSelection(), "")
 
 
 def test_a_training_starts_again_from_the_version_that_serves(tmp_path, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,7 +134,7 @@ def test_a_training_starts_again_from_the_version_that_serves(tmp_path, caplog: 
     assert request.lineage["refused_versions"] == "16" and not request.fresh_optimizer
     end_round(project, 3, 24, passed=True)
     assert said in describe_round(round_line(project, 3)) and said in last_round(project)
-    assert settle_start(project, 4).policy_version == 24 and not project.store.has_note(4, START)
+    assert settle_start(project, 4).policy_version == 24 and not read(project.store, 4).has(Start)
     assert request_of(project, 4).steps_before is None
 
 
@@ -134,7 +144,7 @@ def test_the_start_is_settled_once(tmp_path) -> None:
     end_round(project, 2, 16, passed=True)  # evaluated again while round 3 trains
     assert settle_start(project, 3).policy_version == 8
     end_round(project, 3, 24, passed=False)
-    project.store.withdraw_note(3, START)
+    withdraw(project.store, 3, Start)
     assert settle_start(project, 3).policy_version == 16, "a trained round keeps its parent"
 
 
@@ -181,7 +191,7 @@ def test_a_decision_of_a_person_counts_unless_it_chose_an_imported_version(tmp_p
     store.serve(0, "rolled_back", "by hand")
     assert settle_start(project, 3).policy_version == 0
     for served, parent in ((16, 16), (FIRST_IMPORTED + 1, 8)):
-        project.store.withdraw_note(3, START)
+        withdraw(project.store, 3, Start)
         store.serve(served, "promoted", "by hand")
         assert settle_start(project, 3).policy_version == parent
 
@@ -197,7 +207,7 @@ def with_a_canary(folder: Path, *, gated: bool = True) -> tuple[Project, Release
     return project, commands
 
 
-def withdraw(commands: ReleaseCommands, kind: str = "canary") -> None:
+def withdraw_version(commands: ReleaseCommands, kind: str = "canary") -> None:
     """End the canary of version 16, or a test or a promotion after it, so that version 8 serves."""
     running = commands.store.running()
     assert running is not None
@@ -216,9 +226,9 @@ def withdraw(commands: ReleaseCommands, kind: str = "canary") -> None:
 def test_a_training_starts_again_after_a_version_was_withdrawn(tmp_path, kind: str, by: str, gated: bool) -> None:
     project, commands = with_a_canary(tmp_path, gated=gated)
     assert settle_start(project, 3).policy_version == 16, "nothing is decided while the canary runs"
-    withdraw(commands, kind)
+    withdraw_version(commands, kind)
     assert settle_start(project, 3).policy_version == 8
-    assert (project.store.read_note(3, START) or {})["refused"] == [16]
+    assert read(project.store, 3).start.refused == [16]
     assert f"started again from version 8, because {by} withdrew version 16" in str(last_described(project, 3))
     end_round(project, 3, 24, passed=True if gated else None)
     assert settle_start(project, 4).policy_version == 24, "it descends from version 8"
@@ -230,12 +240,12 @@ def test_a_version_that_descends_from_a_withdrawn_one_is_not_trained_further(tmp
     project, commands = with_a_canary(tmp_path)
     settle_start(project, 3)
     end_round(project, 3, 24, passed=True)  # while the canary of its parent runs
-    withdraw(commands)
+    withdraw_version(commands)
     assert settle_start(project, 4).policy_version == 8
     assert "version 24 descends from version 16, which canary 1 withdrew (2 in a row)" in last_described(project, 4)
-    project.store.withdraw_note(4, START)
+    withdraw(project.store, 4, Start)
     commands.promote(24)
-    project.store.withdraw_note(4, TRAIN)
+    withdraw(project.store, 4, Trained)
     assert settle_start(project, 4).policy_version == 24, "a decision chose it"
 
 
@@ -251,7 +261,7 @@ def test_a_withdrawn_champion_is_not_the_one_to_beat(tmp_path) -> None:
         return decision.passed, decision.reason
 
     assert not passes()[0]
-    withdraw(commands)
+    withdraw_version(commands)
     passed, reason = passes()
     assert passed and reason.startswith("sampled_pass 0.7000 against the served version's 0.5000 (policy version 8)")
 
@@ -263,7 +273,7 @@ def test_permitted_losses_do_not_add_up(tmp_path) -> None:
     for number, share in enumerate((0.6, 0.7, 0.625, 0.55, 0.6, 0.475)):
         end_round(project, number, 8 * number, passed=False, score=share)
         store = project.store
-        promoted = [n for n in range(number) if (store.read_note(n, EVALUATION) or {})["promoted"]] or [0]
+        promoted = [n for n in range(number) if read(store, n).evaluated.promoted] or [0]
         champion = RegisteredModel("shop-helper", 2, Path("m"), {DIGEST_TAG: f"digest {8 * promoted[-1]}"})
         policy = required(store, number)
         decision = against_champion(project, Champion(champion), policy, scored(number, share))[1]  # type: ignore[arg-type]
@@ -295,9 +305,9 @@ def test_without_a_saved_optimiser_state_the_optimiser_starts_fresh(tmp_path) ->
     write_sealed_json(folder / MANIFEST, {"deferred_state": True})
     publish(project.store, replace(required(project.store, 1), folder=str(folder)))
     settle_start(project, 3)
-    assert (project.store.read_note(3, START) or {})["fresh_optimizer"]
+    assert read(project.store, 3).start.fresh_optimizer
     assert request_of(project, 3).fresh_optimizer
-    project.store.write_note(3, TRAIN, {"steps": 8})
+    write(project.store, 3, trained(steps=8))
     assert "from version 8 with a fresh optimiser (its state was not saved), because the gate" in (
         round_line(project, 3).started_again or ""
     )
@@ -328,7 +338,7 @@ def test_refusals_in_a_row_raise_an_alert_and_a_hint(tmp_path) -> None:
 
 
 def last_described(project: Project, number: int) -> str:
-    project.store.write_note(number, TRAIN, {"steps": 8})
+    write(project.store, number, trained(steps=8))
     return round_line(project, number).started_again or ""
 
 
@@ -413,7 +423,7 @@ def test_trained_from_the_champion_with_equal_weights_after_a_kill(
     assert (collected["policy_version"], collected["policy_round"]) == (2, 1)
     with pytest.raises(TrainerError, match="ended during 'train'"):
         Round(project, 3).train(KilledAt(trainer, step=5), registry)  # type: ignore[arg-type]
-    trained = Round(project, 3).train(trainer, registry)[FIRST_POLICY]
+    trained = Round(project, 3).train(trainer, registry)[DEFAULT_POLICY]
     assert trained.policy.policy_version == 6 and Path(trained.policy.folder).name == "global_step_6"
     assert [step.step for step in trained.steps] == [5, 6], "numbers go on after those of the refused version"
     assert [step.metrics["staleness_max"] for step in trained.steps] == [0.0, 1.0], "behind the parent"

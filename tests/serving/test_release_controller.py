@@ -11,10 +11,10 @@ import yaml
 from rft_platform.common.errors import EngineError, StorageError, UserError
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import EngineStatus
-from rft_platform.rounds.project.notes import EVALUATION
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import release_commands
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.releases.servable_versions import release_commands
 from rft_platform.servers import release_controller
 from rft_platform.servers.release_controller import ReleaseController
 from rft_platform.servers.restarts import EngineStarts
@@ -85,7 +85,7 @@ class World:
     def publish(self, version: int, *, promoted: bool = False, damaged: bool = False) -> None:
         folder = "damaged" if damaged else str(version)
         publish(self.project.store, Policy(folder, version, f"digest {version}", round=version))
-        self.project.store.write_note(version, EVALUATION, {"promoted": promoted, "results": []})
+        write(self.project.store, version, RoundEvaluation(promoted=promoted))
 
     def start(self) -> Router:
         return Router(self.controller.find_engine())

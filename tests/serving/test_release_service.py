@@ -23,9 +23,9 @@ from rft_platform.cli.main import app
 from rft_platform.common.digests import digest_weights
 from rft_platform.config.home import Home
 from rft_platform.rounds.exchange.records import EXCHANGE_KEY
-from rft_platform.rounds.project.notes import EVALUATION
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, write
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.tasks.column_mapping import Columns
 from rft_platform.tasks.offline_dataset import load_pairs
@@ -73,7 +73,7 @@ class RunningService:
             publish(self.project.store, policy)
             if version < 2:
                 note = {"promoted": False, "gate": "not due", "gate_passed": None, "results": [], "metrics": {}}
-                self.project.store.write_note(version, EVALUATION, note)
+                write(self.project.store, version, note)
         damaged = next((folder / "v2").glob("*.safetensors"))
         damaged.write_bytes(damaged.read_bytes()[:-64] + b"\x01" * 64)
         environment = {**os.environ, "RFT_HOME": str(self.home), EXCHANGE_KEY: "k" * 32}

@@ -21,8 +21,9 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds import collect as collect_stage
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.serving.database import CONSUMED, LABELLED, open_database
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
@@ -92,7 +93,7 @@ def test_a_round_that_is_killed_while_it_collects_is_repeated_exactly(project: P
             collect_stage.collect(project, round_number)
         traffic.record([call(next(numbers)), call(next(numbers))])  # the service goes on meanwhile
         summary = collect_stage.collect(project, round_number)
-        assert 0 < summary["rows"] <= ROWS
+        assert 0 < summary.rows <= ROWS
         publish(project.store, Policy("model", round_number, "0" * 64, round=round_number))
     calls = traffic.calls([f"m{number}" for number in range(next(numbers))])
     rows = Counter(row.call.msg_id for number in (1, 2) for row in project.store.rollout_rows(number))

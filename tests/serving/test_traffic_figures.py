@@ -11,9 +11,9 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
-from rft_platform.rounds.project.notes import EVALUATION
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.servers.traffic_watch import TrafficWatch
 from rft_platform.serving.database import open_database
@@ -164,7 +164,7 @@ def watched_project(folder: Path, model: Path, alerts: dict[str, float]) -> Proj
     )
     project = Project(Home(folder / "home"), config)
     publish(project.store, Policy("model", 0, "0" * 64, round=0))
-    project.store.write_note(0, EVALUATION, {"promoted": False, "results": []})
+    write(project.store, 0, RoundEvaluation(promoted=False))
     return project
 
 

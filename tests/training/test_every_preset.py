@@ -17,9 +17,11 @@ from rft_platform.config.load import build_config
 from rft_platform.experience.record import RolloutRow
 from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.rounds.judge import judge
-from rft_platform.rounds.project.policy import Policy, publish, required
+from rft_platform.rounds.project.policy import publish, required
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.train import steps_expected, train_request
+from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.selection.row_selection import select_rows
+from rft_platform.rounds.train import train_request
 from tests.experience.samples import step_row
 
 END = 2  # <|im_end|> of the tiny model
@@ -107,8 +109,9 @@ def test_passes_over_a_round_reach_the_trainer(tmp_path: Path, tiny_model: Path,
     project = project_of(tmp_path, tiny_model, tasks, "grpo", epochs=3)
     explore(project, tiny_model)
     judge(project, 1)
-    request = train_request(project, required(project.store, 0), 1, "run")
-    assert (request.epochs, steps_expected(project, 1), project.length.steps) == (3, 3, 6)
+    selection = select_rows(project, 1, required(project.store, 0))
+    request = train_request(project, required(project.store, 0), 1, selection, "run")
+    assert (request.epochs, selection.steps, project.length.steps) == (3, 3, 6)
 
 
 @pytest.mark.slow
@@ -124,12 +127,13 @@ def test_from_configuration_to_checkpoint(
     project = project_of(tmp_path, tiny_model, tasks, name, **keys)
     explore(project, tiny_model)
     summary = judge(project, 1)
-    assert summary["sound"]
-    assert summary["mean_reward"] == pytest.approx(0.375 if name == "dapo" else 0.625)  # dropped runs count too
+    assert summary.sound
+    assert summary.mean_reward == pytest.approx(0.375 if name == "dapo" else 0.625)  # dropped runs count too
     with_signal = {"dapo": 24, "rft": 20, "opmd": 24, "asymre": 32}  # asymre imitates where all runs are right
     with_signal["remax"] = 12  # the greedy runs are right, as is run 2
-    assert summary["rows_with_signal"] == with_signal.get(name, 24 if found.advantage else 32)
-    request = train_request(project, required(project.store, 0), 1, "run")
+    assert summary.figures["rows_with_signal"] == with_signal.get(name, 24 if found.advantage else 32)
+    start = required(project.store, 0)
+    request = train_request(project, start, 1, select_rows(project, 1, start), "run")
     events: list[Any] = []
     result = session.train(request, events.append, ignore)
     assert result.steps == 1

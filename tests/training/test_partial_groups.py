@@ -14,8 +14,10 @@ from rft_platform.config.load import build_config
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge, quality
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Explored, Policy, read
+from rft_platform.rounds.selection.row_selection import select_rows
 from rft_platform.rounds.train import train_request
 
 AGENT = """
@@ -67,13 +69,14 @@ def test_explore_judge_train(
     served = Policy(str(status.weights_path), status.policy_version, status.weights_digest, 0)
     publish(project.store, served)
     note = explore(project, policy_engine, served, 1)
-    assert (note["rows"], note["partial_groups"]) == (rows, partial)
+    assert (note.rows, note.figures["partial_groups"]) == (rows, partial)
     summary = judge(project, 1)
-    assert summary["rows_with_signal"] == rows - partial // 2, "a run alone has nothing to be compared with"
-    assert summary["sound"] and project.store.judge_version(1) == summary["judge_version"]
-    checks = {r.check_name: r.passed for r in experience_results(*quality(project, 1, summary["judge_version"]))}
+    assert summary.figures["rows_with_signal"] == rows - partial // 2, "a run alone has nothing to be compared with"
+    assert summary.sound and project.store.judge_version(1) == summary.judge_version
+    checks = {r.check_name: r.passed for r in experience_results(*quality(project, 1, summary.judge_version))}
     assert checks["groups_are_complete"] and checks["rows_are_sound"]
-    result = session.train(train_request(project, served, 1, "run"), lambda event: None, lambda *_: False)
+    request = train_request(project, served, 1, select_rows(project, 1, served), "run")
+    result = session.train(request, lambda event: None, lambda *_: False)
     assert result.steps == 1 and result.weights_digest != status.weights_digest
 
 
@@ -92,4 +95,4 @@ def test_no_whole_group_at_all_is_said_with_what_failed(
         r"this run fails.*explorer.group_policy: partial",
         str(failure.value),
     )
-    assert isinstance(failure.value.__cause__, RuntimeError) and not project.store.has_note(1, "explore")
+    assert isinstance(failure.value.__cause__, RuntimeError) and not read(project.store, 1).has(Explored)

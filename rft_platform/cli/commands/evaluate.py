@@ -1,6 +1,6 @@
 """``rft eval``: evaluate a policy on the held-out tasks."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from rft_platform.evaluation.comparison import Comparison
     from rft_platform.evaluation.results import EvaluationResult
-    from rft_platform.rounds.project.policy import Policy
     from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.project.record import Policy
 
 
 def evaluate(
@@ -48,7 +48,7 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
     from rft_platform.driver.run import used_processes_end
     from rft_platform.rounds.heldout_evaluation import measure
     from rft_platform.rounds.project.policy import deploy
-    from rft_platform.rounds.reporting.promotion import compared, promoted_last
+    from rft_platform.rounds.releases.promotion import compared, promoted_last
     from rft_platform.rounds.setup.online_engines import connect_evaluation_engine
 
     console = notes()
@@ -60,8 +60,8 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
     differences = compared(project, policy, results[0], promoted_last(project))
     if as_json:
         found = {
-            "results": [each.to_json() for each in results],
-            "comparisons": [each.to_json() for each in differences],
+            "results": [asdict(each) for each in results],
+            "comparisons": [asdict(each) for each in differences],
         }
         print_json({"checkpoint": policy.folder, **found})
         return
@@ -91,7 +91,7 @@ def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path
     from rft_platform.cli.views.round_policy import round_policy
     from rft_platform.common.digests import digest_weights
     from rft_platform.common.errors import UserError
-    from rft_platform.rounds.project.policy import Policy
+    from rft_platform.rounds.project.record import Policy
     from rft_platform.rounds.setup.connections import connect_registry
 
     selected = [option for option in (round_number, checkpoint, model) if option is not None]

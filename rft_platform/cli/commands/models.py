@@ -46,8 +46,8 @@ def rollback(
     from rft_platform.driver.console import output
     from rft_platform.jobs.driver_lock import refuse_second_driver
     from rft_platform.rounds.project.project import Project
-    from rft_platform.rounds.reporting.promotion import roll_back
-    from rft_platform.rounds.reporting.servable_versions import release_commands
+    from rft_platform.rounds.releases.promotion import roll_back
+    from rft_platform.rounds.releases.servable_versions import release_commands
     from rft_platform.rounds.setup.connections import connect_registry
 
     project = Project.open(Home.from_environment())

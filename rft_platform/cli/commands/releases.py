@@ -29,7 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def list_versions(as_json: Json = False) -> None:
     """List the versions of the policy with their held-out pass rates and their share of the traffic."""
     from rft_platform.driver.console import output, print_json
-    from rft_platform.rounds.reporting.servable_versions import release_commands, servable_versions
+    from rft_platform.rounds.releases.servable_versions import release_commands, servable_versions
 
     project = _project()
     if project.config.online:
@@ -57,7 +57,7 @@ def list_versions(as_json: Json = False) -> None:
 def compare(one: Version, other: Version, as_json: Json = False) -> None:
     """Compare the scores of two versions on held-out tasks."""
     from rft_platform.driver.console import output, print_json
-    from rft_platform.rounds.reporting.servable_versions import servable_versions
+    from rft_platform.rounds.releases.servable_versions import servable_versions
     from rft_platform.serving.release_commands import compare_scores
 
     project = _project()
@@ -97,7 +97,7 @@ def promote(
 def _promote_champion(project: "Project", version: int | None, reason: str) -> None:
     from rft_platform.common.errors import UserError
     from rft_platform.jobs.driver_lock import refuse_second_driver
-    from rft_platform.rounds.reporting.promotion import promote_version
+    from rft_platform.rounds.releases.promotion import promote_version
     from rft_platform.rounds.setup.connections import connect_registry
 
     if version is None:
@@ -118,7 +118,7 @@ def import_version(
     from dataclasses import asdict
 
     from rft_platform.driver.console import print_json
-    from rft_platform.rounds.reporting.imported_versions import import_checkpoint
+    from rft_platform.rounds.releases.servable_versions import import_checkpoint
     from rft_platform.rounds.setup.connections import connect_registry
 
     project = _project()
@@ -208,7 +208,7 @@ def _project() -> "Project":
 
 
 def _commands() -> "ReleaseCommands":
-    from rft_platform.rounds.reporting.servable_versions import release_commands
+    from rft_platform.rounds.releases.servable_versions import release_commands
 
     return release_commands(_project())
 

@@ -22,7 +22,7 @@ def rounds(
     from rft_platform.driver.console import output, print_json
     from rft_platform.driver.round_lines import round_lines
     from rft_platform.rounds.project.project import Project
-    from rft_platform.rounds.reporting.servable_versions import pinned_version
+    from rft_platform.rounds.releases.servable_versions import pinned_version
     from rft_platform.servers.next_launches import what_is_next
 
     project = Project.open(Home.from_environment())

@@ -86,6 +86,7 @@ def check(
     from rft_platform.driver.console import output, print_json
     from rft_platform.experience.file_names import round_number
     from rft_platform.rounds.maintenance.verification import verify
+    from rft_platform.rounds.project.record import set_aside as set_file_aside
 
     project = _project()
     found = verify(project, digest=not fast)
@@ -105,7 +106,7 @@ def check(
         for file in found.damaged:
             if file.path.is_relative_to(project.store.root):
                 number = round_number(file.path.relative_to(project.store.root).parts[0])
-                project.store.set_aside(number, file.path, file.why)
+                set_file_aside(project.store, number, file)
     if found.damaged:
         raise typer.Exit(1)
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rft_platform.model_registry.models import ModelRegistry
-    from rft_platform.model_registry.traces import CheckpointRef, CheckpointTrace, RowTrace, TrainingTrace
     from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.reporting.lineage import CheckpointRef, CheckpointTrace, RowTrace, TrainingTrace
 
 _TARGETS = "models:/NAME@alias, models:/NAME/3, a checkpoint folder, a round (r0003, r0003/POLICY) or a row id"
 _ROUND = r"r\d{4,}"
@@ -45,8 +45,8 @@ def trace(
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output, print_json
     from rft_platform.experience.file_names import round_number
-    from rft_platform.model_registry.traces import CheckpointTrace
     from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.reporting.lineage import CheckpointTrace
 
     project = Project.open(Home.from_environment())
     found = find_trace(project, target, verify=verify)
@@ -76,8 +76,8 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
     from rft_platform.cli.views.round_policy import round_policy
     from rft_platform.common.errors import UserError
     from rft_platform.experience.file_names import round_number
-    from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
     from rft_platform.rounds.project.policy import required
+    from rft_platform.rounds.reporting.lineage import trace_checkpoint, trace_row
     from rft_platform.rounds.setup.connections import connect_registry
 
     registry, store = connect_registry(project), project.store
@@ -131,9 +131,9 @@ def _of_model(project: "Project", registry: "ModelRegistry", target: str) -> "Mo
 def without_steps(project: "Project", number: int) -> str | None:
     """Why a round trained nothing and which weights it ended with; None for a round that trained."""
     from rft_platform.driver.round_lines import nothing_trained
-    from rft_platform.rounds.project.notes import TRAIN
+    from rft_platform.rounds.project.record import read
 
-    why = nothing_trained(project.store.read_note(number, TRAIN) or {})
+    why = nothing_trained(read(project.store, number).trained())
     return None if why is None else f"{why}; the round ended with its parent's weights"
 
 

@@ -2,14 +2,14 @@
 
 from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.project.notes import POLICY
-from rft_platform.rounds.project.policy import Policy, required
+from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, read
 
 
 def round_policy(project: Project, number: int | None = None) -> Policy:
     """The policy that round ``number`` (default: the newest) ended with. Raises UserError if there is none."""
-    have = [n for n in project.store.rounds() if project.store.has_note(n, POLICY)]
+    have = [n for n in project.store.rounds() if read(project.store, n).has(Policy)]
     if not have:
         raise UserError(f"{project.home.root}: no round has published a policy yet; run a training first")
     wanted = have[-1] if number is None else number

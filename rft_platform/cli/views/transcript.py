@@ -4,7 +4,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.common.policy_names import FIRST_POLICY, policy_column
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.redaction import visible
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run_json(found: "DebugRun") -> dict[str, Any]:
         "calls": [
             {
                 "step": row.step,
-                "policy": policy_column(row.call.policy),
+                "policy": row.call.policy,
                 "messages": row.call.messages,
                 "tools": row.call.tools,
                 "response": row.call.response,
@@ -82,7 +82,7 @@ def run_json(found: "DebugRun") -> dict[str, Any]:
 def _step(row: "RolloutRow") -> str:
     """The step of a call, and its policy if that is not the first one."""
     policy = row.call.policy
-    return f"step {row.step}" if policy == FIRST_POLICY else f"step {row.step}, policy {policy}"
+    return f"step {row.step}" if policy == DEFAULT_POLICY else f"step {row.step}, policy {policy}"
 
 
 def _print_message(message: dict[str, Any], console: "Console", note: str = "") -> None:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rft_platform.common.code_snapshot import CodeSnapshot
-    from rft_platform.model_registry.traces import CheckpointTrace, TrainingTrace
+    from rft_platform.rounds.reporting.lineage import CheckpointTrace, TrainingTrace
 
 _SHOWN = 40  # lines of a difference without --code
 

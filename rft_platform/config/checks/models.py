@@ -6,6 +6,7 @@ with several policies.
 
 from collections.abc import Iterator
 
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.explorer import AuxiliaryModel, RolloutModel
 from rft_platform.config.schema.rft_config import RftConfig
@@ -92,6 +93,8 @@ def _name_problems(config: RftConfig) -> Iterator[str]:
         key = f"policies[{index}].name {name!r}"
         if names.index(name) < index:
             yield f"{key} is also the name of another policy; give each a unique name"
+        if name == DEFAULT_POLICY:
+            yield f"{key} is the name of the policy of section model; choose another name"
         if name in auxiliary:
             yield f"{key} is also the name of an auxiliary model; rename one of them"
         if name in _TAKEN or name.startswith("global_step_"):

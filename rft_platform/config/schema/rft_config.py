@@ -268,14 +268,6 @@ class RftConfig(Section):
         chosen = self.evaluation.after_refusal
         return self.online if chosen is None else chosen == "restart"
 
-    @property
-    def selects_rows(self) -> bool:
-        """Whether each training selects its rows one by one. Otherwise it takes all rows of the training's round."""
-        if self.online:  # the database selects the rows when a round collects them
-            return False
-        replay, sync = self.buffer.trainer_input.experience_buffer.replay_buffer, self.synchronizer
-        return bool(self.policies) or sync.dynamic or sync.max_staleness is not None or replay.enable
-
 
 def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
     """A copy in which each synonym is replaced by the key that the platform reads; the validation checks the values."""

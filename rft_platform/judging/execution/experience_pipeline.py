@@ -49,11 +49,6 @@ class OperatorReport:
     groups_out: int
     facts: Mapping[str, float] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as JSON-serialisable values."""
-        names = ("name", "rows_in", "rows_out", "runs_in", "runs_out", "groups_in", "groups_out")
-        return {name: getattr(self, name) for name in names} | {"facts": dict(self.facts)}
-
 
 @dataclass(frozen=True, slots=True)
 class Processed:

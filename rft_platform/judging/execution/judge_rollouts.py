@@ -9,7 +9,7 @@ from typing import Any
 from rft_platform.algorithms.advantages.registry import ADVANTAGES, compute_advantages
 from rft_platform.common.errors import NAMED, StorageError, UserCodeError, UserError
 from rft_platform.common.files import digest_json
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
 from rft_platform.config.schema.buffer import MAX_ABS_REWARD
 from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, JudgedRow, RolloutRow, valid_text
@@ -196,7 +196,7 @@ def judge_rollouts(
     )
     version = version_of(judges, workflow_version)
     learn = _Learning(advantage_fn, advantage_args or {}, pipeline or Pipeline(), wanted_groups, version)
-    by_policy: dict[str, list[RolloutRow]] = {} if rows else {FIRST_POLICY: []}
+    by_policy: dict[str, list[RolloutRow]] = {} if rows else {DEFAULT_POLICY: []}
     for row in rows:
         by_policy.setdefault(row.call.policy, []).append(row)
     parts = {}
@@ -225,7 +225,7 @@ class _Learning:
         by_run = {run.run_id: run for run in runs}
         advantages = self._advantages([row for row in rows if row.run_id not in out.runs], by_run, out)
         judged = [_judged(row, by_run[row.run_id], advantages.get(row.row_id, 0.0), self.version, out) for row in rows]
-        if policy != FIRST_POLICY:
+        if policy != DEFAULT_POLICY:
             reports = tuple(replace(report, name=f"{report.name} ({policy})") for report in reports)
         return JudgedRollouts(judged, runs, reports)
 
@@ -258,7 +258,7 @@ def _joined(rows: Sequence[RolloutRow], parts: Mapping[str, JudgedRollouts]) -> 
     A run with rows of several policies has the judgement of its first policy.
     """
     by_row = {row.row_id: row for part in parts.values() for row in part.rows}
-    first_last = sorted(parts, key=lambda policy: policy == FIRST_POLICY)
+    first_last = sorted(parts, key=lambda policy: policy == DEFAULT_POLICY)
     runs = {run.run_id: run for policy in first_last for run in parts[policy].runs}
     in_order = [runs[name] for name in dict.fromkeys(row.run_id for row in rows)]
     reports = tuple(report for part in parts.values() for report in part.operators)

@@ -17,10 +17,12 @@ from rft_platform.common.files import last_lines, write_text
 from rft_platform.common.processes.spawn import free_port
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config
+from rft_platform.experience.store import ExperienceStore
 from rft_platform.jobs.driver_lock import refuse_if_used
 from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.recipes.front_desk.customers import Customers, Habits
 from rft_platform.recipes.front_desk.questions import corpus, write_questions
+from rft_platform.rounds.project.record import RoundEvaluation, read
 
 _START_S = 1800.0  # for machines that are busy with other work; if the service process ends, the wait ends too
 _SAY_S = 30.0
@@ -155,8 +157,8 @@ def _wait_until_ready(
 ) -> None:
     """Wait for the service and its warm start; report from time to time which of the two is not ready yet."""
     began = said = time.monotonic()
-    start, served = home.rounds / "r0000" / "evaluation.json", False
-    while not (start.exists() and served):
+    start, served = read(ExperienceStore(home.rounds), 0), False
+    while not (start.has(RoundEvaluation) and served):
         served = served or _answers(f"{url}/health")
         code, now = service.poll(), time.monotonic()
         if code is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from rft_platform.common.errors import EngineError, UserCodeError
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.recording.policy_routes import PolicyRoute
@@ -185,13 +185,13 @@ class RunHistory:
             self._extracted = end
         return self._calls[start:end]
 
-    def give_step_reward(self, value: float, policy: str = FIRST_POLICY) -> None:
+    def give_step_reward(self, value: float, policy: str = DEFAULT_POLICY) -> None:
         """Add to the step reward of a policy's last call. Raises UserCodeError without a call or a finite ``value``."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise UserCodeError(f"give_step_reward was given {value!r}: expected a finite number")
         step = next((call.order for call in reversed(self._calls) if call.policy == policy), None)
         if step is None:
-            by = "" if policy == FIRST_POLICY else f" of policy {policy!r}"
+            by = "" if policy == DEFAULT_POLICY else f" of policy {policy!r}"
             raise UserCodeError(f"give_step_reward: this run has made no model call{by} yet")
         for call in self._calls:
             if call.order == step:

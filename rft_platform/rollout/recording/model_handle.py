@@ -5,7 +5,7 @@ import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rft_platform.common.errors import UserCodeError
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.recording.history import RunHistory
@@ -24,7 +24,7 @@ class ModelHandle:
         self._clients = clients
         self._history = history
         self._first = first
-        self._policy = FIRST_POLICY
+        self._policy = DEFAULT_POLICY
         self._async: openai.AsyncOpenAI | None = None
         self._sync: openai.OpenAI | None = None
         self.model_path = history.model
@@ -32,7 +32,7 @@ class ModelHandle:
     @property
     def model_name(self) -> str:
         """Value of ``model`` in a request."""
-        return self.model_path if self._policy == FIRST_POLICY else self._policy
+        return self.model_path if self._policy == DEFAULT_POLICY else self._policy
 
     def policy(self, name: str) -> "ModelHandle":
         """Return a handle for another trainable policy of the run, by its name in section ``policies``.

@@ -12,7 +12,7 @@ from typing import Any
 
 from rft_platform.common import json_codec
 from rft_platform.common.errors import UserError
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.inference.serving.context_limit import is_too_long
 from rft_platform.rollout.endpoints import events
@@ -82,7 +82,7 @@ class CallRecorder:
         seed = history.call_seed(self._sending.order)
         asked = body.get("model")
         route = history.policies.get(asked) if isinstance(asked, str) else None
-        self._policy = FIRST_POLICY if route is None else asked
+        self._policy = DEFAULT_POLICY if route is None else asked
         self.route = route  # None: the first policy; it answers calls with any name that is no further policy's
         model = history.model if route is None else route.model
         self._form = ENDPOINTS[endpoint](body, CallDefaults(model, history.sampling, seed, history.shown_model))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rft_platform.common.fault_classification import described
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import TRUNCATED_METRIC, UNFINISHED_METRIC, RolloutRow, valid_text
 from rft_platform.rollout.runs.attempt import RemoteFailure
 from rft_platform.rollout.runs.run import Run
@@ -136,7 +136,7 @@ def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
     """Return the report fields that depend on the rows alone."""
     kept = list(rows)
     shared, later = shared_prefix_tokens(kept)
-    versions = (row.call.policy_version for row in kept if row.call.policy == FIRST_POLICY)
+    versions = (row.call.policy_version for row in kept if row.call.policy == DEFAULT_POLICY)
     unfinished = (row.call.metrics.get(UNFINISHED_METRIC, 0) for row in kept)
     return {
         "shared_prefix_tokens": shared,

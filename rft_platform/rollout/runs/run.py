@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rft_platform.common.errors import EngineError
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import (
     LARGEST_TOP_K,
     POLICY_REWARD,
@@ -104,7 +104,7 @@ def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, li
         # The last reward of each policy counts.
         own = {call.policy: call.reward for call in returned if call.reward is not None}
         reward = own.pop(
-            FIRST_POLICY, next((call.reward for call in reversed(returned) if call.reward is not None), None)
+            DEFAULT_POLICY, next((call.reward for call in reversed(returned) if call.reward is not None), None)
         )
         rewards: Any = own
         output = WorkflowOutput(reward, returned[-1].response.get("content"), rewards=rewards)
@@ -192,7 +192,7 @@ def _check_calls(calls: Sequence[ModelCall]) -> None:
             raise ValueError(f"the step reward of call {call.order} is {call.step_reward}, expected a finite number")
 
 
-def total_step_reward(calls: Sequence[ModelCall], policy: str = FIRST_POLICY) -> float | None:
+def total_step_reward(calls: Sequence[ModelCall], policy: str = DEFAULT_POLICY) -> float | None:
     """Sum of a policy's step rewards; None if there are none. A call with several choices counts once."""
     of_policy = [call for call in calls if call.policy == policy]
     steps = {call.order: float(call.step_reward) for call in of_policy if call.step_reward is not None}
@@ -201,7 +201,7 @@ def total_step_reward(calls: Sequence[ModelCall], policy: str = FIRST_POLICY) ->
 
 def _step_rewards(calls: Sequence[ModelCall]) -> dict[str, float]:
     """Sum of step rewards of each further policy that has step rewards."""
-    sums = {name: total_step_reward(calls, name) for name in {call.policy for call in calls} - {FIRST_POLICY}}
+    sums = {name: total_step_reward(calls, name) for name in {call.policy for call in calls} - {DEFAULT_POLICY}}
     return {name: total for name, total in sums.items() if total is not None}
 
 
@@ -216,7 +216,7 @@ def rows_of_run(
 
     ``status``: status of the first policy's engine; ``further``: status of further policies' engines, by policy name.
     """
-    served = {FIRST_POLICY: status, **(further or {})}
+    served = {DEFAULT_POLICY: status, **(further or {})}
     steps = {order: step for step, order in enumerate(sorted({call.order for call in result.calls}))}
     rows = [
         row_of_call(run, steps[call.order], call, served[call.policy], attempt)

@@ -6,5 +6,5 @@ production traffic.
 - ``records``: the signed documents that pass between the hosts, and the key.
 - ``shared_place``: read and write documents and folders at a path or fsspec URL.
 - ``publication``: the training host stores a record of each version, with its weights.
-- ``following``: the serving host writes the notes of published versions to its own home, as if it had trained them.
+- ``following``: the serving host writes the records of published versions to its own home, as if it had trained them.
 """

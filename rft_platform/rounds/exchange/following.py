@@ -1,4 +1,4 @@
-"""Follow the versions that another host publishes: write their notes to this home, which only serves.
+"""Follow the versions that another host publishes: write their records to this home, which only serves.
 
 Everything that reads versions (deployments, releases, pages) then works as in a home that trains.
 """
@@ -7,7 +7,6 @@ import logging
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
 from rft_platform.common.digests import digest_once
 from rft_platform.common.errors import UserError, some
@@ -17,19 +16,17 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.exchange.publication import OWNER
 from rft_platform.rounds.exchange.records import Owner, Record, RefusedDocumentError, Weights
 from rft_platform.rounds.exchange.shared_place import SharedPlace, damage_of
-from rft_platform.rounds.project.notes import EVALUATION, EXCHANGE, JUDGE, POLICY, START
-from rft_platform.rounds.project.policy import Policy
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import serving_policy
+from rft_platform.rounds.project.record import Judged, Part, Policy, Taken, read, write
+from rft_platform.rounds.releases.servable_versions import serving_policy
 from rft_platform.rounds.selection.production_rows import home_id
 from rft_platform.rounds.setup.connections import base_model_folder
 
 LOG = logging.getLogger(__name__)
-_REVISION = "revision"
 
 
 class VersionFollower:
-    """Writes the notes of published versions to the project's home."""
+    """Writes the records of published versions to the project's home."""
 
     def __init__(self, project: Project, place: SharedPlace) -> None:
         self._project = project
@@ -105,34 +102,32 @@ class VersionFollower:
             write_json(file, {"home": owner.home, "at": self._place.url})
 
     def _take(self, name: str, owner: Owner) -> None:
-        """Write the notes of one record; the evaluation's note, which releases the version, comes after the others."""
+        """Write the parts of one record; the evaluation, which releases the version, comes after the others."""
         record, store = self._place.read(name, Record), self._project.store
         if record is None:
             return
         if (record.home, record.project, round_key(record.round)) != (owner.home, owner.project, name):
             raise RefusedDocumentError(f"{name}.json: it is the record {round_key(record.round)} of {record.project}")
-        newest = (store.read_note(record.round, EXCHANGE) or {}).get(_REVISION, 0)
+        known = read(store, record.round)
+        newest = known.taken.revision if known.taken else 0
         if record.revision < newest:
             raise RefusedDocumentError(f"{name}.json: it was replaced by a newer record, which this home has taken")
-        for note, content in self._notes_of(record, is_new=record.revision > newest).items():
-            if store.read_note(record.round, note) != content:
-                store.write_note(record.round, note, content)
+        here = [known.start, known.judged, known.published(), known.evaluated, known.taken]
+        for part in self._parts_of(record, is_new=record.revision > newest):
+            if part not in here:
+                write(store, record.round, part)
 
-    def _notes_of(self, record: Record, is_new: bool) -> dict[str, dict[str, Any]]:
+    def _parts_of(self, record: Record, is_new: bool) -> list[Part]:
         policy = Policy(
             folder=str(self._weights(record.weights, record.policy_version, is_new)),
             policy_version=record.policy_version,
             weights_digest=record.weights_digest,
             round=record.round,
-            canary=None if record.canary is None else record.canary.to_canary(),
+            canary=record.canary,
         )
-        return {
-            **({} if record.start is None else {START: record.start}),
-            JUDGE: {"mean_reward": record.mean_reward},
-            POLICY: policy.to_note(self._project.home.root),
-            EVALUATION: record.evaluation,
-            EXCHANGE: {_REVISION: record.revision},
-        }
+        start = [] if record.start is None else [record.start]
+        judged = Judged(mean_reward=record.mean_reward)
+        return [*start, judged, policy, record.evaluation, Taken(record.revision)]
 
     def _weights(self, weights: Weights, version: int, is_new: bool) -> Path:
         """The folder of the weights on this host; weights in an object store are downloaded.

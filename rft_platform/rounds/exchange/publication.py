@@ -1,8 +1,8 @@
 """Publish the versions of a training host, for the host that serves them.
 
-A record of a round has the notes that the serving host needs, and names the files of the weights with their digests.
-It is written after the weights, and again when a note changes, for example when ``rft forget`` erases sequences of a
-canary check.
+A published record has the parts of a round's record that the serving host needs, and names the files of the weights
+with their digests. It is written after the weights, and again when a part changes, for example when ``rft forget``
+erases sequences of a canary check.
 """
 
 import logging
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 from rft_platform.common.digests import MANIFEST, THINNED, digest_once
@@ -19,17 +19,16 @@ from rft_platform.common.files import read_sealed_json
 from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.exchange.records import (
     Owner,
-    PublishedCanary,
     Record,
     RefusedDocumentError,
     ServedFile,
     Weights,
 )
 from rft_platform.rounds.exchange.shared_place import SharedPlace, shared_place
-from rft_platform.rounds.project.notes import EVALUATION, JUDGE, POLICY, START
-from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import is_released
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, Start, read
+from rft_platform.rounds.releases.servable_versions import is_released
 from rft_platform.rounds.selection.production_rows import home_id
 
 LOG = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class VersionPublisher:
             if self._stamps.get(number) == stamp:
                 continue
             policy = published(self._project.store, number)
-            if policy is None or not (number == 0 or self._project.store.has_note(number, EVALUATION)):
+            if policy is None or not (number == 0 or read(self._project.store, number).has(RoundEvaluation)):
                 continue
             self._check_owner()
             self._publish(policy, self._record(policy, number))
@@ -90,9 +89,9 @@ class VersionPublisher:
                 LOG.warning("new versions cannot be published at %s and will be retried: %s", self._place.url, error)
 
     def _stamp(self, number: int) -> list[int]:
-        """Times of the last changes of a round's notes, and of the folder of its weights."""
-        folder = self._project.store.round_folder(number)
-        files = [folder / f"{name}.json" for name in (START, JUDGE, POLICY, EVALUATION)]
+        """Times of the last changes of a round's record, and of the folder of its weights."""
+        record = read(self._project.store, number)
+        files = [record.file(part) for part in (Start, Judged, Policy, RoundEvaluation)]
         if number in self._weights:
             files.append(self._weights[number] / THINNED)
         return [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
@@ -121,9 +120,7 @@ class VersionPublisher:
 
     def _record(self, policy: Policy, number: int) -> Record:
         """The record of a round."""
-        store = self._project.store
-        evaluation = store.read_note(number, EVALUATION) or {}
-        judged = store.read_note(number, JUDGE) or {}
+        record = read(self._project.store, number)
         return Record(
             **self._own.model_dump(),
             round=number,
@@ -131,10 +128,10 @@ class VersionPublisher:
             policy_version=policy.policy_version,
             weights_digest=policy.weights_digest,
             weights=self._weights_of(Path(policy.folder)),
-            canary=None if policy.canary is None else PublishedCanary(**asdict(policy.canary)),
-            mean_reward=judged.get("mean_reward"),
-            start=store.read_note(number, START),
-            evaluation={**evaluation, "released": is_released(self._project, policy)},
+            canary=policy.canary,
+            mean_reward=(record.judged or Judged()).mean_reward,
+            start=record.start,
+            evaluation=replace(record.evaluated or RoundEvaluation(), released=is_released(self._project, policy)),
         )
 
     def _weights_of(self, folder: Path) -> Weights:

@@ -13,13 +13,14 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import canonical_json
 from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.inference.canary import Canary
+from rft_platform.rounds.project.record import RoundEvaluation, Start
 
 EXCHANGE_KEY = "RFT_EXCHANGE_KEY"
 MOST_BYTES = 64 * 2**20  #: of a document; an evaluation of 100,000 tasks needs less
@@ -75,29 +76,18 @@ class Weights(_Strict):
     files: dict[_FileName, ServedFile]
 
 
-class PublishedCanary(_Strict):
-    """The fields of ``Canary``."""
-
-    sequences: list[list[int]]
-    logprobs: list[list[float]]
-
-    def to_canary(self) -> Canary:
-        """The canary check of the version."""
-        return Canary(self.sequences, self.logprobs)
-
-
 class Record(SignedDocument):
-    """A version that a round published, and the notes of the round that the serving host needs."""
+    """A version that a round published, and the parts of the round's record that the serving host needs."""
 
     round: int = Field(ge=0)
     revision: int = Field(ge=0)  # grows with each change of the round's record; an older one is not taken again
     policy_version: int = Field(ge=0)
     weights_digest: _Digest
     weights: Weights
-    canary: PublishedCanary | None
+    canary: Canary | None
     mean_reward: float | None
-    start: dict[str, JsonValue] | None
-    evaluation: dict[str, JsonValue]
+    start: Start | None
+    evaluation: RoundEvaluation
 
 
 def exchange_key(config: RftConfig) -> bytes | None:

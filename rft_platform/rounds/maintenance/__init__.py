@@ -1,8 +1,8 @@
 """Maintenance of a project's files; never needed for a round to proceed.
 
-1. ``verification``: compare every file with its digest, and notes with manifests;
+1. ``verification``: compare every file with its digest, and records with manifests;
 2. ``checkpoint_retention``: remove the weights of old checkpoints and keep their lineage;
 3. ``store_maintenance``: compact and retire the rollouts of closed rounds;
-4. ``rebuild_registry``: rebuild a lost MLflow registry from notes and manifests;
-5. ``forget``: erase a person's production traffic; ``erasure`` erases the rows of a round.
+4. ``rebuild_registry``: rebuild a lost MLflow registry from records and manifests;
+5. ``forget``: erase a person's production traffic.
 """

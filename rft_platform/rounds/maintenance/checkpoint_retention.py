@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.digests import MANIFEST, THINNED, lacks_state
 from rft_platform.common.files import write_json
-from rft_platform.common.policy_names import FIRST_POLICY, stored_name
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.model_registry.models import PREVIOUS_TAG
-from rft_platform.rounds.project.notes import SNAPSHOT
-from rft_platform.rounds.project.policy import Policy, parent_of, parent_round, published, snapshot_of, started_again
+from rft_platform.rounds.project.policy import parent_of, parent_round, published, snapshot_of, started_again
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import policy_of_version, serving_policy
+from rft_platform.rounds.project.record import Policy, read
+from rft_platform.rounds.releases.servable_versions import policy_of_version, serving_policy
 from rft_platform.rounds.selection.pending_rows import trained_through
 from rft_platform.rounds.selection.production_rows import traffic_database
 from rft_platform.serving.release_store import ReleaseStore
@@ -82,10 +82,10 @@ def _in_production(project: Project) -> set[Path]:
     return {Path(policy.folder) for policy in serving if policy is not None}
 
 
-def in_use(project: Project, name: str = FIRST_POLICY) -> set[Path]:
+def in_use(project: Project, name: str = DEFAULT_POLICY) -> set[Path]:
     """The folders of the starting policy and of the policies that untrained rounds explore with or start again from."""
     store, start = project.store, published(project.store, 0, name)
-    exploring = [n for n in store.rounds() if store.has_note(n, stored_name(SNAPSHOT, name))]
+    exploring = [n for n in store.rounds() if read(store, n).has_snapshot(name)]
     if project.config.synchronizer.dynamic:  # the next batch may continue with the newest
         through = trained_through(project)
         exploring = [n for n in exploring if n > through or n == exploring[-1]]
@@ -97,7 +97,7 @@ def in_use(project: Project, name: str = FIRST_POLICY) -> set[Path]:
     return used if start is None else used | {Path(start.folder)}
 
 
-def needed_to_repeat(project: Project, name: str = FIRST_POLICY) -> list[Policy]:
+def needed_to_repeat(project: Project, name: str = DEFAULT_POLICY) -> list[Policy]:
     """Policies that a killed trainer needs to make the trainer state of the newest policy again, newest first.
 
     The list starts with the newest policy, goes on with the policy that each one was trained from, and ends with the

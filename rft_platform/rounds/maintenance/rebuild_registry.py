@@ -11,21 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import StorageError
-from rft_platform.common.policy_names import FIRST_POLICY, stored_name
-from rft_platform.evaluation.comparison import Comparison
-from rft_platform.evaluation.results import EvaluationResult
+from rft_platform.common.policy_names import DEFAULT_POLICY, stored_name
 from rft_platform.model_registry.manifests import Manifest, all_manifests
 from rft_platform.model_registry.models import CANDIDATE, CHAMPION, DIGEST_TAG, PREVIOUS_TAG
-from rft_platform.rounds.project.notes import EVALUATION, TRAIN
 from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.imported_versions import MODEL as IMPORTED
-from rft_platform.rounds.reporting.imported_versions import imported_policies, register_imported
-from rft_platform.rounds.reporting.round_history import evaluation_of
-from rft_platform.rounds.reporting.run_log import record_evaluation, scores_of
-from rft_platform.rounds.reporting.run_origin import link_version, log_training
+from rft_platform.rounds.project.record import all_figures, read
+from rft_platform.rounds.releases.servable_versions import MODEL as IMPORTED
+from rft_platform.rounds.releases.servable_versions import imported_policies, register_imported
+from rft_platform.rounds.reporting.run_log import link_version, log_training, record_evaluation, scores_of
 from rft_platform.rounds.setup.noted_versions import RegisteredPolicy, registered_policies, version_tags
-from rft_platform.training.protocol import StepEvent
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
@@ -60,7 +55,7 @@ def rebuild_registry(project: Project, registry: "ModelRegistry") -> list[Rebuil
         _log_trainings(project, models[name], name)
     if lost:
         _log_rounds(project, registry)
-    _restore_champion(project, registry, reset=FIRST_POLICY in lost)
+    _restore_champion(project, registry, reset=DEFAULT_POLICY in lost)
     for name, report in reports.items():
         report.champion, report.candidate = (_aliased(models[name], alias) for alias in (CHAMPION, CANDIDATE))
     for name in lost:
@@ -143,14 +138,13 @@ def _log_rounds(project: Project, registry: "ModelRegistry") -> None:
     """Log the metrics of judgements and evaluations, and the evaluation reports."""
     run = registry.training_run(project.config.name)
     for number in project.store.rounds():
-        policy = published(project.store, number)
+        record, policy = read(project.store, number), published(project.store, number)
         if number and policy is not None:
-            run.log_round(number, project.store.read_note(number, "judge") or {}, prefix="round/")
-        result, note = evaluation_of(project.store, number), project.store.read_note(number, EVALUATION) or {}
-        if result is not None and policy is not None:
-            differences = [Comparison(**each) for each in note.get("comparisons", [])]
-            results = [EvaluationResult.from_json(each) for each in note["results"]]
-            record_evaluation(project, registry, policy, scores_of(result, differences), note.get("gate", ""), results)
+            run.log_round(number, all_figures(record.judged) if record.judged else {}, prefix="round/")
+        made = record.evaluated
+        if made is not None and made.first is not None and policy is not None:
+            scores = scores_of(made.first, made.compared)
+            record_evaluation(project, registry, policy, scores, made.gate, made.results)
 
 
 def _log_trainings(project: Project, registry: "ModelRegistry", name: str) -> None:
@@ -158,13 +152,10 @@ def _log_trainings(project: Project, registry: "ModelRegistry", name: str) -> No
     run = registry.training_run(stored_name(project.config.name, name))
     lineages = {manifest.folder: manifest.lineage for manifest in _manifests(project, name)}
     for number in project.store.rounds():
-        note = project.store.read_note(number, stored_name(TRAIN, name)) or {}
-        steps, policy = (
-            [StepEvent(**event) for event in note.get("step_events", [])],
-            published(project.store, number, name),
-        )
-        if not steps:
+        trained, policy = read(project.store, number).trained(name), published(project.store, number, name)
+        if trained is None or not trained.step_events:
             continue
+        steps = trained.step_events
         if policy is None or policy.model_version is None:
             run.log_steps(steps)
             continue
@@ -187,8 +178,8 @@ def _promoted(project: Project) -> Iterator[int]:
     """Versions promoted by evaluations and not rolled back, oldest first, without repeating the last one."""
     last = None
     for number in project.store.rounds():
-        policy = published(project.store, number)
-        promoted = (project.store.read_note(number, EVALUATION) or {}).get("promoted")
+        policy, evaluated = published(project.store, number), read(project.store, number).evaluated
+        promoted = evaluated is not None and evaluated.promoted
         if promoted and policy is not None and policy.model_version not in (None, last):
             last = policy.model_version
             yield int(last or 0)

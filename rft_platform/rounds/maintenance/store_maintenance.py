@@ -24,8 +24,8 @@ from rft_platform.experience.maintenance import (
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.manifests import chain, read_manifest
 from rft_platform.rounds.maintenance.checkpoint_retention import needed_to_repeat
-from rft_platform.rounds.project.notes import EVALUATION, POLICY
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, read
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
@@ -53,8 +53,8 @@ class Upkeep:
 def closed_rounds(project: Project) -> list[int]:
     """Rounds that are trained and evaluated, and whose training a killed trainer would not repeat, ascending."""
     store, repeated = project.store, _rounds_to_repeat(project)
-    done = [n for n in store.rounds() if n and store.has_note(n, POLICY) and store.has_note(n, EVALUATION)]
-    return [number for number in done if number not in repeated]
+    records = [read(store, number) for number in store.rounds() if number and number not in repeated]
+    return [record.number for record in records if record.has(Policy) and record.has(RoundEvaluation)]
 
 
 def _rounds_to_repeat(project: Project) -> set[int]:
@@ -116,9 +116,8 @@ def champion_rounds(project: Project, registry: "ModelRegistry") -> set[int]:
 
 
 def _rounds_read(lineage: Mapping[str, Any]) -> set[int]:
-    """Rounds whose rows a training read: those of its row selection; without a selection, the training's own round."""
-    number, settled = lineage.get("round"), lineage.get("row_selection") or {}
-    return {*map(int, settled.get("judge_versions", ()))} or ({number} if number is not None else set())
+    """Rounds whose rows a training read."""
+    return {int(number) for number in lineage.get("row_selection", {}).get("judge_versions", ())}
 
 
 def _all_but_last(project: Project, keep_last: int) -> list[int]:

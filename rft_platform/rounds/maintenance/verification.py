@@ -12,9 +12,9 @@ from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_record
 from rft_platform.experience.file_ledger import RetiredFile
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.notes import JUDGE
-from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, damaged_notes, read
 from rft_platform.rounds.project.repair import contradiction
 
 
@@ -44,7 +44,9 @@ def verify(project: Project, *, digest: bool = True) -> Verification:
         damaged = store.damaged(number, digest=digest)
         found.rounds += 1
         found.damaged += damaged
-        _verify_notes(store, number, found)
+        notes = list(damaged_notes(store, number))
+        found.notes += len(notes)
+        found.damaged += filter(None, notes)
         if any(file.path == store.ledger(number).path for file in damaged):
             continue
         contents = store.ledger(number).read()
@@ -61,35 +63,25 @@ def judgement_faults(store: ExperienceStore, number: int) -> Iterator[DamagedFil
     """Faults of the file that names the round's active judgement."""
     path = store.current_file(number)
     try:
-        version, note = store.judge_version(number), store.read_note(number, JUDGE) or {}
+        version, judged = store.judge_version(number), read(store, number).judged
         if version is not None:
             store.judged_file(number)
     except StorageError as error:
-        if str(error).startswith(str(store.round_folder(number) / f"{JUDGE}.json")):
-            return  # the note's own damage
+        if str(error).startswith(str(read(store, number).file(Judged))):
+            return  # the record's own damage
         yield DamagedFile(path, f"{error}: judge the round again (`rft judge`)")
         return
-    if note.get("sound") and note.get("judge_version") != version:
+    if judged is not None and judged.sound and judged.judge_version != version:
         named = "is missing" if version is None else f"puts judgement {version} in force"
-        yield DamagedFile(path, f"{named}, but {JUDGE}.json names {note.get('judge_version')}: judge the round again")
+        name = read(store, number).file(Judged).name
+        yield DamagedFile(path, f"{named}, but {name} names {judged.judge_version}: judge the round again")
 
 
 def check_judgements(store: ExperienceStore) -> None:
-    """Raise DamagedError if a round's active judgement is missing, or is not the one that its note names."""
+    """Raise DamagedError if a round's active judgement is missing, or is not the one that its record names."""
     faults = [fault for number in store.rounds() for fault in judgement_faults(store, number)]
     if faults:
         raise DamagedError("\n".join(f"{fault.path}: {fault.why}" for fault in faults[:NAMED]))
-
-
-def _verify_notes(store: ExperienceStore, number: int, found: Verification) -> None:
-    for name in store.notes(number):
-        path = store.round_folder(number) / f"{name}.json"
-        found.notes += 1
-        try:
-            store.read_note(number, name)
-        except StorageError as error:
-            why = f"cannot be read ({error.__cause__})" if error.__cause__ else str(error).removeprefix(f"{path}: ")
-            found.damaged.append(DamagedFile(path, why))
 
 
 def _verify_checkpoints(project: Project, found: Verification, digest: bool) -> None:

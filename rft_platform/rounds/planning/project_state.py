@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.planning.state import LaunchState, ProjectState, RoundState
-from rft_platform.rounds.project.notes import EVALUATION, POLICY
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, read
+from rft_platform.rounds.releases.servable_versions import next_choice, training_pause
 from rft_platform.rounds.reporting.bench import unmeasured
-from rft_platform.rounds.reporting.servable_versions import next_choice, training_pause
 from rft_platform.rounds.selection.pending_rows import PendingRows, is_sound, pending_rows, rows_wanted, trained_through
 from rft_platform.rounds.selection.training_groups import replayable_rows
 
@@ -83,7 +83,7 @@ def observe(
         rows_wanted=rows_wanted(project),
         max_staleness=sync.max_staleness,
         landed=_landed(project, through) if sync.dynamic and project.settings.offline is None else PendingRows(),
-        warm_start=launches.state_of("warm_start", 0, done=project.store.has_note(0, EVALUATION)),
+        warm_start=launches.state_of("warm_start", 0, done=read(project.store, 0).has(RoundEvaluation)),
         offline=project.settings.offline,
         committed_rows=None if choice is None else choice.waiting,
         rows_above_share=0 if choice is None else len(choice.above_share),
@@ -162,10 +162,9 @@ def _closed_round(project: Project, number: int) -> RoundState | None:
 
     It is cached unless its folder changed so recently that another change could have the same time stamp.
     """
-    store = project.store
-    if not (store.has_note(number, POLICY) and store.has_note(number, EVALUATION)):
+    record, root = read(project.store, number), str(project.store.root)
+    if not (record.has(Policy) and record.has(RoundEvaluation)):
         return None
-    root = str(store.root)
     folder = f"{root}/{round_key(number)}"
     state, changed_at = RoundState(number, _DONE, _DONE), os.stat(folder).st_mtime_ns  # noqa: PTH116
     if time.time_ns() - changed_at > _SETTLED_NS:
@@ -175,14 +174,14 @@ def _closed_round(project: Project, number: int) -> RoundState | None:
 
 def _observe_round(project: Project, launches: Launches, number: int, through: int) -> RoundState:
     """The state of a round that is open or was launched recently; these rounds make up the cost of a tick."""
-    store = project.store
-    synced = store.has_note(number, POLICY)
-    evaluated = synced and store.has_note(number, EVALUATION)
+    record = read(project.store, number)
+    synced = record.has(Policy)
+    evaluated = synced and record.has(RoundEvaluation)
     trained = synced or number <= through
-    sound = not trained and is_sound(store, number)
+    sound = not trained and is_sound(project.store, number)
     return RoundState(
         number,
         explore=launches.state_of("collect" if project.config.online else "explore", number, done=sound or trained),
         sync=launches.state_of(project.settings.offline or "sync", number, done=evaluated),
-        experiences=store.count_judged(number) if sound else 0,
+        experiences=project.store.count_judged(number) if sound else 0,
     )

@@ -11,11 +11,9 @@ from rft_platform.common.code_snapshot import keep_snapshot, references_in, take
 from rft_platform.common.user_code import is_live
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.notes import EXPLORE, JUDGE
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Explored, Judged, read
 
-WORKFLOW_CODE = "workflow_code"  # key of the digest in the explore note
-JUDGE_CODES = "judge_codes"  # key of the digests by judge version in the judge note
 _SOURCE = Path(rft_platform.__file__).resolve()
 
 
@@ -59,23 +57,12 @@ def keep_user_code(project: Project, *further: Any) -> str | None:
     return keep_snapshot(project.store.root, take_snapshot([*references, *config.algorithm.plugins]))
 
 
-def workflow_code(store: ExperienceStore, number: int) -> str | None:
-    """The digest of the user's code that explored a round."""
-    digest: str | None = (store.read_note(number, EXPLORE) or {}).get(WORKFLOW_CODE)
-    return digest
-
-
-def judge_codes(store: ExperienceStore, number: int) -> dict[str, str | None]:
-    """The digests of the user's code that judged a round, by judge version."""
-    return dict((store.read_note(number, JUDGE) or {}).get(JUDGE_CODES, {}))
-
-
-def user_code_of(store: ExperienceStore, judged: Mapping[int, str | None]) -> dict[str, str]:
+def user_code_of(store: ExperienceStore, judged: Mapping[int, str]) -> dict[str, str]:
     """Entries of a lineage: the user's code that explored and judged its rounds. ``judged``: judge version by round."""
-    found = {
-        "workflow_code": {workflow_code(store, number) for number in judged},
-        "judge_code": {judge_codes(store, number).get(version or "") for number, version in judged.items()},
-    }
+    found: dict[str, set[str | None]] = {"workflow_code": set(), "judge_code": set()}
+    for record, version in ((read(store, number), version) for number, version in judged.items()):
+        found["workflow_code"].add((record.explored or Explored()).workflow_code)
+        found["judge_code"].add((record.judged or Judged()).judge_codes.get(version))
     return {name: ", ".join(sorted(filter(None, digests))) for name, digests in found.items() if any(digests)}
 
 

@@ -1,58 +1,29 @@
-"""Policies and the weights of each round. They are looked up in the rounds' notes, never by the newest file."""
+"""Policies of each round, found in the rounds' records, never by the newest file; and their way to the engine."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rft_platform.common.errors import DamagedError, StorageError
-from rft_platform.common.policy_names import FIRST_POLICY, policy_column, policy_of_column, stored_name
-from rft_platform.common.recorded_paths import from_record, to_record
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.inference.canary import Canary, update_checked
+from rft_platform.inference.canary import update_checked
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.inference.pool.engine_pool import EnginePool
-from rft_platform.rounds.project.notes import POLICY, SNAPSHOT, START, TRAIN
 from rft_platform.rounds.project.project import Project
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """One set of weights and its origin."""
-
-    folder: str
-    policy_version: int  # the project's optimiser steps when they were made; 0 is the starting policy
-    weights_digest: str
-    round: int  # the round that published it; 0 is the starting policy
-    canary: Canary | None = None  # the trainer's log-probs for these weights on a few sequences
-    model_version: str | None = None  # version in the model registry
-    name: str = FIRST_POLICY
-
-    @classmethod
-    def from_note(cls, note: dict[str, Any], home: Path) -> "Policy":
-        """Read a note that ``to_note`` made; ``home`` is the project's current folder, which may have moved."""
-        canary, folder = note.get("canary"), from_record(note["folder"], home)
-        known = {"canary": Canary(**canary) if canary else None, "name": policy_of_column(note.get("name"))}
-        return cls(**{**note, **known, "folder": str(folder)})
-
-    def to_note(self, home: Path) -> dict[str, Any]:
-        """The note of this policy; a folder below ``home`` is stored relative to ``home``."""
-        return {**asdict(self), "folder": to_record(self.folder, home), "name": policy_column(self.name)}
+from rft_platform.rounds.project.record import Policy, Start, read, write, write_snapshot
 
 
 def publish(store: ExperienceStore, policy: Policy) -> None:
     """Record the policy that a round ended with; from now on later rounds may explore with it."""
-    store.write_note(policy.round, stored_name(POLICY, policy.name), policy.to_note(store.home))
+    write(store, policy.round, policy, policy.name)
 
 
-def published(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> Policy | None:
+def published(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy | None:
     """The policy ``name`` that a round published, or None."""
-    note = store.read_note(round_number, stored_name(POLICY, name))
-    return None if note is None else Policy.from_note(note, store.home)
+    return read(store, round_number).published(name)
 
 
-def required(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> Policy:
+def required(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
     """The policy that a round published. Raises StorageError if there is none."""
     policy = published(store, round_number, name)
     if policy is None:
@@ -60,35 +31,36 @@ def required(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY
     return policy
 
 
-def parent_of(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> Policy:
-    """The policy that a round's training starts from: that of the round before, or an earlier one (``START``)."""
+def parent_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
+    """The policy that a round's training starts from: that of the round before, or an earlier one."""
     number = parent_round(store, round_number, name)
     return _need(published(store, number, name), round_number, number)
 
 
-def parent_round(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> int:
+def parent_round(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> int:
     """The round whose policy a round's training starts from."""
-    return int(started_again(store, round_number, name).get("round", round_number - 1))
+    start = started_again(store, round_number, name)
+    return round_number - 1 if start is None else start.round
 
 
-def started_again(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> dict[str, Any]:
-    """The note ``START`` of a round; empty if its training starts from the policy of the round before."""
-    return (store.read_note(round_number, START) if name == FIRST_POLICY else None) or {}
+def started_again(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Start | None:
+    """Where the training of a round starts again; None if it starts from the policy of the round before."""
+    return read(store, round_number).start if name == DEFAULT_POLICY else None
 
 
-def steps_before(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> int:
+def steps_before(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> int:
     """The project's optimiser steps before a round: the largest policy version of earlier rounds.
 
     It is larger than the parent's version if the training starts again from an earlier policy.
     """
     for number in range(round_number - 1, 0, -1):
-        trained = store.read_note(number, stored_name(TRAIN, name)) or {}
-        if trained.get("steps"):
-            return int(trained["policy_version"])
+        trained = read(store, number).trained(name)
+        if trained is not None and trained.steps:
+            return trained.policy_version
     return 0
 
 
-def explorer_of(store: ExperienceStore, round_number: int, offset_rounds: int, name: str = FIRST_POLICY) -> Policy:
+def explorer_of(store: ExperienceStore, round_number: int, offset_rounds: int, name: str = DEFAULT_POLICY) -> Policy:
     """The policy that round k explores with: the newest one of the rounds ``k - 1 - offset_rounds`` to ``k - 1``."""
     oldest = max(0, round_number - 1 - offset_rounds)
     for candidate in range(round_number - 1, oldest - 1, -1):
@@ -98,33 +70,23 @@ def explorer_of(store: ExperienceStore, round_number: int, offset_rounds: int, n
     return _need(None, round_number, oldest)
 
 
-def move_folders(store: ExperienceStore, names: Iterable[str], moved: Mapping[str, str]) -> None:
-    """Change the folders of recorded policies: a base model outside the home was ``moved`` from one path to another."""
-    for number in store.rounds():
-        for name in (stored_name(kind, policy) for kind in (POLICY, SNAPSHOT) for policy in names):
-            note = store.read_note(number, name)
-            if note is not None and note["folder"] in moved:
-                store.write_note(number, name, {**note, "folder": moved[note["folder"]]})
-
-
 def take_snapshot(
     store: ExperienceStore,
     round_number: int,
     offset_rounds: int,
     going_on: Policy | None = None,
-    name: str = FIRST_POLICY,
+    name: str = DEFAULT_POLICY,
 ) -> Policy:
     """Choose the policy that a round explores with, and record it; policies published later do not change it.
 
     A round that is explored again keeps its snapshot and therefore gets the same rows. Another policy is chosen only if
     the recorded one is gone and the round is not trained yet. ``going_on`` is used instead of the newest policy.
     """
-    if store.read_note(round_number, stored_name(SNAPSHOT, name)) is not None:
-        settled = snapshot_of(store, round_number, name)
-        if is_published(store, settled) or published(store, round_number) is not None:
-            return settled
+    settled = read(store, round_number).snapshot(name)
+    if settled is not None and (is_published(store, settled) or published(store, round_number) is not None):
+        return settled
     policy = going_on or explorer_of(store, round_number, offset_rounds, name)
-    store.write_note(round_number, stored_name(SNAPSHOT, name), policy.to_note(store.home))
+    write_snapshot(store, round_number, policy)
     return policy
 
 
@@ -134,14 +96,14 @@ def is_published(store: ExperienceStore, policy: Policy) -> bool:
     return origin is not None and origin.weights_digest == policy.weights_digest
 
 
-def snapshot_of(store: ExperienceStore, round_number: int, name: str = FIRST_POLICY) -> Policy:
+def snapshot_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
     """The policy recorded by ``take_snapshot``. Raises StorageError if there is none."""
-    note = store.read_note(round_number, stored_name(SNAPSHOT, name))
-    if note is None:
+    policy = read(store, round_number).snapshot(name)
+    if policy is None:
         raise StorageError(
             f"{round_key(round_number)} has no policy snapshot: materialise policy_snapshot for it first"
         )
-    return Policy.from_note(note, store.home)
+    return policy
 
 
 def deploy(engine: PolicyEngine, policy: Policy, least_serving: int | None = None) -> float | None:
@@ -166,11 +128,11 @@ def deploy(engine: PolicyEngine, policy: Policy, least_serving: int | None = Non
         engine.update_weights(Path(policy.folder), policy.policy_version)
     else:
         difference = update_checked(engine, Path(policy.folder), policy.policy_version, policy.canary)
-    read = engine.status().weights_digest  # digest of the loaded bytes: no second read is needed
-    if read != policy.weights_digest:
+    loaded = engine.status().weights_digest  # digest of the loaded bytes: no second read is needed
+    if loaded != policy.weights_digest:
         engine.update_weights(Path(before.weights_path), before.policy_version)
         raise DamagedError(
-            f"policy version {policy.policy_version}: the weights in {policy.folder} have digest {read[:16]}, those "
+            f"policy version {policy.policy_version}: the weights in {policy.folder} have digest {loaded[:16]}, those "
             f"published had {policy.weights_digest[:16]}; restore the folder or train the round again"
         )
     if before.paused:

@@ -10,22 +10,27 @@ from pathlib import Path
 from rft_platform.common.digests import MANIFEST, THINNED, checkpoint_damage, digest_weights
 from rft_platform.common.errors import DamagedError, DamageRepairedError, StorageError, UserError, WeightMismatchError
 from rft_platform.common.files import write_json
-from rft_platform.common.policy_names import stored_name
 from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX
 from rft_platform.experience.file_ledger import ROLLOUTS
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.manifests import Manifest, read_manifest
-from rft_platform.rounds.project.notes import EVALUATION, POLICY
-from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import (
+    Explored,
+    Judged,
+    Policy,
+    RoundEvaluation,
+    Trained,
+    read,
+    set_aside,
+    withdraw,
+)
 
 LOG = logging.getLogger(__name__)
 ASIDE = "aside"
-#: Notes of a round that depend on its checkpoint, in the order of their withdrawal. After a crash at any point, the
-#: plan still sees that the round must be synced again.
-_NOTES = (POLICY, "train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ def contradiction(project: Project, policy: Policy) -> DamagedFile | None:
     differing = [name for name in noted if noted[name] != made[name]]
     if not differing:
         return None
-    note = project.store.round_folder(policy.round) / f"{stored_name(POLICY, policy.name)}.json"
+    note = read(project.store, policy.round).file(Policy, policy.name)
     if _describes(manifest, folder):
         said = ", ".join(f"{name} is {noted[name]}, expected {made[name]}" for name in differing)
         return DamagedFile(note, f"contradicts {folder / MANIFEST}: {said}; restore the note from a copy")
@@ -128,11 +133,11 @@ def _describes(manifest: Manifest, folder: Path) -> bool:
         return False
 
 
-def refuse_damaged_rows(project: Project, round_number: int, needed_note: str) -> None:
+def refuse_damaged_rows(project: Project, round_number: int, needed: type[Explored | Judged]) -> None:
     """Quarantine the round's damaged Parquet files. Reads every byte of them.
 
-    The quarantine withdraws the notes that depend on a file. If ``needed_note`` is among them (``explore`` before
-    judging, ``judge`` before training), raises DamageRepairedError: the plan then explores the round again. If the
+    The quarantine withdraws the parts that depend on a file. If ``needed`` is among them (``Explored`` before
+    judging, ``Judged`` before training), raises DamageRepairedError: the plan then explores the round again. If the
     rollouts or the active judgement of a trained round are damaged, raises StorageError: the plan does not repeat a
     trained round. Other damage is logged as a warning.
     """
@@ -140,11 +145,11 @@ def refuse_damaged_rows(project: Project, round_number: int, needed_note: str) -
     found = store.damaged(round_number, digest=True)
     if not found:
         return
-    trained, had = published(store, round_number) is not None, store.read_note(round_number, needed_note) is not None
+    trained, had = published(store, round_number) is not None, read(store, round_number).has(needed)
     in_force = store.in_force_file(round_number)  # read it before the move below deactivates it
     read_by_training = [file for file in found if file.path.parent.name == ROLLOUTS or file.path == in_force]
     for file in found:
-        store.set_aside(round_number, file.path, file.why)
+        set_aside(store, round_number, file)
         LOG.warning("%s %s: set aside", file.path, file.why)
     key = round_key(round_number)
     if trained and read_by_training:
@@ -152,7 +157,7 @@ def refuse_damaged_rows(project: Project, round_number: int, needed_note: str) -
             f"{_listed(read_by_training)}; set aside. {key} was trained on it: to create it again, launch explore_job "
             f"for {key}"
         )
-    if had and store.read_note(round_number, needed_note) is None:
+    if had and not read(store, round_number).has(needed):
         raise DamageRepairedError(f"{_listed(found)}; set aside, and the exploration of {key} is repeated")
 
 
@@ -189,8 +194,8 @@ def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: s
     """Withdraw the notes of ``rounds``, then move the checkpoint's folder, so that no note names a missing folder."""
     folder = Path(policy.folder)
     for number in reversed(rounds):
-        for note in (EVALUATION, *(stored_name(name, policy.name) for name in _NOTES)):
-            project.store.withdraw_note(number, note)
+        for part in (RoundEvaluation, Policy, Trained):  # after a crash at any point, the plan still syncs the round
+            withdraw(project.store, number, part, policy.name)
     # The name must not start with the prefix of checkpoints: lineage reads every folder with this prefix.
     target = project.checkpoints / ASIDE / f"damaged.{folder.name}.{secrets.token_hex(3)}"
     target.parent.mkdir(parents=True, exist_ok=True)

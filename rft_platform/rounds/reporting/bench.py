@@ -10,9 +10,9 @@ from rft_platform.common.files import write_json, write_text
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.report import comparison_cell, table
 from rft_platform.evaluation.results import EvaluationResult, tasks_digest
-from rft_platform.rounds.project.notes import EVALUATION
-from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, read
 from rft_platform.rounds.setup.taskset_binding import measured_by
 
 REPORT, DATA = "bench.md", "bench.json"
@@ -70,8 +70,9 @@ def _wanted(project: Project) -> list[tuple[str, int, str]]:
 
 
 def _holds(project: Project, round_number: int, wanted: list[tuple[str, int, str]]) -> bool:
-    """Whether the round's note has a result for every held-out taskset as currently configured."""
-    results = _results(project, round_number)
+    """Whether the round has a result for every held-out taskset as currently configured."""
+    evaluated = read(project.store, round_number).evaluated
+    results = [] if evaluated is None else evaluated.results
     if [(result.tasks_digest, result.sampled_n, result.measured_by) for result in results] != wanted:
         return False
     return not project.config.evaluation.greedy or all(result.greedy is not None for result in results)
@@ -123,19 +124,13 @@ def bench_rows(lines: Sequence[BenchLine]) -> list[list[str]]:
 
 def _line(project: Project, policy: Policy, measured: bool, twin: int | None) -> BenchLine:
     """``twin`` is a round that evaluated the same weights."""
-    note = project.store.read_note(policy.round, EVALUATION) or {}
-    line = BenchLine(policy.round, policy.policy_version, policy.folder, promoted=bool(note.get("promoted")))
+    evaluated = read(project.store, policy.round).evaluated or RoundEvaluation()
+    line = BenchLine(policy.round, policy.policy_version, policy.folder, promoted=evaluated.promoted)
     if measured:
-        compared = tuple(Comparison(**each) for each in note.get("comparisons", []))
-        return replace(line, results=tuple(_results(project, policy.round)), compared=compared)
+        return replace(line, results=tuple(evaluated.results), compared=tuple(evaluated.compared))
     if twin is not None:
         return replace(line, left_out=f"the weights of round {twin}")
     return replace(line, left_out="its weights were removed" if removed(policy) else "not measured yet")
-
-
-def _results(project: Project, round_number: int) -> list[EvaluationResult]:
-    note = project.store.read_note(round_number, EVALUATION) or {}
-    return [EvaluationResult.from_json(value) for value in note.get("results", [])]
 
 
 def _taskset(result: EvaluationResult) -> str:

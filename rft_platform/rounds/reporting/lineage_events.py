@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.fault_classification import described
-from rft_platform.common.recorded_paths import from_record
 from rft_platform.model_registry.manifests import read_manifest
-from rft_platform.rounds.project.notes import DATASET
-from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.run_origin import training_dataset
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, read
+from rft_platform.rounds.reporting.run_log import training_dataset
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -136,13 +135,12 @@ def data_of(project: Project, stage: str, number: int) -> tuple[list[StageData],
         return [rollouts], [] if judged is None else [StageData(judged, store.digest(number), rows)]
     if stage == "evaluation_report":
         tasks = [_tasks(taskset.path) for taskset in buffer.explorer_input.eval_tasksets]
-        return [*weights, *tasks], [StageData(folder / "evaluation.json")]
+        return [*weights, *tasks], [StageData(read(store, number).file(RoundEvaluation))]
     if stage in ("sft_dataset", "preference_pairs"):
-        note = store.read_note(number, DATASET)
-        if note is None:
+        written = read(store, number).dataset
+        if written is None:
             return [], []
-        written = from_record(note["path"], store.home)
-        return [_tasks(note["source"])], [StageData(written, note["digest"], note["rows"])]
+        return [_tasks(written.source)], [StageData(Path(written.path), written.digest, written.rows)]
     return [], []
 
 

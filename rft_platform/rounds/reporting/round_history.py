@@ -1,21 +1,18 @@
-"""The history of a project's rounds, read from their notes: evaluations, the learning curve, and time per stage."""
-
-from collections.abc import Mapping
-from typing import Any
+"""The history of a project's rounds, read from their records: evaluations, the learning curve, and time per stage."""
 
 from rft_platform.evaluation.plots import CurvePoint
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.notes import EVALUATION
 from rft_platform.rounds.project.policy import published
+from rft_platform.rounds.project.record import Explored, Judged, RoundRecord, read
 
 PARTS = ("rollout", "judge", "train", "evaluation")
 
 
 def evaluation_of(store: ExperienceStore, round_number: int) -> EvaluationResult | None:
     """The evaluation of a round on the first held-out taskset; None if there is none."""
-    note = store.read_note(round_number, EVALUATION)
-    return EvaluationResult.from_json(note["results"][0]) if note and note["results"] else None
+    evaluated = read(store, round_number).evaluated
+    return None if evaluated is None else evaluated.first
 
 
 def previous_evaluation(store: ExperienceStore, round_number: int) -> EvaluationResult | None:
@@ -42,12 +39,12 @@ def curve_points(store: ExperienceStore, last_round: int, newest: EvaluationResu
     """One point per round up to ``last_round``, round 0 first; ``newest`` replaces the last round's evaluation."""
     points = []
     for number in [number for number in store.rounds() if number <= last_round]:
-        policy = published(store, number)
+        record, policy = read(store, number), published(store, number)
         if policy is None:
             continue
         result = newest if newest is not None and number == last_round else evaluation_of(store, number)
-        judged, trained = store.read_note(number, "judge") or {}, (store.read_note(number, "train") or {})
-        metrics = trained.get("metrics", {})
+        trained = record.trained()
+        metrics = {} if trained is None else trained.metrics
         scores = {} if result is None else result.summary()
         points.append(
             CurvePoint(
@@ -57,7 +54,7 @@ def curve_points(store: ExperienceStore, last_round: int, newest: EvaluationResu
                 sampled_low=scores.get("sampled_pass_low"),
                 sampled_high=scores.get("sampled_pass_high"),
                 greedy=scores.get("greedy_pass"),
-                reward=judged.get("mean_reward"),
+                reward=(record.judged or Judged()).mean_reward,
                 mismatch=metrics.get("mismatch_k3"),
                 entropy=metrics.get("entropy"),
             )
@@ -65,23 +62,18 @@ def curve_points(store: ExperienceStore, last_round: int, newest: EvaluationResu
     return points
 
 
-def time_split(
-    explored: Mapping[str, Any],
-    judged: Mapping[str, Any],
-    trained: Mapping[str, Any],
-    evaluated: Mapping[str, Any],
-    wall_s: float | None = None,
-) -> dict[str, float]:
+def time_split(record: RoundRecord, wall_s: float | None = None) -> dict[str, float]:
     """Seconds per part; if ``wall_s``, the total time of the launches, is known, ``overhead`` is the rest of it.
 
-    Pass an empty mapping for a missing note. The part of a missing note, or of a note without ``seconds``, is left out.
+    A part that was not made or not measured is left out.
     """
-    scores = evaluated.get("metrics", {})
+    scores = {} if record.evaluated is None else record.evaluated.metrics
+    trained = record.trained()
     measured = {
-        "rollout": explored.get("seconds"),
-        "judge": judged.get("seconds"),
+        "rollout": (record.explored or Explored()).seconds,
+        "judge": (record.judged or Judged()).seconds,
         # Loading the weights into the engine counts as training.
-        "train": sum(trained["seconds"].values()) + scores.get("deploy_s", 0.0) if trained.get("seconds") else None,
+        "train": sum(trained.seconds.values()) + scores.get("deploy_s", 0.0) if trained and trained.seconds else None,
         "evaluation": scores.get("evaluation_s"),
     }
     split = {name: float(seconds) for name in PARTS if (seconds := measured[name]) is not None}

@@ -10,8 +10,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.notes import EVALUATION
-from rft_platform.rounds.project.policy import published
+from rft_platform.rounds.project.record import read
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,10 +58,11 @@ def _evaluations(store: ExperienceStore, rounds: Sequence[int]) -> pa.Table:
     """One row per round: its policy, the decision of the gate, and every metric."""
     rows = []
     for number in rounds:
-        note, policy = store.read_note(number, EVALUATION), published(store, number)
-        if note is not None and policy is not None:
+        record = read(store, number)
+        evaluated, policy = record.evaluated, record.published()
+        if evaluated is not None and policy is not None:
             about = {"round": number, "policy_version": policy.policy_version, "model_version": policy.model_version}
-            rows.append({**about, "promoted": note["promoted"], "gate": note["gate"], **note["metrics"]})
+            rows.append({**about, "promoted": evaluated.promoted, "gate": evaluated.gate, **evaluated.metrics})
     names = dict.fromkeys(name for row in rows for name in row)  # a round that was not evaluated lacks most of them
     return pa.table({name: [row.get(name) for row in rows] for name in names})
 

@@ -1,31 +1,55 @@
 """Log steps, rounds and evaluations to the sinks that ``monitor.monitor_type`` names, and evaluations to MLflow.
 
+MLflow also gets what a round's weights come from: the rows, the LoggedModel made of them, and sampled transcripts.
 ``mlflow_links`` gives the links from Dagster to MLflow's pages.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.common.policy_names import FIRST_POLICY, stored_name
+from rft_platform.common.policy_names import DEFAULT_POLICY, stored_name
+from rft_platform.config.schema.buffer import default_name
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.file_names import round_key
+from rft_platform.experience.record import POLICY_REWARD
+from rft_platform.experience.selections import TRAINED_ON, selection_file
 from rft_platform.model_registry.pages import version_link
+from rft_platform.model_registry.run_lineage import (
+    WEIGHTS_TAG,
+    RunDataset,
+    find_model,
+    log_dataset,
+    log_model,
+    set_model_version,
+)
+from rft_platform.model_registry.run_traces import GivenFeedback, JudgedTranscript, log_traces
 from rft_platform.model_registry.sinks.metric_sink import MetricSink
 from rft_platform.model_registry.system_metrics import system_metrics
-from rft_platform.rounds.project.policy import Policy, required
+from rft_platform.model_registry.tracking import MetricLink, TrainingRun
+from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.run_origin import log_evaluation
+from rft_platform.rounds.project.record import Judged, Policy, read
+from rft_platform.rounds.selection.production_rows import traffic_database
+from rft_platform.serving.reports.user_feedback import feedback_on
 from rft_platform.training.protocol import StepEvent
 
 if TYPE_CHECKING:
+    from rft_platform.experience.record import RolloutRow
     from rft_platform.model_registry.models import ModelRegistry
 
 
-def monitor_steps(project: Project, round_number: int, steps: Sequence[StepEvent], policy: str = FIRST_POLICY) -> None:
+_JUDGED = ["run_id", "step", "reward", "reward_parts", "dropped_by"]
+_SHOWN = ("round", "judge_version", "taskset_digest", "source", "source_sha256")  # of the lineage, with the dataset
+
+
+def monitor_steps(
+    project: Project, round_number: int, steps: Sequence[StepEvent], policy: str = DEFAULT_POLICY
+) -> None:
     """Write the metrics of a round's optimiser steps to the sinks. If the round is retrained, write them again."""
     for sink in _sinks(project, policy) if steps else ():
         sink.log_steps(f"{round_key(round_number)}-train", steps)
@@ -37,7 +61,7 @@ def monitor_round(project: Project, round_number: int, metrics: Mapping[str, Any
         sink.log_round(f"{round_key(round_number)}-{prefix.strip('/')}", round_number, metrics, prefix)
 
 
-def _sinks(project: Project, policy: str = FIRST_POLICY) -> Iterator[MetricSink]:
+def _sinks(project: Project, policy: str = DEFAULT_POLICY) -> Iterator[MetricSink]:
     """The destinations that ``monitor.monitor_type`` names beside MLflow; those without their package are left out."""
     monitor, home = project.config.monitor, project.home
     name = stored_name(f"{project.config.project}-{project.config.name}", policy)
@@ -116,7 +140,7 @@ def _metrics_of(result: EvaluationResult) -> dict[str, float]:
 
 
 @contextmanager
-def machine_watched(project: Project, registry: "ModelRegistry", policy: str = FIRST_POLICY) -> Iterator[None]:
+def machine_watched(project: Project, registry: "ModelRegistry", policy: str = DEFAULT_POLICY) -> Iterator[None]:
     """Log the use of the machine to the MLflow run of a policy while the block runs, if the configuration says so."""
     if not project.config.monitor.system_metrics:
         yield
@@ -139,3 +163,122 @@ def mlflow_links(project: Project, registry: "ModelRegistry", policy: Policy) ->
     if policy.model_version is not None:
         links["mlflow_model"] = version_link(project.model_name, policy.model_version)
     return links
+
+
+def log_training(
+    project: Project, run: TrainingRun, policy: Policy, origin: Mapping[str, Any], steps: Sequence[StepEvent]
+) -> str:
+    """Log a training's steps, its rows as a dataset and its checkpoint as a LoggedModel; return the model's id."""
+    tags = {WEIGHTS_TAG: policy.weights_digest, "checkpoint": policy.folder, **_plain(origin)}
+    dataset = training_dataset(project, policy, origin)
+    if dataset is not None:
+        log_dataset(run, dataset)
+    model_id = log_model(run, f"{policy.name}-v{policy.policy_version}", policy.policy_version, tags)
+    steps = [replace(step, metrics={**step.metrics, "round": float(policy.round)}) for step in steps]
+    run.log_steps(steps, result=MetricLink(model_id) if dataset is None else dataset.link(model_id))
+    return model_id
+
+
+def link_version(registry: "ModelRegistry", run: TrainingRun, model_id: str, version: int) -> None:
+    """Link a LoggedModel and the model version of its weights by tags of both."""
+    set_model_version(run, model_id, registry.model_name, version)
+    registry.annotate(version, {"logged_model": model_id})
+
+
+def training_dataset(project: Project, policy: Policy, origin: Mapping[str, Any]) -> RunDataset | None:
+    """The rows behind the weights: those of a row selection, or of an offline dataset; None for demonstrations."""
+    number, store, selection = int(origin.get("round") or policy.round), project.store, origin.get("row_selection")
+    if selection is not None:
+        source, rows = selection_file(store, number, policy.name), sum(selection["rows"][use] for use in TRAINED_ON)
+    elif "dataset" in origin:
+        source, rows = store.round_folder(number) / str(origin["dataset"]), int(origin["dataset_rows"])
+    else:
+        return None
+    digest = str(origin["data_digest"])
+    shown = {name: origin[name] for name in _SHOWN if origin.get(name) is not None}
+    return RunDataset(round_key(number), digest, source.absolute(), "training", {"num_rows": rows, **shown})
+
+
+def log_evaluation(
+    project: Project, run: TrainingRun, policy: Policy, results: Sequence[EvaluationResult]
+) -> list[MetricLink]:
+    """Log the held-out tasksets as datasets; return the links of their metrics to datasets and to the LoggedModel."""
+    model_id, links = find_model(run, policy.weights_digest), []
+    for taskset, result in zip(project.config.buffer.explorer_input.eval_tasksets, results, strict=False):
+        source = Path(taskset.path).absolute() if Path(taskset.path).exists() else taskset.path
+        name = taskset.name or default_name(taskset.path, taskset.split)
+        dataset = RunDataset(name, result.tasks_digest, source, "evaluation", {"num_rows": result.tasks})
+        log_dataset(run, dataset)
+        links.append(dataset.link(model_id))
+    return links
+
+
+def _plain(origin: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in origin.items() if not isinstance(value, dict) and value is not None}
+
+
+def log_round_traces(project: Project, registry: "ModelRegistry", round_number: int) -> int:
+    """Log ``monitor.traces`` runs of a round to MLflow; return their number."""
+    count = project.config.monitor.traces
+    if not count:
+        return 0
+    run = registry.training_run(project.config.name)
+    return log_traces(run, registry.tracking_uri, transcripts(project, round_number, count))
+
+
+def transcripts(project: Project, round_number: int, count: int) -> list[JudgedTranscript]:
+    """Runs of a round in order of their rewards, from the lowest to the highest one, at most ``count``."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from rft_platform.experience.schema import table_to_rows
+
+    store, version = project.store, project.store.judge_version(round_number)
+    if version is None:
+        return []
+    judged = {
+        row["run_id"]: row
+        for row in store.read_judged(round_number, version, columns=_JUDGED).to_pylist()
+        if row["reward"] is not None
+    }
+    chosen = spread(sorted(judged, key=lambda run_id: (judged[run_id]["reward"], run_id)), count)
+    table = store.read_rollouts(round_number)
+    rows = table_to_rows(table.filter(pc.is_in(table["run_id"], pa.array(chosen, pa.string()))))
+    texts = not project.config.online  # of production traffic MLflow gets no messages
+    feedback = {} if texts else _feedback(project, rows)
+    names = (read(store, round_number).judged or Judged()).judge_names
+    judge = f"{names.get(version, '')} {version}".strip()
+    return [
+        JudgedTranscript(
+            calls=sorted((row for row in rows if row.run_id == run_id), key=lambda row: (row.step, row.row_id)),
+            rewards=_rewards(judged[run_id]),
+            judge=judge,
+            by_model="llm" in judge,
+            dropped_by=judged[run_id]["dropped_by"],
+            with_texts=texts,
+            feedback=feedback.get(run_id, ()),
+        )
+        for run_id in chosen
+    ]
+
+
+def _feedback(project: Project, rows: Sequence["RolloutRow"]) -> dict[str, list[GivenFeedback]]:
+    """What users said about the runs of production traffic, by run; each feedback once."""
+    given = feedback_on(traffic_database(project), sorted({row.call.msg_id for row in rows}))
+    found: dict[str, dict[str, GivenFeedback]] = {}
+    for row in rows:
+        for each in given.get(row.call.msg_id, ()):
+            found.setdefault(row.run_id, {})[each.feedback_id] = each
+    return {run_id: list(by_id.values()) for run_id, by_id in found.items()}
+
+
+def spread(ordered: Sequence[str], count: int) -> list[str]:
+    """At most ``count`` items at equal distances, the first and the last one among them."""
+    if len(ordered) <= count:
+        return list(ordered)
+    return [ordered[round(index * (len(ordered) - 1) / max(count - 1, 1))] for index in range(count)]
+
+
+def _rewards(judged: dict[str, Any]) -> dict[str, float]:
+    parts = {name: value for name, value in judged["reward_parts"] if not name.startswith(POLICY_REWARD)}
+    return {**parts, "reward": judged["reward"]}

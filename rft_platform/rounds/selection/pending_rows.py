@@ -1,19 +1,16 @@
-"""Rows that have landed (explored and judged) and that no training has taken yet, derived from the notes.
+"""Rows that have landed (explored and judged) and that no training has taken yet, derived from the rounds' records.
 
-Before a training starts, the note ``row_selection`` of its round records the rows that the training takes: the training
-is then *settled*. So only one training takes a row, even if a process is killed; only replay takes a row again.
+Before a training starts, its round's record names the rows that the training takes (``RowSelection``): the training is
+then *settled*. So only one training takes a row, even if a process is killed; only replay takes a row again.
 """
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from rft_platform.common.policy_names import FIRST_POLICY, stored_name
-from rft_platform.experience.selections import ROW_SELECTION
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.notes import JUDGE, POLICY
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RowSelection, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +28,23 @@ class PendingRows:
 def pending_rows(project: Project, through: int) -> PendingRows:
     """Input of the plan in a dynamic style, without replay. ``through`` is the result of ``trained_through``."""
     store, number = project.store, newest(project.store)
-    note = selection_note(store, number) or {}
-    left = pending_rows_by_round(store, note)
-    open_note = {} if number == 0 or store.has_note(number, POLICY) else note
+    record = read(store, number)
+    selection = record.selection()
+    left = pending_rows_by_round(store, selection)
+    training = None if record.has(Policy) else selection
     return PendingRows(
         rounds=len(left),
         rows=sum(left.values()),
         settled=number,
-        taken=tuple(n for n in open_note.get("fresh_rounds", ()) if n > through),
-        training_steps=open_note.get("steps", 0),
+        taken=() if training is None else tuple(n for n in training.fresh_rounds if n > through),
+        training_steps=0 if training is None else training.steps,
     )
 
 
-def pending_rows_by_round(store: ExperienceStore, note: dict[str, Any]) -> dict[int, int]:
-    """Number of rows that no training has taken, by explored round. ``note`` is that of the newest settled training."""
-    left = {int(number): rows for number, rows in note.get("left", {}).items()}
-    return left | {number: store.count_kept(number) for number in explored_after(store, note.get("landed", 0))}
+def pending_rows_by_round(store: ExperienceStore, newest: RowSelection | None) -> dict[int, int]:
+    """Number of rows that no training has taken, by explored round. ``newest`` is of the newest settled training."""
+    left, landed = (newest.left, newest.landed) if newest is not None else ({}, 0)
+    return left | {number: store.count_kept(number) for number in explored_after(store, landed)}
 
 
 def explored_after(store: ExperienceStore, number: int) -> Iterator[int]:
@@ -56,34 +54,22 @@ def explored_after(store: ExperienceStore, number: int) -> Iterator[int]:
 
 def is_sound(store: ExperienceStore, number: int) -> bool:
     """Whether the round's judgement is sound. Rows of an unsound judgement do not count as landed."""
-    note = store.read_note(number, JUDGE)
-    return bool(note and note["sound"])
+    judged = read(store, number).judged
+    return judged is not None and judged.sound
 
 
 def newest(store: ExperienceStore) -> int:
     """The round of the newest settled training; 0 before the first."""
-    return next((number for number in reversed(store.rounds()) if store.has_note(number, ROW_SELECTION)), 0)
+    return next((number for number in reversed(store.rounds()) if read(store, number).has(RowSelection)), 0)
 
 
 def trained_through(project: Project) -> int:
     """The last round up to which published trainings have taken all rows of every round."""
     number = newest(project.store)
-    while number and not project.store.has_note(number, POLICY):
+    while number and not read(project.store, number).has(Policy):
         number -= 1
-    return through(selection_note(project.store, number))
-
-
-def through(note: dict[str, Any] | None) -> int:
-    """The last round up to which the settled training with this note, and earlier ones, have taken all rows."""
-    if note is None:
-        return 0
-    return min((int(number) for number in note["left"]), default=note["landed"] + 1) - 1
-
-
-def selection_note(store: ExperienceStore, number: int, policy: str = FIRST_POLICY) -> dict[str, Any] | None:
-    """The row selection for the training of a policy in a round; None before it is recorded, and for round 0."""
-    note: dict[str, Any] | None = store.read_note(number, stored_name(ROW_SELECTION, policy)) if number else None
-    return note
+    selection = read(project.store, number).selection()
+    return 0 if selection is None else selection.through
 
 
 def rows_wanted(project: Project) -> int:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import atomic_path, digest_file
-from rft_platform.rounds.project.notes import DEMONSTRATIONS
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Demonstrations, read, write
 from rft_platform.rounds.selection.production_rows import traffic_database
 from rft_platform.serving.reports.demonstrations import DemonstrationStore
 
@@ -30,21 +30,20 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def collect_demonstrations(project: Project, round_number: int) -> dict[str, Any]:
-    """Write the corrections that no round before took to the round's folder; returns the note.
+def collect_demonstrations(project: Project, round_number: int) -> Demonstrations:
+    """Write the corrections that no round before took to the round's folder.
 
-    Once the note is written, a repeated call changes nothing. A damaged or missing file is written again.
+    Once they are recorded, a repeated call changes nothing. A damaged or missing file is written again.
     """
-    store, file = project.store, project.store.round_folder(round_number) / FILE
-    known = store.read_note(round_number, DEMONSTRATIONS)
-    if known is not None and (not known["rows"] or (file.exists() and digest_file(file) == known["sha256"])):
-        return dict(known)
+    known, file = read(project.store, round_number).demonstrations, project.store.round_folder(round_number) / FILE
+    if known is not None and (not known.rows or (file.exists() and digest_file(file) == known.sha256)):
+        return known
     database = DemonstrationStore(traffic_database(project))
     rows = database.settle(round_number) if known is None else database.rows(round_number)
-    note = _write(project, round_number, rows)
+    written = _write(project, round_number, rows)
     kept = database.rows(round_number)
     # `rft forget` ran before the file existed, so it did not erase the person's rows in it
-    return note if len(kept) == len(rows) else _write(project, round_number, kept)
+    return written if len(kept) == len(rows) else _write(project, round_number, kept)
 
 
 def trains_on_corrections(project: Project) -> bool:
@@ -74,9 +73,9 @@ def experts_of_traffic(project: Project, round_number: int, model_folder: Path) 
 def erase_demonstrations(project: Project, msg_ids: Collection[str]) -> int | None:
     """Erase the demonstrations of these messages from all files; returns the first round that has one, or None."""
     for number in project.store.rounds():
-        note = project.store.read_note(number, DEMONSTRATIONS)
+        known = read(project.store, number).demonstrations
         file, experts = (project.store.round_folder(number) / name for name in (FILE, EXPERTS))
-        if note is not None and note["rows"]:
+        if known is not None and known.rows:
             rows = _read(file) if file.exists() else []
             kept = [row for row in rows if row["msg_id"] not in msg_ids]
             if len(kept) < len(rows):
@@ -90,7 +89,7 @@ def _until(project: Project, round_number: int) -> list[dict[str, Any]]:
     """The demonstrations of all rounds up to this one; if an answer has several corrections, the newest one."""
     newest: dict[tuple[str, int], dict[str, Any]] = {}
     for number in range(1, round_number + 1):
-        if project.store.has_note(number, DEMONSTRATIONS) and collect_demonstrations(project, number)["rows"]:
+        if read(project.store, number).has(Demonstrations) and collect_demonstrations(project, number).rows:
             for row in _read(project.store.round_folder(number) / FILE):
                 newest[row["msg_id"], row["choice"]] = row
     return list(newest.values())
@@ -131,16 +130,16 @@ def _tokens(turn: "Turn", model_folder: Path) -> int | None:
     return len(prompt) + len(answer)
 
 
-def _write(project: Project, round_number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Write a round's file, and the note about it."""
+def _write(project: Project, round_number: int, rows: list[dict[str, Any]]) -> Demonstrations:
+    """Write a round's file, and record it."""
     file = project.store.round_folder(round_number) / FILE
     if rows:
         _write_file(rows, file)
     else:
         file.unlink(missing_ok=True)
-    note = {"rows": len(rows), "sha256": digest_file(file) if rows else None}
-    project.store.write_note(round_number, DEMONSTRATIONS, note)
-    return note
+    written = Demonstrations(len(rows), digest_file(file) if rows else None)
+    write(project.store, round_number, written)
+    return written
 
 
 def _write_file(rows: list[dict[str, Any]], target: Path) -> None:

@@ -1,29 +1,28 @@
-"""Select the rows of a training. A file and a note record them before the training starts, so a retry takes the same.
+"""Select the rows of a training. They are recorded before the training starts, so a retry takes the same.
 
 ``settled`` means: the selection is recorded.
 """
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rft_platform.common.files import digest_file
-from rft_platform.common.policy_names import stored_name
 from rft_platform.experience.selections import (
     FILTERED,
     FRESH,
     REPLAY,
-    ROW_SELECTION,
     STALE,
     read_selection,
     selection_file,
     write_selection,
 )
-from rft_platform.rounds.project.policy import Policy, published, snapshot_of
+from rft_platform.rounds.project.policy import published, snapshot_of
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.selection.pending_rows import pending_rows_by_round, rows_wanted, selection_note
+from rft_platform.rounds.project.record import Policy, RowSelection, read, write
+from rft_platform.rounds.selection.pending_rows import pending_rows_by_round, rows_wanted
 from rft_platform.rounds.selection.training_groups import (
     Group,
     by_priority,
@@ -57,15 +56,16 @@ class Choice:
                     yield group, FILTERED, group.filtered
 
 
-def select_rows(project: Project, number: int, parent: Policy) -> dict[str, Any]:
-    """Select the rows for a round's training of ``parent``; returns the note. An earlier selection is kept.
+def select_rows(project: Project, number: int, parent: Policy) -> RowSelection:
+    """Select the rows for a round's training of ``parent``. An earlier selection is kept.
 
-    Rows are selected again only if the selection file or the rows to reuse are gone and the round is not trained yet.
+    Rows are selected again only if the round is not trained yet, and the selection file or the rows to reuse are gone
+    or, in the style ``fixed``, the round was explored or judged again.
     """
     store, name = project.store, parent.name
-    note = selection_note(store, number, name)
-    if note is not None and (published(store, number, name) is not None or _still_valid(project, number, note, name)):
-        return note
+    known = read(store, number).selection(name)
+    if known is not None and (published(store, number, name) is not None or _still_valid(project, number, known, name)):
+        return known
     chosen, landed = choose(project, number, parent)
     rows = [
         {
@@ -80,21 +80,24 @@ def select_rows(project: Project, number: int, parent: Policy) -> dict[str, Any]
         for group, use, ids in chosen.uses()
         for row_id in ids
     ]
-    file = write_selection(store, number, rows, name)
-    note = _describe(project, chosen, rows, parent, landed) | {"sha256": digest_file(file), "settled_at": time.time()}
-    store.write_note(number, stored_name(ROW_SELECTION, name), note)
-    return note
+    sha256 = digest_file(write_selection(store, number, rows, name))
+    digest = None if project.config.synchronizer.dynamic else store.digest(number)
+    selection = replace(_describe(project, chosen, rows, parent, landed), sha256=sha256, digest=digest)
+    write(store, number, selection, name)
+    return selection
 
 
 def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
     """Decide which groups a round's training takes; also returns the last round considered.
 
-    The training takes all rows of rounds up to ``number``; in the style ``dynamic_by_explorer``, all landed rows. If
+    In the style ``fixed`` the training takes all rows of the round, in ``dynamic_by_trainer`` all rows of rounds up to
+    ``number``, and in ``dynamic_by_explorer`` all landed rows. If
     these do not fill whole optimiser steps, further groups are added by priority: fresh groups of later rounds in the
     style ``dynamic_by_trainer``, and groups that were trained on before if replay is on.
     """
     (fresh, landed), config, step = _fresh(project, number, parent), project.config, project.batches.train_batch_size
-    replay, limit = config.buffer.trainer_input.experience_buffer.replay_buffer, config.synchronizer.max_staleness
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer
+    limit = None if config.online else config.synchronizer.max_staleness  # the database leaves old traffic out
     current, stale = split_stale(fresh, parent.policy_version, limit)
     all_at_once = config.synchronizer.sync_style != "dynamic_by_trainer"
     later = [] if all_at_once else [group for group in current if group.round > number and group.kept]
@@ -110,29 +113,24 @@ def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
     return chosen, landed
 
 
-def rounds_of(note: Mapping[str, Any]) -> list[int]:
-    """The rounds whose files a settled training reads, ascending."""
-    return sorted(int(number) for number in note["judge_versions"])
-
-
 def _fresh(project: Project, number: int, parent: Policy) -> tuple[list[Group], int]:
     """Groups that no training before ``number`` took, in row order, and the last round considered."""
     if not project.config.synchronizer.dynamic:
         snapshot = snapshot_of(project.store, number, parent.name) if len(project.policies) > 1 else None
         return groups_of(project.store, number, snapshot), number
-    store, before = project.store, selection_note(project.store, number - 1) or {}
+    store, before = project.store, read(project.store, number - 1).selection()
     left = pending_rows_by_round(store, before)
-    taken = _taken(project, number, {int(n) for n in before.get("left", ())})
+    taken = _taken(project, number, set(before.left if before else ()))
     groups = [group for n in sorted(left) for group in groups_of(store, n) if group.key not in taken]
-    return groups, max([before.get("landed", 0), *left])
+    return groups, max([before.landed if before else 0, *left])
 
 
 def _taken(project: Project, number: int, rounds: set[int]) -> set[tuple[int, str]]:
     """Groups of ``rounds`` that trainings before ``number`` took."""
     taken: set[tuple[int, str]] = set()
     for training in range(number - 1, 0, -1):
-        note = selection_note(project.store, training)
-        if not rounds or note is None or note["landed"] < min(rounds):
+        selection = read(project.store, training).selection()
+        if not rounds or selection is None or selection.landed < min(rounds):
             break
         rows = read_selection(project.store, training, ["round", "group_id"]).to_pylist()
         taken |= {(row["round"], row["group_id"]) for row in rows if row["round"] in rounds}
@@ -141,31 +139,34 @@ def _taken(project: Project, number: int, rounds: set[int]) -> set[tuple[int, st
 
 def _describe(
     project: Project, chosen: Choice, rows: list[dict[str, Any]], parent: Policy, landed: int
-) -> dict[str, Any]:
-    """The content of the note, for readers and for the plan."""
+) -> RowSelection:
+    """The selection for the round's record, with what the plan and people read."""
     left: dict[int, int] = {}
     for group in chosen.left:
         left[group.round] = left.get(group.round, 0) + len(group.kept)
     versions = [row["policy_version"] for row in rows if row["use"] in (FRESH, REPLAY)]
     lag = [parent.policy_version - version for version in versions]
-    return {
-        "rows": {use: sum(row["use"] == use for row in rows) for use in (FRESH, REPLAY, FILTERED, STALE)},
-        "fresh_rounds": sorted({row["round"] for row in rows if row["use"] != REPLAY}),
-        "judge_versions": {str(row["round"]): row["judge_version"] for row in rows},
-        "parent_version": parent.policy_version,
-        "policy_versions": [min(versions), max(versions)] if versions else [],
-        "staleness_mean": sum(lag) / len(lag) if lag else 0.0,
-        "staleness_max": max(lag, default=0),
-        "steps": project.batches.epochs * math.ceil(len(versions) / project.batches.train_batch_size),
-        "landed": landed,
-        "left": {str(number): count for number, count in left.items()},
-        "last": landed >= project.rounds_budget and not left,
-    }
+    return RowSelection(
+        rows={use: sum(row["use"] == use for row in rows) for use in (FRESH, REPLAY, FILTERED, STALE)},
+        judge_versions={row["round"]: row["judge_version"] for row in rows},
+        fresh_rounds=sorted({row["round"] for row in rows if row["use"] != REPLAY}),
+        parent_version=parent.policy_version,
+        policy_versions=[min(versions), max(versions)] if versions else [],
+        staleness_mean=sum(lag) / len(lag) if lag else 0.0,
+        staleness_max=max(lag, default=0),
+        steps=project.batches.epochs * math.ceil(len(versions) / project.batches.train_batch_size),
+        landed=landed,
+        left=left,
+        last=landed >= project.rounds_budget and not left,
+        settled_at=time.time(),
+    )
 
 
-def _still_valid(project: Project, number: int, note: dict[str, Any], policy: str) -> bool:
-    """Whether the selection file is unchanged and no round that the selection reuses rows of was retired since."""
-    file, fresh = selection_file(project.store, number, policy), set(note["fresh_rounds"])
-    if not file.is_file() or digest_file(file) != note["sha256"]:
+def _still_valid(project: Project, number: int, known: RowSelection, policy: str) -> bool:
+    """Whether the selection's file and the rows that it takes are still there and unchanged."""
+    store, file = project.store, selection_file(project.store, number, policy)
+    if not file.is_file() or digest_file(file) != known.sha256:
         return False
-    return not any(project.store.ledger(n).read().retired for n in rounds_of(note) if n not in fresh)
+    if known.digest is not None and known.digest != store.digest(number):
+        return False
+    return not any(store.ledger(n).read().retired for n in known.rounds if n not in known.fresh_rounds)

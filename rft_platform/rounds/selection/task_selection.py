@@ -15,8 +15,8 @@ from rft_platform.judging.execution.columns import experiences_of
 from rft_platform.judging.execution.experience_pipeline import Pipeline
 from rft_platform.judging.execution.judge_rollouts import judge_tasksets, usage_of
 from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
-from rft_platform.rounds.project.notes import SNAPSHOT
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import TaskBatches, read
 from rft_platform.rounds.setup.algorithm import pipeline_of
 from rft_platform.rounds.setup.side_engines import auxiliaries_for_judges
 from rft_platform.rounds.setup.taskset_binding import judges_of
@@ -85,22 +85,19 @@ class TaskSelection:
         statistics.update({f"{key}{suffix}": value for key, value in chosen.statistics.items()})
         return [tasks[index] for index in chosen.indices]
 
-    def as_dict(self) -> dict[str, Any]:
-        """For the note: selectors, numbers of batches in earlier rounds and in this one, tasks per batch, statistics.
-
-        ``tasksets`` has for each taskset the tasks that it gave in this round and its epochs up to the round's end.
-        """
+    def taken(self) -> TaskBatches:
+        """The batches that ``next`` has returned, for the round's record."""
         names = dict.fromkeys(name for found in self._statistics for name in found)
         values = {name: [found[name] for found in self._statistics if name in found] for name in names}
         selectors = [taskset.task_selector.selector_type for taskset in self._project.tasksets.values()]
-        return {
-            "selector": ", ".join(dict.fromkeys(selectors)),
-            "first_batch": self._first,
-            "batches": len(self._taken),
-            "statistics": {name: sum(found) / len(found) for name, found in values.items()},
-            "tasks": self._taken,
-            "tasksets": {name: self._progress(entry, name) for entry, name in enumerate(self._project.tasksets)},
-        }
+        return TaskBatches(
+            selector=", ".join(dict.fromkeys(selectors)),
+            first_batch=self._first,
+            batches=len(self._taken),
+            statistics={name: sum(found) / len(found) for name, found in values.items()},
+            tasks=self._taken,
+            tasksets={name: self._progress(entry, name) for entry, name in enumerate(self._project.tasksets)},
+        )
 
     def _progress(self, entry: int, name: str) -> dict[str, float]:
         size = self._project.batches.batch_size
@@ -124,15 +121,13 @@ def mixture_of(project: Project) -> Mixture:
 
 def batches_before(project: Project, round_number: int) -> int:
     """Number of task batches taken before a round; dynamic sampling may take several per round."""
-    own, last = (
-        (project.store.read_note(number, "explore") or {}).get("task_selection")
-        for number in (round_number, round_number - 1)
-    )
+    rounds = (read(project.store, number).explored for number in (round_number, round_number - 1))
+    own, last = (None if explored is None else explored.task_selection for explored in rounds)
     if own is not None:  # this round was explored before: keep its number even if the previous round changed
-        return int(own["first_batch"])
+        return own.first_batch
     if last is None:
         return (round_number - 1) * project.config.synchronizer.batches_a_round
-    return int(last["first_batch"]) + int(last["batches"])
+    return last.first_batch + last.batches
 
 
 def check_selector(project: Project) -> None:
@@ -185,8 +180,8 @@ class _StoredHistory:
 
 def _explored_with(store: ExperienceStore, round_number: int) -> int:
     """The round of the policy that a round explored with."""
-    snapshot = store.read_note(round_number, SNAPSHOT)
-    return round_number - 1 if snapshot is None else int(snapshot["round"])
+    snapshot = read(store, round_number).snapshot()
+    return round_number - 1 if snapshot is None else snapshot.round
 
 
 class SignalCount:
@@ -227,7 +222,7 @@ class SignalCount:
         return self._found >= self._wanted
 
     def as_dict(self) -> dict[str, Any]:
-        """For the note: groups wanted, groups sampled, groups with signal; empty without dynamic sampling."""
+        """For the report: groups wanted, groups sampled, groups with signal; empty without dynamic sampling."""
         if self.max_batches == 1:
             return {}
         found = {"groups_wanted": self._wanted, "groups_sampled": self._sampled, "groups_with_signal": self._found}

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from rft_platform.common.errors import StorageError, UserError
-from rft_platform.common.policy_names import policy_column
 from rft_platform.common.user_code import load_object
 from rft_platform.config.schema.buffer import ReplayBuffer
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.selections import TRAINED_ON, read_selection
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.selection.pending_rows import newest, selection_note
+from rft_platform.rounds.project.record import Policy, read
+from rft_platform.rounds.selection.pending_rows import newest
 
 #: Arguments: the policy version that sampled a group, its number of uses, and ``priority_fn_args.decay``.
 Priority = Callable[..., float]
@@ -103,16 +103,16 @@ def _version_before(project: Project, number: int) -> int:
     before = published(project.store, number - 1)
     if before is not None:
         return before.policy_version
-    note = selection_note(project.store, number - 1) or {}
-    return int(note.get("parent_version", 0)) + int(note.get("steps", 0))
+    running = read(project.store, number - 1).selection()
+    return 0 if running is None else running.parent_version + running.steps
 
 
 def _trainings(project: Project, before: int) -> Iterator[tuple[int, float]]:
     """The number of each training before ``before`` with a recorded row selection, and the time of the record."""
     for number in range(1, min(before, newest(project.store) + 1)):
-        note = selection_note(project.store, number)
-        if note is not None:
-            yield number, note["settled_at"]
+        selection = read(project.store, number).selection()
+        if selection is not None:
+            yield number, selection.settled_at
 
 
 def groups_of(store: ExperienceStore, number: int, snapshot: Policy | None = None) -> list[Group]:
@@ -122,16 +122,16 @@ def groups_of(store: ExperienceStore, number: int, snapshot: Policy | None = Non
 
     Raises StorageError if the round is not explored and judged.
     """
-    explored, judge_version = store.read_note(number, "explore"), store.judge_version(number)
+    explored, judge_version = read(store, number).explored, store.judge_version(number)
     if explored is None or judge_version is None:
-        key = round_key(number)
-        raise StorageError(f"{key} has no judged experiences to train on: launch explore_job for {key}")
+        key, job = round_key(number), "explore_job" if explored is None else "judge_job"
+        raise StorageError(f"{key} has no judgement in force to train on: launch {job} for {key}")
     rows = store.read_judged(number, judge_version, columns=["row_id", "group_id", "dropped_by"]).to_pylist()
-    version = explored["policy_version"]
+    version = explored.policy_version
     if snapshot is not None:
-        version, column = snapshot.policy_version, policy_column(snapshot.name)
+        version = snapshot.policy_version
         called = store.read_rollouts(number, columns=["row_id", "policy"]).to_pylist()
-        own = {row["row_id"] for row in called if row["policy"] == column}
+        own = {row["row_id"] for row in called if row["policy"] == snapshot.name}
         rows = [row for row in rows if row["row_id"] in own]
     kept: dict[str, list[str]] = {}
     filtered: dict[str, list[str]] = {}

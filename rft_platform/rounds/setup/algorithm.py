@@ -12,7 +12,7 @@ from rft_platform.algorithms.plugins import import_plugins, plugins_digest
 from rft_platform.algorithms.presets import Preset
 from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.errors import UserError
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.config.training_specs import optimizer_spec
@@ -83,7 +83,7 @@ def _std_threshold(chosen: Preset) -> float | None:
     return chosen.advantage_args.get(option) if option else None
 
 
-def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str = FIRST_POLICY) -> str | None:
+def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str = DEFAULT_POLICY) -> str | None:
     """The starting policy's folder if the algorithm needs a reference model; otherwise None."""
     always = project.settings.algorithm.reference == "always"
     needed = always or algorithm.beta or algorithm.kl_penalty is not None

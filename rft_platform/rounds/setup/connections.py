@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import database_file
 from rft_platform.config.gpu_placement import POLICY_ENGINE, engine_gpus, gpu_count, place, visible_devices
@@ -233,7 +233,7 @@ def _registry(
 def base_model_folder(project: Project) -> Path:
     """The folder of the base model: a local folder, a download from the hub, or a model of the registry."""
     unread = published(project.store, 0) is None  # training starts from version 0 once that is published
-    return start_folder(project, FIRST_POLICY, verify=unread)
+    return start_folder(project, DEFAULT_POLICY, verify=unread)
 
 
 def model_folder(project: Project, name: str, key: str, *, verify: bool = True) -> Path:

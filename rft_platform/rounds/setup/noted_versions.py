@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rft_platform.common.policy_names import FIRST_POLICY, stored_name
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.sqlite_files import database_file
 from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.models import DIGEST_TAG, NotedVersion, lost
 from rft_platform.model_registry.sqlite_reader import read_versions
-from rft_platform.rounds.project.notes import POLICY
-from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class RegisteredPolicy:
     rounds: tuple[int, ...]  # ascending; the first round trained the policy
 
 
-def registered_policies(store: ExperienceStore, name: str = FIRST_POLICY) -> list[RegisteredPolicy]:
+def registered_policies(store: ExperienceStore, name: str = DEFAULT_POLICY) -> list[RegisteredPolicy]:
     """The registered versions of a policy that the notes name, in training order."""
     rounds: dict[str, list[int]] = {}
     found: dict[str, Policy] = {}
@@ -50,7 +50,7 @@ def local_uri(home: Home) -> str:
     return f"sqlite:///{home.mlflow / 'mlflow.db'}"
 
 
-def newest_noted(store: ExperienceStore, name: str = FIRST_POLICY) -> NotedVersion | None:
+def newest_noted(store: ExperienceStore, name: str = DEFAULT_POLICY) -> NotedVersion | None:
     """The version of the newest registered policy; None if nothing is registered yet. Reads only the newest notes."""
     return next(_noted(store, name), None)
 
@@ -59,7 +59,7 @@ def _noted(store: ExperienceStore, name: str) -> Iterator[NotedVersion]:
     for number in reversed(store.rounds()):
         policy = published(store, number, name)
         if policy is not None and policy.model_version is not None:
-            note = store.round_folder(number) / f"{stored_name(POLICY, name)}.json"
+            note = read(store, number).file(Policy, name)
             yield NotedVersion(int(policy.model_version), policy.weights_digest, note)
 
 

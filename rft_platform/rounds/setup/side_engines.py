@@ -15,8 +15,9 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.judging.execution.judge_rollouts import TasksetJudge
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
 from rft_platform.rollout.workflows.chat_models import framework_models
-from rft_platform.rounds.project.policy import Policy, deploy
+from rft_platform.rounds.project.policy import deploy
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy
 from rft_platform.rounds.project.repair import repair_on_failure
 from rft_platform.rounds.setup.connections import connect_policies, engine_spec, model_folder, start_engine
 

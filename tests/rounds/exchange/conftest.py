@@ -13,9 +13,9 @@ from rft_platform.driver.start import write_config
 from rft_platform.inference.canary import Canary
 from rft_platform.rounds.exchange.records import EXCHANGE_KEY
 from rft_platform.rounds.exchange.shared_place import SharedPlace, shared_place
-from rft_platform.rounds.project.notes import EVALUATION, JUDGE
-from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
 from rft_platform.training.checkpoint.manifest import describe_files
 
 
@@ -78,7 +78,7 @@ def train(project: Project, number: int, *, promoted: bool = True) -> Policy:
     canary = Canary([[1, 2, number]], [[-0.5, -0.25]])
     digest = digest_weights(folder)
     policy = Policy(str(folder), number, digest, number, canary, model_version=str(number))
-    project.store.write_note(number, JUDGE, {"mean_reward": 0.25, "examples": "secret"})
+    write(project.store, number, Judged(mean_reward=0.25, figures={"examples": "secret"}))
     publish(project.store, policy)
-    project.store.write_note(number, EVALUATION, {"promoted": promoted, "results": []})
+    write(project.store, number, RoundEvaluation(promoted=promoted))
     return policy

@@ -15,7 +15,7 @@ from rft_platform.rounds.exchange.records import EXCHANGE_KEY, MOST_BYTES, Owner
 from rft_platform.rounds.maintenance.forget import forget
 from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import released_policy
+from rft_platform.rounds.releases.servable_versions import released_policy
 from tests.rounds.exchange.conftest import DIGEST, KEY, host, place_of, train
 
 Change = Callable[[dict[str, Any]], object]

@@ -11,10 +11,10 @@ from rft_platform.driver.preflight import check_may_start
 from rft_platform.rounds.exchange.following import VersionFollower, followed_home
 from rft_platform.rounds.exchange.publication import VersionPublisher
 from rft_platform.rounds.maintenance.forget import forget
-from rft_platform.rounds.project.notes import JUDGE
-from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import released_policy, servable_versions
+from rft_platform.rounds.project.record import Judged, Policy, read
+from rft_platform.rounds.releases.servable_versions import released_policy, servable_versions
 from rft_platform.rounds.selection.production_rows import database_url
 from tests.rounds.exchange.conftest import DIGEST, host, place_of, train
 
@@ -43,7 +43,7 @@ def test_a_serving_host_takes_the_versions_of_the_training_host(
     copied = Path(taken.folder).is_relative_to(serving.home.root)
     assert copied == ("://" in str(serving.config.checkpoint_root_dir))
     assert not copied or not (Path(taken.folder) / "trainer_state").exists()
-    assert serving.store.read_note(1, JUDGE) == {"mean_reward": 0.25}
+    assert read(serving.store, 1).judged == Judged(mean_reward=0.25)
     assert followed_home(serving.home) == place_of(serving).url and followed_home(training.home) is None
 
 

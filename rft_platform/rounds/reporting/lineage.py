@@ -2,27 +2,123 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import DamagedError, RegistryLostError, UserError
-from rft_platform.common.files import digest_file, read_json
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.files import digest_file
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.model_registry.manifests import OTHER_SAMPLING, Manifest, all_manifests, chain, descendants
 from rft_platform.model_registry.sqlite_reader import model_name, read_versions
-from rft_platform.model_registry.traces import (
-    CheckpointRef,
-    CheckpointTrace,
-    RowFile,
-    RowJudgement,
-    RowTrace,
-    TrainingTrace,
-)
 
 if TYPE_CHECKING:
     from rft_platform.experience.file_ledger import FileEntry
     from rft_platform.experience.store import ExperienceStore
     from rft_platform.model_registry.models import ModelRegistry, RegisteredModel
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRef:
+    """A checkpoint, with its model version and aliases in the registry."""
+
+    checkpoint: str
+    policy_version: int
+    round: int | None
+    model_version: int | None = None
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """A Parquet file that a training read."""
+
+    path: str
+    sha256: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTrace:
+    """One training of the chain: its parent, its rows and its checkpoint."""
+
+    result: CheckpointRef
+    weights_digest: str
+    parent: str
+    parent_version: int
+    data_digest: str | None
+    data_unchanged: bool | None  # whether the data still has ``data_digest``; None: unknown, e.g. after a new judgement
+    judge_version: str | None
+    config_digest: str | None
+    code_version: str | None
+    dagster_run_id: str | None
+    rollouts: tuple[RowFile, ...] = ()
+    judged: RowFile | None = None
+    rows_trained: int = 0  # rows of the judgement, selection or dataset that no filter and no trainer left out
+    rows_dropped: int = 0  # judged rows that a filter dropped, together with their reward
+    rows_masked: int = 0  # judged rows that a filter dropped, but whose reward counts in its group
+    rows_left_out: dict[str, int] = field(default_factory=dict)  # rows that the trainer left out, by reason
+    dataset: RowFile | None = None  # dataset of an offline training
+    selection: RowFile | None = None  # lists the rows, if they are not exactly those of the training's round
+    judge_name: str | None = None  # None: the training read several rounds, or the note was lost
+    retired: str = ""  # text about rollouts that were removed on purpose
+    more: dict[str, Any] = field(default_factory=dict)  # other entries of the lineage
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTrace:
+    """All trainings behind one checkpoint, newest first, down to the base model."""
+
+    trainings: tuple[TrainingTrace, ...]
+    base_model: str
+    complete: bool  # False if the manifest of an ancestor is gone, so that the chain ends early
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the trace as plain JSON values, with totals over the chain."""
+        every = self.trainings
+        return {
+            **asdict(self),
+            "rounds": [t.result.round for t in every if t.result.round is not None],
+            "rows_trained": sum(t.rows_trained for t in every),
+            "dagster_run_ids": [t.dagster_run_id for t in every if t.dagster_run_id],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RowJudgement:
+    """The judgement of a row by one judge version."""
+
+    judge_version: str
+    reward: float | None  # None: the judgement of the run failed
+    advantage: float
+    dropped_by: str | None
+    in_force: bool
+    masked: bool = False  # dropped, but the reward counts in its group
+
+
+@dataclass(frozen=True, slots=True)
+class RowTrace:
+    """Origin of a row, and the checkpoints trained on it. A retired row has only the fields of its judgements."""
+
+    row_id: str
+    round: int
+    run_id: str
+    group_id: str
+    step: int
+    task_id: str | None
+    taskset: str | None
+    policy: str | None  # name of the called policy; None: the first policy
+    policy_version: int | None  # version of the policy that sampled the row
+    engine: str | None
+    judgements: tuple[RowJudgement, ...]
+    trained: tuple[CheckpointRef, ...]  # the checkpoints whose training read the row
+    descendants: tuple[CheckpointRef, ...]  # all later checkpoints that descend from those
+    retired: str = ""  # text about its round's rollouts, if they were removed on purpose
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the trace as plain JSON values."""
+        return asdict(self)
+
 
 LOG = logging.getLogger(__name__)
 _NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_version", "dagster_run_id", "row_selection")
@@ -32,8 +128,6 @@ _NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_versio
 _ROW = ("row_id", "round", "run_id", "group_id", "step", "task_id", "taskset", "policy", "policy_version", "engine")
 _SAMPLING = ("temperature", "top_p", "top_k")
 _Versions = Mapping[Path, tuple[int, tuple[str, ...]]]
-DATASET_NOTE = "dataset.json"  # note in a round's folder about the dataset written there
-JUDGE_NOTE = "judge"
 
 
 def trace_checkpoint(
@@ -69,12 +163,10 @@ def trace_row(
     row, judgements, retired = _find_row(row_id, store)
     other_sampling = _has_other_sampling({name: row.pop(name) for name in _SAMPLING})
     known, manifests = _versions(registry), all_manifests(checkpoints)
-    used = {judgement.judge_version for judgement in judgements if judgement.dropped_by is None}
     trained = [
         manifest
         for manifest in manifests
-        if not (other_sampling and OTHER_SAMPLING in manifest.left_out)
-        and _trained_on(manifest.lineage, row, used, store)
+        if not (other_sampling and OTHER_SAMPLING in manifest.left_out) and _trained_on(manifest.lineage, row, store)
     ]
     return RowTrace(
         **row,
@@ -93,16 +185,14 @@ def trained_with(
     return [_ref(manifest, known) for manifest in all_manifests(checkpoints) if condition(manifest.lineage)]
 
 
-def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], used: set[str], store: "ExperienceStore") -> bool:
-    """Whether a training read a row; ``used`` are the judge versions whose filters kept the row."""
+def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], store: "ExperienceStore") -> bool:
+    """Whether a training took a row."""
     from rft_platform.experience.selections import TRAINED_ON, read_selection
 
     number, settled = lineage.get("round"), lineage.get("row_selection")
-    if settled is None or number is None:
-        return number == row["round"] and lineage.get("judge_version") in used
-    if str(row["round"]) not in settled["judge_versions"]:
+    if settled is None or number is None or str(row["round"]) not in settled["judge_versions"]:
         return False
-    taken = read_selection(store, number, ["row_id", "use"], lineage.get("policy", FIRST_POLICY)).to_pylist()
+    taken = read_selection(store, number, ["row_id", "use"], lineage.get("policy", DEFAULT_POLICY)).to_pylist()
     return any(one["row_id"] == row["row_id"] and one["use"] in TRAINED_ON for one in taken)
 
 
@@ -210,43 +300,25 @@ def rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verif
     ``store`` is None for a training of another project. With ``verify`` every byte is read and compared. Raises
     ``StorageError`` with the names of damaged files.
     """
-    number, judge = lineage.get("round"), lineage.get("judge_version")
+    number = lineage.get("round")
     if store is not None and number is not None and lineage.get("dataset"):
-        return _dataset_read(lineage, store.round_folder(number), verify)
+        return _dataset_read(lineage, store, number, verify)
     if store is not None and number is not None and lineage.get("row_selection"):
         return _selection_read(lineage, store, number, verify)
-    if store is None or number is None or judge is None:  # no judge: trained on demonstrations
-        return {"data_unchanged": None}
-    contents, folder = store.ledger(number).read(), store.round_folder(number)
-    if verify:
-        store.check(number, digest=True)
-    found: dict[str, Any] = {
-        "data_unchanged": None,
-        "rollouts": tuple(_row_file(folder / name, contents.files[name]) for name in contents.rollouts()),
-        "retired": contents.retirement(store.home),
-        "judge_name": (store.read_note(number, JUDGE_NOTE) or {}).get("judge_names", {}).get(judge),
-    }
-    judged = store.judged_file(number, judge, contents=contents)
-    if judged is None:
-        return found
-    entry = contents.files[str(judged.relative_to(folder))]
-    if store.judge_version(number) == judge:
-        same = store.digest(number) == lineage.get("data_digest")
-        found["data_unchanged"] = same and not store.damaged_sizes(number, contents)
-    kept, masked = entry.kept or 0, entry.masked or 0
-    counts = {"rows_trained": kept, "rows_masked": masked, "rows_dropped": entry.rows - kept - masked}
-    return {**found, "judged": _row_file(judged, entry), **counts}
+    return {"data_unchanged": None}  # trained on demonstrations, or in another project
 
 
 def _selection_read(
     lineage: Mapping[str, Any], store: "ExperienceStore", training: int, verify: bool
 ) -> dict[str, Any]:
     """Return the fields for rows that were selected one by one: the selection file and the rollouts behind it."""
-    from rft_platform.experience.selections import TRAINED_ON, selection_file
+    from rft_platform.experience.selections import FILTERED, TRAINED_ON, selection_file
+    from rft_platform.rounds.project.record import Judged, read
 
-    settled, file = lineage["row_selection"], selection_file(store, training, lineage.get("policy", FIRST_POLICY))
+    settled, file = lineage["row_selection"], selection_file(store, training, lineage.get("policy", DEFAULT_POLICY))
     versions = {int(number): version for number, version in settled["judge_versions"].items()}
-    rollouts, retired, same = [], [], file.is_file() and digest_file(file) == settled["sha256"]
+    rollouts, retired, judgements, masked = [], [], [], 0
+    same = file.is_file() and digest_file(file) == settled["sha256"]
     if verify and not same:
         raise DamagedError(f"{file}: missing, or changed since the training (sha256 {settled['sha256'][:16]})")
     for number, version in sorted(versions.items()):
@@ -255,26 +327,41 @@ def _selection_read(
             store.check(number, digest=True)
         rollouts += [_row_file(folder / name, contents.files[name]) for name in contents.rollouts()]
         retired += [contents.retirement(store.home)] if contents.retired else []
-        there = store.judged_file(number, version, contents=contents) is not None
-        same = same and there and store.digest(number, judge_version=version) == settled["digests"][str(number)]
-        same = same and not store.damaged_sizes(number, contents)
-    rows = sum(settled["rows"][use] for use in TRAINED_ON)
+        judged = store.judged_file(number, version, contents=contents)
+        if judged is not None:
+            entry = contents.files[str(judged.relative_to(folder))]
+            judgements.append(_row_file(judged, entry))
+            masked += entry.masked or 0
+        same = (
+            same
+            and judged is not None
+            and store.digest(number, judge_version=version) == settled["digests"][str(number)]
+        )
+        same = same and judged is not None and not store.damaged_sizes(number, contents)
+    rows, filtered = sum(settled["rows"][use] for use in TRAINED_ON), settled["rows"][FILTERED]
+    names = {(read(store, n).judged or Judged()).judge_names.get(version) for n, version in versions.items()}
     return {
         "data_unchanged": same,
         "rollouts": tuple(rollouts),
         "retired": "; ".join(retired),
         "selection": RowFile(str(file), settled["sha256"], sum(settled["rows"].values())),
+        "judged": judgements[0] if len(judgements) == 1 else None,
+        "judge_name": names.pop() if len(names) == 1 else None,
         "rows_trained": rows,
+        "rows_masked": min(masked, filtered),
+        "rows_dropped": max(filtered - masked, 0),
     }
 
 
-def _dataset_read(lineage: Mapping[str, Any], folder: Path, verify: bool) -> dict[str, Any]:
-    """Return the fields for the dataset of an offline training, from its round's note and file as they are now."""
-    file, digest, note = folder / str(lineage["dataset"]), str(lineage["dataset_sha256"]), folder / DATASET_NOTE
-    known = read_json(note) if note.exists() else {}
-    if known.get("digest") != lineage.get("data_digest"):  # another project of the same name, in another folder
+def _dataset_read(lineage: Mapping[str, Any], store: "ExperienceStore", number: int, verify: bool) -> dict[str, Any]:
+    """Return the fields for the dataset of an offline training, from its round's record and file as they are now."""
+    from rft_platform.rounds.project.record import read
+
+    file, digest = store.round_folder(number) / str(lineage["dataset"]), str(lineage["dataset_sha256"])
+    known = read(store, number).dataset
+    if known is None or known.digest != lineage.get("data_digest"):  # another project of the same name elsewhere
         return {"data_unchanged": None}
-    same = file.exists() and file.stat().st_size == known["bytes"]
+    same = file.exists() and file.stat().st_size == known.bytes
     if verify and not (same and digest_file(file) == digest):
         raise DamagedError(f"{file}: missing, or changed since the training (sha256 {digest[:16]})")
     rows = int(lineage["dataset_rows"])

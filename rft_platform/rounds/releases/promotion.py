@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
@@ -9,12 +10,11 @@ from rft_platform.evaluation.comparison import Comparison, comparisons
 from rft_platform.evaluation.gate import GateDecision, gate
 from rft_platform.evaluation.results import EvaluationResult, measured_alike
 from rft_platform.model_registry.models import DIGEST_TAG, PREVIOUS_TAG
-from rft_platform.rounds.project.notes import EVALUATION
-from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, read, write
+from rft_platform.rounds.releases.servable_versions import serving_policy, withdrawn_versions
 from rft_platform.rounds.reporting.round_history import evaluation_of, evaluation_of_weights, previous_evaluation
-from rft_platform.rounds.reporting.servable_versions import serving_policy
-from rft_platform.rounds.reporting.withdrawn_versions import withdrawn_versions
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry, RegisteredModel
@@ -46,33 +46,36 @@ def _has_weights(project: Project, result: EvaluationResult, policy: Policy) -> 
 def promoted_last(project: Project) -> EvaluationResult | None:
     """The evaluation that promoted the newest champion of this project, according to the notes."""
     for number in sorted(project.store.rounds(), reverse=True):
-        if (project.store.read_note(number, EVALUATION) or {}).get("promoted"):
-            return evaluation_of(project.store, number)
+        evaluated = read(project.store, number).evaluated
+        if evaluated is not None and evaluated.promoted:
+            return evaluated.first
     return None
 
 
 def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
     """Make the champion's predecessor the champion again, and return it.
 
-    The evaluation notes that promoted the champion are changed first, for two reasons: a lost registry is rebuilt from
-    the notes, and a call repeated after a kill goes back one version, not two. Raises UserError if there is no
+    The evaluations that promoted the champion are changed first, for two reasons: a lost registry is rebuilt from
+    them, and a call repeated after a kill goes back one version, not two. Raises UserError if there is no
     predecessor.
     """
     store, replaced = project.store, registry.last_promoted()
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for number in store.rounds():
-        policy, note = published(store, number), store.read_note(number, EVALUATION) or {}
-        if note.get("promoted") and policy is not None and policy.model_version == str(replaced.version):
-            store.write_note(number, EVALUATION, {**note, "promoted": False, "rolled_back_at": now})
+        policy, evaluated = published(store, number), read(store, number).evaluated
+        if evaluated is None or not evaluated.promoted or policy is None:
+            continue
+        if policy.model_version == str(replaced.version):
+            write(store, number, replace(evaluated, promoted=False, rolled_back_at=now))
     return registry.rollback()
 
 
 def promote_version(project: Project, registry: "ModelRegistry", policy_version: int, reason: str) -> "RegisteredModel":
     """Make an evaluated version the champion without the gate, and return it.
 
-    The note of its evaluation is changed first: a lost registry is rebuilt from the notes. Raises UserError for a
-    version that does not exist or was not evaluated, and for one older than the champion: the notes list promotions in
-    the order of the rounds.
+    Its evaluation is changed first: a lost registry is rebuilt from the records. Raises UserError for a
+    version that does not exist or was not evaluated, and for one older than the champion: the records list promotions
+    in the order of the rounds.
     """
     store = project.store
     policies = [policy for number in store.rounds() if (policy := published(store, number)) and policy.model_version]
@@ -86,14 +89,13 @@ def promote_version(project: Project, registry: "ModelRegistry", policy_version:
             f"policy version {policy_version} (model version {version}) is older than the champion (model version "
             f"{champion.version}): go back with `rft models rollback`"
         )
-    note = store.read_note(found.round, EVALUATION) or {}
-    if not note.get("results"):
+    evaluated = read(store, found.round).evaluated
+    if evaluated is None or not evaluated.results:
         raise UserError(
             f"policy version {policy_version} was not evaluated: run `rft eval --round {found.round}` first, then "
             "promote it"
         )
-    kept = {name: value for name, value in note.items() if name != "rolled_back_at"}
-    store.write_note(found.round, EVALUATION, {**kept, "promoted": True, "promoted_because": reason})
+    write(store, found.round, replace(evaluated, promoted=True, promoted_because=reason, rolled_back_at=None))
     registry.promote(version)
     return registry.resolve(f"models:/{registry.model_name}/{version}")
 
@@ -101,7 +103,7 @@ def promote_version(project: Project, registry: "ModelRegistry", policy_version:
 def _champion_before(project: Project, registry: "ModelRegistry", policy: Policy) -> "RegisteredModel | None":
     """The champion that the policy has to beat.
 
-    If a process promoted the policy and was killed before it wrote the evaluation's note, the policy is the champion
+    If a process promoted the policy and was killed before it recorded the evaluation, the policy is the champion
     already. The repeated evaluation then compares it with its predecessor, as the killed one did.
     """
     champion = registry.champion()
@@ -110,7 +112,7 @@ def _champion_before(project: Project, registry: "ModelRegistry", policy: Policy
     store = project.store
     earlier = (published(store, number, policy.name) for number in store.rounds() if number < policy.round)
     trained_nothing = any(other is not None and other.weights_digest == policy.weights_digest for other in earlier)
-    if trained_nothing or store.has_note(policy.round, EVALUATION):
+    if trained_nothing or read(store, policy.round).has(RoundEvaluation):
         return champion
     before = champion.tags.get(PREVIOUS_TAG)
     return next((version for version in registry.versions() if str(version.version) == str(before)), None)
@@ -169,10 +171,10 @@ def _best_before(
     metric, best, store = project.config.evaluation.gate.metric, measured, project.store
     withdrawn = withdrawn_versions(project)
     for number in store.rounds():
-        note, other = store.read_note(number, EVALUATION) or {}, published(store, number)
+        evaluated, other = read(store, number).evaluated, published(store, number)
         if number >= policy.round or other is None or other.policy_version in withdrawn:
             continue
-        found = evaluation_of(store, number) if number == 0 or note.get("promoted") else None
+        found = evaluated.first if evaluated is not None and (number == 0 or evaluated.promoted) else None
         if found is not None and measured_alike(result, found) and _value(found, metric) > _value(best, metric):
             best = found
     return best

@@ -9,28 +9,27 @@ import logging
 from pathlib import Path
 
 from rft_platform.common.digests import lacks_state
-from rft_platform.common.policy_names import FIRST_POLICY
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.notes import EVALUATION, START
-from rft_platform.rounds.project.policy import Policy, parent_of, published, started_again
+from rft_platform.rounds.project.policy import parent_of, published, started_again
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import is_released, serving_policy
-from rft_platform.rounds.reporting.withdrawn_versions import withdrawn_versions
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, Start, read, write
+from rft_platform.rounds.releases.servable_versions import is_released, serving_policy, withdrawn_versions
 from rft_platform.serving.rules.alerts import AFTER_REFUSALS
 
 LOG = logging.getLogger(__name__)
 
 
-def settle_start(project: Project, round_number: int, name: str = FIRST_POLICY) -> Policy:
-    """The policy that a round's training starts from. An earlier one than that of the round before is noted.
+def settle_start(project: Project, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
+    """The policy that a round's training starts from. An earlier one than that of the round before is recorded.
 
-    The note is written once, before the round trains: a training that is repeated after a crash starts from the same
+    This is decided once, before the round trains: a training that is repeated after a crash starts from the same
     weights with the same optimiser state, even if another version was promoted meanwhile.
     """
     store = project.store
-    open_round = published(store, round_number) is None and not store.has_note(round_number, START)
-    if name == FIRST_POLICY and open_round and project.config.restarts_after_refusal:
+    open_round = published(store, round_number) is None and not read(store, round_number).has(Start)
+    if name == DEFAULT_POLICY and open_round and project.config.restarts_after_refusal:
         _start_again(project, round_number)
     return parent_of(store, round_number, name)
 
@@ -45,8 +44,8 @@ def refused_in_a_row(project: Project, last_round: int) -> dict[int, tuple[Polic
     found: dict[int, tuple[Policy, str]] = {}
     for number in range(last_round, 0, -1):
         policy = published(store, number)
-        evaluated = store.read_note(number, EVALUATION)
-        passed = None if evaluated is None else evaluated["gate_passed"]
+        evaluated = read(store, number).evaluated
+        passed = None if evaluated is None else evaluated.gate_passed
         if policy is not None and policy.policy_version in withdrawn:
             found[number] = (policy, withdrawn[policy.policy_version])
         elif passed is False and policy is not None:
@@ -59,7 +58,7 @@ def refused_in_a_row(project: Project, last_round: int) -> dict[int, tuple[Polic
 def newest_refused(project: Project) -> list[Policy]:
     """The policies of ``refused_in_a_row`` up to the newest round that has ended."""
     store = project.store
-    last = max((number for number in store.rounds() if store.has_note(number, EVALUATION)), default=0)
+    last = max((number for number in store.rounds() if read(store, number).has(RoundEvaluation)), default=0)
     return [policy for policy, _ in refused_in_a_row(project, last).values()]
 
 
@@ -73,32 +72,28 @@ def refusal_hint(project: Project) -> str | None:
 def describe_start(store: ExperienceStore, round_number: int) -> str | None:
     """Why a round's training did not start from the version before; None if it did."""
     start = started_again(store, round_number)
-    if not start:
+    if start is None:
         return None
-    fresh = " with a fresh optimiser (its state was not saved)" if start["fresh_optimizer"] else ""
-    count = f" ({len(start['refused'])} in a row)" if len(start["refused"]) > 1 else ""
-    return f"started again from version {start['policy_version']}{fresh}, because {start['reason']}{count}"
+    fresh = " with a fresh optimiser (its state was not saved)" if start.fresh_optimizer else ""
+    count = f" ({len(start.refused)} in a row)" if len(start.refused) > 1 else ""
+    return f"started again from version {start.policy_version}{fresh}, because {start.reason}{count}"
 
 
 def _start_again(project: Project, round_number: int) -> None:
-    """If the policy of the round before was refused and an earlier one serves, note that one as the start."""
+    """If the policy of the round before was refused and an earlier one serves, record that one as the start."""
     store, refused = project.store, refused_in_a_row(project, round_number - 1)
     serving = serving_policy(project) if refused else None
     newest, reason = next(iter(refused.values()), (None, ""))
     if serving is None or newest is None or serving.weights_digest == newest.weights_digest:
         return
-    fresh = serving.policy_version > 0 and lacks_state(Path(serving.folder))
-    store.write_note(
-        round_number,
-        START,
-        {
-            "round": serving.round,
-            "policy_version": serving.policy_version,
-            "refused": sorted(policy.policy_version for policy, _ in refused.values() if policy.round > serving.round),
-            "reason": reason,
-            "fresh_optimizer": fresh,
-        },
+    start = Start(
+        round=serving.round,
+        policy_version=serving.policy_version,
+        refused=sorted(policy.policy_version for policy, _ in refused.values() if policy.round > serving.round),
+        reason=reason,
+        fresh_optimizer=serving.policy_version > 0 and lacks_state(Path(serving.folder)),
     )
+    write(store, round_number, start)
     LOG.warning("%s: the training %s", round_key(round_number), describe_start(store, round_number))
     if hint := refusal_hint(project):
         LOG.warning("%s", hint)
