@@ -12,8 +12,8 @@ import openai
 import psutil
 import pytest
 
+from rft_platform.cluster.local.leases import read_lease
 from rft_platform.common.errors import EngineError, UserError
-from rft_platform.common.processes.lease import read_lease
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.launch.launcher import LEASE_FILE

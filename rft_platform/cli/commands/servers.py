@@ -8,8 +8,8 @@ import typer
 from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT
 
 if TYPE_CHECKING:
+    from rft_platform.cluster.local.supervisor import Server
     from rft_platform.config.home import Home
-    from rft_platform.servers.supervise import Server
 
 
 def ui(
@@ -65,10 +65,9 @@ def ui(
 
 def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: str | None) -> None:
     """Keep ``servers`` running until Ctrl-C; ``sensors_of`` is the Dagster interface whose sensors are turned on."""
-    from rft_platform.common.processes.signals import terminable
+    from rft_platform.cluster.local.supervisor import serving, wait_for_end
+    from rft_platform.cluster.this_process import terminable
     from rft_platform.driver.console import notes, output, print_link
-    from rft_platform.servers.leases import leases_of
-    from rft_platform.servers.supervise import serving, wait_for_end
     from rft_platform.servers.ui_servers import start_sensors
     from rft_platform.web_guard.token import access_token
 
@@ -87,7 +86,7 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
             wait_for_end(children, lambda line: notes().print(line, markup=False, soft_wrap=True))
     except KeyboardInterrupt:
         console.print("stopped")
-        alive = [held.path.stem for held in leases_of(home) if held.alive]
+        alive = [service.name for service in home.cluster.running()]
         if alive:
             console.print(
                 f"{' and '.join(alive)} keep running until their idle time-out; `rft stop` ends them", markup=False
@@ -107,9 +106,9 @@ def metrics(
 
     Scrapers send `Authorization: Bearer TOKEN`; the token is RFT_WEB_TOKEN, or else the content of RFT_HOME/web_token.
     """
+    from rft_platform.cluster.local.supervisor import end_with_supervisor
+    from rft_platform.cluster.this_process import terminable
     from rft_platform.common.errors import UserError
-    from rft_platform.common.processes.parent import end_with_supervisor
-    from rft_platform.common.processes.signals import terminable
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output
     from rft_platform.driver.run import use_home
@@ -140,7 +139,7 @@ def view(
     ] = "127.0.0.1",
 ) -> None:
     """Serve pages over the stored experiences until Ctrl-C: search runs, read them token by token, compare policies."""
-    from rft_platform.common.processes.signals import terminable
+    from rft_platform.cluster.this_process import terminable
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output, print_link
     from rft_platform.driver.run import use_home
@@ -167,15 +166,16 @@ def view(
 def stop() -> None:
     """Stop this project's policy engine and trainer. Nothing is lost: interrupted work is repeated."""
     from rft_platform.config.home import Home
-    from rft_platform.servers import leases
 
     home = Home.from_environment()
-    leases.wait_for_starts(home)
-    leased = leases.leases_of(home)
-    for one in leased:
-        alive = leases.stop(one)
-        typer.echo(f"{one.lease.kind} (pid {one.lease.pid}): {'stopped' if alive else 'had already ended'}")
-    strays = leases.stop_strays(home)
+    cluster = home.cluster
+    # beside the trainer: only engines are restarted in the background
+    cluster.wait_for_starts("engine*", "auxiliary-*", "policy-*")
+    leased = cluster.leases()
+    for name, lease in leased.items():
+        ran = cluster.stop(name, 10.0, generation=lease.generation)
+        typer.echo(f"{lease.kind} (pid {lease.pid}): {'stopped' if ran else 'had already ended'}")
+    strays = cluster.stop_strays()
     for pid in strays:
         typer.echo(f"process without a lease (pid {pid}): stopped")
     if not leased and not strays:

@@ -53,11 +53,15 @@ def connect_engine(project: Project) -> PolicyEngine:
 
     With ``engine_num`` above 1 the engine is a pool of that many replicas; replicas beyond that number are stopped.
     """
-    from rft_platform.inference.launch.pool_start import end_surplus, find_or_start_pool
+    from rft_platform.inference.launch.launcher import STOP_TIMEOUT_S, replica_name
+    from rft_platform.inference.launch.pool_start import find_or_start_pool
 
     explorer, folder = project.config.explorer, base_model_folder(project)
     count = explorer.rollout_model.engine_num
-    end_surplus(project.home.leases, count)
+    wanted = {replica_name(number) for number in range(count)}
+    for surplus in project.home.cluster.running(f"{POLICY_ENGINE}-*"):  # an earlier configuration may have started it
+        if surplus.name not in wanted:
+            project.home.cluster.stop(surplus.name, STOP_TIMEOUT_S)
     if count == 1:
         return connect_replica(project, folder)
     return find_or_start_pool(count, lambda number: connect_replica(project, folder, number), explorer.engines_per_gpu)
@@ -77,9 +81,7 @@ def start_engine(project: Project, name: str, folder: Path, spec: "EngineSpec", 
     alone = name == POLICY_ENGINE and config.explorer.rollout_model.engine_num == 1
     on_gpu = config.engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
     gpus = engine_devices(engine_gpus(config)[name, replica]) if on_gpu and not alone else None
-    return find_or_start_engine(
-        folder, project.home.leases, project.home.logs, spec, name=name, replica=replica, gpus=gpus
-    )
+    return find_or_start_engine(folder, project.home.cluster, spec, name=name, replica=replica, gpus=gpus)
 
 
 def connect_policies(project: Project) -> dict[str, "EngineClient"]:
@@ -185,26 +187,12 @@ def connect_trainer(project: Project) -> "TrainerClient":
 
 def trainer_client(project: Project) -> "TrainerClient":
     """A client of the project's trainer group, whether the group is running or not."""
-    from rft_platform.training.launch import TrainerSpec, configured_layout, configured_rendezvous
+    from rft_platform.training.launch import configured_service
     from rft_platform.training.service.trainer_client import TrainerClient
 
-    settings, home = project.config.trainer, project.home
     own = place(project.config, gpu_count()).trainer
-    return TrainerClient(
-        TrainerSpec(
-            home.leases,
-            home.logs,
-            nproc=settings.nproc,
-            threads=settings.threads,
-            dtype=settings.dtype,
-            device="auto",
-            idle_timeout_s=settings.idle_timeout_s,
-            layout=configured_layout(project.config, project.memory),
-            rendezvous=configured_rendezvous(project.config),
-            gpus=None if own is None else visible_devices(own),
-            heartbeat_timeout_s=settings.heartbeat_timeout_s,
-        )
-    )
+    service = configured_service(project.config, project.memory, None if own is None else visible_devices(own))
+    return TrainerClient(project.home.cluster, service, project.config.trainer.heartbeat_timeout_s)
 
 
 def connect_registry(project: Project, tracking_uri: str | None = None, *, check: bool = True) -> "ModelRegistry":
