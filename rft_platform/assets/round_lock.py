@@ -160,7 +160,7 @@ def cancel_work(project: ProjectResource, resources: Sequence[Any]) -> None:
             if cluster.running("trainer"):
                 with suppress(RftError):
                     resource.connect().cancel()
-        elif isinstance(resource, EngineResource) and cluster.running("engine*"):
+        elif isinstance(resource, EngineResource) and (cluster.running("engine*") or project.open().config.engine.urls):
             with suppress(RftError):
                 _abort_requests(resource.connect())
             for further in cluster.running("policy-*"):

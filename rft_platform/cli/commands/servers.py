@@ -1,4 +1,7 @@
-"""``rft ui``, ``rft view``, ``rft metrics``: serve pages and metrics of a project. ``rft stop``: end its processes."""
+"""``rft ui``, ``rft view``, ``rft metrics``, ``rft engine``: serve pages, metrics and the engine of a project.
+
+``rft stop`` ends its processes.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -161,6 +164,51 @@ def view(
     except KeyboardInterrupt:
         pass
     output().print("stopped")
+
+
+def engine(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")],
+    token_env: Annotated[
+        str, typer.Option("--token-env", help="Environment variable with the engine's token, of 16 characters or more.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The project's YAML file; default: the project in RFT_HOME.")
+    ] = None,
+    replica: Annotated[int, typer.Option(min=0, help="Number of this replica, if the project has several.")] = 0,
+) -> None:
+    """Serve the policy engine of a project in the foreground, for a project elsewhere that names it in engine.urls.
+
+    The server answers to the name of this host; RFT_WEB_HOSTS names further ones.
+    """
+    import os
+    import socket
+    from dataclasses import replace
+
+    from rft_platform.cluster.local.service_process import TOKEN_VARIABLE
+    from rft_platform.common.errors import UserError
+    from rft_platform.config.home import Home
+    from rft_platform.config.load import load_config, load_config_of
+    from rft_platform.driver.run import use_home
+    from rft_platform.inference.launch.launcher import engine_service
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.setup.connections import base_model_folder, policy_spec
+    from rft_platform.web_guard.checks import HOSTS_VARIABLE
+
+    if len(token := os.environ.get(token_env, "")) < 16:
+        raise UserError(f"--token-env {token_env}: expected a token of at least 16 characters in this variable")
+    home = Home.from_environment()
+    use_home(home)
+    project = Project(home, load_config(config) if config is not None else load_config_of(home))
+    service = engine_service(base_model_folder(project), policy_spec(project, replica), f"served-{port}")
+    hosts = os.environ.get(HOSTS_VARIABLE, ",".join({host, socket.gethostname(), socket.getfqdn()}))
+    typer.echo(f"engine     http://{host}:{port}")
+    home.cluster.become(
+        replace(
+            service, host=host, port=port, idle_timeout_s=None,
+            env={**service.env, TOKEN_VARIABLE: token, HOSTS_VARIABLE: hosts},
+        )
+    )  # fmt: skip
 
 
 def stop() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import psutil
@@ -146,16 +147,26 @@ class LocalCluster:
             remove_lease(path, lease.pid)
         return None
 
-    def _start(self, path: Path, service: Service) -> Lease:
-        end_strays(path, service.grace_s)  # of a starter that was killed before the lease was written
+    def become(self, service: Service) -> NoReturn:
+        """Replace this process by the service, which then prints to this terminal and gets this process's signals."""
+        command = command_of(service)
+        with locked(self.lease_file(service.name)):
+            env = self._environment(service)
+        os.execvpe(command[0], command, env)
+
+    def _environment(self, service: Service) -> dict[str, str]:
+        """The environment of the next generation of a service. The caller holds the start lock."""
+        path = self.lease_file(service.name)
         counter = path.with_suffix(".generation")
         generation = 1 + (int(text) if counter.exists() and (text := counter.read_text().strip()).isdigit() else 0)
         write_text(counter, str(generation))
-        log, paths = self.log_file(service.name), {}
-        if service.python != sys.executable:
-            paths = {"PYTHONPATH": path_of_package(self.logs)}
-        env = {**os.environ, **paths, **service_environment(service, path, generation)}
-        process = start_detached(command_of(service), log, env)
+        paths = {"PYTHONPATH": path_of_package(self.logs)} if service.python != sys.executable else {}
+        return {**os.environ, **paths, **service_environment(service, path, generation)}
+
+    def _start(self, path: Path, service: Service) -> Lease:
+        end_strays(path, service.grace_s)  # of a starter that was killed before the lease was written
+        log = self.log_file(service.name)
+        process = start_detached(command_of(service), log, self._environment(service))
         try:
             return wait_for_lease(path, process, service.start_timeout_s, log)
         except StartError:

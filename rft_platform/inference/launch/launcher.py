@@ -10,10 +10,11 @@ from typing import Any, Literal
 from rft_platform.cluster.interface import Bundle, Cluster, Service, StartError
 from rft_platform.cluster.local.service_process import EXIT_USER_ERROR
 from rft_platform.common.errors import EngineError, UserError
-from rft_platform.common.files import digest_file, digest_json, read_json
+from rft_platform.common.files import digest_json, read_json
 from rft_platform.config.gpu_placement import POLICY_ENGINE
 from rft_platform.inference.client import HEARTBEAT_TIMEOUT_S, EngineClient
 from rft_platform.inference.serving.chat_template import load_template
+from rft_platform.inference.serving.weight_files import model_digest
 from rft_platform.inference.vllm_engine.server_settings import VllmOptions
 from rft_platform.inference.vllm_engine.versions import installed_in, required_in
 
@@ -99,13 +100,11 @@ def engine_service(model_path: Path, spec: EngineSpec, name: str, gpus: str | No
     else:
         python = sys.executable
         engine |= {"device": spec.device, "max_batch_tokens": spec.max_batch_tokens}
-    files = sorted([*folder.glob("*.json"), *folder.glob("*.jinja")])
-    names = {file.name: digest_file(file) for file in files if not file.name.endswith(".index.json")}
     return Service(
         name,
         PACKAGES[kind],
         (json.dumps({"model_path": str(folder), "engine": engine}),),
-        digest=digest_json([kind, python, str(folder), names, engine]),
+        digest=digest_json([kind, python, str(folder), model_digest(folder), engine]),
         python=python,
         env={"TOKENIZERS_PARALLELISM": "false"},
         bundle=Bundle(spec.threads, gpus),

@@ -1,12 +1,13 @@
 """Connections of a project to its engine, its trainer group and its registry; missing processes are started."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import EngineError, UserError
 from rft_platform.common.policy_names import FIRST_POLICY
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import database_file
@@ -68,7 +69,11 @@ def connect_engine(project: Project) -> PolicyEngine:
 
 
 def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineClient":
-    """Find or start one engine process of the project, for the base model in ``folder``."""
+    """Find or start one engine process of the project, for the base model in ``folder``; or find it in ``urls``."""
+    if urls := project.config.engine.urls:
+        from rft_platform.inference.launch.external import external_engine
+
+        return external_engine(urls[number], engine_token(project.config), folder)
     return start_engine(project, POLICY_ENGINE, folder, policy_spec(project, number), number)
 
 
@@ -170,12 +175,28 @@ def _vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int, gpu
 
 def check_engines(project: Project) -> None:
     """Raise UserError if the engine of the policy or of an auxiliary model could not start on this machine."""
+    from rft_platform.inference.launch.external import external_engine
     from rft_platform.inference.launch.launcher import check_engine
 
-    check_engine(policy_spec(project))
+    config, folder = project.config, Path(project.config.model.model_path)
+    for url in config.engine.urls:
+        try:
+            external_engine(url, engine_token(config), folder if folder.is_dir() else None).close()
+        except EngineError as error:
+            raise UserError(f"{error}; start it with `rft engine`, or correct engine.urls") from error
+    if not config.engine.urls:
+        check_engine(policy_spec(project))
     for entry in project.config.explorer.auxiliary_models:
         if not entry.base_url:
             check_engine(engine_spec(project.config, entry))
+
+
+def engine_token(config: "RftConfig") -> str:
+    """The token of the engines that somebody else runs. Raises UserError if its environment variable is not set."""
+    name = config.engine.token_env or ""
+    if not (token := os.environ.get(name, "")):
+        raise UserError(f"engine.token_env {name}: this environment variable is not set; set it to the engines' token")
+    return token
 
 
 def connect_trainer(project: Project) -> "TrainerClient":
