@@ -66,7 +66,7 @@ def make_project(work: Path, offset: int, rounds: int) -> Path:
 
 def run(work: Path, offset: int, rounds: int, interval_s: int, deadline_s: float) -> dict[str, Any]:
     """Close the rounds unattended; returns the timeline and what it comes to."""
-    from rft_platform.common.processes.spawn import free_port
+    from rft_platform.cluster.local.processes import free_port
 
     home = make_project(work, offset, rounds)
     env = {

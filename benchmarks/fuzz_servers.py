@@ -142,6 +142,7 @@ def main() -> int:
     if given.serve_gateway:
         serve_gateway(*given.serve_gateway)
         return 0
+    from rft_platform.config.home import Home
     from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
     from rft_platform.recipes.arithmetic.model import build_model
 
@@ -149,9 +150,7 @@ def main() -> int:
         home = Path(work)
         model = build_model(home / "tiny")
         settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": MAX_MODEL_LEN}
-        with find_or_start_engine(
-            model, home / "leases", home / "logs", EngineSpec(kind="transformers", **settings)
-        ) as engine:
+        with find_or_start_engine(model, Home(home).cluster, EngineSpec(kind="transformers", **settings)) as engine:
             gateway = Gateway(engine.base_url, engine.api_key, engine.status().model_path)
             try:
                 result = asyncio.run(fuzz(engine, gateway, given))

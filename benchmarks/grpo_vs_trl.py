@@ -113,7 +113,7 @@ def _processor_seconds(home: Any) -> float:
     """Processor seconds so far of this process, the engine and the trainer."""
     import psutil
 
-    from rft_platform.common.processes.lease import read_lease
+    from rft_platform.cluster.local.leases import read_lease
 
     total = time.process_time()
     for name in ("engine", "trainer"):

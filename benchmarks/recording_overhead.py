@@ -134,6 +134,7 @@ def real_answers(url: str, key: str, model: str) -> list[dict[str, Any]]:
 @contextmanager
 def running_engine(kind: str, work: Path) -> Iterator[Any]:
     """The embedded engine with the tiny model, or vLLM on a GPU with random weights of 0.6 billion parameters."""
+    from rft_platform.config.home import Home
     from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
     from rft_platform.recipes.arithmetic.model import build_model
 
@@ -145,7 +146,7 @@ def running_engine(kind: str, work: Path) -> Iterator[Any]:
     else:
         model = build_model(work / "model")
         settings = {"dtype": "float32", "device": "cpu"}
-    with find_or_start_engine(model, work / "leases", work / "logs", EngineSpec(**settings)) as engine:
+    with find_or_start_engine(model, Home(work).cluster, EngineSpec(**settings)) as engine:
         try:
             yield engine
         finally:

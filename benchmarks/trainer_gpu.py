@@ -25,6 +25,7 @@ from shape_model import build_shape_model
 
 from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.common.errors import TrainerError
+from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.training.protocol import Layout, StepEvent, TrainRequest
@@ -112,7 +113,11 @@ def measure(
     """Train with one variant; medians leave out the first step, which compiles and warms up."""
     home = work / variant.name
     client = find_or_start_trainer(
-        home / "leases", home / "logs", nproc=variant.ranks, device=device, dtype="bfloat16", layout=variant.layout
+        Home(home).cluster,
+        nproc=variant.ranks,
+        device=device,
+        dtype="bfloat16",
+        layout=variant.layout,
     )
     try:
         wanted = replace(request, output=str(home / "checkpoints"), save_interval=variant.save_interval)

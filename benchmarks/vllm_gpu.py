@@ -20,6 +20,7 @@ from shape_model import build_shape_model
 from transformers import AutoModelForCausalLM
 
 from rft_platform.common.errors import WeightMismatchError
+from rft_platform.config.home import Home
 from rft_platform.inference.canary import Canary, check_canary, mean_difference, update_checked
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
@@ -73,8 +74,7 @@ def engine(given: Any, model: Path, name: str, options: VllmOptions, note: Calla
     begin = time.perf_counter()
     client = find_or_start_engine(
         model,
-        given.work / name / "leases",
-        given.work / name / "logs",
+        Home(given.work / name).cluster,
         EngineSpec(kind="vllm", dtype="bfloat16", max_model_len=4096, python=given.python, vllm=options),
         start_timeout_s=240,
     )

@@ -16,9 +16,9 @@ from chaos.records import summary
 from chaos.schedule import check_targets
 from chaos.scratch import make_scratch
 from rft_platform.cli.exits import exit_codes
+from rft_platform.cluster.this_process import terminable
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import write_json
-from rft_platform.common.processes.signals import terminable
 from rft_platform.driver.console import notes, output
 from rft_platform.driver.preflight import refuse_bad_target
 

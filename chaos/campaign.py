@@ -18,8 +18,8 @@ from chaos.records import Outcome
 from chaos.schedule import Kill, Mode, schedule, shares, targets_of
 from chaos.scratch import EVALUATE_EVERY, Scratch
 from chaos.supervisor import ProjectRunner
+from rft_platform.cluster.this_process import undisturbed
 from rft_platform.common.errors import RftError
-from rft_platform.common.processes.signals import undisturbed
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import RoundEvaluation, read
 

@@ -12,14 +12,14 @@ from chaos.io_faults import IoFaults
 from chaos.records import Ended
 from chaos.schedule import Mode
 from chaos.scratch import Scratch
-from rft_platform.common.processes.spawn import free_port
+from rft_platform.cluster.local.processes import free_port
+from rft_platform.cluster.local.supervisor import Children, Server, serving
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
 from rft_platform.rounds.planning.state import Plan
 from rft_platform.rounds.project.project import Project
-from rft_platform.servers.supervise import Children, Server, serving
 from rft_platform.servers.ui_servers import start_sensors, ui_servers
 from rft_platform.web_guard.token import access_token
 
@@ -126,7 +126,9 @@ class DaemonMode:
             **({} if self._faults is None else self._faults.environment_with_file()),
         )
         servers = ui_servers(self.home, port, mlflow_port, daemon=True)
-        return [replace(server, env={**server.env, **own}) for server in servers]
+        return [
+            replace(server, service=replace(server.service, env={**server.service.env, **own})) for server in servers
+        ]
 
     def _relaunch(self) -> bool:
         return _relaunch_last_failed(self._instance, self._url, access_token(self.home.web_token))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from rft_platform.common.processes.lease import find_process
+from rft_platform.cluster.local.processes import find_process
 from rft_platform.config.home import Home
 
 #: Role and the words of its command line; the first match wins.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from chaos.process_table import processes_with_role
 from chaos.schedule import Point
+from rft_platform.cluster.local.leases import read_lease
 from rft_platform.common.files import is_temporary
-from rft_platform.common.processes.lease import read_lease
 from rft_platform.config.home import Home
 from rft_platform.experience.file_names import round_key, round_number
 

@@ -14,7 +14,6 @@ from chaos.records import Ended, Injection
 from chaos.schedule import Mode
 from rft_platform.common.errors import RftError
 from rft_platform.config.home import Home
-from rft_platform.servers.leases import leases_of, stop, stop_strays
 
 MAINTAIN_S = 0.1
 _NOT_NEEDED_BY_ROUNDS = (
@@ -75,9 +74,7 @@ def ending_servers(home: Home) -> Iterator[None]:
     try:
         yield
     finally:
-        for lease in leases_of(home):
-            stop(lease)
-        stop_strays(home)
+        home.cluster.stop_all()
 
 
 class Supervisor:

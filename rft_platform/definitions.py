@@ -1,12 +1,11 @@
 """Dagster's ``Definitions`` of the project in RFT_HOME: the code location that ``workspace.yaml`` names."""
 
 import logging
-import multiprocessing
 
 import dagster as dg
 
+from rft_platform.cluster.this_process import is_multiprocessing_child, keep_imports
 from rft_platform.common.errors import RftError
-from rft_platform.common.processes.gc_control import keep_imports
 from rft_platform.common.user_code import drop_safe_path
 from rft_platform.config.home import Home
 from rft_platform.project_definitions import all_definitions, stored_definitions
@@ -29,6 +28,6 @@ def _of_home() -> dg.Definitions:
 # The engine and trainer processes do the heavy work. A process for each step would only add seconds to a round.
 defs = dg.Definitions.merge(_of_home(), dg.Definitions(executor=dg.in_process_executor))
 
-if multiprocessing.parent_process() is not None:  # a process of a Dagster run, which has loaded no user code yet
+if is_multiprocessing_child():  # a process of a Dagster run, which has loaded no user code yet
     keep_imports()
     drop_safe_path()

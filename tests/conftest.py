@@ -21,7 +21,8 @@ import pytest
 from hypothesis import settings
 
 from chaos.syscall_faults import build_library
-from rft_platform.common.processes.spawn import free_port
+from rft_platform.cluster.local.processes import free_port
+from rft_platform.config.home import Home
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.recipes.arithmetic.model import build_model
 
@@ -150,7 +151,7 @@ def policy_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
     home = tmp_path_factory.mktemp("engine")
     spec = EngineSpec(dtype="float32", device="cpu", idle_timeout_s=7200.0)  # a session may not need it for long
-    with find_or_start_engine(tiny_model, home / "leases", home / "logs", spec) as engine:
+    with find_or_start_engine(tiny_model, Home(home).cluster, spec) as engine:
         yield engine
         engine.shutdown()
 

@@ -6,21 +6,20 @@ from chaos.invariants.context import Finding
 from chaos.process_table import processes_of
 from rft_platform.common.files import is_temporary
 from rft_platform.config.home import Home
-from rft_platform.servers.leases import leases_of
 
 _SERVERS = ("engine", "trainer")
 
 
 def servers_hold_their_leases(home: Home) -> Iterator[Finding]:
     """While the project is open: every engine and trainer has a lease, and every lease has a running process."""
-    held = leases_of(home)
-    owners = {lease.lease.pid for lease in held} | {lease.lease.details.get("launcher") for lease in held}
+    held = home.cluster.leases()
+    owners = {lease.pid for lease in held.values()} | {lease.details.get("launcher") for lease in held.values()}
     for member in processes_of(home):
         if member.role in _SERVERS and member.pid not in owners and member.parent not in owners:
             yield Finding(f"{member} runs without a lease: nobody will find it, or end it")
-    for lease in held:
+    for name, lease in held.items():
         if not lease.alive:
-            yield Finding(f"{lease.path.name} names pid {lease.lease.pid}, which does not run any more")
+            yield Finding(f"{name}.json names pid {lease.pid}, which does not run any more")
 
 
 def no_process_is_left(home: Home) -> Iterator[Finding]:
@@ -31,8 +30,8 @@ def no_process_is_left(home: Home) -> Iterator[Finding]:
 
 def no_lease_is_left(home: Home) -> Iterator[Finding]:
     """After the end: no lease file is left."""
-    for lease in leases_of(home):
-        yield Finding(f"{lease.path} is still there")
+    for name in home.cluster.leases():
+        yield Finding(f"{home.cluster.lease_file(name)} is still there")
 
 
 def nothing_is_half_written(home: Home) -> Iterator[Finding]:

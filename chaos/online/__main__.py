@@ -11,9 +11,9 @@ import typer
 from chaos.online.campaign import MOST_FAULTS, Campaign
 from chaos.online.served import ServedCampaign
 from rft_platform.cli.exits import exit_codes
+from rft_platform.cluster.this_process import terminable
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import write_json
-from rft_platform.common.processes.signals import terminable
 from rft_platform.driver.console import notes, output
 from rft_platform.driver.preflight import refuse_bad_target
 from rft_platform.recipes.arithmetic.model import build_model

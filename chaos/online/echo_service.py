@@ -15,7 +15,7 @@ from pathlib import Path
 import uvicorn
 
 from chaos.online import echo_engine
-from rft_platform.common.processes.gc_control import keep_imports
+from rft_platform.cluster.this_process import keep_imports
 from rft_platform.inference.interface import EngineStatus, SamplingParams
 from rft_platform.inference.serving.http_server import ConnectionLimits, server_config
 from rft_platform.rollout.recording.clients import RecordingClients

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 import dagster as dg
 
+from rft_platform.cluster.local.locks import try_lock
 from rft_platform.common.errors import RftError, TransientError, UserError
-from rft_platform.common.locks import try_lock
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.resources.project import EngineResource, ProjectResource, TrainerResource
@@ -152,23 +152,20 @@ def cancel_work_of(thread: threading.Thread) -> None:
 
 def cancel_work(project: ProjectResource, resources: Sequence[Any]) -> None:
     """Cancel the running training and requests, if the asset uses the trainer or the engine."""
-    from rft_platform.common.processes.lease import is_alive, read_lease
     from rft_platform.inference.client import EngineClient
 
-    leases = Home(Path(project.home).absolute()).leases
+    cluster = Home(Path(project.home).absolute()).cluster
     for resource in resources:
         if isinstance(resource, TrainerResource):
-            lease = read_lease(leases / "trainer.json")
-            if lease is not None and is_alive(lease):
+            if cluster.running("trainer"):
                 with suppress(RftError):
                     resource.connect().cancel()
-        elif isinstance(resource, EngineResource) and any(map(_lease_is_alive, leases.glob("engine*.json"))):
+        elif isinstance(resource, EngineResource) and (cluster.running("engine*") or project.open().config.engine.urls):
             with suppress(RftError):
                 _abort_requests(resource.connect())
-            for further in filter(None, map(read_lease, sorted(leases.glob("policy-*.json")))):
-                if is_alive(further):
-                    with suppress(RftError), EngineClient(further) as engine:
-                        _abort_requests(engine)
+            for further in cluster.running("policy-*"):
+                with suppress(RftError), EngineClient(further, cluster) as engine:
+                    _abort_requests(engine)
 
 
 def _abort_requests(engine: PolicyEngine) -> None:
@@ -176,13 +173,6 @@ def _abort_requests(engine: PolicyEngine) -> None:
     engine.pause("abort")
     if not in_canary_check:
         engine.resume()
-
-
-def _lease_is_alive(lease_file: Path) -> bool:
-    from rft_platform.common.processes.lease import is_alive, read_lease
-
-    lease = read_lease(lease_file)
-    return lease is not None and is_alive(lease)
 
 
 def _resources_to_clean(context: dg.AssetExecutionContext, resources: Sequence[Any]) -> list[Any]:

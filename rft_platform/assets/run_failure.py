@@ -14,11 +14,11 @@ import dagster as dg
 
 from rft_platform.assets.common import round_of
 from rft_platform.assets.round_lock import exclusive_round
+from rft_platform.cluster.local.log_files import bound_logs_now_and_then
+from rft_platform.cluster.this_process import is_interrupted
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
-from rft_platform.common.processes.signals import is_interrupted
 from rft_platform.config.home import Home
-from rft_platform.observability.log_rotation import bound_logs_now_and_then
 from rft_platform.observability.logs import phase_context
 from rft_platform.resources.project import ProjectResource
 

@@ -16,7 +16,7 @@ from rft_platform.cli.commands.online import forget, serve
 from rft_platform.cli.commands.releases import models
 from rft_platform.cli.commands.rounds import rounds
 from rft_platform.cli.commands.run import run
-from rft_platform.cli.commands.servers import metrics, stop, ui, view
+from rft_platform.cli.commands.servers import engine, metrics, stop, ui, view
 from rft_platform.cli.commands.store import store
 from rft_platform.cli.commands.trace import trace
 from rft_platform.cli.commands.tune import tune
@@ -104,6 +104,7 @@ app.add_typer(store, name="store")
 app.add_typer(models, name="models")
 app.command()(view)
 app.command()(metrics)
+app.command()(engine)
 app.command()(stop)
 
 

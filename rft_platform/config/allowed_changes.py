@@ -70,6 +70,8 @@ FREE = (
     "engine.heartbeat_timeout_s",
     "engine.threads",
     "engine.python",
+    "engine.urls",
+    "engine.token_env",
     "engine.kv_cache_gb",
     "explorer.engines_per_gpu",
     "evaluation",

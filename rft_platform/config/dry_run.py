@@ -156,7 +156,10 @@ def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessP
         serving = config.explorer.rollout_model
         count = serving.engine_num * (serving.tensor_parallel_size if kind == "vllm" else 1)
         engine_device = device if config.engine.device == "auto" else config.engine.device
-        processes.append(ProcessPlan("engine", f"{kind} engine", engine_device, count))
+        if config.engine.urls:
+            processes.append(ProcessPlan("engine", ", ".join(config.engine.urls), "elsewhere", serving.engine_num))
+        else:
+            processes.append(ProcessPlan("engine", f"{kind} engine", engine_device, count))
         for policy in config.policies:
             label = f"{policy.name}, {kind} engine"
             processes.append(ProcessPlan("policy", label, engine_device, count // serving.engine_num))

@@ -79,7 +79,7 @@ def engine_gpus(config: RftConfig) -> dict[tuple[str, int], range]:
     sizes |= dict.fromkeys(
         [*((policy.lease, 0) for policy in config.policies), *((n, 0) for n in ONLINE_ENGINES)], size
     )
-    end = explorer.policy_gpus
+    end = 0 if config.engine.urls else explorer.policy_gpus
     for process, gpus in sizes.items():
         found[process] = range(end, end + gpus)
         end += gpus

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rft_platform.cluster.local.local_cluster import LocalCluster
 
 #: Umask of every process that writes below a home: no permissions for other users.
 PRIVATE_UMASK = 0o077
@@ -56,6 +60,13 @@ class Home:
     def logs(self) -> Path:
         """The folder with the log files of the project's processes."""
         return self.root / "logs"
+
+    @property
+    def cluster(self) -> "LocalCluster":
+        """What runs the project's engines and its trainer."""
+        from rft_platform.cluster.local.local_cluster import LocalCluster
+
+        return LocalCluster(self.leases, self.logs)
 
     @property
     def web_token(self) -> Path:

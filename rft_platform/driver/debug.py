@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.cluster.this_process import terminable
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.common.policy_names import DEFAULT_POLICY
-from rft_platform.common.processes.signals import terminable
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, read_settings
 from rft_platform.driver.console import notes

@@ -6,21 +6,19 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rft_platform.cluster.local.leases import naming_starter, used_leases
+from rft_platform.cluster.local.local_cluster import end_use
+from rft_platform.cluster.local.log_files import logs_bounded
+from rft_platform.cluster.this_process import importing, keep_imports, terminable, undisturbed
 from rft_platform.common.errors import RftError
-from rft_platform.common.processes.gc_control import importing, keep_imports
-from rft_platform.common.processes.signals import terminable, undisturbed
-from rft_platform.common.processes.strays import naming_starter
-from rft_platform.common.processes.usage import used_leases
 from rft_platform.common.user_code import find_working_folder
 from rft_platform.config.home import Home
 from rft_platform.driver.live import showing_progress
 from rft_platform.driver.round_lines import RoundNews
 from rft_platform.driver.run_cost import recorded_cost
 from rft_platform.jobs.driver_lock import refuse_second_driver
-from rft_platform.observability.log_rotation import logs_bounded
 from rft_platform.observability.logs import configured
 from rft_platform.observability.masked_output import masked
-from rft_platform.servers.leases import end_use
 
 if TYPE_CHECKING:
     from rich.console import Console

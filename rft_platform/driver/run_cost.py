@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rft_platform.cluster.local.local_cluster import processor_seconds
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import read_json, write_json
-from rft_platform.common.locks import locked
 from rft_platform.config.home import Home
-from rft_platform.servers.leases import leases_of, processor_seconds
 
 LOG = logging.getLogger(__name__)
 
@@ -32,14 +32,14 @@ def recorded_cost(home: Home) -> Iterator[DriveCost]:
     """Measure the block and add its cost to the ledger. Engine and trainer must still run when the block ends."""
     cost = DriveCost(time.time())
     wall, cpu = time.perf_counter(), time.process_time()
-    before = {held.identity: processor_seconds(held) for held in leases_of(home)}
+    before = {lease.identity: processor_seconds(lease) for lease in home.cluster.leases().values()}
     try:
         yield cost
     finally:
         cost.wall_s = time.perf_counter() - wall
         cost.cpu_s = time.process_time() - cpu
-        for held in leases_of(home):
-            cost.cpu_s += processor_seconds(held) - (before.get(held.identity, 0.0) if held.alive else 0.0)
+        for lease in home.cluster.leases().values():
+            cost.cpu_s += processor_seconds(lease) - (before.get(lease.identity, 0.0) if lease.alive else 0.0)
         try:
             with locked(_file(home)):  # the two halves of a project may end together
                 write_json(_file(home), [*map(asdict, drive_costs(home)), asdict(cost)])

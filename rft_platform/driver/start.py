@@ -1,8 +1,8 @@
 """Write a configuration to the project's folder, or refuse it."""
 
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
-from rft_platform.common.locks import locked
 from rft_platform.config.allowed_changes import changed_keys, check_unchanged, relocated
 from rft_platform.config.dry_run import RunPlan
 from rft_platform.config.home import Home

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import atomic_path, digest_file, read_sealed_json, write_sealed_json
-from rft_platform.common.locks import locked
 from rft_platform.common.recorded_paths import from_record
 from rft_platform.experience.file_names import batches_in, without_doubles
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import digest_file, write_json
-from rft_platform.common.locks import locked
 from rft_platform.experience.file_ledger import LEDGER, FileEntry, Ledger
 from rft_platform.experience.notes import ASIDE, free_name, move_aside
 from rft_platform.experience.parquet import footer

@@ -17,13 +17,11 @@ from types import TracebackType
 from typing import Any
 
 import httpx
-import psutil
 from pydantic_core import from_json
 
+from rft_platform.cluster.interface import Address, Cluster
 from rft_platform.common import json_codec
 from rft_platform.common.errors import EngineError, RftError, UserError, WeightMismatchError
-from rft_platform.common.processes.lease import Lease, holder
-from rft_platform.common.processes.spawn import stop_holder, wait_until_ended
 from rft_platform.inference.http_contract import api_key_of
 from rft_platform.inference.interface import Completion, EngineStatus, Generation, PauseMode, SamplingParams
 from rft_platform.observability.log_context import context_headers
@@ -31,9 +29,9 @@ from rft_platform.observability.log_context import context_headers
 CONNECT_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 30.0
 SHUTDOWN_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 10.0
 PROBE_INTERVAL_S = 10.0  # between two probes of the engine while a request runs
 HEARTBEAT_TIMEOUT_S = 120.0  # the client ends an engine that answers no probe for this long
-_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 LOG = logging.getLogger(__name__)
 
 
@@ -42,30 +40,32 @@ class EngineClient:
 
     def __init__(
         self,
-        address: Lease | str,
+        address: Address | str,
+        cluster: Cluster | None = None,
+        *,
         token: str = "",
         request_timeout_s: float = 3600.0,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
-        """``address``: the engine's lease, or its URL (``http://host:port``) with the ``token`` of its lease.
+        """``address``: that of the engine, or its URL (``http://host:port``) with its ``token``.
 
-        An engine with a lease is ended if it answers no probe for ``heartbeat_timeout_s`` during a request.
+        An engine of ``cluster`` is ended if it answers no probe for ``heartbeat_timeout_s`` during a request.
         """
-        self.heartbeat_timeout_s = heartbeat_timeout_s
-        self.lease = address if isinstance(address, Lease) else None
-        if isinstance(address, Lease):
-            token, url = address.token, f"http://{address.host}:{address.port}"
-        else:
-            url = address.rstrip("/").removesuffix("/v1")
-        self.url = url
-        self.api_key = api_key_of(token)
+        self.address = address if isinstance(address, Address) else Address("", _root(address), token)
+        self._cluster, self.heartbeat_timeout_s = cluster, heartbeat_timeout_s
+        self.api_key = api_key_of(self.address.token)
         self._http = httpx.Client(
-            base_url=f"{url}/engine",
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            base_url=f"{self.url}/engine",
+            headers={"Authorization": f"Bearer {self.address.token}"} if self.address.token else {},
             timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_TIMEOUT_S),
             trust_env=False,  # a proxy set in the environment must not get requests to the loopback interface
         )
         self._close = weakref.finalize(self, self._http.close)
+
+    @property
+    def url(self) -> str:
+        """``http://host:port``."""
+        return self.address.url
 
     @property
     def base_url(self) -> str:
@@ -123,15 +123,11 @@ class EngineClient:
         return self._post("metrics")
 
     def shutdown(self) -> None:
-        """End the server process and remove its lease; does nothing if the process has already ended."""
-        process = holder(self.lease) if self.lease else None
-        if self.lease and process is None:
-            stop_holder(self.lease)
-            return
-        self._post("shutdown")
-        if self.lease and process:
-            wait_until_ended([process], SHUTDOWN_TIMEOUT_S)
-            stop_holder(self.lease)
+        """End the engine; does nothing if it has already ended."""
+        if self._cluster is None:
+            self._post("shutdown")
+        else:
+            self._cluster.stop(self.address.name, SHUTDOWN_TIMEOUT_S, generation=self.address.generation)
 
     def close(self) -> None:
         """Close the connections; the engine keeps running."""
@@ -166,11 +162,11 @@ class EngineClient:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """End the engine if it stops answering during the block, so that the block's request fails early."""
-        if self.lease is None:  # without a lease the client cannot end the engine: only the request's time-out applies
+        if self._cluster is None:  # somebody else runs the engine: only the request's time-out applies
             yield
             return
         answered = threading.Event()
-        arguments = (self.url, self.lease, answered, self.heartbeat_timeout_s)
+        arguments = (self._cluster, self.address, answered, self.heartbeat_timeout_s)
         watch = threading.Thread(target=_end_if_silent, args=arguments, daemon=True)
         watch.start()
         try:
@@ -188,26 +184,21 @@ class EngineClient:
         return kind(f"the engine at {self.url} refuses {name} ({response.status_code}): {message}")
 
 
-def _end_if_silent(url: str, lease: Lease, answered: threading.Event, limit_s: float) -> None:
+def _end_if_silent(cluster: Cluster, address: Address, answered: threading.Event, limit_s: float) -> None:
     """Probe the engine until the request is answered; end it if it answers no probe for ``limit_s``."""
     alive_at = time.monotonic()
     while not answered.wait(PROBE_INTERVAL_S):
-        if _lives(url, lease):
+        running = cluster.find(address.name)
+        if running is None or running.generation != address.generation:
+            return  # the process has ended, so the request fails anyway
+        if cluster.answers(address):
             alive_at = time.monotonic()
         elif time.monotonic() - alive_at > limit_s:
-            LOG.warning("the engine at %s (pid %d) sent no heartbeat for %g s and is ended", url, lease.pid, limit_s)
-            stop_holder(lease)
+            pid = address.details["pid"]
+            LOG.warning("the engine at %s (pid %s) sent no heartbeat for %g s and is ended", address.url, pid, limit_s)
+            cluster.stop(address.name, STOP_TIMEOUT_S, generation=address.generation)
             return
 
 
-def _lives(url: str, lease: Lease) -> bool:
-    """Whether the server answers, with any HTTP status, and none of its processes is stopped (vLLM has several)."""
-    process = holder(lease)
-    if process is None:
-        return True  # the process has ended, so the request fails anyway
-    try:
-        stopped = [member for member in (process, *process.children(recursive=True)) if member.status() in _STOPPED]
-        httpx.get(f"{url}/health", timeout=PROBE_INTERVAL_S, trust_env=False)
-    except (httpx.HTTPError, psutil.NoSuchProcess):
-        return False
-    return not stopped
+def _root(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")

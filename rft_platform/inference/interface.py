@@ -73,6 +73,7 @@ class EngineStatus:
     cpu_seconds: float  # processor time of the server since its start
     capabilities: list[str] = field(default_factory=list)
     weights_path: str = ""  # folder of the current weights
+    model_digest: str = ""  # of configuration, tokenizer and templates in ``model_path``
 
 
 class PolicyEngine(Protocol):

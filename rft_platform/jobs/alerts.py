@@ -18,10 +18,10 @@ import dagster as dg
 
 from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, fault_of
 from rft_platform.cluster.child import Program
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
 from rft_platform.common.fault_classification import described
 from rft_platform.common.files import write_json
-from rft_platform.common.locks import locked
 from rft_platform.common.redaction import redact
 from rft_platform.config.home import Home
 from rft_platform.jobs.sensor_interval import sensor_interval_s

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from rft_platform.assets.round_lock import cancel_work_of, release_rounds
+from rft_platform.cluster.this_process import interrupt
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
-from rft_platform.common.processes.signals import interrupt
 from rft_platform.jobs.alerts import alert_run_failed
 from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckFailedError
 from rft_platform.jobs.dagster_internals.run_workers import driver_tags

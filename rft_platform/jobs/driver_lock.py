@@ -6,8 +6,8 @@ A project has one driver, or two at the same time, one for each half: one of mod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from rft_platform.cluster.local.locks import is_locked, locked
 from rft_platform.common.errors import TransientError, UserError
-from rft_platform.common.locks import is_locked, locked
 from rft_platform.config.home import Home
 from rft_platform.jobs.singleton_lock import refuse_if_held, singleton_lock
 

@@ -2,8 +2,8 @@
 
 import dagster as dg
 
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
-from rft_platform.common.locks import locked
 from rft_platform.config.home import Home
 from rft_platform.jobs.dagster_internals.driver_instance import load_instance
 from rft_platform.jobs.dagster_internals.run_workers import driver_is_alive, driver_of

@@ -29,8 +29,8 @@ from rft_platform.assets.checks import (
 from rft_platform.assets.common import numbers, path
 from rft_platform.assets.experiences import judgement_version
 from rft_platform.assets.tasks import explored_count, held_out_leaks, held_out_version
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import RftError, TransientError
-from rft_platform.common.locks import locked
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckExecutionRecord, check_results
 from rft_platform.jobs.jobs import OFFLINE_ASSETS

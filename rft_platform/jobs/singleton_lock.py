@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from rft_platform.cluster.local.locks import try_lock
 from rft_platform.common.errors import UserError
-from rft_platform.common.locks import try_lock
 
 
 @contextmanager

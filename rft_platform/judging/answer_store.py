@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
-from rft_platform.common.locks import locked
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS answers (

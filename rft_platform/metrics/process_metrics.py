@@ -15,11 +15,12 @@ import dagster as dg
 import httpx
 
 from rft_platform.assets.run_failure import FAULT_TAG, fault_of
-from rft_platform.common.processes.lease import Lease, is_alive, read_lease
+from rft_platform.cluster.interface import Address
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.metrics.catalogue import Sample
+from rft_platform.training.launch import TRAINER
 from rft_platform.training.protocol import PREFIX
 
 ANSWER_S = 1.0  # time-out of each process's answer
@@ -35,11 +36,9 @@ class ProcessMetrics:
 
     def engines(self, home: Home) -> Iterator[Sample]:
         """Counters of each engine replica, of all policies, and the policy version that the replica serves."""
-        for file in sorted([*home.leases.glob("engine*.json"), *home.leases.glob("policy-*.json")]):
-            lease, labels = read_lease(file), (file.stem,)
-            if lease is None:
-                continue
-            answer = self._ask(lease, "/engine/metrics")
+        for name, lease in home.cluster.leases("engine*", "policy-*").items():
+            labels = (name,)
+            answer = self._ask(lease.address(name), "/engine/metrics") if lease.alive else None
             yield Sample("rft_engine_up", answer is not None, labels)
             if answer is None:
                 continue
@@ -52,10 +51,10 @@ class ProcessMetrics:
 
     def trainer(self, home: Home) -> Iterator[Sample]:
         """Whether the trainer answers, whether it is busy, and its processor time and memory."""
-        lease = read_lease(home.leases / "trainer.json")
+        lease = home.cluster.leases(TRAINER).get(TRAINER)
         if lease is None:
             return
-        answer = self._ask(lease, f"{PREFIX}status")
+        answer = self._ask(lease.address(TRAINER), f"{PREFIX}status") if lease.alive else None
         yield Sample("rft_trainer_up", answer is not None)
         if answer is not None:
             status: dict[str, Any] = answer.json()
@@ -63,12 +62,10 @@ class ProcessMetrics:
             yield Sample("rft_trainer_cpu_seconds_total", status["cpu_seconds"])
             yield Sample("rft_trainer_peak_rss_bytes", status["peak_rss_mb"] * 2**20)
 
-    def _ask(self, lease: Lease, path: str) -> httpx.Response | None:
-        if not is_alive(lease):
-            return None
-        url, headers = f"http://{lease.host}:{lease.port}{path}", {"Authorization": f"Bearer {lease.token}"}
+    def _ask(self, address: Address, path: str) -> httpx.Response | None:
+        headers = {"Authorization": f"Bearer {address.token}"}
         try:
-            answer = self._http.post(url, json={}, headers=headers)
+            answer = self._http.post(f"{address.url}{path}", json={}, headers=headers)
         except httpx.HTTPError:
             return None
         return answer if answer.is_success else None

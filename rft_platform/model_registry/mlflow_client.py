@@ -11,11 +11,11 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rft_platform.cluster.local.locks import MIGRATING, locked
+from rft_platform.cluster.this_process import importing
 from rft_platform.common.errors import DiskFullError, RegistryError, StorageError, UserError
 from rft_platform.common.fault_classification import is_disk_full
 from rft_platform.common.files import atomic_path
-from rft_platform.common.locks import MIGRATING, locked
-from rft_platform.common.processes.gc_control import importing
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import (
     SQLITE_URI,

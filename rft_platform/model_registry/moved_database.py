@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from rft_platform.common.locks import locked
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.recorded_paths import from_record, to_record
 
 LOG = logging.getLogger(__name__)

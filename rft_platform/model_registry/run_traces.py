@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.common.processes.gc_control import importing
+from rft_platform.cluster.this_process import importing
 from rft_platform.common.sqlite_files import compact
 from rft_platform.model_registry.mlflow_client import opening
 from rft_platform.model_registry.tracking import TrainingRun

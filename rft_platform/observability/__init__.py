@@ -6,5 +6,4 @@ Read in this order:
 - ``log_context``: ``PhaseContext``, the round, run and phase of a log line, passed on in an HTTP header.
 - ``log_formats``: text and JSON formatters.
 - ``masked_output``: standard output and error with secrets masked.
-- ``log_rotation``: rotate log files while other processes write to them.
 """

@@ -2,7 +2,7 @@
 
 ``RFT_LOG_FORMAT`` is ``human`` (default) or ``json``. ``RFT_LOG_LEVEL`` is the lowest level of the platform's own
 lines (default INFO; lines of libraries start at WARNING). Lines go to standard error, which is a file below
-``RFT_HOME/logs`` for every long-lived process; ``log_rotation.py`` bounds those files.
+``RFT_HOME/logs`` for every long-lived process; ``cluster/local/log_files.py`` bounds those files.
 """
 
 import logging

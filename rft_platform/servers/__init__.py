@@ -1,14 +1,11 @@
-"""Start, supervise and end the servers and long-lived processes of a project.
+"""The servers of a project's commands: what they are and how they are known to be ready.
 
-Read in this order:
+``cluster.local.supervisor`` starts, restarts and stops them. Read in this order:
 
 - ``ui_servers``: the servers of ``rft ui``, their readiness checks, and ``start_sensors``.
 - ``ports``: refuse taken ports before anything starts.
-- ``supervise``: ``Server``, ``serving`` and ``wait_for_end``: start, restart and stop servers together.
-- ``restarts``: when a failed server or engine is started again, and the reports of failing servers.
 - ``dagster_server``, ``mlflow_server``: Dagster's webserver and MLflow behind the web guard; ``mlflow_redirect``
   redirects MLflow links of Dagster's interface to MLflow.
-- ``leases``: find and end the processes that hold leases (engines, trainer).
 - ``online_service``: the process of ``rft serve``; ``release_controller`` deploys the versions that people or rules
   chose, and ``implicit_feedback`` rewards answers by the user's next message.
 - ``serving_alias``: keeps MLflow's alias ``serving`` on the version that serves.

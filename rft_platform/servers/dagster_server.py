@@ -10,8 +10,8 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
+from rft_platform.cluster.local.supervisor import end_with_supervisor
 from rft_platform.common.errors import RftError, UserError
-from rft_platform.common.processes.parent import end_with_supervisor
 from rft_platform.config.home import Home
 from rft_platform.servers.mlflow_redirect import MlflowRedirect
 from rft_platform.web_guard.asgi import WebGuard

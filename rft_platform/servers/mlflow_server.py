@@ -11,8 +11,8 @@ import sys
 import uuid
 from typing import Any
 
+from rft_platform.cluster.local.supervisor import end_with_supervisor
 from rft_platform.common.errors import RftError, UserError
-from rft_platform.common.processes.parent import end_with_supervisor
 from rft_platform.config.home import Home
 from rft_platform.model_registry.pages import WORKFLOW
 from rft_platform.servers.ports import MLFLOW_PORT

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import uvicorn
 
+from rft_platform.cluster.local.supervisor import end_with_supervisor
+from rft_platform.cluster.this_process import keep_imports
 from rft_platform.common.errors import RftError, UserError
-from rft_platform.common.processes.gc_control import keep_imports
-from rft_platform.common.processes.parent import end_with_supervisor
 from rft_platform.common.user_code import load_object
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import SamplingParams

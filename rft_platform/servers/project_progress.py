@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from rft_platform.cluster.local.supervisor import failing_servers
 from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import read
 from rft_platform.rounds.releases.training_start import describe_start
 from rft_platform.servers.next_launches import what_is_next
-from rft_platform.servers.restarts import failing_servers
 from rft_platform.serving.pages.routes import Progress
 
 LOG = logging.getLogger(__name__)

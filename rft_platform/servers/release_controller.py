@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from rft_platform.cluster.local.supervisor import EngineStarts
 from rft_platform.common.errors import DamagedError, EngineError, StorageError, UserError, WeightMismatchError
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.inference.pool.engine_pool import EnginePool
@@ -19,7 +20,6 @@ from rft_platform.rounds.project.record import Policy
 from rft_platform.rounds.releases.servable_versions import policy_of_version, released_policy
 from rft_platform.rounds.setup.connections import connect_engine
 from rft_platform.rounds.setup.online_engines import connect_candidate_engine, shares_engine
-from rft_platform.servers.restarts import EngineStarts
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_decisions import decide, reject
 from rft_platform.serving.release_store import Release, ReleaseStore

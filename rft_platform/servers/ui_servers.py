@@ -1,7 +1,6 @@
 """The servers of the web interface (``rft ui``), their readiness checks, and the switches of its sensors."""
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 import rft_platform
+from rft_platform.cluster.interface import Service
+from rft_platform.cluster.local.supervisor import Server, as_service
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import write_text
-from rft_platform.common.processes.parent import as_server
 from rft_platform.common.redaction import redact
 from rft_platform.common.user_code import OWN_SAFE_PATH, SAFE_PATH
 from rft_platform.config.home import Home
@@ -20,7 +20,6 @@ from rft_platform.model_registry.pages import ADDRESS, run_page
 from rft_platform.observability.logs import wants_json
 from rft_platform.servers import dagster_server, mlflow_server
 from rft_platform.servers.ports import Port
-from rft_platform.servers.supervise import Server
 from rft_platform.web_guard.sign_in import sign_in_url
 from rft_platform.web_guard.token import access_token
 
@@ -84,41 +83,31 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
     config = load_config_of(home) if home.config_file.exists() else None
     if config is not None:
         add_rounds(instance, Project.open(home))
-    python, env = [sys.executable, "-P", "-m"], _environment(home, port)
-    token, workspace = access_token(home.web_token), ["-w", str(_workspace(home))]
-    url = f"http://{_HOST}:{port}"
-    tracking_uri = _tracking_uri(home, config)
+    env, workspace = _environment(home, port), ("-w", str(_workspace(home)))
+    token, url, tracking_uri = access_token(home.web_token), f"http://{_HOST}:{port}", _tracking_uri(home, config)
     elsewhere = _runs_elsewhere(tracking_uri)
     mlflow_url = redact(tracking_uri) if elsewhere else f"http://{_HOST}:{mlflow_port}"
+    arguments = (*workspace, "-h", _HOST, "-p", str(port), *_log_format())
     servers = [
         Server(
-            name="Dagster",
-            command=[*python, dagster_server.__name__, *workspace, "-h", _HOST, "-p", str(port), *_log_format()],
-            env={ADDRESS: mlflow_url, **env},
+            Service(
+                "Dagster", dagster_server.__name__, arguments, env={ADDRESS: os.environ.get(ADDRESS, mlflow_url), **env}
+            ),
+            serves_guarded(url, dagster_server.HEALTH),
             url=sign_in_url(url, token),
             pages={"results": sign_in_url(url, token, _RESULTS)} if config is not None else {},
-            is_ready=serves_guarded(url, dagster_server.HEALTH),
             restarts=True,
         )
     ]
     if elsewhere:
-        servers.append(Server(name="MLflow", command=[], env=env, url=mlflow_url, is_ready=lambda: True))
+        servers.append(Server(Service("MLflow", ""), lambda: True, url=mlflow_url))
     else:
-        servers.append(_mlflow(home, tracking_uri, mlflow_port, python, env, token))
+        servers.append(_mlflow(home, tracking_uri, mlflow_port, env, token))
     if daemon:
-        command = [*python, *as_server("dagster-daemon", "run", *workspace, *_log_format())]
-        servers.append(
-            Server(
-                name="daemon",
-                command=command,
-                env=env,
-                is_ready=_beats(instance),
-                restarts=True,
-                leaves_work=True,
-            )
-        )
+        service = as_service("daemon", ("dagster-daemon", "run", *workspace, *_log_format()), env)
+        servers.append(Server(service, _beats(instance), restarts=True, leaves_work=True))
     if metrics_port is not None:
-        servers.append(_metrics(metrics_port, python, env))
+        servers.append(_metrics(metrics_port, env))
     return servers
 
 
@@ -127,11 +116,9 @@ def online_server(home: Home, project: "Project", port: int) -> Server:
     explorer = project.config.explorer
     listens_on, probed = explorer.listen_address, _WILDCARDS.get(explorer.listen_address, explorer.listen_address)
     return Server(
-        name="service",
-        command=[sys.executable, "-P", "-m", "rft_platform.servers.online_service"],
-        env=_environment(home, port),
+        Service("service", "rft_platform.servers.online_service", env=_environment(home, port)),
+        answers(f"{_url(probed, explorer.proxy_port)}/health", host="localhost"),
         url=f"{_url(listens_on, explorer.proxy_port)}/v1",
-        is_ready=answers(f"{_url(probed, explorer.proxy_port)}/health", host="localhost"),
         restarts=True,
     )
 
@@ -153,14 +140,12 @@ def _workspace(home: Home) -> Path:
     return file
 
 
-def _metrics(port: int, python: list[str], env: Mapping[str, str]) -> Server:
-    command, url = [*python, "rft_platform", "metrics", "--port", str(port)], f"http://{_HOST}:{port}"
+def _metrics(port: int, env: Mapping[str, str]) -> Server:
+    url = f"http://{_HOST}:{port}"
     return Server(
-        name="metrics",
-        command=command,
-        env=env,
+        Service("metrics", "rft_platform", ("metrics", "--port", str(port)), env=env),
+        serves_guarded(url, "/healthz", guarded="/metrics"),
         url=f"{url}/metrics",
-        is_ready=serves_guarded(url, "/healthz", guarded="/metrics"),
         restarts=True,
     )
 
@@ -170,18 +155,17 @@ def _log_format() -> list[str]:
     return ["--log-format", "json"] if wants_json() else []
 
 
-def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Mapping[str, str], token: str) -> Server:
+def _mlflow(home: Home, tracking_uri: str, port: int, env: Mapping[str, str], token: str) -> Server:
     from rft_platform.model_registry.mlflow_client import make_database
 
     make_database(tracking_uri)  # created here, so that a killed server leaves no incomplete database
-    folder, url = str(home.mlflow / "artifacts"), f"http://{_HOST}:{port}"
-    command = [*python, mlflow_server.__name__, "--host", _HOST, "--port", str(port), "--artifact-root", folder]
+    url = f"http://{_HOST}:{port}"
+    arguments = ("--host", _HOST, "--port", str(port), "--artifact-root", str(home.mlflow / "artifacts"))
+    own = {**env, mlflow_server.BACKEND: tracking_uri}  # not an argument: `ps` would show a password in the URI
     return Server(
-        name="MLflow",
-        command=command,
-        env={**env, mlflow_server.BACKEND: tracking_uri},  # not an argument: `ps` would show a password in the URI
+        Service("MLflow", mlflow_server.__name__, arguments, env=own),
+        serves_guarded(url, mlflow_server.HEALTH),
         url=sign_in_url(url, token) + _curves(home, tracking_uri),
-        is_ready=serves_guarded(url, mlflow_server.HEALTH),
         restarts=True,
     )
 
@@ -210,8 +194,7 @@ def _tracking_uri(home: Home, config: "RftConfig | None") -> str:
 
 def _environment(home: Home, port: int) -> dict[str, str]:
     return {
-        "RFT_UI_URL": f"http://{_HOST}:{port}",
-        **os.environ,
+        "RFT_UI_URL": os.environ.get("RFT_UI_URL", f"http://{_HOST}:{port}"),
         "RFT_HOME": str(home.root),
         "DAGSTER_HOME": str(home.dagster),
         SAFE_PATH: OWN_SAFE_PATH,

@@ -26,9 +26,9 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
+from rft_platform.cluster.local.locks import MIGRATING
 from rft_platform.common import json_codec
 from rft_platform.common.errors import StorageError, UserError
-from rft_platform.common.locks import MIGRATING
 
 LOG = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ import re
 import secrets
 from pathlib import Path
 
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import atomic_path
-from rft_platform.common.locks import locked
 from rft_platform.common.redaction import hide
 
 TOKEN_VARIABLE = "RFT_WEB_TOKEN"

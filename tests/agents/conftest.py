@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.common.files import digest_file, digest_json
+from rft_platform.config.home import Home
 from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
@@ -146,9 +147,7 @@ def agents_engine(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 
     home = tmp_path_factory.mktemp("agents-engine")
-    with find_or_start_engine(
-        pupil, home / "leases", home / "logs", EngineSpec(dtype="float32", device="cpu")
-    ) as engine:
+    with find_or_start_engine(pupil, Home(home).cluster, EngineSpec(dtype="float32", device="cpu")) as engine:
         yield engine
         engine.shutdown()
 

@@ -26,9 +26,9 @@ from chaos.invariants.context import Context, Invariant
 from chaos.records import Outcome, summary
 from chaos.schedule import TARGETS
 from chaos.scratch import Scratch
+from rft_platform.cluster.local.leases import Lease, write_lease
 from rft_platform.common.digests import MANIFEST
 from rft_platform.common.files import read_sealed_json, temporary_path, write_sealed_json
-from rft_platform.common.processes.lease import Lease, write_lease
 from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.project.policy import published

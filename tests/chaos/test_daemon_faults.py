@@ -1,5 +1,6 @@
 """A file system fault for the daemon is in force when the daemon starts."""
 
+import os
 import time
 from types import SimpleNamespace
 from typing import cast
@@ -12,8 +13,10 @@ from chaos.daemon_mode import DaemonMode
 from chaos.io_faults import IoFaults
 from chaos.scratch import Scratch
 from chaos.syscall_faults import SyscallFault
+from rft_platform.cluster.interface import Service
+from rft_platform.cluster.local.local_cluster import command_of
+from rft_platform.cluster.local.supervisor import Child, Children, Server
 from rft_platform.config.home import Home
-from rft_platform.servers.supervise import Child, Children, Server
 
 
 def test_the_daemon_restarts_with_its_fault_in_force(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,8 +27,10 @@ def test_the_daemon_restarts_with_its_fault_in_force(tmp_path, monkeypatch: pyte
     mode = DaemonMode(
         cast(Scratch, SimpleNamespace(home=lambda name: home)), faults=IoFaults(tmp_path, home.root, [fault], "daemon")
     )
-    server = Server("daemon", ["sleep", "60"], {}, is_ready=lambda: True, restarts=True)
-    first = psutil.Popen(server.command, start_new_session=True)
+    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(60)")
+    service = Service("daemon", "sleeper", env={"PYTHONPATH": str(tmp_path)})
+    server = Server(service, is_ready=lambda: True, restarts=True)
+    first = psutil.Popen(command_of(service), env={**os.environ, **service.env}, start_new_session=True)
     mode._children = children = Children()
     children.append(Child(server, first, time.monotonic(), tmp_path / "daemon.log"))
 

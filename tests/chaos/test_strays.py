@@ -7,16 +7,16 @@ from pathlib import Path
 
 import psutil
 
-from rft_platform.common.processes.lease import Lease, write_lease
-from rft_platform.common.processes.strays import (
+from rft_platform.cluster.local.leases import (
+    Lease,
     end_strays,
     lease_environment,
     leases_started_below,
     naming_starter,
     started_for,
+    write_lease,
 )
 from rft_platform.config.home import Home
-from rft_platform.servers.leases import stop_strays
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
@@ -52,4 +52,4 @@ def test_of_one_starter_only_its_own_strays_are_ended(tmp_path):
             assert end_strays(home.leases / "trainer.json", starter="another") == []
             assert end_strays(home.leases / "trainer.json", starter=starter) == [stray.pid]
         assert holder.poll() is None
-        assert stop_strays(home) == [holder.pid]
+        assert home.cluster.stop_strays() == [holder.pid]

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import Result
 
 from chaos.syscall_faults import SyscallFault, injecting, strikes
+from rft_platform.cluster.local.processes import free_port
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
-from rft_platform.common.processes.spawn import free_port
 from rft_platform.common.sqlite_files import damage_of_database, damaged_databases, databases
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config

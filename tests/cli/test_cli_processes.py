@@ -12,15 +12,14 @@ import pytest
 from typer.testing import Result
 
 from rft_platform.cli.views.doctor_checks import config_findings, package_findings, port_findings, process_findings
+from rft_platform.cluster.local.leases import Lease, lease_environment, write_lease
+from rft_platform.cluster.local.local_cluster import processor_seconds
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
-from rft_platform.common.locks import locked
-from rft_platform.common.processes.lease import Lease, write_lease
-from rft_platform.common.processes.strays import lease_environment
 from rft_platform.config.home import Home
 from rft_platform.driver.run_cost import drive_costs, launch_seconds, recorded_cost
 from rft_platform.jobs.driver_lock import driver_is_running, refuse_second_driver
-from rft_platform.servers.leases import leases_of, processor_seconds
 
 _BUSY = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ntime.sleep(600)"
 
@@ -49,7 +48,7 @@ def engine(home: Home) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_processor_time_counts_what_a_drive_used(home: Home, engine: "subprocess.Popen[str]") -> None:
-    (held,) = leases_of(home)
+    (held,) = home.cluster.leases().values()
     assert processor_seconds(held) >= 0.15
 
     with recorded_cost(home) as cost:
@@ -77,7 +76,7 @@ def test_stop_ends_the_engine_and_clears_its_lease(
 
     assert result.stdout == f"engine (pid {engine.pid}): stopped\n"
     assert not psutil.pid_exists(engine.pid)
-    assert leases_of(home) == []
+    assert not home.cluster.leases()
     assert "secret" not in result.output
     assert rft("stop").stdout == f"nothing is running for {home.root}\n"
 

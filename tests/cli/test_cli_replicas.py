@@ -14,7 +14,6 @@ from rft_platform.inference.client import EngineClient
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import connect_engine
-from rft_platform.servers.leases import leases_of, wait_for_starts
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +40,7 @@ def test_replicas_are_started_found_again_looked_at_ended_and_stopped(
     with connect_engine(project(2)) as pool, connect_engine(project(2)) as again:  # type: ignore[attr-defined]
         assert isinstance(pool, EnginePool) and isinstance(again, EnginePool)
         assert [one.url for one in pool.replicas.serving()] == [one.url for one in again.replicas.serving()]
-        assert [held.path.name for held in leases_of(home)] == ["engine-1.json", "engine.json"]
+        assert list(home.cluster.leases()) == ["engine-1", "engine"]
         findings = list(process_findings(home))
         assert [finding.state for finding in findings] == ["ok", "ok"]
         assert all("serves policy version 0" in finding.said for finding in findings)
@@ -52,8 +51,8 @@ def test_replicas_are_started_found_again_looked_at_ended_and_stopped(
     with connect_engine(project(1)) as alone:  # type: ignore[attr-defined]
         assert isinstance(alone, EngineClient), "one engine: no pool in between"
         assert alone.url == pool.replicas.serving()[0].url
-    assert [held.path.name for held in leases_of(home)] == ["engine.json"]
+    assert list(home.cluster.leases()) == ["engine"]
 
-    wait_for_starts(home)
+    home.cluster.wait_for_starts("engine*")
     assert rft("stop").stdout.count("stopped") == 1
-    assert leases_of(home) == []
+    assert not home.cluster.leases()

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ import pytest
 from typer.testing import Result
 
 from rft_platform.cli.views import doctor_checks
+from rft_platform.cluster.interface import Service
+from rft_platform.cluster.local import supervisor
+from rft_platform.cluster.local.processes import free_port, wait_until_ended
+from rft_platform.cluster.local.supervisor import Children, Server, failing_servers, serving, wait_for_end
 from rft_platform.common.errors import RftError, UserError
-from rft_platform.common.processes.spawn import free_port, wait_until_ended
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.servers import restarts, supervise
 from rft_platform.servers.ports import Port, check_ports, port_is_free
-from rft_platform.servers.restarts import failing_servers
-from rft_platform.servers.supervise import Children, Server, serving, wait_for_end
 from rft_platform.servers.ui_servers import answers, ui_ports
 
 # A server with its own child, as web servers with workers are.
@@ -36,15 +35,26 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), SimpleHTTPRequestHandler).serve_fore
 """
 
 
-def server(
-    program: str, is_ready: Callable[[], bool] = lambda: True, port: int | None = None, **options: Any
-) -> Server:
-    arguments = [] if port is None else [str(port)]
-    command = [sys.executable, "-c", program, *arguments]
-    return Server("Web", command, dict(os.environ), is_ready, **options)
+Make = Callable[..., Server]
 
 
-def test_a_server_answers_inside_and_is_gone_outside_with_all_it_started(tmp_path: Path) -> None:
+@pytest.fixture
+def server(tmp_path: Path) -> Make:
+    """``server(program)``: a server of these lines of Python."""
+
+    def make(
+        program: str, is_ready: Callable[[], bool] = lambda: True, port: int | None = None, name: str = "Web",
+        **options: Any,
+    ) -> Server:  # fmt: skip
+        (tmp_path / f"program_{name}.py").write_text(program)
+        arguments = () if port is None else (str(port),)
+        service = Service(name, f"program_{name}", arguments, env={"PYTHONPATH": str(tmp_path)})
+        return Server(service, is_ready, **options)
+
+    return make
+
+
+def test_a_server_answers_inside_and_is_gone_outside_with_all_it_started(tmp_path: Path, server: Make) -> None:
     port = free_port()
     web = server(_WITH_A_WORKER, answers(f"http://127.0.0.1:{port}"), port)
 
@@ -59,8 +69,10 @@ def test_a_server_answers_inside_and_is_gone_outside_with_all_it_started(tmp_pat
     assert port_is_free(port)
 
 
-def test_a_server_that_dies_is_named_with_the_end_of_its_log_and_the_rest_is_stopped(tmp_path: Path) -> None:
-    lasting = server("import time; time.sleep(600)")
+def test_a_server_that_dies_is_named_with_the_end_of_its_log_and_the_rest_is_stopped(
+    tmp_path: Path, server: Make
+) -> None:
+    lasting = server("import time; time.sleep(600)", name="Lasting")
     dying = server("import sys; sys.stdin.read(); print('out of luck'); sys.exit(3)")
 
     with (
@@ -72,7 +84,7 @@ def test_a_server_that_dies_is_named_with_the_end_of_its_log_and_the_rest_is_sto
     assert not any(psutil.pid_exists(child.process.pid) for child in children)
 
 
-def test_a_server_that_is_killed_while_the_others_start_is_started_again(tmp_path: Path) -> None:
+def test_a_server_that_is_killed_while_the_others_start_is_started_again(tmp_path: Path, server: Make) -> None:
     killed_once = """
 import os, pathlib, time
 first, second = pathlib.Path("FOLDER/first"), pathlib.Path("FOLDER/second")
@@ -92,7 +104,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_what_a_killed_server_leaves_behind_is_ended_too(tmp_path: Path) -> None:
+def test_what_a_killed_server_leaves_behind_is_ended_too(tmp_path: Path, server: Make) -> None:
     port = free_port()
     web = server(_WITH_A_WORKER, answers(f"http://127.0.0.1:{port}"), port)
 
@@ -138,10 +150,10 @@ def test_ports_are_checked_before_anything_starts() -> None:
 
 @pytest.mark.slow
 def test_a_server_that_ends_again_and_again_is_restarted_with_pauses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "_FIRST_WAIT_S", 2.0)
-    monkeypatch.setattr(supervise, "_STABLE_S", 1.0)
+    monkeypatch.setattr(supervisor, "_FIRST_WAIT_S", 2.0)
+    monkeypatch.setattr(supervisor, "_STABLE_S", 1.0)
     healed = tmp_path / "healed"
     program = f"""
 import pathlib, sys, time
@@ -170,7 +182,7 @@ sys.exit(3)
         reports.append(f"{[child.process.poll() for child in children]}")
         children[0].process.kill()  # not to be restarted: its end ends the watch
 
-    with serving([lasting, replace(server(program, restarts=True), name="Loop")], tmp_path) as children:
+    with serving([lasting, server(program, restarts=True, name="Loop")], tmp_path) as children:
         log = children[1].log
         ending = threading.Thread(target=end_when_healed, args=(children,))
         ending.start()
@@ -189,11 +201,11 @@ sys.exit(3)
 
 
 def test_the_waits_before_restarts_grow_to_a_minute_and_forget_old_failures() -> None:
-    assert [restarts.wait_before_restart(count) for count in (1, 3, 4, 5, 7, 8, 100)] == [0, 0, 5, 10, 40, 60, 60]
-    assert restarts.recent([0.0, 400.0, 900.0], 1000.0) == [900.0]
+    assert [supervisor.wait_before_restart(count) for count in (1, 3, 4, 5, 7, 8, 100)] == [0, 0, 5, 10, 40, 60, 60]
+    assert supervisor.recent([0.0, 400.0, 900.0], 1000.0) == [900.0]
 
 
-def test_work_that_a_dead_server_left_goes_on_until_the_end(tmp_path: Path) -> None:
+def test_work_that_a_dead_server_left_goes_on_until_the_end(tmp_path: Path, server: Make) -> None:
     started = tmp_path / "started"
     program = f"""
 import pathlib, subprocess, sys, time

@@ -13,13 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rft_platform.common.processes.spawn import wait_until_ended
-from rft_platform.servers.supervise import Server, serving
+from rft_platform.cluster.interface import Service
+from rft_platform.cluster.local.processes import wait_until_ended
+from rft_platform.cluster.local.supervisor import Server, serving
 
 #: A server with a child in its group and one in its own session, as a webserver and a daemon with a run have them.
 SERVER = """
 import os, pathlib, signal, subprocess, sys, time
-from rft_platform.common.processes.parent import end_with_supervisor
+from rft_platform.cluster.local.supervisor import end_with_supervisor
 end_with_supervisor()
 if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -34,12 +35,12 @@ time.sleep(600)
 #: A command that serves until it is interrupted.
 COMMAND = """
 import os, pathlib, sys
-from rft_platform.common.processes.signals import terminable
-from rft_platform.servers.supervise import Server, serving, wait_for_end
+from rft_platform.cluster.this_process import terminable
+from rft_platform.cluster.interface import Service
+from rft_platform.cluster.local.supervisor import Server, serving, wait_for_end
 folder, *options = sys.argv[1:]
-program = pathlib.Path(folder, "server.py")
 servers = [
-    Server(name, [sys.executable, str(program), str(pathlib.Path(folder, name)), *options], dict(os.environ),
+    Server(Service(name, "server", (str(pathlib.Path(folder, name)), *options), env={"PYTHONPATH": folder}),
            pathlib.Path(folder, name).exists)
     for name in ("web", "daemon")
 ]
@@ -54,11 +55,12 @@ except KeyboardInterrupt:
 #: A supervisor that starts a server of another package, prints its process id and waits.
 SUPERVISED = """
 import os, subprocess, sys, time
-from rft_platform.common.processes.parent import SUPERVISOR, as_server
-server = as_server("uvicorn", "--factory", "starlette.applications:Starlette", "--port", "0")
+from rft_platform.cluster.local.supervisor import SUPERVISOR, as_service
+from rft_platform.cluster.local.local_cluster import command_of
+server = as_service("web", ("uvicorn", "--factory", "starlette.applications:Starlette", "--port", "0"), {})
 environment = os.environ | {SUPERVISOR: str(os.getpid())}
 process = subprocess.Popen(
-    [sys.executable, "-P", "-m", *server], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    command_of(server), env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
 )
 print(process.pid, next(line for line in process.stderr if "running" in line), flush=True)
 time.sleep(600)
@@ -101,7 +103,8 @@ def start_in_background(folder: Path, *options: str) -> tuple[psutil.Process, li
 
 def test_a_server_ends_although_the_clock_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wall-clock time at which a process started changes with the clock of the machine."""
-    server = Server("Web", ["sleep", "600"], dict(os.environ), lambda: True)
+    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(600)")
+    server = Server(Service("Web", "sleeper", env={"PYTHONPATH": str(tmp_path)}), lambda: True)
     with serving([server], tmp_path) as children:
         booted = psutil.boot_time()
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 3600)

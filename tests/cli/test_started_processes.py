@@ -11,11 +11,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from rft_platform.common.locks import locked
-from rft_platform.common.processes.lease import read_lease
-from rft_platform.common.processes.spawn import start_detached, wait_for_lease, wait_until_ended
-from rft_platform.common.processes.strays import lease_environment, started_for
-from rft_platform.common.processes.usage import note_use, release
+from rft_platform.cluster.local.leases import lease_environment, note_use, read_lease, release, started_for
+from rft_platform.cluster.local.local_cluster import wait_for_lease
+from rft_platform.cluster.local.locks import locked
+from rft_platform.cluster.local.processes import start_detached, wait_until_ended
 from rft_platform.config.home import Home
 from rft_platform.driver.run import used_processes_end
 
@@ -24,7 +23,7 @@ SERVER = """
 import os, sys, time
 from pathlib import Path
 import psutil
-from rft_platform.common.processes.lease import Lease, write_lease
+from rft_platform.cluster.local.leases import Lease, write_lease
 if len(sys.argv) > 1:
     created = psutil.Process().create_time()
     write_lease(Path(sys.argv[1]), Lease("test", os.getpid(), created, "127.0.0.1", 1, "secret", "", created, {}))
@@ -58,7 +57,7 @@ from rft_platform.driver.run import used_processes_end
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 home = Home(Path(sys.argv[1]))
 with used_processes_end(home, Console(file=sys.stderr)):
-    with find_or_start_engine(Path(sys.argv[2]), home.leases, home.logs, EngineSpec(device="cpu")) as engine:
+    with find_or_start_engine(Path(sys.argv[2]), home.cluster, EngineSpec(device="cpu")) as engine:
         print(engine.status().pid, flush=True)
         sys.stdin.readline()
         print(engine.status().pid, flush=True)

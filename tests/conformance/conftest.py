@@ -15,6 +15,7 @@ from typing import Any
 import openai
 import pytest
 
+from rft_platform.config.home import Home
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import Generation
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
@@ -52,7 +53,7 @@ def launch(request: pytest.FixtureRequest, kind: str, model: Path, home: Path, *
     options = VllmOptions(kv_cache_gb=0.5, max_lora_rank=16, gpu_memory_utilization=0.3, enforce_eager=eager)
     where = {name: settings.pop(name) for name in ("replica",) if name in settings}
     spec = EngineSpec(**{"kind": kind, "dtype": DTYPE, "python": python, "vllm": options, **settings})
-    return find_or_start_engine(model, home / "leases", home / "logs", spec, **where)
+    return find_or_start_engine(model, Home(home).cluster, spec, **where)
 
 
 class Running:

@@ -12,11 +12,10 @@ import openai
 import psutil
 import pytest
 
+from rft_platform.cluster.local.leases import read_lease
 from rft_platform.common.errors import EngineError, UserError
-from rft_platform.common.processes.lease import read_lease
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.launch.launcher import LEASE_FILE
 
 from .conftest import DRIVERS, PROMPTS, launch
 
@@ -157,7 +156,7 @@ def test_a_lease_is_found_again_a_killed_engine_replaced_and_an_idle_one_ends(
         clients = [pool.submit(connect, idle_timeout_s=600) for _ in range(2)]
         first, second = (client.result(START_S) for client in clients)
     assert first.status().pid == second.status().pid
-    lease_file = tmp_path / "leases" / LEASE_FILE
+    lease_file = tmp_path / "leases" / "engine.json"
     assert lease_file.stat().st_mode & 0o777 == 0o600
     killed = psutil.Process(first.status().pid)
     killed.kill()

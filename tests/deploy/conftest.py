@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from rft_platform.common.processes.spawn import free_port
+from rft_platform.cluster.local.processes import free_port
 
 PASSWORD = "correct-horse-battery"
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 import yaml
 
+from rft_platform.cluster.local.processes import stop_process
 from rft_platform.common.errors import UserError
-from rft_platform.common.processes.spawn import stop_process
 from rft_platform.config.home import Home
 from rft_platform.jobs.init_dagster_home import prepare
 from rft_platform.jobs.instance import open_instance

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from rft_platform.common.processes.lease import read_lease
+from rft_platform.cluster.local.leases import read_lease
 from rft_platform.rollout.workflow import WorkflowOutput
 
 FUSES, HOME = Path(os.environ.get("RFT_TEST_FUSES", "/nowhere")), Path(os.environ.get("RFT_HOME", "/nowhere"))

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
-from rft_platform.common.processes.spawn import free_port, wait_until_ended
+from rft_platform.cluster.local.processes import free_port, wait_until_ended
 
 _REPOSITORY = 'repositoryLocationName: "rft_platform", repositoryName: "__repository__"'
 _LAUNCH = f"""

@@ -20,8 +20,8 @@ from interface import FINISHED, Ui, running_ui, stretched, wait_for
 
 import rft_platform
 from rft_platform.assets.run_failure import CAUSE_TAG
+from rft_platform.cluster.local.leases import read_lease
 from rft_platform.common.files import digest_file
-from rft_platform.common.processes.lease import read_lease
 from rft_platform.config.home import Home
 from rft_platform.jobs.dagster_internals.run_workers import RunWorkers
 from rft_platform.jobs.instance import open_instance

@@ -18,9 +18,9 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
+from rft_platform.cluster.local.leases import read_lease
+from rft_platform.cluster.local.processes import free_port, wait_until_ended
 from rft_platform.common.files import digest_file, read_json, write_sealed_json
-from rft_platform.common.processes.lease import read_lease
-from rft_platform.common.processes.spawn import free_port, wait_until_ended
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driver.start import write_config
@@ -99,9 +99,10 @@ class Faulty:
         return ExperienceStore(self.home / "rounds").read_rollouts(number)
 
     def engine(self) -> EngineClient:
-        lease = read_lease(self.home / "leases" / "engine.json")
-        assert lease is not None
-        return EngineClient(lease)
+        cluster = Home(self.home).cluster
+        address = cluster.find("engine")
+        assert address is not None
+        return EngineClient(address, cluster)
 
 
 def wait_until(condition: Any, what: str, timeout: float = 120, poll_s: float = 0.005) -> None:

@@ -9,7 +9,6 @@ import yaml
 from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.record import Explored, Policy, read
-from rft_platform.servers.leases import leases_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -61,7 +60,7 @@ def test_the_printed_agent_file_runs_with_a_critic_and_every_policy_is_measured(
     seldom = {"every": 100, "greedy": False, "sampled_n": 2}
     project = completed(make_project, "react_agent.yaml", 3, explorer={"auxiliary_models": [critic]}, evaluation=seldom)
     project.rft("run", "--config", str(project.config), "--detach-engines")
-    assert [held.path.stem for held in leases_of(Home(project.home))] == ["auxiliary-critic", "engine", "trainer"]
+    assert list(Home(project.home).cluster.leases()) == ["auxiliary-critic", "engine", "trainer"]
     rows = [row for number in (1, 2, 3) for row in rounds_of(project).rollout_rows(number)]
     assert {row.tools[0]["function"]["name"] for row in rows} == {"calculator"}
     assert {row.messages[-1]["role"] for row in rows} <= {"user", "tool"}  # no call of the critic's
@@ -85,7 +84,7 @@ def test_the_printed_agent_file_runs_with_a_critic_and_every_policy_is_measured(
     assert "auxiliary-critic" in " ".join(path.stem for path in (project.home / "logs").glob("*.log"))
     stopped = project.rft("stop").stdout
     assert stopped.count("stopped") == 3
-    assert leases_of(Home(project.home)) == []
+    assert not Home(project.home).cluster.leases()
 
 
 def bench_file(project: Any) -> Path:

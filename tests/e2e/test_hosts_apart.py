@@ -18,7 +18,7 @@ import psutil
 import pytest
 from sqlalchemy import create_engine, make_url
 
-from rft_platform.common.processes.spawn import free_port
+from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.recipes.front_desk.run import prepare
 from rft_platform.rounds.exchange.records import EXCHANGE_KEY

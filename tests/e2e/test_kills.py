@@ -9,8 +9,8 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from rft_platform.common.processes.lease import read_lease
-from rft_platform.common.processes.spawn import wait_until_ended
+from rft_platform.cluster.local.leases import read_lease
+from rft_platform.cluster.local.processes import wait_until_ended
 
 pytestmark = pytest.mark.slow
 

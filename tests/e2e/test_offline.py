@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from rft_platform.common.processes.lease import read_lease
+from rft_platform.cluster.local.leases import read_lease
 from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.offline import offline_request
@@ -149,7 +149,7 @@ def test_trace_leads_from_the_version_to_file_rows_and_code(taught):
 def test_a_killed_training_ends_in_the_weights_of_an_undisturbed_one(taught, tmp_path):
     project = Project.open(Home(taught.home))
     request = offline_request(project, required_dataset(project, 1), required(project.store, 0), "undisturbed")
-    trainer = find_or_start_trainer(tmp_path, tmp_path)
+    trainer = find_or_start_trainer(Home(tmp_path).cluster)
     try:
         result = trainer.train(replace(request, output=str(tmp_path / "undisturbed"), save_interval=None))
     finally:

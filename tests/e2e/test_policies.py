@@ -35,7 +35,7 @@ from rft_platform import definitions
 from rft_platform.config.home import Home
 from rft_platform.jobs.driver import drive
 from rft_platform.common.policy_names import DEFAULT_POLICY
-from rft_platform.common.processes.lease import read_lease
+from rft_platform.cluster.local.leases import read_lease
 from rft_platform.rounds import train as rounds_train
 from rft_platform.rounds.project.policy import parent_of
 from rft_platform.rounds.setup.connections import connect_trainer

@@ -62,7 +62,7 @@ def test_preferences_become_weights_that_serve_a_canary(make_project, tmp_path: 
     policy = policy_of_version(project, version)
     assert policy is not None
     engine = find_or_start_engine(
-        tiny_model, online.home / "leases", online.home / "logs", EngineSpec(dtype="float32", device="cpu"),
+        tiny_model, Home(online.home).cluster, EngineSpec(dtype="float32", device="cpu"),
         name="candidate",
     )  # fmt: skip
     try:

@@ -7,8 +7,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from rft_platform.common.processes.lease import read_lease
-from rft_platform.common.processes.strays import leases_started_below
+from rft_platform.cluster.local.leases import leases_started_below, read_lease
 
 pytestmark = pytest.mark.slow
 

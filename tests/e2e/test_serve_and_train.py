@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from rft_platform.common.processes.spawn import free_port, wait_until_ended
+from rft_platform.cluster.local.processes import free_port, wait_until_ended
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
 from rft_platform.recipes.front_desk.customers import Customers, Habits

@@ -15,7 +15,7 @@ import pytest
 from interface import running_ui, wait_for
 from safetensors.numpy import load_file
 
-from rft_platform.common.processes.lease import read_lease
+from rft_platform.cluster.local.leases import read_lease
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driver.start import write_config

@@ -10,7 +10,6 @@ import yaml
 
 from rft_platform.config.home import Home
 from rft_platform.jobs.driver_lock import driver_is_running, other_half_runs
-from rft_platform.servers.leases import leases_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -61,7 +60,7 @@ def test_two_processes_on_one_home(make_project: Any, style: str) -> None:
         assert sum(counts[use] for counts in selected for use in ("fresh", "filtered", "stale")) == sum(
             project.note(number, "explore")["rows"] for number in (1, 2)
         )
-    assert not driver_is_running(home) and leases_of(home) == []
+    assert not driver_is_running(home) and not home.cluster.leases()
 
 
 @pytest.mark.parametrize(("mode", "other"), [("train", "explore"), ("explore", "train")])

@@ -18,7 +18,7 @@ from browser import Tab, browser
 from dagster_graphql import DagsterGraphQLClient
 from interface import Ui, running_ui
 
-from rft_platform.common.processes.spawn import free_port
+from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.model_registry.pages import WORKFLOW
 from rft_platform.rounds.project.project import Project

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import rft_platform
 
 PACKAGE = Path(rft_platform.__file__).parent
@@ -28,21 +30,19 @@ SMALL = {
 }
 #: The only folder that uses Dagster's private modules, which any release may change.
 INTERNALS = PACKAGE / "jobs" / "dagster_internals"
-#: Modules outside ``cluster`` that start or end processes: servers, and commands that own the terminal.
+#: Modules that only ``cluster`` imports, functions that only it calls, and methods that signal a process.
+PROCESS_MODULES = {"subprocess", "multiprocessing", "fcntl", "pty"}
+PROCESS_FUNCTIONS = {
+    "os.fork", "os.forkpty", "os.kill", "os.killpg", "os.pidfd_open", "os.popen", "os.posix_spawn", "os.posix_spawnp",
+    "os.system", "os.waitid", "os.waitpid", "asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell",
+    "psutil.Popen",
+}  # fmt: skip
+PROCESS_METHODS = {"send_signal", "suspend"}
+#: Modules outside ``cluster`` that may nevertheless use some of them.
 PROCESS_OWNERS = {
-    "cli.commands.demo",
-    "common.processes.parent",
-    "common.processes.spawn",
-    "inference.vllm_engine.middleware",
-    "inference.vllm_engine.worker",
-    "recipes.front_desk.run",
-    "servers.supervise",
-    "training.join",
+    # Dagster, not the platform, starts the workers of runs: cancelling one is a signal to a process of Dagster.
+    "jobs.dagster_internals.run_workers": {"send_signal"},
 }
-PROCESS_CALLS = re.compile(
-    r"\bsubprocess\.\w|\bPopen\(|\bcreate_subprocess_|\bmultiprocessing\.(?!parent_process)"
-    r"|\bos\.(?:fork|forkpty|kill|killpg|posix_spawnp?|waitpid|waitid|pidfd_open)\b"
-)
 
 Graph = Mapping[str, Set[str]]
 
@@ -197,10 +197,56 @@ def test_only_one_folder_uses_private_modules_of_dagster() -> None:
     assert users
 
 
+def process_uses(source: str) -> set[str]:
+    """What a module uses of the names above: modules that it imports, functions and methods that it names."""
+    found: set[str] = set()
+    aliases: dict[str, str] = {}
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {each.asname or each.name: each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            aliases |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    found |= {name.partition(".")[0] for name in aliases.values()} & PROCESS_MODULES
+    found |= set(aliases.values()) & PROCESS_FUNCTIONS
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            found |= {f"{aliases.get(owner, owner)}.{node.attr}"} & PROCESS_FUNCTIONS
+            found |= {node.attr} & PROCESS_METHODS
+    return found
+
+
 def test_only_one_folder_starts_and_ends_processes() -> None:
-    sources = {module: file.read_text(encoding="utf-8") for module, file in modules().items()}
-    users = {module for module, source in sources.items() if PROCESS_CALLS.search(source) and top(module) != "cluster"}
-    assert users == PROCESS_OWNERS, "call a function in a cluster.child.Child, or run a program with Program"
+    used = {
+        module: process_uses(file.read_text(encoding="utf-8"))
+        for module, file in modules().items()
+        if top(module) != "cluster"
+    }
+    assert {module: uses for module, uses in used.items() if uses} == PROCESS_OWNERS, (
+        "call a function in a cluster.child.Child, run a program with Program, declare a Service, or lock with "
+        "cluster.local.locks"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import subprocess", {"subprocess"}),
+        ("from multiprocessing import Process as P", {"multiprocessing"}),
+        ("def f():\n    from concurrent import futures\n    import multiprocessing.pool", {"multiprocessing"}),
+        ("import os as system\nsystem.killpg(1, 9)", {"os.killpg"}),
+        ("from os import fork", {"os.fork"}),
+        ("import os\nlater(os.kill, 1, 9)", {"os.kill"}),
+        ("import fcntl", {"fcntl"}),
+        ("import asyncio\nasyncio.create_subprocess_exec('ls')", {"asyncio.create_subprocess_exec"}),
+        ("from psutil import Popen", {"psutil.Popen"}),
+        ("process.send_signal(2)", {"send_signal"}),
+        ('"""A server: os.kill, subprocess.run, flock."""\nchild.kill()', set()),
+    ],
+)
+def test_a_planted_use_of_a_process_is_found(source: str, found: set[str]) -> None:
+    assert process_uses(source) == found
 
 
 def test_the_package_uses_no_developer_tool() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import rft_platform
+from rft_platform.cluster.local.local_cluster import path_of_package
 from rft_platform.common.errors import UserError
-from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine, path_of_package
+from rft_platform.config.home import Home
+from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
 
 def start(model: Path, **settings: object) -> None:
     home = model.parent
-    find_or_start_engine(model, home / "leases", home / "logs", EngineSpec(**settings))  # type: ignore[arg-type]
+    find_or_start_engine(model, Home(home).cluster, EngineSpec(**settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

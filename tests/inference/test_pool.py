@@ -15,6 +15,7 @@ import pytest
 
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import EngineError, WeightMismatchError
+from rft_platform.config.home import Home
 from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.inference.canary import Canary, mean_difference, update_checked
 from rft_platform.inference.client import EngineClient
@@ -47,7 +48,10 @@ def start(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
 
     def connect(replica: int) -> EngineClient:
         return find_or_start_engine(
-            tiny_model, home / "leases", home / "logs", EngineSpec(dtype="float32", device="cpu"), replica=replica
+            tiny_model,
+            Home(home).cluster,
+            EngineSpec(dtype="float32", device="cpu"),
+            replica=replica,
         )
 
     return connect
@@ -205,9 +209,7 @@ def misled(pool: EnginePool, start: Start) -> Callable[[Path], EnginePool]:
     """``misled(folder)``: a pool of the same processes, whose replica 1 loads ``folder`` in place of what is wanted."""
 
     def make(folder: Path) -> EnginePool:
-        lease = start(1).lease
-        assert lease is not None
-        client = Misled(lease)
+        client = Misled(start(1).address)
         client.folder = folder
         return EnginePool({0: start(0), 1: client}, start)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_platform.config.home import Home
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.inference.transformers_engine.answer_text import AnswerText
 from rft_platform.inference.transformers_engine.output_parsers import ReasoningParser, ToolCallParser
@@ -72,8 +73,7 @@ def thinking(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     home = tmp_path_factory.mktemp("thinking")
     with find_or_start_engine(
         tiny_model,
-        home / "leases",
-        home / "logs",
+        Home(home).cluster,
         EngineSpec(
             dtype="float32",
             device="cpu",

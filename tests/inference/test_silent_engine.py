@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rft_platform.cluster.local.processes import wait_until_ended
 from rft_platform.common.errors import EngineError
-from rft_platform.common.processes.spawn import wait_until_ended
+from rft_platform.config.home import Home
 from rft_platform.inference import client as engine_client
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_stopped_engine_is_ended_and_replaced(tiny_model: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(engine_client, "PROBE_INTERVAL_S", 0.5)
-    start = (tiny_model, tmp_path / "leases", tmp_path / "logs")
+    start = (tiny_model, Home(tmp_path).cluster)
     with find_or_start_engine(*start, EngineSpec(dtype="float32", device="cpu", heartbeat_timeout_s=3.0)) as engine:
         pid = engine.status().pid
         process = psutil.Process(pid)
@@ -36,7 +37,7 @@ def test_a_stopped_engine_is_ended_and_replaced(tiny_model: Path, tmp_path: Path
 
 
 def test_an_engine_that_has_ended_needs_no_shutdown(tiny_model: Path, tmp_path: Path) -> None:
-    start = (tiny_model, tmp_path / "leases", tmp_path / "logs")
+    start = (tiny_model, Home(tmp_path).cluster)
     with find_or_start_engine(*start, EngineSpec(dtype="float32", device="cpu")) as engine:
         process = psutil.Process(engine.status().pid)
         process.kill()

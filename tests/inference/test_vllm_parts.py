@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 from safetensors.torch import save_file
 
 from rft_platform.common.errors import UserError, WeightMismatchError
+from rft_platform.config.home import Home
 from rft_platform.inference.launch import launcher
 from rft_platform.inference.launch.launcher import EngineSpec, check_engine, find_or_start_engine, resolve_kind
 from rft_platform.inference.serving.api_errors import ApiError
@@ -90,9 +91,7 @@ def test_an_environment_without_vllm_is_refused_before_anything_starts(
         if python == sys.executable and installed_here() is not None:
             continue
         with pytest.raises(UserError, match=words) as caught:
-            find_or_start_engine(
-                tiny_model, tmp_path / "leases", tmp_path / "logs", EngineSpec(kind="vllm", python=python)
-            )
+            find_or_start_engine(tiny_model, Home(tmp_path).cluster, EngineSpec(kind="vllm", python=python))
         assert "make vllm-cpu" in str(caught.value)
     assert not (tmp_path / "logs").exists()
 
@@ -123,7 +122,7 @@ def test_what_the_platform_sets_cannot_be_set_by_the_user() -> None:
 
 def settings(model: Path, **changes: Any) -> ServerSettings:
     given: dict[str, Any] = {
-        "lease": "lease", "model_digest": "d", "idle_timeout_s": 1.0, "model_path": str(model), "dtype": "auto",
+        "model_path": str(model), "dtype": "auto",
         "threads": 1, "max_model_len": 64, "seed": 3, "tool_call_parser": None, "chat_template": None,
         "options": VllmOptions(max_lora_rank=12, arguments={"max-num-seqs": 7}),
     }  # fmt: skip
@@ -131,15 +130,15 @@ def settings(model: Path, **changes: Any) -> ServerSettings:
 
 
 def test_the_command_line_of_a_server(tiny_model: Path) -> None:
-    cpu = " ".join(settings(tiny_model).arguments(Vllm("vllm-cpu", "0.32.0")))
+    cpu = " ".join(settings(tiny_model).arguments(Vllm("vllm-cpu", "0.32.0"), "127.0.0.1", 0))
     assert "--max-model-len 65 " in cpu and "--dtype float32" in cpu and "--kv-cache-memory-bytes 1073741824" in cpu
     assert "--max-lora-rank 16" in cpu and "q_proj" in cpu and "lm_head" not in cpu and "--max-num-seqs 7" in cpu
-    gpu = " ".join(settings(tiny_model, options=VllmOptions()).arguments(Vllm("vllm", "0.24.0")))
+    gpu = " ".join(settings(tiny_model, options=VllmOptions()).arguments(Vllm("vllm", "0.24.0"), "127.0.0.1", 0))
     assert "--dtype bfloat16" in gpu and "--gpu-memory-utilization 0.9" in gpu and "lora" not in gpu
     assert "--kv-cache-memory-bytes" not in gpu
     assert "--reasoning-parser" not in gpu
     thinking = settings(tiny_model, reasoning_parser="deepseek_r1", enable_thinking=False)
-    assert "--reasoning-parser deepseek_r1" in " ".join(thinking.arguments(Vllm("vllm", "0.24.0")))
+    assert "--reasoning-parser deepseek_r1" in " ".join(thinking.arguments(Vllm("vllm", "0.24.0"), "127.0.0.1", 0))
     assert thinking.template_options == {"enable_thinking": False}
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rft_platform.config.home import Home
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 from rft_platform.inference.vllm_engine.server_settings import VllmOptions
 
@@ -15,8 +16,7 @@ def test_nothing_outlives_a_killed_server(tiny_model: Path, tmp_path: Path, vllm
     options = VllmOptions(kv_cache_gb=0.25, gpu_memory_utilization=0.2, enforce_eager=True)
     client = find_or_start_engine(
         tiny_model,
-        tmp_path / "leases",
-        tmp_path / "logs",
+        Home(tmp_path).cluster,
         EngineSpec(kind="vllm", python=str(vllm_python), vllm=options),
     )
     server = psutil.Process(client.status().pid)

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rft_platform.common.processes.spawn import free_port
+from rft_platform.cluster.local.processes import free_port
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.mlflow_model import MLMODEL, describe_checkpoint
 from rft_platform.model_registry.models import UPLOADED_TAG, ModelRegistry

@@ -13,7 +13,7 @@ import dagster as dg
 import psutil
 import pytest
 
-from rft_platform.common.processes.spawn import stop_process
+from rft_platform.cluster.local.processes import stop_process
 from rft_platform.definitions import defs
 from rft_platform.jobs.alerts import alert_run_failed, alert_sensor
 from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG

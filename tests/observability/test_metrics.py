@@ -4,16 +4,19 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import httpx
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rft_platform.cluster.local.leases import LEASE_VARIABLE, read_lease, write_lease
 from rft_platform.common.files import write_text
-from rft_platform.common.processes.lease import write_lease
 from rft_platform.definitions import defs
+from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.jobs.instance import open_instance
 from rft_platform.metrics import prometheus_collector
@@ -118,10 +121,12 @@ def test_runs_are_counted_by_job_and_fault_and_running_phases_are_seen(project: 
 @pytest.fixture
 def leases_of_engine(project: Project, policy_engine: PolicyEngine) -> Iterator[None]:
     """The home's leases: one of an engine that serves, one of an engine and one of a trainer that have ended."""
-    lease = policy_engine.lease
-    assert lease is not None and lease.file is not None
+    assert isinstance(policy_engine, EngineClient)
+    folder = Path(psutil.Process(policy_engine.address.details["pid"]).environ()[LEASE_VARIABLE]).parent
     project.home.root.mkdir(parents=True, exist_ok=True)
-    project.home.leases.symlink_to(lease.file.parent)
+    project.home.leases.symlink_to(folder)
+    lease = read_lease(folder / "engine.json")
+    assert lease is not None
     gone = [project.home.leases / "engine-1.json", project.home.leases / "trainer.json"]
     for path in gone:
         write_lease(path, replace(lease, kind=path.stem, pid=2**22 + 1))

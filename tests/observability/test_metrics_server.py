@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rft_platform.cli.main import app
-from rft_platform.common.processes.spawn import free_port
+from rft_platform.cluster.local.processes import free_port
+from rft_platform.cluster.local.supervisor import serving
 from rft_platform.rounds.project.project import Project
-from rft_platform.servers.supervise import serving
 from rft_platform.servers.ui_servers import ui_servers
 from rft_platform.web_guard.token import access_token
 
@@ -24,7 +24,7 @@ def test_the_interface_serves_metrics_only_where_asked(project: Project, monkeyp
     port = free_port()
     servers = {server.name: server for server in ui_servers(project.home, 3000, 5000, True, metrics_port=port)}
     for name in ("Dagster", "daemon"):
-        assert servers[name].command[-2:] == ["--log-format", "json"]
+        assert servers[name].service.arguments[-2:] == ("--log-format", "json")
     with serving([servers["metrics"]], project.home.logs):
         assert servers["metrics"].url == f"http://127.0.0.1:{port}/metrics"
         for headers in ({}, {"authorization": "Bearer wrong"}):

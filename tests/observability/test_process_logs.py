@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
+from rft_platform.cluster.local.leases import read_lease
 from rft_platform.common.errors import RftError
-from rft_platform.common.processes.lease import read_lease
+from rft_platform.config.home import Home
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 from rft_platform.observability.logs import phase_context
@@ -26,16 +27,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def engine(home: Path, tiny_model: Path) -> Iterator[EngineClient]:
-    with find_or_start_engine(
-        tiny_model, home / "leases", home / "logs", EngineSpec(dtype="float32", device="cpu")
-    ) as client:
+    with find_or_start_engine(tiny_model, Home(home).cluster, EngineSpec(dtype="float32", device="cpu")) as client:
         yield client
         client.shutdown()
 
 
 @pytest.fixture
 def trainer(home: Path) -> Iterator[TrainerClient]:
-    client = find_or_start_trainer(home / "leases", home / "logs")
+    client = find_or_start_trainer(Home(home).cluster)
     yield client
     client.shutdown()
 

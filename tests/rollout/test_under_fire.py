@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rft_platform.config.home import Home
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
@@ -106,7 +107,10 @@ def pool(fire: Fire, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory)
 
     def connect(replica: int) -> EngineClient:
         client = find_or_start_engine(
-            tiny_model, home / "leases", home / "logs", EngineSpec(dtype="float32", device="cpu"), replica=replica
+            tiny_model,
+            Home(home).cluster,
+            EngineSpec(dtype="float32", device="cpu"),
+            replica=replica,
         )
         host, port = client.url.removeprefix("http://").split(":")
         proxies.append(FaultyProxy((host, int(port)), fire))

@@ -372,9 +372,7 @@ class KilledAt:
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[TrainerClient]:
-    client = find_or_start_trainer(
-        tmp_path / "leases", tmp_path / "logs", dtype="float32", device="cpu", idle_timeout_s=240
-    )
+    client = find_or_start_trainer(Home(tmp_path).cluster, dtype="float32", device="cpu", idle_timeout_s=240)
     yield client
     client.shutdown()
 
@@ -408,7 +406,7 @@ def test_trained_from_the_champion_with_equal_weights_after_a_kill(
     registry = connect_registry(project)
     publish(project.store, Policy(str(tiny_model), 0, digest_weights(tiny_model), round=0))
     spec = EngineSpec(dtype="float32", device="cpu", idle_timeout_s=240)
-    with find_or_start_engine(tiny_model, tmp_path / "leases", tmp_path / "logs", spec) as engine:
+    with find_or_start_engine(tiny_model, Home(tmp_path).cluster, spec) as engine:
         Round(project, 0).evaluate(engine, registry, force=True)
         run_round(project, 1, 0, trainer, registry)
         assert Round(project, 1).evaluate(engine, registry).promoted

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rft_platform.cluster.local.supervisor import EngineStarts
 from rft_platform.common.errors import EngineError, StorageError, UserError
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import EngineStatus
@@ -17,7 +18,6 @@ from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
 from rft_platform.rounds.releases.servable_versions import release_commands
 from rft_platform.servers import release_controller
 from rft_platform.servers.release_controller import ReleaseController
-from rft_platform.servers.restarts import EngineStarts
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_decisions import MOST_FAILURES, decide
 from rft_platform.serving.releases.routing import Router

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from chaos.online import echo_service
-from rft_platform.common.processes.spawn import free_port
+from rft_platform.cluster.local.processes import free_port
 from rft_platform.inference.serving import api_guard
 from rft_platform.inference.serving.http_server import ConnectionLimits, server_config
 from tests.serving.test_service_access import Guarded

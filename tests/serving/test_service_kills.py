@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from rft_platform.common.processes.spawn import free_port
+from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.inference.interface import PolicyEngine

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec, OptimizerSpec
+from rft_platform.config.home import Home
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import StepEvent, TrainRequest
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
@@ -24,9 +25,7 @@ KTO = AlgorithmSpec(policy_loss="kto", loss_agg_mode="seq-mean-token-sum")
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainerClient]:
     home = tmp_path_factory.mktemp("two_ranks")
-    client = find_or_start_trainer(
-        home / "leases", home / "logs", nproc=2, dtype="float32", device="cpu", idle_timeout_s=120
-    )
+    client = find_or_start_trainer(Home(home).cluster, nproc=2, dtype="float32", device="cpu", idle_timeout_s=120)
     yield client
     client.shutdown()
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, OptimizerSpec
 from rft_platform.common.errors import TrainerError
+from rft_platform.config.home import Home
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.models.shards import ShardReader
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
@@ -62,9 +63,7 @@ def test_two_ranks_train_and_resume_as_one_does(
         keep = (events if events is not None else []).append
         return session.train(replace(request, output=str(tmp_path / output)), keep, lambda: False)
 
-    client = find_or_start_trainer(
-        tmp_path / "leases", tmp_path / "logs", nproc=2, dtype="float32", device="cpu", idle_timeout_s=120
-    )
+    client = find_or_start_trainer(Home(tmp_path).cluster, nproc=2, dtype="float32", device="cpu", idle_timeout_s=120)
     try:
         first = round_request(1, algorithm=PPO, optimizer=FREE, max_steps=1, train_batch_size=48)
         two, one = client.train(first), alone(first, "one")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rft_platform.common.errors import NonFiniteError
+from rft_platform.config.home import Home
 from rft_platform.training.data.rollout_rows import TrainingRows
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.step_metrics import STALENESS_BINS, row_metrics, summarise
@@ -108,8 +109,8 @@ def test_two_ranks_tell_and_blame_the_same(tmp_path, round_request) -> None:
         judged[30].advantage = -3e38
         rows[30].call.rollout_logprobs = [-24.0] * len(rows[30].rollout_logprobs)
 
-    places = (tmp_path / "leases", tmp_path / "logs")
-    trainer = find_or_start_trainer(*places, nproc=2, dtype="float32", device="cpu", idle_timeout_s=120)
+    cluster = Home(tmp_path).cluster
+    trainer = find_or_start_trainer(cluster, nproc=2, dtype="float32", device="cpu", idle_timeout_s=120)
     events: list[StepEvent] = []
     try:
         trainer.train(round_request(), events.append)

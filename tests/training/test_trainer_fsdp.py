@@ -1,5 +1,6 @@
 """How models lie on the ranks: layouts change what a step costs, not what it computes."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec
+from rft_platform.cluster.interface import Group
+from rft_platform.cluster.local.local_cluster import command_of
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import demonstration_sample
 from rft_platform.training.distributed import Ranks
-from rft_platform.training.launch import Rendezvous, TrainerSpec, command
+from rft_platform.training.launch import trainer_service
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.models.loading import check_tied, load_policy
 from rft_platform.training.packed.packed_policy import score
@@ -124,16 +127,17 @@ def test_offload_needs_a_gpu() -> None:
         Layout(cpu_offload=True).check("cpu")
 
 
-def test_command_lines_of_one_rank_of_one_node_and_of_several(tmp_path) -> None:
-    def line(nproc: int, meeting: Rendezvous, node_rank: int = 0) -> list[str]:
-        layout = Layout("bfloat16", cpu_offload=True)
-        spec = TrainerSpec(tmp_path, tmp_path, nproc, 1, "auto", "auto", 60.0, layout, meeting)
-        return command(spec, node_rank)[1:]
+def test_command_lines_of_one_rank_of_one_node_and_of_several() -> None:
+    def line(group: Group, node_rank: int = 0) -> list[str]:
+        return command_of(trainer_service(layout=Layout("bfloat16", cpu_offload=True), group=group), node_rank)[1:]
 
-    assert line(1, Rendezvous())[:2] == ["-m", "rft_platform.training.service.worker"]
-    assert line(1, Rendezvous())[-5:] == ["--reduce-dtype", "bfloat16", "--compile", "auto", "--cpu-offload"]
-    assert "--standalone" in line(8, Rendezvous())
-    second = line(8, Rendezvous(2, "trainer-0:29500"), node_rank=1)
+    *words, options = line(Group())
+    assert words == ["-P", "-m", "rft_platform.training.service.worker"]
+    assert json.loads(options)["layout"] == {
+        "reduce_dtype": "bfloat16", "cpu_offload": True, "gradient_checkpointing": False, "compile": None
+    }  # fmt: skip
+    assert "--standalone" in line(Group(8))
+    second = line(Group(8, 2, "trainer-0:29500"), node_rank=1)
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=trainer-0", "--master-port=29500"} < set(second)
     with pytest.raises(UserError, match=r"trainer\.rendezvous\.endpoint is 'trainer-0'"):
-        Rendezvous(2, "trainer-0")
+        trainer_service(group=Group(1, 2, "trainer-0"))

@@ -12,10 +12,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from rft_platform.algorithms.spec import OptimizerSpec
+from rft_platform.cluster.local.leases import read_lease
+from rft_platform.cluster.local.processes import wait_until_ended
 from rft_platform.common.errors import TrainerError, TrainingCancelled, UserError
-from rft_platform.common.processes.lease import read_lease
-from rft_platform.common.processes.spawn import wait_until_ended
-from rft_platform.training.launch import TrainerSpec
+from rft_platform.config.home import Home
+from rft_platform.training.launch import TRAINER, trainer_service
 from rft_platform.training.protocol import StepEvent, TrainResult
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 from tests.training.conftest import whole_state
@@ -30,7 +31,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(home: Path) -> Iterator[TrainerClient]:
-    client = find_or_start_trainer(home / "leases", home / "logs", dtype="float32", device="cpu", idle_timeout_s=120)
+    client = find_or_start_trainer(Home(home).cluster, dtype="float32", device="cpu", idle_timeout_s=120)
     yield client
     client.shutdown()
 
@@ -105,7 +106,7 @@ def test_errors_arrive_as_what_they_are_and_the_group_lives_on(client, round_req
 
 
 def test_an_idle_group_is_found_and_the_lease_is_private(client, home) -> None:
-    again = find_or_start_trainer(home / "leases", home / "logs", dtype="float32", device="cpu", idle_timeout_s=120)
+    again = find_or_start_trainer(Home(home).cluster, dtype="float32", device="cpu", idle_timeout_s=120)
     assert again.status()["pid"] == client.status()["pid"]
     lease = home / "leases" / "trainer.json"
     assert lease.stat().st_mode & 0o777 == 0o600
@@ -114,9 +115,7 @@ def test_an_idle_group_is_found_and_the_lease_is_private(client, home) -> None:
 
 def test_two_ranks_take_the_same_step_as_one(session, round_request, tmp_path) -> None:
     """Compared by moments after one step (Adam's exp_avg is the gradient times 0.1) and by loss and norm of three."""
-    client = find_or_start_trainer(
-        tmp_path / "leases", tmp_path / "logs", nproc=2, dtype="float32", device="cpu", idle_timeout_s=120
-    )
+    client = find_or_start_trainer(Home(tmp_path).cluster, nproc=2, dtype="float32", device="cpu", idle_timeout_s=120)
     try:
         one_step = round_request(max_steps=1, optimizer=OptimizerSpec(lr=1e-3, clip_grad=1e9))
         two = client.train(one_step)
@@ -140,22 +139,24 @@ def test_two_ranks_take_the_same_step_as_one(session, round_request, tmp_path) -
 
 
 def test_a_group_sees_only_its_devices_and_others_replace_it(tmp_path) -> None:
-    spec = TrainerSpec(tmp_path / "leases", tmp_path / "logs", 1, 1, "float32", "cpu", 120, gpus="1,3")
-    one, two = TrainerClient(spec), TrainerClient(replace(spec, gpus="2,3"))
+    cluster = Home(tmp_path).cluster
+    options = {"dtype": "float32", "device": "cpu", "idle_timeout_s": 120}
+    one, two = (TrainerClient(cluster, trainer_service(gpus=gpus, **options)) for gpus in ("1,3", "2,3"))
     try:
         one.ensure_running()
-        first = read_lease(spec.lease)
-        assert first is not None and psutil.Process(first.pid).environ()["CUDA_VISIBLE_DEVICES"] == "1,3"
+        first = cluster.find(TRAINER)
+        assert first is not None
+        assert psutil.Process(first.details["pid"]).environ()["CUDA_VISIBLE_DEVICES"] == "1,3"
         one.ensure_running()
-        assert read_lease(spec.lease) == first
+        assert cluster.find(TRAINER) == first
         two.ensure_running()
-        second = read_lease(spec.lease)
-        assert second is not None and second.pid != first.pid
-        assert psutil.Process(second.pid).environ()["CUDA_VISIBLE_DEVICES"] == "2,3"
+        second = cluster.find(TRAINER)
+        assert second is not None and second.generation == 2
+        assert psutil.Process(second.details["pid"]).environ()["CUDA_VISIBLE_DEVICES"] == "2,3"
     finally:
         two.shutdown()
 
 
 def test_a_group_that_cannot_start_shows_its_log(tmp_path) -> None:
-    with pytest.raises(TrainerError, match=r"(?s)exit code 2.*invalid choice: 'float8'"):
-        find_or_start_trainer(tmp_path / "leases", tmp_path / "logs", dtype="float8", device="cpu")
+    with pytest.raises(TrainerError, match=r"(?s)exit code 2.*dtype 'float8': expected one of auto, float32, bfloat16"):
+        find_or_start_trainer(Home(tmp_path).cluster, dtype="float8", device="cpu")

@@ -13,8 +13,10 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
+from rft_platform.cluster.local.leases import read_lease
+from rft_platform.cluster.local.processes import find_process
 from rft_platform.common.errors import TrainerError
-from rft_platform.common.processes.lease import find_process, read_lease
+from rft_platform.config.home import Home
 from rft_platform.training.protocol import HEARTBEAT, PREFIX
 from rft_platform.training.service import command_server
 from rft_platform.training.service.command_server import CommandServer
@@ -31,7 +33,11 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def client(home: Path) -> Iterator[TrainerClient]:
     client = find_or_start_trainer(
-        home / "leases", home / "logs", dtype="float32", device="cpu", idle_timeout_s=300, heartbeat_timeout_s=LIMIT_S
+        Home(home).cluster,
+        dtype="float32",
+        device="cpu",
+        idle_timeout_s=300,
+        heartbeat_timeout_s=LIMIT_S,
     )
     yield client
     client.shutdown()

@@ -17,8 +17,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from rft_platform.algorithms.spec import LoraSpec, OptimizerSpec
+from rft_platform.cluster.interface import Group
+from rft_platform.cluster.local.local_cluster import command_of
 from rft_platform.common.errors import TrainerError, TrainingCancelled
-from rft_platform.training.launch import Rendezvous, TrainerSpec, command
+from rft_platform.config.home import Home
+from rft_platform.training.launch import trainer_service
 from rft_platform.training.protocol import Layout, StepEvent
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 from tests.training.conftest import whole_state
@@ -31,9 +34,7 @@ SMOOTH = OptimizerSpec(lr=1e-3, eps=1e-2)
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainerClient]:
     """Two gloo ranks."""
     home = tmp_path_factory.mktemp("pair")
-    client = find_or_start_trainer(
-        home / "leases", home / "logs", nproc=2, dtype="float32", device="cpu", idle_timeout_s=120
-    )
+    client = find_or_start_trainer(Home(home).cluster, nproc=2, dtype="float32", device="cpu", idle_timeout_s=120)
     yield client
     client.shutdown()
 
@@ -94,16 +95,16 @@ def test_two_nodes_meet_at_an_endpoint(round_request, session, tmp_path) -> None
     """Both on this machine: one started by the control plane, one as ``join`` does; activations are computed again."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        meeting = Rendezvous(2, f"127.0.0.1:{probe.getsockname()[1]}", timeout_s=60.0)
+        meeting = Group(1, 2, f"127.0.0.1:{probe.getsockname()[1]}", timeout_s=60.0)
     layout = Layout(gradient_checkpointing=True)
-    spec = TrainerSpec(tmp_path / "b", tmp_path / "b", 1, 1, "float32", "cpu", 120.0, layout, meeting)
+    service = trainer_service(dtype="float32", device="cpu", idle_timeout_s=120.0, layout=layout, group=meeting)
     further = subprocess.Popen(
-        command(spec, node_rank=1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command_of(service, node_rank=1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
         client = find_or_start_trainer(
-            tmp_path / "a", tmp_path / "a", dtype="float32", device="cpu", idle_timeout_s=120, layout=layout,
-            rendezvous=meeting,
+            Home(tmp_path / "a").cluster, dtype="float32", device="cpu", idle_timeout_s=120, layout=layout,
+            group=meeting,
         )  # fmt: skip
         try:
             assert client.status()["world_size"] == 2

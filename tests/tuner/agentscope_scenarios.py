@@ -160,7 +160,7 @@ def exact(engine: EngineClient, rows: list[RolloutRow]) -> dict[str, bool]:
 
 
 def main() -> None:
-    engine = EngineClient(os.environ["ENGINE"], os.environ["TOKEN"])
+    engine = EngineClient(os.environ["ENGINE"], token=os.environ["TOKEN"])
     scripted = ScriptedEngine()
     scripted.serve()
     results: dict[str, Any] = {}

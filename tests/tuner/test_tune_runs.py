@@ -15,7 +15,6 @@ import pytest
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.servers.leases import leases_of
 
 SCRIPT = """
 from rft_platform.tuner import AlgorithmConfig, DatasetConfig, JudgeOutput, TunerModelConfig, WorkflowOutput, tune
@@ -109,7 +108,7 @@ def test_a_script_is_interrupted_and_the_shell_goes_on(folder: Path) -> None:
 
 
 def _assert_nothing_runs(home: Home) -> None:
-    assert not [held for held in leases_of(home) if held.alive]
+    assert not home.cluster.running()
     deadline = time.monotonic() + 10
     while left := [p for p in psutil.process_iter(["cmdline"]) if str(home.root) in " ".join(p.info["cmdline"] or [])]:
         assert time.monotonic() < deadline, left

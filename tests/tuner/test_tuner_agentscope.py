@@ -34,7 +34,7 @@ def seen(policy_engine: PolicyEngine) -> dict[str, Any]:
     """What the scenarios printed."""
     engine: Any = policy_engine
     environment = {
-        **os.environ, "ENGINE": engine.url, "TOKEN": engine.lease.token, "PYTHONPATH": str(REPOSITORY),
+        **os.environ, "ENGINE": engine.url, "TOKEN": engine.address.token, "PYTHONPATH": str(REPOSITORY),
     }  # fmt: skip
     command = [agentscope_python(), "-m", "tests.tuner.agentscope_scenarios"]
     done = subprocess.run(

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rft_platform.common.processes.signals import terminable, undisturbed
+from rft_platform.cluster.this_process import terminable, undisturbed
 from rft_platform.tuner.event_loops import outside_event_loop
 
 

@@ -158,9 +158,9 @@ def load_recipe(file: Path, seed: int | None) -> "RftConfig":
 def train_stage(config: "RftConfig", root: Path, console: "Console") -> None:
     """Run the training ``config`` in the home ``root``, in a process of its own; a complete one ends at once."""
     import os
-    import subprocess
     import sys
 
+    from rft_platform.cluster.local.processes import run_in_foreground
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
     from rft_platform.driver.preflight import is_finished
@@ -174,7 +174,7 @@ def train_stage(config: "RftConfig", root: Path, console: "Console") -> None:
     environment = {**os.environ, "RFT_HOME": str(root)}
     command = [sys.executable, "-m", "rft_platform", "run", "--config", str(home.config_file)]
     console.print(f"stage {config.name}: {root}", markup=False, soft_wrap=True)
-    if code := subprocess.run(command, env=environment).returncode:
+    if code := run_in_foreground(command, environment):
         raise UserError(f"stage {config.name} ended with code {code}: correct the cause, then run the command again")
 
 
@@ -204,7 +204,6 @@ def move_aside(home: "Home") -> Path | None:
     from rft_platform.common.errors import UserError
     from rft_platform.jobs.driver_lock import refuse_if_used
     from rft_platform.recipes.recipe import RECIPES
-    from rft_platform.servers.leases import leases_of, stop
 
     if not home.root.exists():
         return None
@@ -212,8 +211,7 @@ def move_aside(home: "Home") -> Path | None:
     if not known and any(home.root.iterdir()):
         raise UserError(f"RFT_HOME {home.root} is not a project, so --fresh does not rename it: choose another folder")
     refuse_if_used(home)
-    for held in leases_of(home):
-        stop(held)
+    home.cluster.stop_all()
     return home.root.rename(home.root.with_name(f"{home.root.name}.{time.strftime('%Y%m%d-%H%M%S')}"))
 
 

@@ -42,7 +42,7 @@ def evaluate(
 
 def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
     """Evaluate one policy and print the results and comparisons; writes nothing to the project."""
-    from rft_platform.common.processes.signals import terminable
+    from rft_platform.cluster.this_process import terminable
     from rft_platform.driver.console import notes, output, print_json
     from rft_platform.driver.live import showing_progress
     from rft_platform.driver.run import used_processes_end

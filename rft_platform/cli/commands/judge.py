@@ -52,7 +52,7 @@ def judge(
         else:
             judges_of(project, other_judge(judge, judge_args, []))  # fails before a run starts
         refuse_second_driver(project.home)
-        from rft_platform.common.processes.signals import terminable
+        from rft_platform.cluster.this_process import terminable
         from rft_platform.driver.live import showing_progress
         from rft_platform.driver.run import used_processes_end
         from rft_platform.jobs.rejudge import rejudge

@@ -1,4 +1,7 @@
-"""``rft ui``, ``rft view``, ``rft metrics``: serve pages and metrics of a project. ``rft stop``: end its processes."""
+"""``rft ui``, ``rft view``, ``rft metrics``, ``rft engine``: serve pages, metrics and the engine of a project.
+
+``rft stop`` ends its processes.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,8 +11,8 @@ import typer
 from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT
 
 if TYPE_CHECKING:
+    from rft_platform.cluster.local.supervisor import Server
     from rft_platform.config.home import Home
-    from rft_platform.servers.supervise import Server
 
 
 def ui(
@@ -65,10 +68,9 @@ def ui(
 
 def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: str | None) -> None:
     """Keep ``servers`` running until Ctrl-C; ``sensors_of`` is the Dagster interface whose sensors are turned on."""
-    from rft_platform.common.processes.signals import terminable
+    from rft_platform.cluster.local.supervisor import serving, wait_for_end
+    from rft_platform.cluster.this_process import terminable
     from rft_platform.driver.console import notes, output, print_link
-    from rft_platform.servers.leases import leases_of
-    from rft_platform.servers.supervise import serving, wait_for_end
     from rft_platform.servers.ui_servers import start_sensors
     from rft_platform.web_guard.token import access_token
 
@@ -87,7 +89,7 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
             wait_for_end(children, lambda line: notes().print(line, markup=False, soft_wrap=True))
     except KeyboardInterrupt:
         console.print("stopped")
-        alive = [held.path.stem for held in leases_of(home) if held.alive]
+        alive = [service.name for service in home.cluster.running()]
         if alive:
             console.print(
                 f"{' and '.join(alive)} keep running until their idle time-out; `rft stop` ends them", markup=False
@@ -107,9 +109,9 @@ def metrics(
 
     Scrapers send `Authorization: Bearer TOKEN`; the token is RFT_WEB_TOKEN, or else the content of RFT_HOME/web_token.
     """
+    from rft_platform.cluster.local.supervisor import end_with_supervisor
+    from rft_platform.cluster.this_process import terminable
     from rft_platform.common.errors import UserError
-    from rft_platform.common.processes.parent import end_with_supervisor
-    from rft_platform.common.processes.signals import terminable
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output
     from rft_platform.driver.run import use_home
@@ -140,7 +142,7 @@ def view(
     ] = "127.0.0.1",
 ) -> None:
     """Serve pages over the stored experiences until Ctrl-C: search runs, read them token by token, compare policies."""
-    from rft_platform.common.processes.signals import terminable
+    from rft_platform.cluster.this_process import terminable
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output, print_link
     from rft_platform.driver.run import use_home
@@ -164,18 +166,64 @@ def view(
     output().print("stopped")
 
 
+def engine(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")],
+    token_env: Annotated[
+        str, typer.Option("--token-env", help="Environment variable with the engine's token, of 16 characters or more.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The project's YAML file; default: the project in RFT_HOME.")
+    ] = None,
+    replica: Annotated[int, typer.Option(min=0, help="Number of this replica, if the project has several.")] = 0,
+) -> None:
+    """Serve the policy engine of a project in the foreground, for a project elsewhere that names it in engine.urls.
+
+    The server answers to the name of this host; RFT_WEB_HOSTS names further ones.
+    """
+    import os
+    import socket
+    from dataclasses import replace
+
+    from rft_platform.cluster.local.service_process import TOKEN_VARIABLE
+    from rft_platform.common.errors import UserError
+    from rft_platform.config.home import Home
+    from rft_platform.config.load import load_config, load_config_of
+    from rft_platform.driver.run import use_home
+    from rft_platform.inference.launch.launcher import engine_service
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.setup.connections import base_model_folder, policy_spec
+    from rft_platform.web_guard.checks import HOSTS_VARIABLE
+
+    if len(token := os.environ.get(token_env, "")) < 16:
+        raise UserError(f"--token-env {token_env}: expected a token of at least 16 characters in this variable")
+    home = Home.from_environment()
+    use_home(home)
+    project = Project(home, load_config(config) if config is not None else load_config_of(home))
+    service = engine_service(base_model_folder(project), policy_spec(project, replica), f"served-{port}")
+    hosts = os.environ.get(HOSTS_VARIABLE, ",".join({host, socket.gethostname(), socket.getfqdn()}))
+    typer.echo(f"engine     http://{host}:{port}")
+    home.cluster.become(
+        replace(
+            service, host=host, port=port, idle_timeout_s=None,
+            env={**service.env, TOKEN_VARIABLE: token, HOSTS_VARIABLE: hosts},
+        )
+    )  # fmt: skip
+
+
 def stop() -> None:
     """Stop this project's policy engine and trainer. Nothing is lost: interrupted work is repeated."""
     from rft_platform.config.home import Home
-    from rft_platform.servers import leases
 
     home = Home.from_environment()
-    leases.wait_for_starts(home)
-    leased = leases.leases_of(home)
-    for one in leased:
-        alive = leases.stop(one)
-        typer.echo(f"{one.lease.kind} (pid {one.lease.pid}): {'stopped' if alive else 'had already ended'}")
-    strays = leases.stop_strays(home)
+    cluster = home.cluster
+    # beside the trainer: only engines are restarted in the background
+    cluster.wait_for_starts("engine*", "auxiliary-*", "policy-*")
+    leased = cluster.leases()
+    for name, lease in leased.items():
+        ran = cluster.stop(name, 10.0, generation=lease.generation)
+        typer.echo(f"{lease.kind} (pid {lease.pid}): {'stopped' if ran else 'had already ended'}")
+    strays = cluster.stop_strays()
     for pid in strays:
         typer.echo(f"process without a lease (pid {pid}): stopped")
     if not leased and not strays:

@@ -8,6 +8,7 @@ from importlib import metadata
 from time import perf_counter
 from typing import Literal
 
+from rft_platform.cluster.local.leases import Lease
 from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.common.fault_classification import as_fault
 from rft_platform.common.sqlite_files import damaged_databases, databases, full_disk
@@ -16,7 +17,6 @@ from rft_platform.config.home import Home
 from rft_platform.config.memory_plan import gpu_bytes
 from rft_platform.driver.machine import cpu_count, installed_version
 from rft_platform.driver.preflight import check_room, check_writable, nearest_folder
-from rft_platform.servers.leases import HeldLease, leases_of
 from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT, port_is_free
 
 _PACKAGE = "rft-platform"
@@ -149,16 +149,16 @@ def partition_findings(home: Home) -> Iterator[Finding]:
 
 def process_findings(home: Home) -> Iterator[Finding]:
     """Check the engine's replicas and the trainer by their leases."""
-    leases = leases_of(home)
+    leases = home.cluster.leases()
     versions: set[tuple[int, str]] = set()
-    for one in leases:
-        where = f"pid {one.lease.pid}, {one.lease.host}:{one.lease.port}"
-        if one.alive and one.lease.kind.startswith("engine"):
-            yield _engine_finding(one, where, versions)
-        elif one.alive:
-            yield Finding("process", "ok", f"{one.lease.kind} runs ({where})")
+    for name, lease in leases.items():
+        where = f"pid {lease.pid}, {lease.host}:{lease.port}"
+        if lease.alive and lease.kind.startswith("engine"):
+            yield _engine_finding(name, lease, where, versions)
+        elif lease.alive:
+            yield Finding("process", "ok", f"{lease.kind} runs ({where})")
         else:
-            problem = f"{one.lease.kind} has ended and left its lease {one.path} ({where})"
+            problem = f"{lease.kind} has ended and left its lease {home.cluster.lease_file(name)} ({where})"
             yield Finding("process", "warn", problem, "`rft stop` removes it; the next start also replaces it")
     if len(versions) > 1:
         served = ", ".join(str(version) for version, _ in sorted(versions))
@@ -168,16 +168,16 @@ def process_findings(home: Home) -> Iterator[Finding]:
         yield Finding("process", "ok", "neither engine nor trainer is running; they start when they are needed")
 
 
-def _engine_finding(held: HeldLease, where: str, versions: set[tuple[int, str]]) -> Finding:
+def _engine_finding(name: str, lease: Lease, where: str, versions: set[tuple[int, str]]) -> Finding:
     """Check that the engine answers; add the version it serves to ``versions``."""
     from rft_platform.inference.client import EngineClient
 
     try:
-        status = EngineClient(held.lease).status()
+        status = EngineClient(lease.address(name)).status()
     except EngineError as error:
-        return Finding("process", "fail", f"{held.lease.kind} does not answer ({where}): {error}", "`rft stop` ends it")
+        return Finding("process", "fail", f"{lease.kind} does not answer ({where}): {error}", "`rft stop` ends it")
     versions.add((status.policy_version, status.weights_digest))
-    message = f"{held.lease.kind} serves policy version {status.policy_version} ({where})"
+    message = f"{lease.kind} serves policy version {status.policy_version} ({where})"
     return Finding("process", "ok", message)
 
 

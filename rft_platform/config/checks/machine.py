@@ -125,6 +125,9 @@ def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Itera
     serving, cluster = config.explorer.rollout_model, config.cluster
     if gpu_count and cluster.node_num == 1 and (cluster.gpu_per_node or 0) > gpu_count:
         yield f"cluster.gpu_per_node {cluster.gpu_per_node}: this machine has {gpu_count} GPUs; set it to {gpu_count}"
+    if config.engine.urls:
+        yield from _external_problems(config)
+        return
     if gpu_count == 0 and serving.engine_num > cpu_count and not cluster.gpu_per_node:
         yield (
             f"explorer.rollout_model.engine_num {serving.engine_num}: this machine has {cpu_count} processors; set it "
@@ -146,6 +149,22 @@ def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Itera
             f"{serving.engine_num}{others} needs {needed + auxiliaries + further} devices, and {available} "
             "are available: lower one of them, or raise cluster.gpu_per_node on a machine that has more"
         )
+
+
+def _external_problems(config: RftConfig) -> Iterator[str]:
+    """Problems of engines that somebody else runs."""
+    engine, replicas = config.engine, config.explorer.rollout_model.engine_num
+    if len(engine.urls) != replicas:
+        yield (
+            f"engine.urls names {len(engine.urls)} engines and explorer.rollout_model.engine_num is {replicas}: set it "
+            f"to {len(engine.urls)}"
+        )
+    if wrong := [url for url in engine.urls if not url.startswith(("http://", "https://"))]:
+        yield f"engine.urls {wrong[0]}: expected http://HOST:PORT or https://HOST:PORT"
+    if engine.token_env is None:
+        yield "engine.urls: set engine.token_env to the name of the environment variable with the token of the engines"
+    if config.policies:
+        yield "engine.urls: engines that somebody else runs serve one policy; leave out policies, or engine.urls"
 
 
 def _sharing_problems(serving: RolloutModel, engines_per_gpu: int) -> Iterator[str]:

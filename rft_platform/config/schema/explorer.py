@@ -196,6 +196,12 @@ class Engine(Section):
     """Python interpreter of the environment with vLLM. null: this interpreter. ``RFT_VLLM_PYTHON`` overrides it."""
     max_lora_rank: NonNegativeInt | None = None
     """vLLM: maximum rank of an adapter, 0 for no adapter. null: derived from ``model.lora_configs``."""
+    urls: list[str] = Field(default_factory=list)
+    """Engines that somebody else runs with ``rft engine``, one for each replica: ``[http://HOST:PORT, ...]``. They see
+    model and checkpoints under the same paths. Nothing is started or ended, and the other keys of this section and of
+    ``explorer.rollout_model`` that describe an engine have no effect."""
+    token_env: str | None = None
+    """Name of the environment variable with the token of the engines in ``urls``."""
     kv_cache_gb: PositiveFloat = 1.0
     """vLLM on a CPU: memory of the KV cache, in GB."""
     vllm_args: dict[str, Any] = Field(default_factory=dict)

@@ -1,5 +1,6 @@
-"""Find running engine processes by their leases, or start them.
+"""Engines as services of a cluster.
 
-- ``launcher``: ``EngineSpec`` and ``find_or_start_engine``, for one engine process.
-- ``pool_start``: ``find_or_start_pool`` for all replicas of an engine; ends surplus replicas, assigns GPUs.
+- ``launcher``: ``EngineSpec``, ``engine_service`` and ``find_or_start_engine``, for one engine process.
+- ``external``: ``external_engine``, for engines that somebody else runs.
+- ``pool_start``: ``find_or_start_pool`` for all replicas of an engine; assigns GPUs.
 """

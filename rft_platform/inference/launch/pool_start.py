@@ -1,19 +1,14 @@
-"""Find or start all replicas of an engine concurrently; end surplus replicas; assign GPUs to replicas."""
+"""Find or start all replicas of an engine concurrently, and assign GPUs to replicas."""
 
 import logging
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 from rft_platform.common.errors import EngineError, UserError
-from rft_platform.common.locks import locked
-from rft_platform.common.processes.lease import read_lease, remove_lease
-from rft_platform.common.processes.spawn import stop_holder
 from rft_platform.config.gpu_placement import gpu_count, visible_devices
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.launch.launcher import STOP_TIMEOUT_S, replica_name
 from rft_platform.inference.pool.engine_pool import EnginePool
 
 LOGGER = logging.getLogger(__name__)
@@ -49,19 +44,6 @@ def _start_in_turn(start: Callable[[int], EngineClient], numbers: Iterable[int])
     """Call ``start`` for each number, one after the other; a future holds the result or the error of a call."""
     with ThreadPoolExecutor(1) as thread:
         return [thread.submit(start, number) for number in numbers]
-
-
-def end_surplus(home_leases: Path, count: int) -> None:
-    """End the replicas beyond ``count``, which an earlier configuration may have started."""
-    known = {replica_name(number) for number in range(count)}
-    for path in home_leases.glob("engine-*.json"):
-        if path.stem in known:
-            continue
-        with locked(path):
-            lease = read_lease(path)
-            if lease is not None:
-                stop_holder(lease, STOP_TIMEOUT_S)
-                remove_lease(path, lease.pid)
 
 
 def engine_devices(own: range) -> str:

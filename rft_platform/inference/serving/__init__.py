@@ -8,5 +8,5 @@ Read in this order:
 - ``api_errors.py``, ``context_limit.py``: errors in OpenAI's form, and the refusal of long prompts.
 - ``chat_template.py``, ``template_process.py``, ``tokenizer.py``: conversations to prompt ids.
 - ``weight_files.py``: check a folder of weights before it is loaded.
-- ``lifecycle.py``, ``http_server.py``: ``ServerLifecycle`` (lease, idle time-out), and connection time-outs.
+- ``http_server.py``: time-outs of connections.
 """

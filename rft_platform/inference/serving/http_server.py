@@ -14,6 +14,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rft_platform.inference.http_contract import KEEP_ALIVE_S
 
+#: Paths that do not reset an engine's idle time-out: monitoring must not keep an unused engine alive.
+UNCOUNTED_PATHS = ("/health", "/ping", "/metrics", "/v1/models", "/engine/metrics")
 HEADERS_TIMEOUT_S = 20.0  # from the connection, or a later request's first byte, to the end of the request's headers
 BODY_TIMEOUT_S = 120.0  # from the headers to the end of the body
 

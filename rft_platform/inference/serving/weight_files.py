@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import WeightMismatchError, some
-from rft_platform.common.files import read_json
+from rft_platform.common.files import digest_file, digest_json, read_json
 
 HEADER_LENGTH_BYTES = 8  # a safetensors file begins with the size of its header, little-endian
 CHUNK_BYTES = 1 << 24
@@ -137,3 +137,9 @@ def _equal(one: TensorPlace, other: TensorPlace) -> bool:
             if left.read(count) != right.read(count):
                 return False
     return True
+
+
+def model_digest(folder: Path) -> str:
+    """Digest of a model's configuration, tokenizer and templates; without the weights, because they change."""
+    files = sorted([*folder.glob("*.json"), *folder.glob("*.jinja")])
+    return digest_json({file.name: digest_file(file) for file in files if not file.name.endswith(".index.json")})

@@ -2,7 +2,7 @@
 
 import sys
 
-from rft_platform.common.processes.gc_control import NOT_FOR_TRANSFORMERS, importing, keep_imports
+from rft_platform.cluster.this_process import NOT_FOR_TRANSFORMERS, importing, keep_imports
 
 with importing(without=NOT_FOR_TRANSFORMERS):
     import transformers.models.auto.modeling_auto  # noqa: F401

@@ -17,7 +17,7 @@ from rft_platform.inference.serving.chat_template import ChatTemplate, load_temp
 from rft_platform.inference.serving.context_limit import check_ids, check_prompt
 from rft_platform.inference.serving.template_process import template_process
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
-from rft_platform.inference.serving.weight_files import is_adapter
+from rft_platform.inference.serving.weight_files import is_adapter, model_digest
 from rft_platform.inference.transformers_engine.generator import Generator
 from rft_platform.inference.transformers_engine.model import PolicyModel
 from rft_platform.inference.transformers_engine.request import Request, TokenEvent
@@ -74,6 +74,7 @@ class TransformersEngine:
         self.tokenizer = PolicyTokenizer(folder)
         thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
         self.template = ChatTemplate(self.tokenizer, load_template(settings.chat_template), thinking)
+        self._model_digest = model_digest(folder)
         template_process().start()  # the process starts up while the model is loaded
         self.parses_reasoning = settings.reasoning_parser is not None
         self.model = PolicyModel(folder, dtype, self.device)
@@ -147,6 +148,7 @@ class TransformersEngine:
             cpu_seconds=times.user + times.system,
             capabilities=CAPABILITIES,
             weights_path=str(served.folder),
+            model_digest=self._model_digest,
         )
 
     def metrics(self) -> dict[str, float]:

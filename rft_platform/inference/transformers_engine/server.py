@@ -15,17 +15,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transformers.utils.logging import disable_progress_bar
 
+from rft_platform.cluster.local.service_process import EXIT_USER_ERROR, ServiceProcess
 from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.inference.serving import api_errors, control_api
 from rft_platform.inference.serving.api_guard import ApiGuard
-from rft_platform.inference.serving.http_server import server_config
-from rft_platform.inference.serving.lifecycle import (
-    EXIT_USER_ERROR,
-    HOST,
-    UNCOUNTED_PATHS,
-    ServerLifecycle,
-)
+from rft_platform.inference.serving.http_server import UNCOUNTED_PATHS, server_config
 from rft_platform.inference.transformers_engine import openai_api
 from rft_platform.inference.transformers_engine.async_adapter import AsyncEngineAdapter
 from rft_platform.inference.transformers_engine.engine import EngineSettings, TransformersEngine
@@ -36,7 +31,7 @@ GRACE_S = 3  # how long a shutdown waits for open connections
 
 
 def build_app(
-    engine: TransformersEngine, lifecycle: ServerLifecycle, stop: Callable[[], None], lifespan: Any = None
+    engine: TransformersEngine, service: ServiceProcess, stop: Callable[[], None], lifespan: Any = None
 ) -> ASGIApp:
     """The application: OpenAI and control routes and /health, with version headers, behind ``ApiGuard``."""
     app = FastAPI(title="rft transformers engine", docs_url=None, redoc_url=None, lifespan=lifespan)
@@ -48,8 +43,8 @@ def build_app(
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    app.add_middleware(StampVersion, engine=engine, lifecycle=lifecycle)
-    return ApiGuard(app, lifecycle.token)
+    app.add_middleware(StampVersion, engine=engine, service=service)
+    return ApiGuard(app, service.token)
 
 
 class StampVersion:
@@ -58,8 +53,8 @@ class StampVersion:
     Log lines of a request get the round, run and phase from the caller's header.
     """
 
-    def __init__(self, app: ASGIApp, engine: TransformersEngine, lifecycle: ServerLifecycle) -> None:
-        self.app, self.engine, self.lifecycle = app, engine, lifecycle
+    def __init__(self, app: ASGIApp, engine: TransformersEngine, service: ServiceProcess) -> None:
+        self.app, self.engine, self.service = app, engine, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI call."""
@@ -68,7 +63,7 @@ class StampVersion:
             return
         counted = scope["path"] not in UNCOUNTED_PATHS
         if counted:
-            self.lifecycle.touch()
+            self.service.touch()
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -79,32 +74,32 @@ class StampVersion:
         with log_context(PhaseContext.from_header(Headers(scope=scope).get(HEADER, ""))):
             await self.app(scope, receive, stamped)
         if counted:
-            self.lifecycle.touch()
+            self.service.touch()
 
 
-def serve(settings: EngineSettings, lifecycle: ServerLifecycle) -> None:
+def serve(settings: EngineSettings, service: ServiceProcess) -> None:
     """Load the model, publish the lease, and serve until a stop request, a signal or the idle time-out."""
     configure("engine")
     disable_progress_bar()  # people and the launcher read the log
     engine = TransformersEngine(settings)
-    listener = socket.create_server((HOST, 0), backlog=1024)  # listens before the lease is published
-    hide(lifecycle.token)
+    listener = socket.create_server((service.host, service.port), backlog=1024)  # listens before the lease is published
+    hide(service.token)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        lifecycle.publish(listener.getsockname()[1])
-        watch = asyncio.create_task(lifecycle.stop_when_idle(lambda: engine.busy, stop))
+        service.publish(listener.getsockname()[1])
+        watch = asyncio.create_task(service.stop_when_idle(lambda: engine.busy, stop))
         try:
             yield
         finally:  # in a finally block, because run() ends by raising the stopping signal again
             watch.cancel()
-            lifecycle.withdraw()
+            service.withdraw()
             engine.close()
 
     def stop() -> None:
         server.should_exit = True
 
-    app = build_app(engine, lifecycle, stop, lifespan)
+    app = build_app(engine, service, stop, lifespan)
     server = uvicorn.Server(server_config(app, GRACE_S, log_level="warning"))
     server.run(sockets=[listener])
 
@@ -113,11 +108,9 @@ def main(arguments: list[str]) -> int:
     """Run the server; exit code 2 and one line on standard error for wrong settings or a wrong model folder."""
     options = json.loads(arguments[0])
     settings = EngineSettings(**{**options["engine"], "model_path": Path(options["model_path"])})
-    lifecycle = ServerLifecycle(
-        "engine-transformers", Path(options["lease"]), options["model_digest"], options["idle_timeout_s"]
-    )
+    service = ServiceProcess.from_environment("engine-transformers")
     try:
-        serve(settings, lifecycle)
+        serve(settings, service)
     except UserError as error:
         one_line = " ".join(str(error).split())
         print(f"error: {one_line}", file=sys.stderr, flush=True)

@@ -7,8 +7,8 @@ this package through ``--middleware`` and ``--worker-extension-cls``.
 import os
 import sys
 
+from rft_platform.cluster.local.service_process import EXIT_USER_ERROR, ServiceProcess
 from rft_platform.common.errors import UserError
-from rft_platform.inference.serving.lifecycle import EXIT_USER_ERROR
 from rft_platform.inference.vllm_engine.server_settings import ServerSettings
 from rft_platform.inference.vllm_engine.versions import environment, required_in, server_program
 from rft_platform.inference.vllm_engine.worker import SERVER_PID
@@ -18,9 +18,9 @@ def main(arguments: list[str]) -> None:
     """Replace this process by vLLM's server; exit code 2 and one line on standard error for wrong settings."""
     settings = ServerSettings.from_launcher(arguments[0])
     try:
-        vllm = required_in(sys.executable)
+        vllm, service = required_in(sys.executable), ServiceProcess.from_environment("engine-vllm")
         program = server_program(vllm, settings.model_path)
-        command = [sys.executable, "-P", *program, *settings.arguments(vllm)]
+        command = [sys.executable, "-P", *program, *settings.arguments(vllm, service.host, service.port)]
     except UserError as error:
         one_line = " ".join(str(error).split())
         print(f"error: {one_line}", file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ from rft_platform.inference.serving.context_limit import check_ids, check_prompt
 from rft_platform.inference.serving.openai_schema import ChatBody
 from rft_platform.inference.serving.template_process import TemplateLimitError
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
+from rft_platform.inference.serving.weight_files import model_digest
 from rft_platform.inference.vllm_engine.admission import Admission
 from rft_platform.inference.vllm_engine.sampling_conversion import (
     completions_of,
@@ -55,6 +56,7 @@ class VllmEngine:
         self.weights = ServedWeights(llm, folder, settings.options.max_lora_rank)
         self.tokenizer = PolicyTokenizer(folder)
         self.template = ChatTemplate(self.tokenizer, settings.chat_template, settings.template_options)
+        self._model_digest = model_digest(folder)
         self.max_model_len = settings.context()
         self.vocabulary = int(llm.model_config.get_vocab_size())
         self.counts = {"requests": 0.0, "prompt_tokens": 0.0, "completion_tokens": 0.0}
@@ -167,6 +169,7 @@ class VllmEngine:
             cpu_seconds=self._cpu_seconds(),
             capabilities=CAPABILITIES + (["lora"] if self.settings.options.max_lora_rank else []),
             weights_path=str(served.folder),
+            model_digest=self._model_digest,
         )
 
     def metrics(self) -> dict[str, float]:

@@ -8,7 +8,6 @@ import asyncio
 import atexit
 import json
 import logging
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rft_platform.cluster.local.service_process import ServiceProcess
 from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.inference.serving import api_errors, control_api
 from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.api_guard import ApiGuard
-from rft_platform.inference.serving.http_server import TimedProtocol
-from rft_platform.inference.serving.lifecycle import UNCOUNTED_PATHS, ServerLifecycle
+from rft_platform.inference.serving.http_server import UNCOUNTED_PATHS, TimedProtocol
 from rft_platform.inference.serving.request_body import read_body, replayed
 from rft_platform.inference.vllm_engine.engine import VllmEngine
 from rft_platform.inference.vllm_engine.openai_wire import (
@@ -51,16 +50,14 @@ class EnginePlanes:
         settings = ServerSettings.from_environment()
         self.app = app
         self.settings = settings
-        self.lifecycle = ServerLifecycle(
-            "engine-vllm", Path(settings.lease), settings.model_digest, settings.idle_timeout_s
-        )
+        self.service = ServiceProcess.from_environment("engine-vllm")
         self.engine: VllmEngine | None = None
         self._control: FastAPI | None = None
-        self._guarded = ApiGuard(self._http, self.lifecycle.token)
+        self._guarded = ApiGuard(self._http, self.service.token)
         self._tasks: set[asyncio.Task[None]] = set()
         configure("engine")
-        hide(self.lifecycle.token)
-        atexit.register(self.lifecycle.withdraw)
+        hide(self.service.token)
+        atexit.register(self.service.withdraw)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI call."""
@@ -80,7 +77,7 @@ class EnginePlanes:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             elif message["type"] == "lifespan.shutdown.complete":
-                self.lifecycle.withdraw()
+                self.service.withdraw()
             await send(message)
 
         return watched
@@ -94,29 +91,29 @@ class EnginePlanes:
             api_errors.install(self._control)
             control_api.install(self._control, engine, self.stop)
             self.engine = engine
-            self.lifecycle.publish(await _port(app))
+            self.service.publish(await _port(app))
         except Exception:
             LOG.exception("the engine cannot be served")
             self.stop()
             return
-        await self.lifecycle.stop_when_idle(lambda: engine.admission.running > 0, self.stop)
+        await self.service.stop_when_idle(lambda: engine.admission.running > 0, self.stop)
 
     def stop(self) -> None:
         """Remove the lease and end the server by SIGTERM; the server first completes running responses."""
-        self.lifecycle.withdraw()
-        asyncio.get_running_loop().call_later(START_POLL_S, os.kill, os.getpid(), signal.SIGTERM)
+        self.service.withdraw()
+        asyncio.get_running_loop().call_later(START_POLL_S, signal.raise_signal, signal.SIGTERM)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         counted = path not in UNCOUNTED_PATHS
         if counted:
-            self.lifecycle.touch()
+            self.service.touch()
         try:
             with log_context(PhaseContext.from_header(Headers(scope=scope).get(HEADER, ""))):
                 await self._dispatch(path, scope, receive, send)
         finally:
             if counted:
-                self.lifecycle.touch()
+                self.service.touch()
 
     async def _dispatch(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         engine = self.engine

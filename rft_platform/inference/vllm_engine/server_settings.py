@@ -8,7 +8,6 @@ from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import read_json
-from rft_platform.inference.serving.lifecycle import HOST
 from rft_platform.inference.serving.weight_files import layout_of
 from rft_platform.inference.vllm_engine.adapters import target_modules
 from rft_platform.inference.vllm_engine.versions import (
@@ -69,9 +68,6 @@ class VllmOptions:
 class ServerSettings:
     """Settings of one server process."""
 
-    lease: str
-    model_digest: str
-    idle_timeout_s: float
     model_path: str
     dtype: str
     threads: int
@@ -115,12 +111,12 @@ class ServerSettings:
             raise UserError(f"{self.model_path}: config.json has no max_position_embeddings: set model.max_model_len")
         return min(limits)
 
-    def arguments(self, vllm: Vllm) -> list[str]:
-        """Options of vLLM's server; ``server_program`` names the model."""
+    def arguments(self, vllm: Vllm, host: str, port: int) -> list[str]:
+        """Options of vLLM's server; ``server_program`` names the model. Port 0 is any free port; the lease names it."""
         options: dict[str, Any] = {
             "served_model_name": [self.model_path, Path(self.model_path).name],
-            "host": HOST,
-            "port": 0,  # any free port; the lease names it
+            "host": host,
+            "port": port,
             "generation_config": "vllm",  # the request's sampling parameters, not the model folder's
             "dtype": dtype_of(vllm, self.dtype, self.options.gpu_dtype),
             "max_model_len": self.context() + 1,  # so that a sequence as long as the context can be scored

@@ -4,12 +4,11 @@ vLLM mixes ``WorkerExtension`` into its worker class (``--worker-extension-cls``
 """
 
 import os
-import select
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from rft_platform.cluster.this_process import end_with
 
 #: Environment variable with the server's process id. It is also the process group of all processes that it started.
 SERVER_PID = "RFT_VLLM_SERVER_PID"
@@ -64,21 +63,5 @@ def pack_output_heads(model: Any) -> None:
             layer.quant_method.process_weights_after_loading(layer)
 
 
-def end_with_server() -> None:
-    """Kill this process and all other processes of the server as soon as the server has ended for any reason.
-
-    A server that is killed cannot end its engine processes, and these would hold the GPU's memory for ever.
-    """
-    pid = int(os.environ.get(SERVER_PID, "0"))
-    if not pid or pid == os.getpid() or os.getpgrp() != pid:
-        return
-    server = os.pidfd_open(pid)
-
-    def watch() -> None:
-        select.select([server], [], [])
-        os.killpg(pid, signal.SIGKILL)
-
-    threading.Thread(target=watch, name="end-with-server", daemon=True).start()
-
-
-end_with_server()
+# A server that is killed cannot end its engine processes, and these would hold the GPU's memory for ever.
+end_with(int(os.environ.get(SERVER_PID, "0")))

@@ -14,7 +14,7 @@ import dagster as dg
 from dagster._utils.concurrency import ConcurrencyClaimStatus
 from dagster._utils.interrupts import check_captured_interrupt
 
-from rft_platform.common.processes.signals import is_interrupted
+from rft_platform.cluster.this_process import is_interrupted
 from rft_platform.jobs.dagster_internals.run_workers import is_driven_here
 
 _POLL_S = 0.25

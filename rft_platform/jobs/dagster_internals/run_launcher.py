@@ -15,7 +15,7 @@ from dagster._core.launcher import CheckRunHealthResult, DefaultRunLauncher, Lau
 from dagster._serdes.config_class import ConfigurableClassData
 
 from rft_platform.assets.run_failure import FAULT_TAGS
-from rft_platform.common.locks import locked
+from rft_platform.cluster.local.locks import locked
 from rft_platform.jobs.dagster_internals.run_workers import (
     RunWorkers,
     driver_is_alive,

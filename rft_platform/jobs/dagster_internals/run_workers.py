@@ -18,7 +18,7 @@ from pathlib import Path
 import dagster as dg
 import psutil
 
-from rft_platform.common.processes.lease import CREATE_TIME_TOLERANCE_S, find_process
+from rft_platform.cluster.local.processes import CREATE_TIME_TOLERANCE_S, find_process
 
 # Tags of runs. A re-executed run inherits the tags of the first run, so each value ends in the id of its run.
 DRIVER_TAG = ".dagster/rft_driver"  # Dagster does not show tags with this prefix: they are long and for programs only

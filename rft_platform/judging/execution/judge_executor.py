@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rft_platform.cluster.this_process import interruptible_loop
 from rft_platform.common.errors import JudgeUnavailableError, UserError
 from rft_platform.common.fault_classification import described, user_place
-from rft_platform.common.processes.signals import interruptible_loop
 from rft_platform.common.threads import UserCodeLoop, await_user_code, call_in_thread, is_cancellation
 from rft_platform.experience.record import METRIC_EXPECTED, is_metric_value, valid_text
 from rft_platform.judging.execution.compose import JudgePart, JudgeSpec

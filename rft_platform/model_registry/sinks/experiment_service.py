@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.files import digest_json, read_json, write_json
-from rft_platform.common.locks import locked
 from rft_platform.common.redaction import redact
 from rft_platform.model_registry.sinks.metric_sink import Axis, MetricSink, Points
 from rft_platform.model_registry.tracking import flatten

@@ -1,8 +1,5 @@
 """Prepare the front desk, serve it with ``rft serve``, and send it customers until its success rate reaches a goal."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +9,11 @@ from pathlib import Path
 
 import httpx
 
-from rft_platform.common.errors import RftError, UserError
-from rft_platform.common.files import last_lines, write_text
-from rft_platform.common.processes.spawn import free_port
+from rft_platform.cluster.interface import Service
+from rft_platform.cluster.local.processes import free_port
+from rft_platform.cluster.local.supervisor import Server, serving
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config
 from rft_platform.experience.store import ExperienceStore
@@ -100,9 +99,7 @@ def move_aside(home: Home) -> Path | None:
     if not (home.root / "front_desk").exists() and any(home.root.iterdir()):
         raise UserError(f"RFT_HOME {home.root} is not this demo's; --fresh does not rename it: choose another folder")
     refuse_if_used(home)
-    environment = {**os.environ, "RFT_HOME": str(home.root)}
-    command = [sys.executable, "-P", "-m", "rft_platform", "stop"]
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=_STOP_S, check=True)
+    home.cluster.stop_all()
     return home.root.rename(home.root.with_name(f"{home.root.name}.{time.strftime('%Y%m%d-%H%M%S')}"))
 
 
@@ -124,55 +121,30 @@ def served(home: Home, config: Path, url: str, say: Callable[[str], None]) -> It
 
     At the end of the block, all processes that the service started are ended.
     """
-    environment = {**os.environ, "RFT_HOME": str(home.root), "RFT_SENSOR_INTERVAL_S": "1", "OMP_NUM_THREADS": "1"}
-    rft = [sys.executable, "-P", "-m", "rft_platform"]
-    ports = ["--port", str(free_port()), "--mlflow-port", str(free_port())]
-    home.logs.mkdir(parents=True, exist_ok=True)
-    log = home.logs / "serve.log"
-    with log.open("w") as output:
-        service = subprocess.Popen(
-            [*rft, "serve", "--config", str(config), *ports],
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process, which ends the service in order
-        )
-    try:
-        say("starting the service, then the warm start on demonstrations (about a minute)")
-        _wait_until_ready(service, home, url, log, say)
-        say(log.read_text(encoding="utf-8", errors="replace").strip())
-        yield
-    finally:
-        service.terminate()
-        try:
-            service.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            service.kill()
-            service.wait(_STOP_S)
-        subprocess.run([*rft, "stop"], env=environment, stdout=subprocess.DEVNULL, timeout=_STOP_S)
-
-
-def _wait_until_ready(
-    service: "subprocess.Popen[bytes]", home: Home, url: str, log: Path, say: Callable[[str], None]
-) -> None:
-    """Wait for the service and its warm start; report from time to time which of the two is not ready yet."""
     began = said = time.monotonic()
-    start, served = read(ExperienceStore(home.rounds), 0), False
-    while not (start.has(RoundEvaluation) and served):
-        served = served or _answers(f"{url}/health")
-        code, now = service.poll(), time.monotonic()
-        if code is not None:
-            raise RftError(f"the service ended with exit code {code}; the end of {log}:\n{last_lines(log)}")
-        awaited = "the warm start" if served else "the service"
-        if now - began > _START_S:
-            raise RftError(
-                f"{awaited} was not ready after {_START_S:.0f} s; on a busy machine try again with a new RFT_HOME; "
-                f"the end of {log}:\n{last_lines(log)}"
-            )
-        if now - said > _SAY_S:
-            said = now
-            say(f"{now - began:4.0f} s  waiting for {awaited}")
-        time.sleep(0.5)
+    start, serves, log = read(ExperienceStore(home.rounds), 0), False, home.logs / "serve.log"
+
+    def is_ready() -> bool:
+        """Whether the service and its warm start are ready; report from time to time which of the two is not."""
+        nonlocal said, serves
+        serves = serves or _answers(f"{url}/health")
+        if time.monotonic() - said > _SAY_S:
+            said = time.monotonic()
+            say(f"{said - began:4.0f} s  waiting for {'the warm start' if serves else 'the service'}")
+        return serves and start.has(RoundEvaluation)
+
+    arguments = ["serve", "--config", str(config), "--port", str(free_port()), "--mlflow-port", str(free_port())]
+    environment = {"RFT_HOME": str(home.root), "RFT_SENSOR_INTERVAL_S": "1", "OMP_NUM_THREADS": "1"}
+    service = Service(
+        "serve", "rft_platform", tuple(arguments), env=environment, start_timeout_s=_START_S, grace_s=_STOP_S
+    )
+    say("starting the service, then the warm start on demonstrations (about a minute)")
+    try:
+        with serving([Server(service, is_ready)], home.logs):
+            say(log.read_text(encoding="utf-8", errors="replace").strip())
+            yield
+    finally:
+        home.cluster.stop_all()
 
 
 def _answers(url: str) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from rft_platform.cluster.this_process import interruptible_loop
 from rft_platform.common.call_signature import accepted_arguments
-from rft_platform.common.processes.signals import interruptible_loop
 from rft_platform.common.threads import STOP_S, UserCodeLoop, call_in_thread
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.workflow import AgentWorkflow, LocalWorkflow, SingleTurnWorkflow, WorkflowOutput

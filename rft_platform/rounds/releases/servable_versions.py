@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.digests import checkpoint_damage
 from rft_platform.common.errors import DamagedError, UserError
 from rft_platform.common.files import atomic_path, digest_file, read_json, write_json
-from rft_platform.common.locks import locked
 from rft_platform.common.policy_names import stored_name
 from rft_platform.model_registry.manifests import Manifest, read_manifest
 from rft_platform.rounds.project.policy import parent_round, published

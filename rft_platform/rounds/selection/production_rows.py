@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
-from rft_platform.common.locks import locked
 from rft_platform.common.sqlite_files import database_file, network_file_system
 from rft_platform.config.home import private_files
 from rft_platform.experience.record import LARGEST_TOP_K, ModelCall, RolloutRow, row_id

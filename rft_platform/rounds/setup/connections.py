@@ -1,12 +1,13 @@
 """Connections of a project to its engine, its trainer group and its registry; missing processes are started."""
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import EngineError, UserError
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import database_file
@@ -53,18 +54,26 @@ def connect_engine(project: Project) -> PolicyEngine:
 
     With ``engine_num`` above 1 the engine is a pool of that many replicas; replicas beyond that number are stopped.
     """
-    from rft_platform.inference.launch.pool_start import end_surplus, find_or_start_pool
+    from rft_platform.inference.launch.launcher import STOP_TIMEOUT_S, replica_name
+    from rft_platform.inference.launch.pool_start import find_or_start_pool
 
     explorer, folder = project.config.explorer, base_model_folder(project)
     count = explorer.rollout_model.engine_num
-    end_surplus(project.home.leases, count)
+    wanted = {replica_name(number) for number in range(count)}
+    for surplus in project.home.cluster.running(f"{POLICY_ENGINE}-*"):  # an earlier configuration may have started it
+        if surplus.name not in wanted:
+            project.home.cluster.stop(surplus.name, STOP_TIMEOUT_S)
     if count == 1:
         return connect_replica(project, folder)
     return find_or_start_pool(count, lambda number: connect_replica(project, folder, number), explorer.engines_per_gpu)
 
 
 def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineClient":
-    """Find or start one engine process of the project, for the base model in ``folder``."""
+    """Find or start one engine process of the project, for the base model in ``folder``; or find it in ``urls``."""
+    if urls := project.config.engine.urls:
+        from rft_platform.inference.launch.external import external_engine
+
+        return external_engine(urls[number], engine_token(project.config), folder)
     return start_engine(project, POLICY_ENGINE, folder, policy_spec(project, number), number)
 
 
@@ -77,9 +86,7 @@ def start_engine(project: Project, name: str, folder: Path, spec: "EngineSpec", 
     alone = name == POLICY_ENGINE and config.explorer.rollout_model.engine_num == 1
     on_gpu = config.engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
     gpus = engine_devices(engine_gpus(config)[name, replica]) if on_gpu and not alone else None
-    return find_or_start_engine(
-        folder, project.home.leases, project.home.logs, spec, name=name, replica=replica, gpus=gpus
-    )
+    return find_or_start_engine(folder, project.home.cluster, spec, name=name, replica=replica, gpus=gpus)
 
 
 def connect_policies(project: Project) -> dict[str, "EngineClient"]:
@@ -168,12 +175,28 @@ def _vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int, gpu
 
 def check_engines(project: Project) -> None:
     """Raise UserError if the engine of the policy or of an auxiliary model could not start on this machine."""
+    from rft_platform.inference.launch.external import external_engine
     from rft_platform.inference.launch.launcher import check_engine
 
-    check_engine(policy_spec(project))
+    config, folder = project.config, Path(project.config.model.model_path)
+    for url in config.engine.urls:
+        try:
+            external_engine(url, engine_token(config), folder if folder.is_dir() else None).close()
+        except EngineError as error:
+            raise UserError(f"{error}; start it with `rft engine`, or correct engine.urls") from error
+    if not config.engine.urls:
+        check_engine(policy_spec(project))
     for entry in project.config.explorer.auxiliary_models:
         if not entry.base_url:
             check_engine(engine_spec(project.config, entry))
+
+
+def engine_token(config: "RftConfig") -> str:
+    """The token of the engines that somebody else runs. Raises UserError if its environment variable is not set."""
+    name = config.engine.token_env or ""
+    if not (token := os.environ.get(name, "")):
+        raise UserError(f"engine.token_env {name}: this environment variable is not set; set it to the engines' token")
+    return token
 
 
 def connect_trainer(project: Project) -> "TrainerClient":
@@ -185,26 +208,12 @@ def connect_trainer(project: Project) -> "TrainerClient":
 
 def trainer_client(project: Project) -> "TrainerClient":
     """A client of the project's trainer group, whether the group is running or not."""
-    from rft_platform.training.launch import TrainerSpec, configured_layout, configured_rendezvous
+    from rft_platform.training.launch import configured_service
     from rft_platform.training.service.trainer_client import TrainerClient
 
-    settings, home = project.config.trainer, project.home
     own = place(project.config, gpu_count()).trainer
-    return TrainerClient(
-        TrainerSpec(
-            home.leases,
-            home.logs,
-            nproc=settings.nproc,
-            threads=settings.threads,
-            dtype=settings.dtype,
-            device="auto",
-            idle_timeout_s=settings.idle_timeout_s,
-            layout=configured_layout(project.config, project.memory),
-            rendezvous=configured_rendezvous(project.config),
-            gpus=None if own is None else visible_devices(own),
-            heartbeat_timeout_s=settings.heartbeat_timeout_s,
-        )
-    )
+    service = configured_service(project.config, project.memory, None if own is None else visible_devices(own))
+    return TrainerClient(project.home.cluster, service, project.config.trainer.heartbeat_timeout_s)
 
 
 def connect_registry(project: Project, tracking_uri: str | None = None, *, check: bool = True) -> "ModelRegistry":

@@ -27,7 +27,8 @@ def connect_candidate_engine(project: Project) -> "EngineClient":
     """The engine that serves the candidate of a release. Raises UserError if there is no GPU for it."""
     if not _has_devices(project, CANDIDATE_ENGINE):
         raise UserError(
-            "no GPU is left for the engine of a candidate: lower explorer.rollout_model.engine_num or trainer.nproc"
+            "no GPU is left for the engine of a candidate: lower explorer.rollout_model.engine_num or trainer.nproc; "
+            "with engine.urls there is none"
         )
     return start_engine(project, CANDIDATE_ENGINE, base_model_folder(project), policy_spec(project))
 
@@ -39,6 +40,8 @@ def shares_engine(project: Project) -> bool:
 
 def _has_devices(project: Project, name: str) -> bool:
     config, gpus = project.config, gpu_count()
+    if config.engine.urls:
+        return False  # the engines that somebody else runs are all there are
     if config.engine.device == "cpu" or not gpus:
         return True
     return engine_gpus(config)[name, 0].stop <= gpus - place(config, gpus).trainer_count

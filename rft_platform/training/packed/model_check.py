@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from rft_platform.cluster.this_process import NOT_FOR_TRANSFORMERS, importing
 from rft_platform.common.errors import UserError
-from rft_platform.common.processes.gc_control import NOT_FOR_TRANSFORMERS, importing
 
 
 def check_trainable(folder: Path, longest: int | None) -> None:

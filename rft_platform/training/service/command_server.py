@@ -56,6 +56,7 @@ class CommandServer:
         self._running: Job | None = None
         self._closed = False
         routes = [Route(f"{PREFIX}{name}", self._queue, methods=["POST"], name=name) for name in _QUEUED]
+        routes.append(Route("/health", self._answer_health))
         routes.append(Route(f"{PREFIX}status", self._answer_status, methods=["POST"]))
         routes.append(Route(f"{PREFIX}cancel", self._answer_cancel, methods=["POST"]))
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -63,7 +64,7 @@ class CommandServer:
         app = Starlette(routes=routes, exception_handlers={ApiError: _refuse})
         self._server = ServerThread(ApiGuard(app, token, control_prefix=PREFIX), listener, "trainer-commands", _GRACE_S)
 
-    def next_job(self, timeout_s: float) -> Job | None:
+    def next_job(self, timeout_s: float | None) -> Job | None:
         """Wait for the next command. After ``timeout_s`` without one, return None and accept no further commands."""
         try:
             job = self._jobs.get(timeout=timeout_s)
@@ -87,6 +88,9 @@ class CommandServer:
     def close(self) -> None:
         """Stop listening after the callers have received all events that were sent."""
         self._server.close()
+
+    async def _answer_health(self, request: Request) -> Response:
+        return JSONResponse({}, 503 if self._closed else 200)
 
     async def _answer_status(self, request: Request) -> Response:
         return JSONResponse(self._status() | {"busy": self._running is not None})

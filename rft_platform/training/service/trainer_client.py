@@ -5,41 +5,22 @@ stopped, or hangs) is ended, and the command fails with a retryable TrainerError
 """
 
 import json
-import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
-import rft_platform
+from rft_platform.cluster.interface import Address, Cluster, Service, StartError
 from rft_platform.common.errors import TrainerError
-from rft_platform.common.files import last_lines
-from rft_platform.common.locks import locked
-from rft_platform.common.processes.lease import Lease, is_alive, read_lease, remove_lease
-from rft_platform.common.processes.spawn import (
-    StartError,
-    start_detached,
-    stop_holder,
-    stop_process,
-    wait_for_lease,
-    wait_until_ended,
-)
-from rft_platform.common.processes.strays import end_strays, lease_environment
-from rft_platform.common.processes.usage import note_use
-from rft_platform.common.user_code import OWN_SAFE_PATH, SAFE_PATH
 from rft_platform.observability.log_context import context_headers
-from rft_platform.training.launch import Rendezvous, TrainerSpec, command
+from rft_platform.training.launch import trainer_service
 from rft_platform.training.protocol import (
     HEARTBEAT,
     HEARTBEAT_TIMEOUT_S,
     LAST_EVENTS,
     PREFIX,
-    Layout,
     Message,
     StepEvent,
     TrainRequest,
@@ -47,46 +28,19 @@ from rft_platform.training.protocol import (
     raise_error,
 )
 
-STOP_TIMEOUT_S = 10.0
 SILENT_STOP_TIMEOUT_S = 3.0  # a hanging group is not expected to exit on its own
-START_LOCK_TIMEOUT_S = 60.0  # wait for another caller that starts the group, in addition to the start time limit
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 10.0  # time-out of status and cancel, which are answered at once
 
 
 def find_or_start_trainer(
-    leases: Path,
-    logs: Path,
-    *,
-    nproc: int = 1,
-    threads: int = 1,
-    dtype: str = "auto",
-    idle_timeout_s: float = 900.0,
-    device: str = "auto",
-    layout: Layout | None = None,
-    rendezvous: Rendezvous | None = None,
-    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+    cluster: Cluster, *, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S, **options: Any
 ) -> "TrainerClient":
-    """Return a client of a running trainer group of ``nproc`` ranks per node. A group with other settings is replaced.
+    """A client of a running trainer group with the ``options`` of ``trainer_service``. Another group is replaced.
 
-    ``dtype`` is ``auto`` (bfloat16 on CUDA, else float32), ``float32`` or ``bfloat16``; ``device`` is ``auto``, ``cpu``
-    or ``cuda``. Raises TrainerError with the last lines of the log if the group does not start.
+    Raises TrainerError with the last lines of the log if the group does not start.
     """
-    layout, rendezvous = layout or Layout(), rendezvous or Rendezvous()
-    client = TrainerClient(
-        TrainerSpec(
-            leases,
-            logs,
-            nproc,
-            threads,
-            dtype,
-            device,
-            idle_timeout_s,
-            layout,
-            rendezvous,
-            heartbeat_timeout_s=heartbeat_timeout_s,
-        )
-    )
+    client = TrainerClient(cluster, trainer_service(**options), heartbeat_timeout_s)
     client.ensure_running()
     return client
 
@@ -94,8 +48,9 @@ def find_or_start_trainer(
 class TrainerClient:
     """Client of the trainer group. One command runs at a time and others wait, except ``status`` and ``cancel``."""
 
-    def __init__(self, spec: TrainerSpec) -> None:
-        self._spec = spec
+    def __init__(self, cluster: Cluster, service: Service, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> None:
+        """A group of ``cluster`` is ended if it sends no heartbeat for ``heartbeat_timeout_s`` during a command."""
+        self._cluster, self._service, self._silence_s = cluster, service, heartbeat_timeout_s
         # A proxy set in the environment must not get requests to the loopback interface.
         self._http = httpx.Client(trust_env=False)
         weakref.finalize(self, self._http.close)
@@ -110,8 +65,8 @@ class TrainerClient:
         body = {"request": asdict(request)}
         try:
             result = self._run("train", body, on_step)
-        except _NotAccepted as refusal:
-            self.ensure_running(refusal.lease)
+        except _NotAccepted:
+            self.ensure_running()
             result = self._run("train", body, on_step)
         return TrainResult(**result["result"])
 
@@ -137,61 +92,29 @@ class TrainerClient:
 
         A group that stops sending heartbeats is ended without waiting for its command.
         """
-        lease = read_lease(self._spec.lease)
-        if lease is None or not is_alive(lease):
-            return
-        with suppress(TrainerError):
-            self._run("shutdown", {})
-            _wait(lease)
-        stop_holder(lease)
+        service = self._service
+        self._cluster.stop(service.name, service.grace_s, shutdown_path=service.shutdown_path)
 
-    def ensure_running(self, refused: Lease | None = None) -> None:
-        """Start the group unless it runs with the right settings. Replace the group ``refused``, which is about to end.
+    def ensure_running(self) -> None:
+        """Start the group unless it runs with the right settings and takes commands.
 
         Raises TrainerError if the group does not start.
         """
-        with locked(self._spec.lease, START_LOCK_TIMEOUT_S + self._spec.start_timeout_s):
-            note_use(self._spec.lease)
-            lease = read_lease(self._spec.lease)
-            if lease is not None and is_alive(lease):
-                if lease != refused and self._fits(lease):
-                    return
-                self.shutdown()
-            self._start()
-
-    def _fits(self, lease: Lease) -> bool:
-        """Whether the group has the requested settings and runs the code that is installed now."""
-        spec = self._spec
-        wanted = {
-            "nproc": spec.ranks, "threads": spec.threads, "dtype": spec.dtype, "device": spec.device,
-            "layout": asdict(spec.layout), "gpus": spec.gpus,
-        }  # fmt: skip
-        same = all(lease.details.get(name) == value for name, value in wanted.items())
-        return same and lease.started_at > _code_changed_at()
-
-    def _start(self) -> None:
-        spec = self._spec
-        threads = str(spec.threads)
-        end_strays(spec.lease)  # processes of a killed starter: two groups would write to one log and one lease
-        own = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", SAFE_PATH: OWN_SAFE_PATH}
-        devices = {} if spec.gpus is None else {"CUDA_VISIBLE_DEVICES": spec.gpus}
-        env = os.environ | own | devices | lease_environment(spec.lease)
-        process = start_detached(command(spec), spec.log, env)
         try:
-            wait_for_lease(spec.lease, process, spec.start_timeout_s, spec.log)
+            self._cluster.ensure(self._service)
         except StartError as error:
-            stop_process(process)
             raise TrainerError(str(error)) from error
 
     def _ask(self, command: str) -> dict[str, Any]:
         """Send a command that is answered at once. Raises TrainerError if no group answers in time."""
-        lease = self._lease()
+        group = self._group()
+        url = f"{group.url}{PREFIX}{command}"
         try:
-            response = self._http.post(_url(lease, command), json={}, headers=_headers(lease), timeout=ANSWER_TIMEOUT_S)
+            response = self._http.post(url, json={}, headers=_headers(group), timeout=ANSWER_TIMEOUT_S)
         except httpx.TimeoutException as error:
             limit = f"{ANSWER_TIMEOUT_S:g} s"
             raise TrainerError(
-                f"the trainer group (pid {lease.pid}) did not answer {command!r} within {limit}"
+                f"the trainer group (pid {group.details['pid']}) did not answer {command!r} within {limit}"
             ) from error
         except httpx.TransportError as error:
             raise TrainerError(self._ended(command)) from error
@@ -214,14 +137,14 @@ class TrainerClient:
 
         Raises TrainerError if the group dies before that, or sends nothing in time.
         """
-        lease, heard = self._lease(), False
-        limit = self._spec.heartbeat_timeout_s
+        group, heard = self._group(), False
+        limit = self._silence_s
         timeout = httpx.Timeout(limit, connect=min(CONNECT_TIMEOUT_S, limit))
-        url, content = _url(lease, command), json.dumps(body).encode()
+        url, content = f"{group.url}{PREFIX}{command}", json.dumps(body).encode()
         try:
-            with self._http.stream("POST", url, content=content, headers=_headers(lease), timeout=timeout) as response:
+            with self._http.stream("POST", url, content=content, headers=_headers(group), timeout=timeout) as response:
                 if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-                    raise _NotAccepted(self._ended(command), lease)
+                    raise _NotAccepted(self._ended(command))
                 _check(response)
                 for line in response.iter_lines():
                     heard, event = True, json.loads(line)
@@ -231,53 +154,34 @@ class TrainerClient:
                         return
             cause = None
         except httpx.TimeoutException as error:
-            self._end_silent(lease)
+            self._cluster.stop(group.name, SILENT_STOP_TIMEOUT_S, generation=group.generation)
             text = (
-                f"the trainer group (pid {lease.pid}) sent no heartbeat for {limit:g} s during {command!r} "
+                f"the trainer group (pid {group.details['pid']}) sent no heartbeat for {limit:g} s during {command!r} "
                 "(it was stopped, or hangs) and was ended; make the same request again"
             )
-            raise (TrainerError(text) if heard else _NotAccepted(text, lease)) from error
+            raise (TrainerError(text) if heard else _NotAccepted(text)) from error
         except httpx.TransportError as error:
             cause = error
         text = self._ended(command)
-        raise (TrainerError(text) if heard else _NotAccepted(text, lease)) from cause
+        raise (TrainerError(text) if heard else _NotAccepted(text)) from cause
 
-    def _lease(self) -> Lease:
-        lease = read_lease(self._spec.lease)
-        if lease is None or not is_alive(lease):
-            raise _NotAccepted("no trainer group is running: train first, or call find_or_start_trainer", lease)
-        return lease
+    def _group(self) -> Address:
+        group = self._cluster.find(self._service.name)
+        if group is None:
+            raise _NotAccepted("no trainer group is running: train first, or call find_or_start_trainer")
+        return group
 
     def _ended(self, command: str) -> str:
-        log = f"Last lines of {self._spec.log}:\n{last_lines(self._spec.log)}"
-        return f"the trainer group ended during {command!r}; make the same request again. {log}"
-
-    def _end_silent(self, lease: Lease) -> None:
-        """End a hanging group and remove its lease. Takes no lock, because ``ensure_running`` may hold it."""
-        stop_holder(lease, SILENT_STOP_TIMEOUT_S)
-        remove_lease(self._spec.lease, lease.pid)
+        end = self._cluster.log_tail(self._service.name)
+        return f"the trainer group ended during {command!r}; make the same request again. {end}"
 
 
 class _NotAccepted(TrainerError):
-    """The command did not reach a trainer group; ``lease`` is the lease of the group to which it was sent."""
-
-    def __init__(self, message: str, lease: Lease | None) -> None:
-        super().__init__(message)
-        self.lease = lease
+    """The command did not reach a trainer group."""
 
 
-def _code_changed_at() -> float:
-    """Modification time of the newest source file that a worker runs, in seconds since the epoch."""
-    package = Path(rft_platform.__file__).parent
-    return max(file.stat().st_mtime for room in ("training", "algorithms") for file in (package / room).rglob("*.py"))
-
-
-def _url(lease: Lease, command: str) -> str:
-    return f"http://{lease.host}:{lease.port}{PREFIX}{command}"
-
-
-def _headers(lease: Lease) -> dict[str, str]:
-    return context_headers() | {"Authorization": f"Bearer {lease.token}", "Content-Type": "application/json"}
+def _headers(group: Address) -> dict[str, str]:
+    return context_headers() | {"Authorization": f"Bearer {group.token}", "Content-Type": "application/json"}
 
 
 def _check(response: httpx.Response) -> None:
@@ -285,13 +189,3 @@ def _check(response: httpx.Response) -> None:
     if response.is_error:
         response.read()
         raise TrainerError(f"the trainer group refused the command ({response.status_code}): {response.text[:500]}")
-
-
-def _wait(lease: Lease) -> None:
-    """Wait until the group has ended: rank 0, and the launcher, which exits after the other ranks."""
-    pids = [lease.pid, *([lease.details["launcher"]] if lease.details.get("launcher") else [])]
-    processes = []
-    for pid in pids:
-        with suppress(psutil.NoSuchProcess):
-            processes.append(psutil.Process(pid))
-    wait_until_ended(processes, STOP_TIMEOUT_S)

@@ -1,22 +1,17 @@
-"""The process of one rank of the trainer group. ``trainer_client.py`` starts it; to start it by hand::
+"""The process of one rank of the trainer group: ``python -m rft_platform.training.service.worker OPTIONS``.
 
-    torchrun --nproc-per-node N -m rft_platform.training.service.worker --lease FILE --idle-timeout 900
-
-Rank 0 receives commands over HTTP on a loopback port and broadcasts them to the other ranks. The lease file states the
-port.
+The options are those of ``training.launch.trainer_service``, as JSON. Rank 0 receives commands over HTTP on a loopback
+port and broadcasts them to the other ranks. The lease file states the port.
 """
 
-import argparse
 import importlib
+import json
 import logging
 import os
-import secrets
-import time
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -26,10 +21,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are local folders: never 
 import torch
 from transformers.utils import logging as transformers_logging
 
+from rft_platform.cluster.local.service_process import EXIT_USER_ERROR, ServiceProcess
+from rft_platform.cluster.this_process import NOT_FOR_TRANSFORMERS, importing, keep_imports
 from rft_platform.common.errors import RftError, TrainerError, TrainerMemoryError
 from rft_platform.common.fault_classification import is_out_of_memory
-from rft_platform.common.processes.gc_control import NOT_FOR_TRANSFORMERS, importing, keep_imports
-from rft_platform.common.processes.lease import Lease, remove_lease, write_lease
 from rft_platform.observability.log_context import log_context
 from rft_platform.observability.logs import configure, hide
 from rft_platform.training.distributed import Ranks
@@ -39,62 +34,46 @@ from rft_platform.training.protocol import Layout, Message, StepEvent, error_mes
 from rft_platform.training.service.command_server import CommandServer, Job
 
 LOG = logging.getLogger("rft_platform.training.service.worker")
-_LAYOUT = {
-    "cpu-offload": "keep parameters and moments in host memory",
-    "gradient-checkpointing": "compute activations again in the backward pass",
-}
+_DTYPES, _DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 
 
 def main() -> None:
     """Serve commands until a shutdown command or the idle time-out."""
-    options = _options()
+    options = json.loads(sys.argv[1])
     configure("trainer")
+    for name, known in (("dtype", _DTYPES), ("device", _DEVICES)):
+        if options[name] not in known:
+            print(f"error: {name} {options[name]!r}: expected one of {', '.join(known)}", file=sys.stderr, flush=True)
+            sys.exit(EXIT_USER_ERROR)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    torch.set_num_threads(options.threads)
-    compiled = None if options.compile == "auto" else options.compile == "yes"
-    layout = Layout(options.reduce_dtype, options.cpu_offload, options.gradient_checkpointing, compiled)
-    ranks = Ranks.join(options.device, layout)
-    session = TrainingSession(ranks, options.dtype)
+    torch.set_num_threads(options["threads"])
+    ranks = Ranks.join(options["device"], Layout(**options["layout"]))
+    session = TrainingSession(ranks, options["dtype"])
     if ranks.is_first:
-        _lead(session, options)
+        _lead(session, ServiceProcess.from_environment("trainer"))
     else:
         _follow(session)
     session.close()
     ranks.leave()
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="rft_platform.training.service.worker")
-    parser.add_argument("--lease", type=Path, required=True)
-    parser.add_argument("--idle-timeout", type=float, default=900.0, help="seconds without a command, then it ends")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads per rank")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--gpus", help="CUDA_VISIBLE_DEVICES of the group, to record it in the lease")
-    parser.add_argument("--reduce-dtype", choices=("float32", "bfloat16"), default="float32", help="of gradient sums")
-    parser.add_argument("--compile", choices=("auto", "yes", "no"), default="auto", help="compile the layers")
-    for flag, what in _LAYOUT.items():
-        parser.add_argument(f"--{flag}", action="store_true", help=what)
-    return parser.parse_args()
-
-
-def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
+def _lead(session: TrainingSession, service: ServiceProcess) -> None:
     """Rank 0: publish the lease, receive commands, broadcast them to the other ranks."""
     family = _family()
-    hide(token := secrets.token_hex(16))
-    server = CommandServer(token, lambda: _status(session, family), lambda: _none_is_stopped(family))
-    _publish_lease(options, server.port, token, session.ranks.world_size, session.ranks.layout)
+    hide(service.token)
+    server = CommandServer(service.token, lambda: _status(session, family), lambda: _none_is_stopped(family))
+    service.publish(server.port, launcher=_launcher())
     LOG.info("ready: %d ranks on %s", session.ranks.world_size, session.ranks.device.type)
     try:
         _preload()
-        while (job := server.next_job(options.idle_timeout)) is not None:
+        while (job := server.next_job(service.idle_timeout_s)) is not None:
             if not _serve(session, server, job):
                 break
         else:
-            LOG.info("idle for %.0f s: ending", options.idle_timeout)
+            LOG.info("idle for %.0f s: ending", service.idle_timeout_s)
     finally:
-        remove_lease(options.lease, os.getpid())
+        service.withdraw()
         server.close()
     session.ranks.broadcast({"command": "shutdown"})
 
@@ -193,16 +172,6 @@ def _status(session: TrainingSession, family: list[psutil.Process]) -> Message:
         "cpu_seconds": cpu,
         "peak_rss_mb": peak_rss_mb(),
     }
-
-
-def _publish_lease(options: argparse.Namespace, port: int, token: str, world_size: int, layout: Layout) -> None:
-    me = psutil.Process()
-    details: dict[str, Any] = {
-        "nproc": world_size, "threads": options.threads, "dtype": options.dtype, "device": options.device,
-        "launcher": _launcher(), "layout": asdict(layout), "gpus": options.gpus,
-    }  # fmt: skip
-    lease = Lease("trainer", me.pid, me.create_time(), "127.0.0.1", port, token, "", time.time(), details)
-    write_lease(options.lease, lease)
 
 
 if __name__ == "__main__":

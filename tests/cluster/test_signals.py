@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from rft_platform.common.processes.signals import interruptible_loop, terminable
+from rft_platform.cluster.this_process import interruptible_loop, terminable
 
 
 @pytest.fixture(autouse=True)

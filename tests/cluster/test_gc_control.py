@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from rft_platform.common.processes.gc_control import importing
+from rft_platform.cluster.this_process import importing
 
 SCRIPT = """
-from rft_platform.common.processes.gc_control import keep_imports
+from rft_platform.cluster.this_process import keep_imports
 
 class Noted:
     def __init__(self, name):

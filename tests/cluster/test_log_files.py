@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from rft_platform.common.processes.spawn import start_detached
-from rft_platform.observability.log_rotation import DEFAULT_MAX_BYTES, bound_logs, logs_bounded, max_log_bytes
+from rft_platform.cluster.local.log_files import DEFAULT_MAX_BYTES, bound_logs, logs_bounded, max_log_bytes
+from rft_platform.cluster.local.processes import start_detached
 
 # Writes a line for each line it is sent through a fifo, to the log it was started with.
 _WRITER = """

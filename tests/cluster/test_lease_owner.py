@@ -13,13 +13,18 @@ from typing import Any
 import psutil
 import pytest
 
+from rft_platform.cluster.local.leases import (
+    Lease,
+    holder,
+    lease_environment,
+    naming_starter,
+    read_lease,
+    stop_holder,
+    write_lease,
+)
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import TransientError
-from rft_platform.common.locks import locked
-from rft_platform.common.processes.lease import Lease, holder, is_alive, read_lease, write_lease
-from rft_platform.common.processes.spawn import stop_holder
-from rft_platform.common.processes.strays import lease_environment, naming_starter
 from rft_platform.config.home import Home
-from rft_platform.servers.leases import leases_of, stop, stop_strays
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
@@ -70,53 +75,35 @@ def test_a_copied_home_neither_uses_nor_ends_the_originals_processes(home, engin
     copied = Home(tmp_path / "copied")
     shutil.copytree(home.root, copied.root, copy_function=shutil.copy2)
     assert read_lease(copied.leases / "engine.json") is None
-    assert leases_of(copied) == []
-    assert stop_strays(copied) == []
+    assert not copied.cluster.leases()
+    assert copied.cluster.stop_strays() == []
     assert engine.poll() is None
-    (held,) = leases_of(home)
+    (held,) = home.cluster.leases().values()
     assert held.alive
-
-
-def test_in_a_copy_a_lease_of_a_previous_version_is_not_held(home, engine, tmp_path):
-    edit(home.leases / "engine.json", folder="absent", start_ticks="absent")
-    copied = Home(tmp_path / "copied")
-    shutil.copytree(home.root, copied.root)
-    (held,) = leases_of(copied)
-    assert not held.alive
-    assert not stop(held)
-    assert engine.poll() is None
-    (original,) = leases_of(home)
-    assert original.alive  # in its own home it goes on
-    assert stop(original)
-    assert not psutil.pid_exists(engine.pid)
 
 
 def test_a_moved_home_keeps_its_processes(home, engine, tmp_path):
     moved = Home(tmp_path / "moved")
     home.root.rename(moved.root)
-    (held,) = leases_of(moved)
+    (held,) = moved.cluster.leases().values()
     assert held.alive
-    assert stop(held)
+    assert moved.cluster.stop("engine", 10.0)
     assert not psutil.pid_exists(engine.pid)
 
 
-@pytest.mark.parametrize("previous_version", [False, True])
-def test_a_lease_that_names_a_stranger_neither_trusts_nor_ends_it(home, stranger, previous_version):
+def test_a_lease_that_names_a_stranger_neither_trusts_nor_ends_it(home, stranger):
     path = home.leases / "engine.json"
     write_lease(path, lease_of(stranger.pid))
-    if previous_version:
-        edit(path, folder="absent", start_ticks="absent")
-    (held,) = leases_of(home)
+    (held,) = home.cluster.leases().values()
     assert not held.alive
-    assert not stop(held)
+    assert not home.cluster.stop("engine", 10.0)
     assert stranger.poll() is None
     assert not path.exists()
 
 
 def test_a_launcher_that_is_not_the_holders_parent_is_left_alone(home, engine, stranger):
     edit(home.leases / "engine.json", details={"launcher": stranger.pid})
-    (held,) = leases_of(home)
-    assert stop(held)
+    assert home.cluster.stop("engine", 10.0)
     assert stranger.poll() is None
     assert not psutil.pid_exists(engine.pid)
 
@@ -124,9 +111,9 @@ def test_a_launcher_that_is_not_the_holders_parent_is_left_alone(home, engine, s
 def test_setting_the_clock_neither_loses_nor_forges_a_lease(home, engine, stranger):
     path = home.leases / "engine.json"
     edit(path, create_time=lease_of(engine.pid).create_time + 30)
-    assert is_alive(leases_of(home)[0].lease)
+    assert home.cluster.leases()["engine"].alive
     edit(path, pid=stranger.pid, create_time=lease_of(stranger.pid).create_time + 30)
-    lease = leases_of(home)[0].lease
+    lease = home.cluster.leases()["engine"]
     assert holder(lease) is None
     assert not stop_holder(lease)
     assert stranger.poll() is None
@@ -138,23 +125,23 @@ def test_setting_the_clock_neither_loses_nor_forges_a_lease(home, engine, strang
         {"pid": -1}, {"pid": 0}, {"pid": "12"}, {"pid": 1.5}, {"pid": True}, {"pid": 2**40}, {"pid": None},
         {"create_time": "yesterday"}, {"create_time": None}, {"create_time": float("nan")}, {"port": 10**6},
         {"port": "80"}, {"host": 7}, {"token": None}, {"details": []}, {"started_at": "now"}, {"start_ticks": "many"},
-        {"folder": {}}, {"folder": "here"}, {"folder": {"path": 7, "device": 1, "inode": 1}}, {"more": 1},
-        {"model_digest": 5}, {"kind": None}, {"started_by": 7},
+        {"folder": "absent"}, {"folder": {}}, {"folder": "here"}, {"folder": {"path": 7, "device": 1, "inode": 1}},
+        {"more": 1}, {"digest": 5}, {"generation": "two"}, {"kind": None}, {"started_by": 7},
     ],
 )  # fmt: skip
 def test_a_lease_with_values_of_wrong_types_counts_as_none(home, engine, changes):
     edit(home.leases / "engine.json", **changes)
     assert read_lease(home.leases / "engine.json") is None
-    assert leases_of(home) == []
+    assert not home.cluster.leases()
     assert engine.poll() is None
 
 
 def test_a_lease_names_the_command_that_started_its_process(home, engine):
     path = home.leases / "engine.json"
-    assert leases_of(home)[0].lease.started_by is None
+    assert home.cluster.leases()["engine"].started_by is None
     with naming_starter() as starter:
         write_lease(path, lease_of(engine.pid))
-    assert leases_of(home)[0].lease.started_by == starter
+    assert home.cluster.leases()["engine"].started_by == starter
 
 
 def test_a_deeply_nested_lease_counts_as_none(home):
@@ -176,7 +163,7 @@ def test_a_stopped_process_ends_in_order(home, tmp_path):
         process.stdout.readline()
         write_lease(lease, lease_of(process.pid))
         psutil.Process(process.pid).suspend()
-        assert stop(leases_of(home)[0])
+        assert home.cluster.stop("engine", 10.0)
     assert (tmp_path / "said").read_text() == "ended in order"
 
 
@@ -184,7 +171,7 @@ def test_a_stopped_process_ends_in_order(home, tmp_path):
 def test_a_lock_that_a_stopped_process_holds_is_waited_for_with_a_limit(tmp_path):
     path = tmp_path / "trainer.json"
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom rft_platform.common.locks import locked\n"
+        "import sys, time\nfrom pathlib import Path\nfrom rft_platform.cluster.local.locks import locked\n"
         "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(path)]

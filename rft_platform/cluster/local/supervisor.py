@@ -1,52 +1,73 @@
-"""Supervisor of servers that live as long as a command: start them together, watch, restart, and stop them."""
+"""Servers that live as long as a command: the supervisor starts, watches, restarts and stops them.
+
+The first three restarts of a server within ten minutes are immediate. Further ones wait, up to a minute, so that a
+server that ends soon after each start does not take the processor time of the others. Nothing is given up: the cause
+(a full disk, a database that is down) may end at any time.
+
+A server ends with its supervisor, however that ended: a killed supervisor stops nothing itself. ``python -m
+rft_platform.cluster.local.supervisor run COMMAND ...`` runs a command of another package as such a server. ``... stop
+PID`` stops process PID as its supervisor would have done. It is another process, because it has to outlive the server
+that starts it.
+"""
 
 import logging
 import os
-import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import psutil
 
-from rft_platform.common.errors import RftError
-from rft_platform.common.files import last_lines
-from rft_platform.common.processes.parent import STOP_APART_S, STOP_S, SUPERVISOR
-from rft_platform.common.processes.signals import undisturbed
-from rft_platform.common.processes.spawn import kill_process, stop_process, wait_until_ended
-from rft_platform.common.threads import DaemonThreads
-from rft_platform.observability.log_rotation import bound_logs_now_and_then
-from rft_platform.servers.restarts import (
-    AT_ONCE,
-    LONGEST_WAIT_S,
-    recent,
-    report_failing,
-    report_running,
-    wait_before_restart,
+from rft_platform.cluster.interface import Service
+from rft_platform.cluster.local.local_cluster import command_of
+from rft_platform.cluster.local.log_files import bound_logs_now_and_then
+from rft_platform.cluster.local.processes import (
+    end_group,
+    kill_group,
+    kill_process,
+    members,
+    stop_process,
+    wait_until_ended,
 )
+from rft_platform.cluster.this_process import undisturbed
+from rft_platform.common.errors import EngineError, RftError, UserError
+from rft_platform.common.files import last_lines, read_json, write_json
+from rft_platform.common.threads import DaemonThreads
 
 LOG = logging.getLogger(__name__)
-
-_START_TIMEOUT_S = 180.0
+#: Environment variable with the process id of the supervisor that started a server.
+SUPERVISOR = "RFT_SUPERVISOR"
+#: Seconds that a server has to end, and then its descendants in other process groups, before they are killed.
+STOP_S, STOP_APART_S = 7.0, 4.0
+_THIS = "rft_platform.cluster.local.supervisor"  # ``__name__`` is another one if this module is run
 _POLL_S = 0.2
+_WATCH_S = 0.5
 _KILLED_S = 5.0
 _PROBE_INTERVAL_S = 10.0
 _EARLY_S = 20.0  # only a server that ends so soon after its start waits for its restart
 _STABLE_S = 60.0  # a server that runs for this long is no longer reported as failing
 _SILENT_TIMEOUT_S = 180.0  # a server that is not ready for this long (stopped, or hangs) is killed
+_WITHIN_S = 600.0  # earlier failures do not count
+AT_ONCE = 3  # restarts without a wait
+_FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 60.0
+_SUFFIX = ".failing.json"
+_LONGEST_MESSAGE = 500  # characters
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server. If its command is empty, the server runs elsewhere and is only listed."""
+    """A service that lives as long as a command. If it has no module, it runs elsewhere and is only listed."""
 
-    name: str
-    command: list[str]
-    env: Mapping[str, str]
+    service: Service
     is_ready: Callable[[], bool]
     url: str | None = None
     pages: Mapping[str, str] = field(default_factory=dict)
@@ -55,6 +76,11 @@ class Server:
     """Whether the server is started again when it ends; otherwise its end ends the command."""
     leaves_work: bool = False
     """Whether the server's child processes (running Dagster runs) survive its death; they end with the command."""
+
+    @property
+    def name(self) -> str:
+        """The name for people; in lower case that of its log."""
+        return self.service.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +162,9 @@ class Children(list[Child]):
         child = self[number]
         name = child.server.name
         if child.server.leaves_work:
-            self.left = [each for each in [*self.left, child] if _members(each.process.pid)]
+            self.left = [each for each in [*self.left, child] if members(each.process.pid)]
         else:
-            _kill_group(child)
+            kill_group(child.process.pid)
         try:
             self[number] = _start(child.server, child.log.parent)
             self._restart_at.pop(name, None)
@@ -156,7 +182,7 @@ def serving(servers: Sequence[Server], logs: Path) -> Iterator[Children]:
     children = Children()
     try:
         for server in servers:
-            if server.command:
+            if server.service.module:
                 children.append(_start(server, logs))
         _wait_until_ready(children)
         yield children
@@ -210,11 +236,11 @@ def _start(server: Server, logs: Path) -> Child:
     log = logs / f"{server.name.lower()}.log"
     with log.open("ab") as stream:
         process = psutil.Popen(
-            server.command,
+            command_of(server.service),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env={**server.env, SUPERVISOR: str(os.getpid())},
+            env={**os.environ, **server.service.env, SUPERVISOR: str(os.getpid())},
             start_new_session=True,
         )
     return Child(server, process, time.monotonic(), log)
@@ -222,8 +248,7 @@ def _start(server: Server, logs: Path) -> Child:
 
 def _wait_until_ready(children: Children) -> None:
     """Wait until all servers are ready; one that ends by itself meanwhile is an error, one that was killed restarts."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    waiting = list(children)
+    began, waiting = time.monotonic(), list(children)
     while waiting:
         for child in children:
             code = child.process.poll()
@@ -232,9 +257,10 @@ def _wait_until_ready(children: Children) -> None:
         for message in children.restart_ended():
             LOG.warning("%s", message)
         waiting = [child for child in waiting if not child.server.is_ready()]
-        if waiting and time.monotonic() > deadline:
-            name, log = waiting[0].server.name, waiting[0].log
-            raise RftError(f"{name} was not ready after {_START_TIMEOUT_S:.0f} s; the end of {log}:\n{last_lines(log)}")
+        for child in waiting:
+            if time.monotonic() - began > (limit := child.server.service.start_timeout_s):
+                end = f"the end of {child.log}:\n{last_lines(child.log)}"
+                raise RftError(f"{child.server.name} was not ready after {limit:.0f} s; {end}")
         if waiting:
             time.sleep(_POLL_S)
 
@@ -246,36 +272,112 @@ def _stop(children: Children) -> None:
     with ThreadPoolExecutor(len(children) + len(children.left)) as pool:
         try:
             children.forget_reports()
-            left = [pool.submit(_end_group, child) for child in children.left]
-            list(pool.map(lambda child: stop_process(child.process, STOP_S, STOP_APART_S), children))
+            left = [pool.submit(end_group, child.process.pid, STOP_S) for child in children.left]
+            list(pool.map(_stop_child, children))
             for ending in left:
                 ending.result()
         finally:
             with undisturbed():
                 for child in [*children, *children.left]:
                     kill_process(child.process)
-                    _kill_group(child)  # processes that a killed server left behind
+                    kill_group(child.process.pid)  # processes that a killed server left behind
                 wait_until_ended([child.process for child in children], _KILLED_S)
 
 
-def _end_group(child: Child) -> None:
-    """End the processes left in a dead server's group: SIGTERM, then SIGKILL."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.process.pid, signal.SIGTERM)
-    wait_until_ended(_members(child.process.pid), STOP_S)
-    _kill_group(child)
+def _stop_child(child: Child) -> None:
+    stop_process(child.process, child.server.service.grace_s, STOP_APART_S)
 
 
-def _members(group: int) -> list[psutil.Process]:
-    """The processes of a group that have not ended."""
+def recent(failures: Sequence[float], now: float) -> list[float]:
+    """The times of the failures that count."""
+    return [at for at in failures if now - at < _WITHIN_S]
+
+
+def wait_before_restart(failures: int) -> float:
+    """Seconds to wait after this number of recent failures."""
+    if failures <= AT_ONCE:
+        return 0.0
+    return float(min(_FIRST_WAIT_S * 2 ** (failures - AT_ONCE - 1), LONGEST_WAIT_S))
+
+
+def report_failing(logs: Path, name: str, message: str) -> None:
+    """Store why a server of this command is not running. ``failing_servers`` reads it, also in other processes."""
+    write_json(logs / f"{name.lower()}{_SUFFIX}", {"at": time.time(), "message": message})
+
+
+def report_running(logs: Path, name: str) -> None:
+    """Remove the report of a server that runs again, or that its command has stopped."""
+    (logs / f"{name.lower()}{_SUFFIX}").unlink(missing_ok=True)
+
+
+def failing_servers(logs: Path) -> list[str]:
+    """A message for each server that is failing; reports of a command that was killed expire."""
     found = []
-    for process in psutil.process_iter():
-        with suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+    for file in sorted(logs.glob(f"*{_SUFFIX}")):
+        try:
+            report = read_json(file)
+            if time.time() - report["at"] < _WITHIN_S:
+                found.append(str(report["message"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # removed meanwhile, or damaged: the log has the message, too
     return found
 
 
-def _kill_group(child: Child) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(child.process.pid, signal.SIGKILL)
+class EngineStarts(Generic[T]):
+    """Starts an engine, and waits longer after each failed start; any thread may call it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures: list[float] = []
+        self._next_at = 0.0
+        self.problem: str | None = None  #: why the engine does not run; None: its last start succeeded
+
+    def attempt(self, start: Callable[[], T]) -> T:
+        """What ``start`` returns. Raises EngineError without a start while the wait after a failed start lasts."""
+        with self._lock:
+            now = self._clock()
+            if now < self._next_at:
+                raise EngineError(f"{self.problem}; the next start is in {self._next_at - now:.0f} s")
+            try:
+                started = start()
+            except (EngineError, UserError) as error:
+                now = self._clock()
+                self._failures = [*recent(self._failures, now), now]
+                self._next_at = now + wait_before_restart(len(self._failures))
+                reason = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
+                times = len(self._failures)
+                self.problem = f"the engine could not be started {times} times in ten minutes: {reason}"
+                raise
+            self._failures, self.problem = [], None
+            return started
+
+
+def end_with_supervisor() -> None:
+    """End this process and its descendants when the supervisor ends, if one started it. Call it first in a server."""
+    supervisor = os.environ.pop(SUPERVISOR, None)  # processes started here have another parent
+    if supervisor is not None:
+        threading.Thread(target=_watch, args=(int(supervisor),), name="supervisor", daemon=True).start()
+
+
+def _watch(supervisor: int) -> None:
+    while os.getppid() == supervisor:
+        time.sleep(_WATCH_S)
+    command = [sys.executable, "-P", "-m", _THIS, "stop", str(os.getpid())]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def as_service(name: str, command: Sequence[str], env: Mapping[str, str]) -> Service:
+    """The service ``name`` that is a command of another package; it ends with its supervisor."""
+    return Service(name, _THIS, ("run", *command), env=env)
+
+
+if __name__ == "__main__":
+    _, command, *arguments = sys.argv
+    if command == "stop":
+        stop_process(psutil.Process(int(arguments[0])), STOP_S, STOP_APART_S)
+    else:
+        end_with_supervisor()
+        sys.argv = arguments
+        (script,) = entry_points(group="console_scripts", name=arguments[0])
+        sys.exit(script.load()())

@@ -1,34 +1,18 @@
-"""Start and end long-lived processes that outlive the caller."""
+"""Start, find and end processes of this machine."""
 
 import os
 import signal
 import socket
+import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from rft_platform.common.errors import RftError
-from rft_platform.common.files import last_lines
-from rft_platform.common.processes.lease import (
-    CREATE_TIME_TOLERANCE_S,
-    Lease,
-    holder,
-    is_alive,
-    read_lease,
-)
-
 POLL_S = 0.02
-
-
-class StartError(RftError):
-    """A process ended or was not ready in time; the message holds the last lines of its log."""
-
-    def __init__(self, message: str, exit_code: int | None = None) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code  # None: the process still runs, or another process reaped it
+CREATE_TIME_TOLERANCE_S = 1.0  # creation times derive from the kernel's boot time, which moves when the clock is set
 
 
 def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> psutil.Process:
@@ -61,13 +45,13 @@ def stop_process(process: psutil.Process, timeout_s: float = 10.0, apart_s: floa
     have ``apart_s`` seconds (default: ``timeout_s``). If the process has already ended or its pid was reused, nothing
     is done.
     """
-    if not _runs(process):
+    if not runs(process):
         return
     group, apart = _family(process)
     _signal_group(process.pid, signal.SIGTERM)
     _signal_group(process.pid, signal.SIGCONT)
     _kill_after(group, timeout_s)
-    apart = [member for member in apart if _runs(member)]
+    apart = [member for member in apart if runs(member)]
     for member in apart:
         with suppress(psutil.NoSuchProcess):
             member.terminate()
@@ -77,7 +61,7 @@ def stop_process(process: psutil.Process, timeout_s: float = 10.0, apart_s: floa
 
 def kill_process(process: psutil.Process) -> None:
     """Kill a process, its process group and its descendants at once."""
-    if not _runs(process):
+    if not runs(process):
         return
     _, apart = _family(process)
     _signal_group(process.pid, signal.SIGKILL)
@@ -94,30 +78,6 @@ def _family(process: psutil.Process) -> tuple[list[psutil.Process], list[psutil.
     family = [member for member in family if member.pid != os.getpid()]
     group = [member for member in family if _group_of(member.pid) == leader]
     return group, [member for member in family if member not in group]
-
-
-def stop_holder(lease: Lease, timeout_s: float = 10.0) -> bool:
-    """End the process that wrote ``lease``, its launcher and their descendants; False if it has already ended.
-
-    A process that was not started for this lease is left alone, even if the lease names its pid.
-    """
-    root = lease_root(lease)
-    if root is None:
-        return False
-    with suppress(psutil.NoSuchProcess):
-        stop_process(root, timeout_s)
-    return True
-
-
-def lease_root(lease: Lease) -> psutil.Process | None:
-    """The root of the processes of ``lease``: the holder's launcher if there is one, else the holder; None if ended."""
-    process = holder(lease)
-    launcher = lease.details.get("launcher")
-    if process is not None and launcher is not None:
-        with suppress(psutil.NoSuchProcess):
-            if process.ppid() == launcher:
-                return psutil.Process(launcher)
-    return process
 
 
 def _kill_after(processes: list[psutil.Process], timeout_s: float) -> None:
@@ -138,29 +98,10 @@ def wait_until_ended(processes: Iterable[psutil.Process], timeout_s: float) -> l
     waited_for = list(processes)
     deadline = time.monotonic() + timeout_s
     left = waited_for
-    while (left := [process for process in left if _runs(process)]) and time.monotonic() < deadline:
+    while (left := [process for process in left if runs(process)]) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     psutil.wait_procs([process for process in waited_for if process not in left], timeout=0)
     return left
-
-
-def wait_for_lease(path: Path, process: psutil.Process, timeout_s: float, log_file: Path) -> Lease:
-    """Wait until ``process`` or a child of it has written its lease at ``path``.
-
-    Raises ``StartError`` with the log's last lines as soon as the process ends, or after ``timeout_s``.
-    """
-    born = process.create_time() if process.is_running() else time.time()
-    deadline = time.monotonic() + timeout_s
-    while True:
-        lease = read_lease(path)
-        if lease is not None and lease.create_time >= born - CREATE_TIME_TOLERANCE_S and is_alive(lease):
-            return lease
-        if not _runs(process):
-            code = _exit_code(process)
-            raise StartError(f"{_name(log_file)} ended (exit code {code}) before it was ready.{_tail(log_file)}", code)
-        if time.monotonic() > deadline:
-            raise StartError(f"{_name(log_file)} was not ready after {timeout_s:.0f} s.{_tail(log_file)}")
-        time.sleep(POLL_S)
 
 
 def free_port() -> int:
@@ -195,14 +136,15 @@ def _group_of(pid: int) -> int | None:
     return None
 
 
-def _runs(process: psutil.Process) -> bool:
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended; a zombie has."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def _exit_code(process: psutil.Process) -> int | None:
+def exit_code(process: psutil.Process) -> int | None:
     """Exit code of an ended child; None if it was already reaped."""
     try:
         code = process.wait(timeout=1.0)
@@ -211,11 +153,62 @@ def _exit_code(process: psutil.Process) -> int | None:
     return None if code is None else int(code)
 
 
-def _name(log_file: Path) -> str:
-    return f"Process '{log_file.stem}'"
+def find_process(pid: int, create_time: float) -> psutil.Process | None:
+    """The running process with this pid and creation time; None if it ended or the pid was reused."""
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - create_time) <= CREATE_TIME_TOLERANCE_S
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
 
 
-def _tail(log_file: Path) -> str:
-    if not log_file.exists():
-        return f" It wrote no log at {log_file}."
-    return f" Last lines of {log_file}:\n{last_lines(log_file)}"
+def start_ticks(pid: int) -> int | None:
+    """Ticks between the boot and the start of a process; None if there is no such process or no /proc."""
+    with suppress(OSError, IndexError, ValueError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])
+    return None
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    """Whether a process or one of its descendants is stopped (SIGSTOP), so that the others would wait for it."""
+    with suppress(psutil.NoSuchProcess):
+        family = [process, *process.children(recursive=True)]
+        return any(_status(member) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) for member in family)
+    return False
+
+
+def _status(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return str(process.status())
+    return ""
+
+
+def members(group: int) -> list[psutil.Process]:
+    """The processes of a group that have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def end_group(group: int, timeout_s: float) -> None:
+    """End the processes left in a group whose leader has ended: SIGTERM, then SIGKILL."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGTERM)
+    wait_until_ended(members(group), timeout_s)
+    kill_group(group)
+
+
+def kill_group(group: int) -> None:
+    """Kill the processes left in a group whose leader has ended."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def run_in_foreground(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run a command on this process's terminal and return its exit code."""
+    return subprocess.run(command, check=False, env=env).returncode

@@ -10,21 +10,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rft_platform.common.locks import locked
-from rft_platform.common.processes.lease import Lease, find_process, is_alive, read_lease, remove_lease, write_lease
-from rft_platform.common.processes.spawn import (
-    StartError,
-    free_port,
-    start_detached,
-    stop_process,
-    wait_for_lease,
-    wait_until_ended,
-)
+from rft_platform.cluster.interface import StartError
+from rft_platform.cluster.local.leases import Lease, read_lease, remove_lease, write_lease
+from rft_platform.cluster.local.local_cluster import wait_for_lease
+from rft_platform.cluster.local.locks import locked
+from rft_platform.cluster.local.processes import find_process, free_port, start_detached, stop_process, wait_until_ended
 
 READY = """
 import os, psutil, signal, sys, time
 from pathlib import Path
-from rft_platform.common.processes.lease import Lease, write_lease
+from rft_platform.cluster.local.leases import Lease, write_lease
 {before}
 me = psutil.Process()
 write_lease(Path(sys.argv[1]), Lease("test", me.pid, me.create_time(), "127.0.0.1", 1, "secret", "", time.time(), {{}}))
@@ -86,9 +81,9 @@ def test_only_the_owner_removes_its_lease(tmp_path: Path) -> None:
 
 
 def test_alive_needs_the_same_pid_and_creation_time() -> None:
-    assert is_alive(a_lease())
-    assert not is_alive(a_lease(create_time=psutil.Process().create_time() - 60))
-    assert not is_alive(a_lease(pid=2**22 + 1))
+    assert a_lease().alive
+    assert not a_lease(create_time=psutil.Process().create_time() - 60).alive
+    assert not a_lease(pid=2**22 + 1).alive
 
 
 def _hold(path: Path, log: Path) -> None:
@@ -114,10 +109,10 @@ def test_lock_excludes_other_processes(tmp_path: Path) -> None:
 def test_start_wait_and_stop(tmp_path: Path) -> None:
     process = start(tmp_path, READY.format(before=""))
     lease = wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
-    assert lease.pid == process.pid and is_alive(lease)
+    assert lease.pid == process.pid and lease.alive
     assert os.getsid(process.pid) == process.pid
     stop_process(process, 5)
-    assert not is_alive(lease)
+    assert not lease.alive
     assert not psutil.pid_exists(process.pid)  # reaped, too
 
 
@@ -127,7 +122,7 @@ def test_a_deaf_process_is_killed_with_its_children(tmp_path: Path) -> None:
     lease = wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
     child = process.children()[0]
     stop_process(process, 0.2)
-    assert not is_alive(lease)
+    assert not lease.alive
     assert find_process(process.pid, process.create_time()) is None
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rft_platform.cluster.local.locks import try_lock
 from rft_platform.common.files import atomic_path
-from rft_platform.common.locks import try_lock
 
 DEFAULT_MAX_BYTES = 8 * 2**20
 _CHECK_EVERY_S = 10.0

@@ -1,0 +1,113 @@
+"""The declaration of a long-lived service, the address of a running one, and what runs services.
+
+A ``Cluster`` places, names, watches and replaces processes. Everything else is a matter between a service and its
+clients, which talk HTTP with a token. ``LocalCluster`` runs services as processes of this machine.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rft_platform.common.errors import RftError
+
+
+class StartError(RftError):
+    """A service ended, or was not ready in time; the message holds the last lines of its log."""
+
+    def __init__(self, message: str, exit_code: int | None = None, last_line: str = "") -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # None: the process still runs, or another process reaped it
+        self.last_line = last_line  # of the log: a server with wrong settings ends with the reason
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What each process of a service uses on its node."""
+
+    cpus: int = 1  # threads of its arithmetic
+    gpus: str | None = None  # CUDA_VISIBLE_DEVICES; None: the caller's
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The processes of a service that compute together as ranks: torchrun starts them, if there are several."""
+
+    ranks: int = 1  # on each node
+    nodes: int = 1
+    endpoint: str = ""  # ``host:port`` on the first node, at which the nodes connect; the port must be free
+    timeout_s: float = 900.0  # how long a node waits for the others
+
+    @property
+    def size(self) -> int:
+        """Number of ranks on all nodes."""
+        return self.ranks * self.nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A server that outlives the command that needs it. One with the same name and digest is the same service."""
+
+    name: str
+    module: str  # run as ``python -m``
+    arguments: tuple[str, ...] = ()
+    digest: str = ""  # of everything that makes it another service: settings, model folder, code
+    python: str = sys.executable
+    env: Mapping[str, str] = field(default_factory=dict)  # in addition to the caller's variables
+    bundle: Bundle = Bundle()
+    group: Group = Group()
+    host: str = "127.0.0.1"  # where it listens
+    port: int = 0  # 0: any free port, which its address names
+    idle_timeout_s: float | None = None  # it ends after so many seconds without a request; None: never
+    start_timeout_s: float = 180.0
+    answer_s: float = 30.0  # a service whose /health is silent for so long is replaced
+    grace_s: float = 7.0  # how long it may take to end before it is killed
+    shutdown_path: str = ""  # a POST here lets it end after the work that it does; "": SIGTERM does
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a running service is reached."""
+
+    name: str
+    url: str  # ``http://host:port``
+    token: str = field(repr=False)
+    generation: int = 1  # how often a service of this name was started
+    digest: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)  # kind, pid, started_at, and what the service adds
+
+
+class Cluster(Protocol):
+    """Runs services. Several processes may call it at once."""
+
+    def ensure(self, service: Service) -> Address:
+        """The address of the running service, which is started first if it does not run.
+
+        A service of this name that has another digest, or does not answer, is ended and replaced. Of two callers at
+        once one starts the service and both get its address. Raises ``StartError`` if the service does not start.
+        """
+        ...
+
+    def find(self, name: str) -> Address | None:
+        """The address of the service ``name``; None if its process does not run."""
+        ...
+
+    def running(self, *patterns: str) -> list[Address]:
+        """The addresses of the running services; with ``patterns`` (``engine*``), of those with matching names."""
+        ...
+
+    def stop(self, name: str, grace_s: float, *, generation: int | None = None, shutdown_path: str = "") -> bool:
+        """End the service with everything that it started; returns whether it ran.
+
+        ``generation``: do nothing if another generation runs. ``shutdown_path``: let it end after the work that it
+        does, as long as it sends something at least every ``grace_s`` seconds.
+        """
+        ...
+
+    def answers(self, address: Address) -> bool:
+        """Whether the service answers, and none of its processes is stopped."""
+        ...
+
+    def log_tail(self, name: str, lines: int = 20) -> str:
+        """The last lines that the service printed, below a line that says where they are."""
+        ...

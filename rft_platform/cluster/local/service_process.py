@@ -1,0 +1,93 @@
+"""The service's own half: what a process that was started as a service knows, its address, and its idle time-out.
+
+Whatever cluster started the process, it finds its lease and its settings in the environment, and publishes its address
+by writing the lease.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rft_platform.cluster.interface import Service
+from rft_platform.cluster.local.leases import LEASE_VARIABLE, Lease, lease_environment, remove_lease, write_lease
+
+LOG = logging.getLogger(__name__)
+SERVICE_VARIABLE = "RFT_SERVICE"  # environment variable with the settings of the process's service, as JSON
+TOKEN_VARIABLE = "RFT_SERVICE_TOKEN"  # environment variable with the token of the service; unset: a random one
+EXIT_USER_ERROR = 2  # exit code of a service with wrong settings; the last line of its log gives the reason
+
+
+def service_environment(service: Service, lease: Path, generation: int) -> dict[str, str]:
+    """Environment variables to set for the process of ``service`` that is to write ``lease``."""
+    threads = str(service.bundle.cpus)
+    names = ("digest", "host", "port", "idle_timeout_s")
+    settings = {name: getattr(service, name) for name in names} | {"generation": generation}
+    devices = {} if service.bundle.gpus is None else {"CUDA_VISIBLE_DEVICES": service.bundle.gpus}
+    return {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "RAYON_NUM_THREADS": threads,
+        **devices,
+        **service.env,
+        **lease_environment(lease),
+        SERVICE_VARIABLE: json.dumps(settings),
+    }
+
+
+@dataclass
+class ServiceProcess:
+    """The settings of this process's service, and the time of its last use."""
+
+    kind: str  # kind in the lease
+    lease: Path
+    digest: str = ""
+    host: str = "127.0.0.1"  # where to listen
+    port: int = 0
+    idle_timeout_s: float | None = None
+    generation: int = 1
+    token: str = field(default_factory=lambda: os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(32), repr=False)
+    last_use: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def from_environment(cls, kind: str) -> "ServiceProcess":
+        """What the cluster that started this process has stored."""
+        return cls(kind, Path(os.environ[LEASE_VARIABLE]), **json.loads(os.environ[SERVICE_VARIABLE]))
+
+    def publish(self, port: int, **details: Any) -> None:
+        """Write the lease, by which callers find the service: it must answer ``GET /health`` from now on."""
+        self.touch()
+        lease = Lease(
+            self.kind, os.getpid(), psutil.Process().create_time(), self.host, port, self.token, self.digest,
+            time.time(), details, self.generation,
+        )  # fmt: skip
+        write_lease(self.lease, lease)
+
+    def withdraw(self) -> None:
+        """Remove the lease, unless a newer process has replaced it."""
+        remove_lease(self.lease, os.getpid())
+
+    def touch(self) -> None:
+        """Reset the idle time."""
+        self.last_use = time.monotonic()
+
+    async def stop_when_idle(self, busy: Callable[[], bool], stop: Callable[[], None]) -> None:
+        """Call ``stop`` once the service is not ``busy`` and was not used for ``idle_timeout_s``."""
+        if self.idle_timeout_s is None:
+            return
+        remaining = self.idle_timeout_s
+        while remaining > 0:
+            await asyncio.sleep(remaining)
+            if busy():
+                self.touch()
+            remaining = self.idle_timeout_s - (time.monotonic() - self.last_use)
+        LOG.info("no request for %g s: the service stops", self.idle_timeout_s)
+        stop()

@@ -1,0 +1,154 @@
+"""Engines that somebody else runs: ``rft engine`` serves one, ``engine.urls`` uses it, and others are refused."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from rft_platform.cluster.local.processes import free_port, wait_until_ended
+from rft_platform.common.errors import EngineError, UserError
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.inference.client import EngineClient
+from rft_platform.inference.interface import SamplingParams
+from rft_platform.inference.launch.external import external_engine
+from rft_platform.inference.pool.engine_pool import EnginePool
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.connections import check_engines, connect_engine
+
+TOKEN = "a-token-of-24-characters"
+Configure = Callable[..., Project]
+
+
+@pytest.fixture
+def configure(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    """``configure(*urls)``: the project that uses these engines."""
+    monkeypatch.setenv("ENGINE_TOKEN", TOKEN)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+
+    def make(*urls: str, model: Path = tiny_model) -> Project:
+        file = tmp_path / "rft.yaml"
+        engine = {"device": "cpu", "kind": "transformers", "urls": list(urls), "token_env": "ENGINE_TOKEN"}
+        sections = {
+            "project": "apart", "name": "one", "model": {"model_path": str(model)}, "engine": engine,
+            "explorer": {"rollout_model": {"engine_num": max(len(urls), 1)}},
+            "buffer": {"explorer_input": {"taskset": {"path": str(tmp_path / "tasks.jsonl")}}},
+        }  # fmt: skip
+        file.write_text(yaml.safe_dump(sections))
+        return Project(Home(tmp_path / "home"), load_config(file))
+
+    return make
+
+
+@pytest.fixture
+def serve(configure: Configure, tmp_path: Path) -> Iterator[Callable[[], tuple[str, psutil.Popen]]]:
+    """``serve()``: the address and the process of a further ``rft engine``."""
+    started: list[psutil.Popen] = []
+
+    def start() -> tuple[str, psutil.Popen]:
+        configure()
+        port = free_port()
+        command = [sys.executable, "-m", "rft_platform", "engine", "--config", str(tmp_path / "rft.yaml")]
+        process = psutil.Popen(
+            [*command, "--port", str(port), "--token-env", "ENGINE_TOKEN"],
+            env={**os.environ, "RFT_HOME": str(tmp_path / "there")}, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        started.append(process)
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 240
+        while True:
+            try:
+                external_engine(url, TOKEN).close()
+                return url, process
+            except EngineError:
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.2)
+
+    yield start
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+        process.wait()
+
+
+class StockServer(BaseHTTPRequestHandler):
+    """Answers like an OpenAI server without the platform's control plane."""
+
+    def do_POST(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.mark.slow
+def test_two_engines_that_somebody_else_runs_work_as_one_and_a_lost_one_is_named(
+    configure: Configure, serve: Callable[[], tuple[str, psutil.Popen]], tiny_model: Path, tmp_path: Path
+) -> None:
+    (first, kept), (second, lost) = serve(), serve()
+    project = configure(first, second)
+    check_engines(project)
+    with connect_engine(project) as pool:  # type: ignore[attr-defined]
+        assert isinstance(pool, EnginePool)
+        pool.update_weights(tiny_model, 4)
+        assert pool.status().policy_version == 4
+        assert not (tmp_path / "home").exists(), "no process of this project was started"
+        lost.kill()
+        assert wait_until_ended([lost], 20) == []
+        prompts = [[1, 2, 3 + n] for n in range(8)]
+        assert len(pool.generate(prompts, SamplingParams(4, seed=1))) == 8
+        assert pool.status().policy_version == 4  # asks both
+        (reason,) = pool.replicas.down().values()
+        assert second in reason
+    kept.terminate()  # as a container is ended
+    assert wait_until_ended([kept], 30) == []
+    with pytest.raises(UserError, match=f"engine.urls {first}: the engine does not answer.*rft engine"):
+        check_engines(project)
+
+
+@pytest.mark.slow
+def test_another_model_and_a_wrong_token_are_refused(
+    configure: Configure, serve: Callable[[], tuple[str, psutil.Popen]], tiny_model: Path, tmp_path: Path
+) -> None:
+    url, _ = serve()
+    other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
+    (other / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(UserError, match=f"engine.urls {url}: serves another model: .* serve that folder there"):
+        check_engines(configure(url, model=other))
+    with pytest.raises(UserError, match=r"refused \(401\).*correct engine.token_env"):
+        external_engine(url, "wrong")
+    with EngineClient(url, token=TOKEN) as engine:
+        assert engine.status().model_path == str(tiny_model)
+
+
+def test_a_server_without_the_control_plane_is_refused_with_the_reason(configure: Configure) -> None:
+    server = HTTPServer(("127.0.0.1", 0), StockServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(
+            UserError, match=r"no control plane .* cannot change weights, like a stock vLLM; .*rft engine"
+        ):
+            check_engines(configure(url))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_engine_that_cannot_be_reached_and_a_missing_token_are_refused(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(UserError, match=f"engine.urls {url}: the engine does not answer"):
+        check_engines(configure(url))
+    monkeypatch.delenv("ENGINE_TOKEN")
+    with pytest.raises(UserError, match=r"engine.token_env ENGINE_TOKEN: this environment variable is not set"):
+        check_engines(configure(url))
