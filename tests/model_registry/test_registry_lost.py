@@ -169,8 +169,8 @@ def test_a_promotion_by_hand_outlives_the_database(project: Project, monkeypatch
     measured = EvaluationResult(5, 10, 1, "tasks", 1, 1.0, 0, 1.0, "m", None, None, 0.5, 0, 1, 0.0, 1.0)
     write(project.store, 5, replace(read(project.store, 5).evaluated, results=[measured]))
     assert promote_version(project, new_registry(project), 10, "by hand").version == 4
-    note = read(project.store, 5).evaluated
-    assert (note["promoted"], note["promoted_because"], "rolled_back_at" in note) == (True, "by hand", False)
+    evaluated = read(project.store, 5).evaluated
+    assert (evaluated.promoted, evaluated.promoted_because, evaluated.rolled_back_at) == (True, "by hand", None)
     assert new_registry(project).champion().version == 4
 
     lose_database(project, monkeypatch)

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import httpx
@@ -28,7 +27,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, write
 from rft_platform.serving.database import FIRST_IMPORTED
 from tests.experience.samples import judged, rollouts
-from tests.support.records import trained
+from tests.support.records import result, trained
 
 Values = dict[tuple[str, ...], float]
 
@@ -45,7 +44,7 @@ def scrape(project: Project) -> dict[str, Values]:
 def publish_round(project: Project, number: int, **scores: float) -> None:
     """Leave the notes that a synced round (0: the warm start) leaves."""
     publish(project.store, Policy(folder="f", policy_version=2 * number, weights_digest="d", round=number))
-    results: list[dict[str, Any]] = [{}] if scores else []
+    results = [result()] if scores else []
     write(project.store, number, Judged(sound=True, mean_reward=number / 10, seconds=0.5))
     metrics = {**scores, "deploy_s": 0.25, "evaluation_s": 2.0}
     write(project.store, number, Explored(seconds=4.0))
