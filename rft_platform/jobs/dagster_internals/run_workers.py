@@ -32,9 +32,7 @@ _WORKER_COMMANDS = ("multiprocessing", "dagster")
 class RunWorkers:
     """The run workers of this machine; remembers the start times of workers that it has seen."""
 
-    start_times: dict[str, float] = field(
-        default_factory=dict
-    )  # run id -> ticks from the boot to its worker
+    start_times: dict[str, float] = field(default_factory=dict)  # run id -> ticks from the boot to its worker
     stopped: dict[str, float] = field(default_factory=dict)  # run id -> monotonic time at which the stop was first seen
 
     def reported(self, instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] | None:
