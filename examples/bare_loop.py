@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
+from rft_platform.cluster.local.local_cluster import LocalCluster
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary, update_checked
 from rft_platform.inference.client import EngineClient
@@ -60,9 +61,10 @@ class Policy:
 def processes(folder: Path, model: Path) -> Iterator[tuple[EngineClient, TrainerClient]]:
     """An engine that serves ``model``, and a trainer. Both end with the block."""
     spec = EngineSpec(kind="transformers", device="cpu", dtype="float32", max_model_len=64)
-    trainer = find_or_start_trainer(folder, folder, device="cpu")
+    cluster = LocalCluster(leases=folder, logs=folder)
+    trainer = find_or_start_trainer(cluster, device="cpu")
     try:
-        engine = find_or_start_engine(model, folder, folder, spec)
+        engine = find_or_start_engine(model, cluster, spec)
         try:
             yield engine, trainer
         finally:

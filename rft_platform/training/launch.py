@@ -74,20 +74,9 @@ def configured_service(config: RftConfig, memory: MemoryChoice, gpus: str | None
         threads=settings.threads,
         dtype=settings.dtype,
         idle_timeout_s=settings.idle_timeout_s,
-        layout=configured_layout(config, memory),
+        layout=Layout(settings.reduce_dtype, memory.cpu_offload, memory.gradient_checkpointing, settings.torch_compile),
         group=group,
         gpus=gpus,
-    )
-
-
-def configured_layout(config: RftConfig, memory: MemoryChoice) -> Layout:
-    """Return the layout: how the ranks store and compute the models."""
-    settings = config.trainer
-    return Layout(
-        reduce_dtype=settings.reduce_dtype,
-        cpu_offload=memory.cpu_offload,
-        gradient_checkpointing=memory.gradient_checkpointing,
-        compile=settings.torch_compile,
     )
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rft_platform.cluster.interface import StartError
-from rft_platform.cluster.local.leases import Lease, read_lease, remove_lease, write_lease
+from rft_platform.cluster.local.leases import Lease, lease_environment, read_lease, remove_lease, write_lease
 from rft_platform.cluster.local.local_cluster import wait_for_lease
 from rft_platform.cluster.local.locks import locked
 from rft_platform.cluster.local.processes import find_process, free_port, start_detached, stop_process, wait_until_ended
@@ -51,7 +51,8 @@ def a_lease(pid: int | None = None, create_time: float | None = None) -> Lease:
 
 def start(tmp_path: Path, code: str) -> psutil.Process:
     command = [sys.executable, "-c", code, str(tmp_path / "lease.json")]
-    return start_detached(command, tmp_path / "child.log", dict(os.environ))
+    environment = os.environ | lease_environment(tmp_path / "lease.json")
+    return start_detached(command, tmp_path / "child.log", environment)
 
 
 def test_lease_round_trip_is_private_to_its_owner(tmp_path: Path) -> None:

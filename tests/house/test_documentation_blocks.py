@@ -76,6 +76,7 @@ NOT_RUN: list[tuple[str, str, str]] = [
 #: YAML that is checked as far as this machine can: page, a part of the text, what its dry run needs.
 CHECKED_IN_PART: list[tuple[str, str, str]] = [
     ("docs/guide.md", "engine: {kind: vllm}", "vLLM"),
+    ("docs/guide.md", "engine: {urls:", "engines on other hosts"),
 ]
 SHELLS, OUTPUT, CODE = ("bash", "sh", "shell", "console"), ("", "text", "mermaid"), ("python", "sql")
 

@@ -11,6 +11,7 @@ import pytest
 from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext, WorkerStatus
 
 from rft_platform.assets.run_failure import fault_of, fault_tags
+from rft_platform.cluster.local.processes import start_ticks
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.definitions import defs
@@ -20,7 +21,6 @@ from rft_platform.jobs.dagster_internals.run_workers import (
     driver_of,
     driver_tags,
     pid_in,
-    start_time,
 )
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.launches import launches
@@ -129,7 +129,7 @@ def test_a_pid_that_serves_another_program_now_is_no_worker():
     other = subprocess.Popen(["sleep", "600"])
     try:
         assert RunWorkers().find("run", other.pid, time.time()) is None
-        workers = RunWorkers(start_times={"run": start_time(psutil.Process().pid) - 1})
+        workers = RunWorkers(start_times={"run": start_ticks(psutil.Process().pid) - 1})
         assert workers.find("run", psutil.Process().pid, time.time()) is None, (
             "born at another time than the run's worker"
         )

@@ -117,7 +117,7 @@ def remove_lease(path: Path, pid: int) -> None:
 def holder(lease: Lease) -> psutil.Process | None:
     """The running process that wrote ``lease``; None if it has ended or the pid belongs to another program.
 
-    For a lease that was read from a file, the process's environment or command line must name that file.
+    For a lease that was read from a file, the process's environment must name that file.
     """
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(lease.pid)
@@ -128,24 +128,16 @@ def holder(lease: Lease) -> psutil.Process | None:
             same = abs(process.create_time() - lease.create_time) <= CREATE_TIME_TOLERANCE_S
         else:
             same = ticks == lease.start_ticks
-        if same and (lease.file is None or names_lease(process, lease.file)):
+        if same and (lease.file is None or _was_started_for(process, lease.file)):
             return process
     return None
 
 
-def names_lease(process: psutil.Process, file: Path) -> bool:
-    """Whether the environment or command line of ``process`` names the lease ``file``."""
-    lease_paths = {str(file), str(file.resolve())}
+def _was_started_for(process: psutil.Process, file: Path) -> bool:
+    """Whether the environment of ``process`` names the lease ``file``."""
     with suppress(psutil.AccessDenied):
-        started_for = process.environ().get(LEASE_VARIABLE)
-        if started_for and (started_for in lease_paths or str(Path(started_for).resolve()) in lease_paths):
-            return True
-    with suppress(psutil.AccessDenied):
-        for argument in process.cmdline():
-            if any(path in argument for path in lease_paths):
-                return True
-            if argument.endswith(file.name) and (Path(process.cwd()) / argument).resolve() == file.resolve():
-                return True
+        named = process.environ().get(LEASE_VARIABLE)
+        return named is not None and (named == str(file) or Path(named).resolve() == file.resolve())
     return False
 
 

@@ -54,11 +54,7 @@ class LocalCluster:
         self.folder, self.logs = leases, logs
 
     def ensure(self, service: Service) -> Address:
-        """The address of the running service, which is started first if it does not run.
-
-        A service of this name that has another digest, or does not answer, is ended and replaced. Of two callers at
-        once one starts the service and both get its address. Raises ``StartError`` if the service does not start.
-        """
+        """Find the service by its lease, or start it, while holding the lock of the lease."""
         path = self.lease_file(service.name)
         wait_s = LOCK_TIMEOUT_S + service.answer_s + service.start_timeout_s
         with locked(path, wait_s):  # another caller may be starting the service
@@ -72,11 +68,7 @@ class LocalCluster:
         return lease.address(name) if lease is not None and lease.alive else None
 
     def stop(self, name: str, grace_s: float, *, generation: int | None = None, shutdown_path: str = "") -> bool:
-        """End the service with everything that it started; returns whether it ran. Waits for a start under way.
-
-        ``generation``: do nothing if another generation runs, and do not wait. ``shutdown_path``: let it end after the
-        work that it does, as long as it sends something at least every ``grace_s`` seconds.
-        """
+        """End the service; without ``generation`` wait for a start under way, and end processes without a lease."""
         path = self.lease_file(name)
         if generation is not None:
             lease = read_lease(path)

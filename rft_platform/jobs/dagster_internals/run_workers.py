@@ -13,12 +13,11 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import dagster as dg
 import psutil
 
-from rft_platform.cluster.local.processes import CREATE_TIME_TOLERANCE_S, find_process
+from rft_platform.cluster.local.processes import CREATE_TIME_TOLERANCE_S, find_process, start_ticks
 
 # Tags of runs. A re-executed run inherits the tags of the first run, so each value ends in the id of its run.
 DRIVER_TAG = ".dagster/rft_driver"  # Dagster does not show tags with this prefix: they are long and for programs only
@@ -33,7 +32,7 @@ _WORKER_COMMANDS = ("multiprocessing", "dagster")
 class RunWorkers:
     """The run workers of this machine; remembers the start times of workers that it has seen."""
 
-    start_times: dict[str, float] = field(default_factory=dict)  # run id -> start time of its worker
+    start_times: dict[str, float] = field(default_factory=dict)  # run id -> ticks from the boot to its worker
     stopped: dict[str, float] = field(default_factory=dict)  # run id -> monotonic time at which the stop was first seen
 
     def reported(self, instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] | None:
@@ -48,16 +47,15 @@ class RunWorkers:
         A process that started after ``reported_at``, the time at which the worker reported its pid, is a different one:
         a recreated container assigns the same small pids again. A worker seen before is identified by its start time.
         """
-        started = start_time(pid)
         known = self.start_times.get(run_id)
-        if started is None or (known is not None and started != known):
-            return None
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            if known is None and process.create_time() > reported_at + CREATE_TIME_TOLERANCE_S:
-                return None
+            started = start_ticks(pid) or process.create_time()  # ticks do not change with the clock of the system
+            is_later = process.create_time() > reported_at + CREATE_TIME_TOLERANCE_S
+            is_another = is_later if known is None else known != started
             command = " ".join(process.cmdline())
-            if process.status() != psutil.STATUS_ZOMBIE and any(word in command for word in _WORKER_COMMANDS):
+            is_worker = process.status() != psutil.STATUS_ZOMBIE and any(word in command for word in _WORKER_COMMANDS)
+            if is_worker and not is_another:
                 self.start_times[run_id] = started
                 return process
         return None
@@ -77,23 +75,6 @@ def pid_in(message: str | None) -> int | None:
     """The pid in Dagster's message about a started run worker; None for any other message."""
     found = _STARTED.search(message or "")
     return int(found[1]) if found else None
-
-
-def start_time(pid: int) -> float | None:
-    """Start time of a process on a clock that changes of the system time do not affect; None if it does not exist.
-
-    On Linux in ticks since boot; elsewhere in seconds since the epoch, from psutil.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return float(fields[19])
-    except (FileNotFoundError, ProcessLookupError):
-        if Path("/proc/self/stat").exists():
-            return None
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.NoSuchProcess:
-        return None
 
 
 def interrupt(process: psutil.Process) -> None:
