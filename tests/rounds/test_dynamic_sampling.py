@@ -118,7 +118,7 @@ def test_a_round_samples_until_enough_groups_carry_a_signal(start: Any, policy_e
     assert second.task_selection.first_batch == 3
     third = explore(project, policy_engine, policy, 3)
     assert kinds(project, third) == [["mixed", "hard"], ["mixed", "easy"]], "the epoch is over, every task was visited"
-    assert third["groups_with_signal"] == 2
+    assert third.figures["groups_with_signal"] == 2
     trained = read_rollouts([str(f) for f in project.store.rollout_files(1)], [str(project.store.judged_file(1))],
                             policy_gradient=True)  # fmt: skip
     assert (len(trained.samples), trained.dropped, trained.zero_variance_groups) == (16, 32, pytest.approx(4 / 6))
@@ -255,7 +255,7 @@ def test_difficulty_follows_the_outcomes_of_the_rounds_behind_the_policy(
     )
     first = explore(project, policy_engine, serving(policy_engine), 1)
     assert sorted(chain.from_iterable(kinds(project, first))) == sorted(KINDS), "nothing is known: every task once"
-    assert judge(project, 1).operators[0]["facts"]["solved_tasks"] == 3.0
+    assert judge(project, 1).operators[0].facts["solved_tasks"] == 3.0
     found = {task: (runs, passes) for task, number, runs, passes in task_outcomes(project.store, [1])}
     by_id = project.tasks.by_id()
     assert all(runs == 8 for runs, _ in found.values())
