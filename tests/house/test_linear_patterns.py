@@ -118,13 +118,18 @@ TAGS = (
 
 
 def slow(act: Callable[[str], Any], prefixes: Iterable[str], units: Iterable[str]) -> list[tuple[str, str, float]]:
-    """The texts for which a call takes more than MOST_S: a prefix, a unit that is repeated, and the seconds."""
-    return [
-        (prefix, unit, took)
-        for prefix in prefixes
-        for unit in units
-        if (took := _seconds(act, prefix + unit * (SIZE // len(unit)))) > MOST_S
-    ]
+    """The texts for which a call takes more than MOST_S: a prefix, a unit that is repeated, and the seconds.
+
+    A call that takes longer is measured again: on a busy machine the same work takes up to twice the processor time.
+    """
+    found = []
+    for prefix in prefixes:
+        for unit in units:
+            text = prefix + unit * (SIZE // len(unit))
+            took = _seconds(act, text)
+            if took > MOST_S and (took := min(took, _seconds(act, text), _seconds(act, text))) > MOST_S:
+                found.append((prefix, unit, took))
+    return found
 
 
 class _TooLongError(BaseException):
