@@ -20,7 +20,7 @@ from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.maintenance.rebuild_registry import rebuild_registry
 from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, read, write
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, encoded, read, write
 from rft_platform.rounds.register_checkpoint import register
 from rft_platform.rounds.releases.promotion import promote_version, roll_back
 from rft_platform.rounds.releases.servable_versions import NO_ROUND, imported_policies
@@ -240,7 +240,7 @@ def test_imported_versions_are_registered_again(project: Project, monkeypatch: p
     policy = Policy(str(folder), FIRST_IMPORTED + 1, "digest-imported", NO_ROUND)
     origin = {"parent": "/models/base", "parent_version": 0, "lineage": {}}
     write_sealed_json(folder / MANIFEST, {"policy_version": 4, "weights_digest": "digest-imported", **origin})
-    write_json(folder / "version.json", {"policy": policy.to_note(project.home.root), "source": "/data/dpo"})
+    write_json(folder / "version.json", {"policy": encoded(policy, project.home.root), "source": "/data/dpo"})
     (report,) = rebuild_registry(project, new_registry(project, check=False))[1:]
     assert (report.model, report.registered, report.candidate) == ("paper-lost-imported", [1], 1)
     assert imported_policies(project) == [replace(policy, model_version="1")]
