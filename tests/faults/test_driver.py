@@ -89,7 +89,7 @@ def test_a_launch_that_fails_after_its_last_note_has_its_result_in_dagster(
     publish(project.store, Policy("base", 0, "d0", 0))
     write(project.store, 0, RoundEvaluation())
     write(project.store, 1, Judged(sound=True, judge_version="exact_match@1"))
-    refused = {"results": [{}], "metrics": {}, "promoted": False, "gate": "no gain", "gate_passed": False}
+    refused = RoundEvaluation(gate="no gain", gate_passed=False)
 
     @dg.asset(partitions_def=PLAIN_NAMES.rounds, check_specs=EVALUATION_CHECKS)
     @reports_faults

@@ -26,6 +26,7 @@ from rft_platform.rounds.maintenance.checkpoint_retention import in_use, needed_
 from rft_platform.rounds.project.policy import parent_of, publish, required, steps_before
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
+    Explored,
     Policy,
     RoundEvaluation,
     RowSelection,
@@ -113,6 +114,13 @@ def after_a_refusal(folder: Path, **settings: Any) -> Project:
     end_round(project, 1, 8, passed=True)
     end_round(project, 2, 16, passed=False)
     return project
+
+
+def selected(project: Project, number: int) -> RowSelection:
+    """The rows that a round's training took."""
+    selection = read(project.store, number).selection()
+    assert selection is not None
+    return selection
 
 
 def request_of(project: Project, number: int) -> TrainRequest:
@@ -418,7 +426,7 @@ def test_trained_from_the_champion_with_equal_weights_after_a_kill(
         engine.shutdown()
 
     collected = send_and_collect(project, 3, 2)
-    assert (collected["policy_version"], collected["policy_round"]) == (2, 1)
+    assert (collected.policy_version, collected.policy_round) == (2, 1)
     with pytest.raises(TrainerError, match="ended during 'train'"):
         Round(project, 3).train(KilledAt(trainer, step=5), registry)  # type: ignore[arg-type]
     trained = Round(project, 3).train(trainer, registry)[DEFAULT_POLICY]
@@ -427,9 +435,10 @@ def test_trained_from_the_champion_with_equal_weights_after_a_kill(
     assert [step.metrics["staleness_max"] for step in trained.steps] == [0.0, 1.0], "behind the parent"
 
     session = TrainingSession(ranks, "float32")
-    session.train(train_request(project, required(project.store, 1), 2, ""), nothing, never)
+    session.train(train_request(project, required(project.store, 1), 2, selected(project, 2), ""), nothing, never)
     assert session.state is not None and session.state.policy_version == 4, "it holds the refused version"
-    request = replace(train_request(project, parent_of(project.store, 3), 3, ""), output=str(tmp_path / "straight"))
+    asked = train_request(project, parent_of(project.store, 3), 3, selected(project, 3), "")
+    request = replace(asked, output=str(tmp_path / "straight"))
     straight = session.train(request, nothing, never)
     assert straight.weights_digest == trained.policy.weights_digest
     continued = replace(request, **refused_parent(project), steps_before=None, output=str(tmp_path / "continued"))
@@ -454,7 +463,7 @@ def run_round(project: Project, number: int, version: int, trainer: TrainerClien
     Round(project, number).train(trainer, registry)
 
 
-def send_and_collect(project: Project, number: int, version: int) -> dict[str, Any]:
+def send_and_collect(project: Project, number: int, version: int) -> Explored:
     send_traffic(project, number, version)
     collected = Round(project, number).collect()
     Round(project, number).judge()
