@@ -126,6 +126,7 @@ def test_rounds_are_news_once(project: Project) -> None:
 
 
 def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[..., Result]) -> None:
+    assert "seconds of rollouts" in rft("rounds", "--help").stdout
     table, document = rft("rounds"), json.loads(rft("rounds", "--json").stdout)
 
     assert "75.0%" in table.stdout
