@@ -301,11 +301,13 @@ def _dynamic_waits(config: RftConfig) -> list[str]:
     if sync.max_staleness is not None:
         waits.append(f"rows more than {_number(sync.max_staleness, 'policy version')} old are not trained")
     if config.mode != "explore":
-        enough = f"the experiences of {_number(interval, 'step')} are" if by_trainer else "the experiences of one step are"
-        waits.append(f"a training starts as soon as {enough} stored; the rest is trained when exploration ends")
+        steps = _number(interval, "step") if by_trainer else "one step"
         waits.append(
-            f"{_every(config.evaluation.every, 'explore batch', 'explore batches')} trained, and after the last, the policy is evaluated"
+            f"a training starts as soon as the experiences of {steps} are stored; the rest is trained when exploration "
+            "ends"
         )
+        evaluated = _every(config.evaluation.every, "explore batch", "explore batches")
+        waits.append(f"{evaluated} trained, and after the last, the policy is evaluated")
     return waits
 
 

@@ -236,6 +236,7 @@ def _all_failed(batch: ExploreBatch, tally: Tally) -> RftError:
     if error is None or isinstance(error, EngineError):
         return EngineError(f"{what}: {error or 'the engine aborted every answer'}")
     location = f" ({error.location})" if isinstance(error, RemoteFailure) and error.location else ""
-    failure = UserCodeError(f"{what}{', the last' if runs > 1 else ''} with {error_text(error)}{location}{_hint(error)}")
+    last = ", the last" if runs > 1 else ""
+    failure = UserCodeError(f"{what}{last} with {error_text(error)}{location}{_hint(error)}")
     failure.__cause__ = error
     return failure
