@@ -15,7 +15,6 @@ from rft_platform.config.resolve import Batches, RunLength, RunSettings
 from rft_platform.config.schema.buffer import Taskset
 from rft_platform.config.schema.explorer import Explorer, RolloutModel
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.config.schema.trainer import WarmStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ def _tasksets(config: RftConfig) -> list[str]:
     return [*lines, *(f"held out   {_source(held)}: {_judged(held)}" for held in inputs.eval_tasksets)]
 
 
-def _source(data: Taskset | WarmStart) -> str:
+def _source(data: Taskset) -> str:
     """The location of a dataset, with its split unless it is one file."""
     return data.path if Path(data.path).is_file() else f"{data.path}, split {data.split}"
 

@@ -104,6 +104,20 @@ def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
     assert "model.model_path owner/model: neither a folder here nor in the Hugging Face cache" in planned.stdout
 
 
+def test_the_demonstrations_of_a_warm_start_are_read(
+    home: Home, write_config: WriteConfig, rft: Rft, tmp_path: Path
+) -> None:
+    write_text(tmp_path / "shown.jsonl", "".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(6)))
+    warm_start = {"path": "shown.jsonl", "batch_size": 4, "epochs": 2, "stop_at": 0.4}
+    said = refused(rft("run", "--config", write_config(warm_start=warm_start), "--dry-run"), home)
+    assert "shown.jsonl: no column 'question'; the columns are prompt, answer. " in said
+    assert "Set warm_start.format.prompt_key to the column of the prompt" in said and "taskset" not in said
+
+    warm_start["format"] = {"prompt_key": "prompt"}
+    planned = rft("run", "--config", write_config(warm_start=warm_start), "--dry-run").stdout
+    assert "shown.jsonl: 6 rows, 4 a step, at most 3 optimiser steps, until sampled_pass reaches 0.4" in planned
+
+
 def test_a_home_is_free_until_a_phase_has_left_something(home: Home, write_config: WriteConfig) -> None:
     start.write_config(home, load_config(write_config(name="first")))
 
