@@ -24,10 +24,10 @@ def test_notes_tell_the_phase(home):
     assert current_progress(home) == Progress(-1, "start")
     (home.rounds / "r0000").mkdir(parents=True)
     assert current_progress(home).phase == "warm start"
-    note(home, 0, "policy", "evaluation")
+    note(home, 0, "policy-policy", "evaluation")
     assert current_progress(home) == Progress(0, "between")
     phases = []
-    for name in ("snapshot", "explore", "judge", "policy", "evaluation"):
+    for name in ("snapshot-policy", "explore", "judge", "policy-policy", "evaluation"):
         note(home, 1, name)
         phases.append(current_progress(home).phase)
     assert phases == ["rollouts", "judging", "training", "evaluation", "between"]
@@ -35,8 +35,9 @@ def test_notes_tell_the_phase(home):
 
 def test_positions_and_marks_grow_with_the_notes(home):
     seen = [(current_progress(home).position, progress_mark(home))]
+    names = ("snapshot-policy", "explore", "judge", "train-policy", "policy-policy", "evaluation")
     for number in (0, 1, 2):
-        for name in ("snapshot", "explore", "judge", "train", "policy", "evaluation")[0 if number else 4 :]:
+        for name in names[0 if number else 4 :]:
             note(home, number, name)
             seen.append((current_progress(home).position, progress_mark(home)))
     assert seen == sorted(seen)
@@ -46,7 +47,7 @@ def test_positions_and_marks_grow_with_the_notes(home):
 def test_a_watch_waits_for_the_next_time_and_takes_what_has_passed(home):
     note(home, 1, "snapshot", "explore")
     watch = PointWatch(home, home.checkpoints, "judging")  # round 1 is at it already: the next time is in round 2
-    note(home, 1, "judge", "policy")
+    note(home, 1, "judge", "policy-policy")
     assert not watch.reached()
     note(home, 2, "snapshot")
     assert not watch.reached()

@@ -39,7 +39,7 @@ def make_players(make_config: MakeConfig, tmp_path: Path) -> MakeConfig:
 
 def test_a_second_policy_is_taken(make_players: MakeConfig) -> None:
     config = make_players()
-    assert problems(config) == [] and config.selects_rows
+    assert problems(config) == []
     plan = run_plan(resolve(config), gpu_count=0)
     assert [(one.name, one.what) for one in plan.processes if one.name == "policy"] == [
         ("policy", "rival, transformers engine")

@@ -138,7 +138,8 @@ def test_mlflow_links_rows_models_and_evaluations(finished):
     for number, version in enumerate(registry.versions(), start=1):
         rows = inputs[f"r{number:04d}", "training"]
         assert version.tags["data_digest"].startswith(rows.digest)
-        assert json.loads(rows.source)["uri"] == str(finished.home / "rounds" / f"r{number:04d}")
+        selection = finished.home / "rounds" / f"r{number:04d}" / "row_selection-policy.parquet"
+        assert json.loads(rows.source)["uri"] == str(selection)
         assert json.loads(rows.profile)["num_rows"] == project.store.count_kept(number)
         model = run.client.get_logged_model(version.tags["logged_model"])
         assert model.tags["weights_digest"] == version.tags["weights_digest"]

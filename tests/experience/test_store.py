@@ -137,6 +137,6 @@ def test_notes(store: ExperienceStore) -> None:
     assert store.read_note(0, "policy") == {"folder": "/models/base"}
     with pytest.raises(ValueError, match="note name"):
         store.write_note(0, "../escape", {})
-    (store.root / "r0000" / "policy-policy.json").write_text("{half")
+    (store.root / "r0000" / "policy.json").write_text("{half")
     with pytest.raises(StorageError, match=r"policy\.json"):
         store.read_note(0, "policy")

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,8 @@ def pool(fire: Fire, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory)
         )
         host, port = client.url.removeprefix("http://").split(":")
         proxies.append(FaultyProxy((host, int(port)), fire))
-        client.url = f"http://127.0.0.1:{proxies[-1].port}"  # its control plane is connected already
+        proxy = f"http://127.0.0.1:{proxies[-1].port}"
+        client.address = replace(client.address, url=proxy)  # its control plane is connected already
         return client
 
     with find_or_start_pool(2, connect) as pool:

@@ -18,7 +18,7 @@ from rft_platform.judging.execution.judge_rollouts import judge_tasksets
 from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RowSelection, all_figures, read
+from rft_platform.rounds.project.record import Explored, Policy, RowSelection, all_figures, read
 from rft_platform.rounds.selection.task_selection import SignalCount, TaskSelection
 from rft_platform.rounds.train import lineage
 from rft_platform.training.data.rollout_rows import read_rollouts
@@ -73,7 +73,7 @@ def serving(engine: PolicyEngine, of_round: int = 0) -> Policy:
     return Policy(str(status.weights_path), status.policy_version, status.weights_digest, of_round)
 
 
-def kinds(project: Project, note: dict[str, Any]) -> list[list[str]]:
+def kinds(project: Project, note: Explored) -> list[list[str]]:
     by_id = project.tasks.by_id()
     return [[by_id[task].raw["kind"] for task in batch] for batch in note.task_selection.tasks]
 
@@ -105,20 +105,20 @@ def test_a_round_samples_until_enough_groups_carry_a_signal(start: Any, policy_e
     first = explore(project, policy_engine, policy, 1)
     assert kinds(project, first) == [["easy", "hard"], ["mixed", "easy"], ["mixed", "hard"]]
     counts = ("groups_wanted", "groups_sampled", "groups_with_signal", "groups_surplus")
-    assert [first[name] for name in counts] == [2, 6, 2, 0]
-    assert (first["runs"], first["rows"]) == (48, 48)
+    assert [first.figures[name] for name in counts] == [2, 6, 2, 0]
+    assert (first.figures["runs"], first.rows) == (48, 48)
     judged = judge(project, 1)
     assert judged.sound and judged.figures["runs"] == 48 and judged.figures["dropped_rows"] == 32
     sampling, surplus = judged.operators
     assert lineage(project, 1, RowSelection(), "run")["operators_version"] == judged.operators_version is not None
-    assert (sampling["groups_in"], sampling["groups_out"], surplus["groups_out"]) == (6, 2, 2)
+    assert (sampling.groups_in, sampling.groups_out, surplus.groups_out) == (6, 2, 2)
 
     second = explore(project, policy_engine, policy, 2)  # goes on where the first round ended
     assert kinds(project, second) == [["mixed", "mixed"]]
     assert second.task_selection.first_batch == 3
     third = explore(project, policy_engine, policy, 3)
     assert kinds(project, third) == [["mixed", "hard"], ["mixed", "easy"]], "the epoch is over, every task was visited"
-    assert third["groups_with_signal"] == 2
+    assert third.figures["groups_with_signal"] == 2
     trained = read_rollouts([str(f) for f in project.store.rollout_files(1)], [str(project.store.judged_file(1))],
                             policy_gradient=True)  # fmt: skip
     assert (len(trained.samples), trained.dropped, trained.zero_variance_groups) == (16, 32, pytest.approx(4 / 6))
@@ -255,7 +255,7 @@ def test_difficulty_follows_the_outcomes_of_the_rounds_behind_the_policy(
     )
     first = explore(project, policy_engine, serving(policy_engine), 1)
     assert sorted(chain.from_iterable(kinds(project, first))) == sorted(KINDS), "nothing is known: every task once"
-    assert judge(project, 1).figures["operators"][0]["facts"]["solved_tasks"] == 3.0
+    assert judge(project, 1).operators[0].facts["solved_tasks"] == 3.0
     found = {task: (runs, passes) for task, number, runs, passes in task_outcomes(project.store, [1])}
     by_id = project.tasks.by_id()
     assert all(runs == 8 for runs, _ in found.values())

@@ -25,7 +25,7 @@ from rft_platform.config.home import Home
 from rft_platform.rounds.exchange.records import EXCHANGE_KEY
 from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.tasks.column_mapping import Columns
 from rft_platform.tasks.offline_dataset import load_pairs
@@ -72,8 +72,7 @@ class RunningService:
             policy = Policy(str(weights), version, digest_weights(weights), round=version)
             publish(self.project.store, policy)
             if version < 2:
-                note = {"promoted": False, "gate": "not due", "gate_passed": None, "results": [], "metrics": {}}
-                write(self.project.store, version, note)
+                write(self.project.store, version, RoundEvaluation("not due"))
         damaged = next((folder / "v2").glob("*.safetensors"))
         damaged.write_bytes(damaged.read_bytes()[:-64] + b"\x01" * 64)
         environment = {**os.environ, "RFT_HOME": str(self.home), EXCHANGE_KEY: "k" * 32}

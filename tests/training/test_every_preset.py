@@ -19,7 +19,7 @@ from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.policy import publish, required
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Explored, Policy, write
 from rft_platform.rounds.selection.row_selection import select_rows
 from rft_platform.rounds.train import train_request
 from tests.experience.samples import step_row
@@ -109,6 +109,7 @@ def test_passes_over_a_round_reach_the_trainer(tmp_path: Path, tiny_model: Path,
     project = project_of(tmp_path, tiny_model, tasks, "grpo", epochs=3)
     explore(project, tiny_model)
     judge(project, 1)
+    write(project.store, 1, Explored())
     selection = select_rows(project, 1, required(project.store, 0))
     request = train_request(project, required(project.store, 0), 1, selection, "run")
     assert (request.epochs, selection.steps, project.length.steps) == (3, 3, 6)
@@ -133,6 +134,7 @@ def test_from_configuration_to_checkpoint(
     with_signal["remax"] = 12  # the greedy runs are right, as is run 2
     assert summary.figures["rows_with_signal"] == with_signal.get(name, 24 if found.advantage else 32)
     start = required(project.store, 0)
+    write(project.store, 1, Explored())
     request = train_request(project, start, 1, select_rows(project, 1, start), "run")
     events: list[Any] = []
     result = session.train(request, events.append, ignore)
