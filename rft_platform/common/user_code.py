@@ -4,6 +4,7 @@ A reference is text, so a configuration can hold it and any process can load the
 process can reach (a lambda, a function of a notebook) is kept in memory under the reference ``live:name``.
 """
 
+import ast
 import difflib
 import importlib
 import importlib.metadata
@@ -33,6 +34,13 @@ def load_object(reference: str, what: str) -> Any:
     module_name, separator, attribute = reference.rpartition(":")
     if module_name == _LIVE:
         return _live(attribute, what)
+    if not separator and reference.endswith(".py"):
+        names = _public_names(Path(reference))
+        among = f"; the file defines {', '.join(names)}" if names else ""
+        raise UserError(
+            f"{what} {reference!r}: names a file without a function; write {reference}:{names[0] if names else 'solve'}"
+            f"{among}"
+        )
     if not (separator and module_name and attribute):
         raise UserError(f"{what} {reference!r}: expected package.module:attribute or path/to/file.py:attribute")
     find_working_folder()
@@ -60,6 +68,16 @@ def load_object(reference: str, what: str) -> Any:
             meant = _meant(name, [known for known in dir(value) if not known.startswith("_")])
             raise UserError(f"{what} {reference!r}: {module_name} has no {attribute!r}{meant}") from error
     return value
+
+
+def _public_names(file: Path) -> list[str]:
+    """The functions and classes at the top level of a Python file; empty if it cannot be read."""
+    try:
+        statements = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [each.name for each in statements if isinstance(each, kinds) and not each.name.startswith("_")]
 
 
 def _import_advice(error: ImportError) -> str:

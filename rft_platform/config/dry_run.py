@@ -6,6 +6,7 @@ A notice is one line about a setting that is accepted but has no effect, or that
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from rft_platform.config.gpu_placement import GpuPlacement, engine_kind, place
@@ -132,11 +133,24 @@ def _tasksets(config: RftConfig) -> list[str]:
     for taskset in inputs.explored.values():
         weight = "" if taskset.weight is None else f", weight {taskset.weight:g}"
         lines += [
-            f"explored   {taskset.path}, {taskset.split}{weight}: {_judged(taskset)}",
+            f"explored   {_source(taskset)}{weight}: {_judged(taskset)}",
             f"           tasks {taskset.task_selector.selector_type}, runs {runs}, "
             f"operators {', '.join(operators) or 'none'}",
         ]
-    return [*lines, *(f"held out   {held.path}, {held.split}: {_judged(held)}" for held in inputs.eval_tasksets)]
+    return [*lines, *(f"held out   {_source(held)}: {_judged(held)}" for held in inputs.eval_tasksets)]
+
+
+def _source(data: Taskset) -> str:
+    """The location of a dataset, with its split unless it is one file."""
+    return data.path if Path(data.path).is_file() else f"{data.path}, split {data.split}"
+
+
+def _number(count: int, noun: str, plural: str | None = None) -> str:
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def _every(count: int, noun: str, plural: str | None = None) -> str:
+    return f"every {noun if count == 1 else _number(count, noun, plural)}"
 
 
 def _judged(taskset: Taskset) -> str:
@@ -189,15 +203,16 @@ def _batch_lines(batches: Batches, length: RunLength | None) -> list[str]:
     least = "" if batches.exact else "at least "
     rounds = "as many as the tasks allow" if length is None else str(length.rounds)
     about = "about " if batches.dynamic else "" if batches.whole_round else least
-    total = "" if length is None else f", {about}{length.steps} optimiser steps in all"
-    steps = f"{least}{batches.steps_a_round} optimiser steps a round"
+    total = "" if length is None else f", {about}{_number(length.steps, 'optimiser step')} in all"
+    steps = f"{least}{_number(batches.steps_a_round, 'optimiser step')} a round"
     baseline = " (1 greedy)" if batches.baseline_runs else ""
     passes, whole = "", "one optimiser step a round, with all its experiences"
     if batches.epochs > 1:
         passes = f" x {batches.epochs} passes"
         whole = f"{batches.epochs} optimiser steps a round, each with all its experiences"
     return [
-        f"{batches.batch_size} tasks x {batches.repeat_times} runs{baseline} x {batches.batches_a_round} batches = "
+        f"{_number(batches.batch_size, 'task')} x {_number(batches.repeat_times, 'run')}{baseline} x "
+        f"{_number(batches.batches_a_round, 'batch', 'batches')} = "
         f"{least}{batches.experiences_a_round} experiences a round",
         f"{batches.train_batch_size} experiences a step, trained as soon as they are stored"
         if batches.dynamic
@@ -218,7 +233,8 @@ def _batch_lines(batches: Batches, length: RunLength | None) -> list[str]:
 
 def _offline_waits(config: RftConfig) -> list[str]:
     steps, buffer = config.offline_steps, config.buffer
-    length = f"{buffer.total_epochs} pass(es) over the dataset" if steps is None else f"{steps} optimiser steps"
+    passes = f"{_number(buffer.total_epochs, 'pass', 'passes')} over the dataset"
+    length = passes if steps is None else _number(steps, "optimiser step")
     waits = [f"training: {length}, {buffer.train_batch_size} rows a step"]
     waits += _saves(config)
     if buffer.explorer_input.eval_tasksets:
@@ -246,11 +262,11 @@ def _waits(run: RunSettings) -> list[str]:
     waits.append(
         "round k explores when round k-1 has trained"
         if ahead == 0
-        else f"round k explores when round k-{1 + ahead} has trained: {ahead} round(s) ahead of training"
+        else f"round k explores when round k-{1 + ahead} has trained: {_number(ahead, 'round')} ahead of training"
     )
     if config.mode != "explore":
         waits.append("round k trains when its exploration has ended and round k-1 has trained")
-        waits.append(f"every {config.evaluation.every} round(s), and after the last, the new policy is evaluated")
+        waits.append(f"{_every(config.evaluation.every, 'round')}, and after the last, the new policy is evaluated")
     return waits
 
 
@@ -275,20 +291,22 @@ def _online_waits(config: RftConfig, rows: int) -> list[str]:
 def _dynamic_waits(config: RftConfig) -> list[str]:
     sync, interval = config.synchronizer, config.synchronizer.sync_interval
     by_trainer = sync.sync_style == "dynamic_by_trainer"
-    ahead = f"at most {sync.sync_offset} batch(es) ahead of training" if sync.sync_offset else "without waiting"
+    ahead = f"at most {_number(sync.sync_offset, 'batch', 'batches')} ahead" if sync.sync_offset else "without waiting"
     newer = 1 if by_trainer else interval
     waits = [
-        f"explore batches follow one another {ahead}; every {newer} of them the engine loads "
-        "newer weights, if there are any"
+        f"explore batches follow one another {ahead}; after every {'one' if newer == 1 else newer} of them the engine "
+        "loads newer weights, if there are any"
     ]
     if sync.max_staleness is not None:
-        waits.append(f"rows more than {sync.max_staleness} policy version(s) old are not trained")
+        waits.append(f"rows more than {_number(sync.max_staleness, 'policy version')} old are not trained")
     if config.mode != "explore":
-        enough = f"{interval} step(s) are" if by_trainer else "the experiences of one step are"
-        waits.append(f"a training starts as soon as {enough} stored; the rest is trained when exploration ends")
+        steps = _number(interval, "step") if by_trainer else "one step"
         waits.append(
-            f"every {config.evaluation.every} explore batch(es) trained, and after the last, the policy is evaluated"
+            f"a training starts as soon as the experiences of {steps} are stored; the rest is trained when exploration "
+            "ends"
         )
+        evaluated = _every(config.evaluation.every, "explore batch", "explore batches")
+        waits.append(f"{evaluated} trained, and after the last, the policy is evaluated")
     return waits
 
 

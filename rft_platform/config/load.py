@@ -26,6 +26,8 @@ from rft_platform.config.paths import relative_paths, resolve_paths
 from rft_platform.config.schema.rft_config import RftConfig
 
 Location = tuple[int | str, ...]
+#: Names that other frameworks give to keys, if they are not similar to the key.
+_COMMON_NAMES: dict[int | str, str] = {"learning_rate": "lr"}
 
 
 def dotted(location: Location, *, unknown: bool = False) -> str:
@@ -48,6 +50,7 @@ def nearest_key(location: Location) -> str | None:
     A key of the same section is preferred; else a key with the same or a similar name in another section.
     """
     *parents, last = location
+    last = _COMMON_NAMES.get(last, last)
     _, section = _walk(parents)
     if section is not None:
         similar = difflib.get_close_matches(str(last), list(_names(section)), n=3, cutoff=0.6)

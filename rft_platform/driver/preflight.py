@@ -50,7 +50,8 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
     gpus, gpu_memory = gpu_count(), gpu_bytes()
     check_config(project.settings, cpu_count=cpu_count(), gpu_count=gpus, gpu_bytes=gpu_memory)
     with notes().status("checking settings, data and code") as status, model_check(config) as models:
-        problems = list(_problems(project))
+        warm_start: list[str] = []
+        problems = [*_problems(project), *_attempt(lambda: warm_start.extend(_warm_start_lines(project)))]
         problems += [] if dry else _missing_models(config)
         if not problems:  # wait for the check of the models, which takes seconds, only if all other checks pass
             status.update("checking that the trainer accepts the model")
@@ -65,7 +66,8 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
     refusals = () if refusal is None else (refusal,)
     unfetched = _unfetched_models(config) if dry else ()
     notices = (*refusals, *unfetched, *plan.notices, *_data_notices(project))
-    return replace(plan, home=str(home.root), tasksets=(*plan.tasksets, *task_lines(project)), notices=notices)
+    tasksets = (*plan.tasksets, *task_lines(project), *warm_start)
+    return replace(plan, home=str(home.root), tasksets=tasksets, notices=notices)
 
 
 def _wrong_command(config: RftConfig, service: bool) -> str | None:
@@ -162,6 +164,25 @@ def _problems(project: "Project") -> Iterator[str]:
         yield from _attempt(check_workflow, project, taskset)
         yield from _attempt(check_judge, project, taskset)
         yield from _attempt(check_prompt_lengths, project, taskset)
+
+
+def _warm_start_lines(project: "Project") -> list[str]:
+    """The line of the plan about a warm start that has not ended. Raises UserError for unusable demonstrations."""
+    from rft_platform.rounds.project.policy import published
+    from rft_platform.rounds.setup.demonstrations import most_steps, read_demonstrations
+
+    settings, experts = project.config.warm_start, project.config.algorithm.experts
+    if experts is not None and experts.path is not None and project.settings.spec.expert_weight is not None:
+        read_demonstrations(experts, "algorithm.experts")
+    if settings is None or published(project.store, 0) is not None:
+        return []
+    columns, _ = read_demonstrations(settings)
+    rows = len(next(iter(columns.values())))
+    goal = "" if settings.stop_at is None else f", until sampled_pass reaches {settings.stop_at:g}"
+    return [
+        f"warm start {settings.path}: {rows:,} rows, {settings.batch_size:,} a step, at most "
+        f"{most_steps(settings, rows):,} optimiser steps{goal}"
+    ]
 
 
 def _service_functions(config: RftConfig) -> Iterator[str]:

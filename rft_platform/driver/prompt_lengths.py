@@ -52,6 +52,8 @@ def task_lines(project: "Project") -> Iterator[str]:
             f"read       {dataset.report.source}: {dataset.report.rows:,} rows, {len(dataset.tasks):,} tasks{limited}; "
             f"longest prompt {about}{max(counts):,} tokens"
         )
+        if ":" in taskset.workflow:
+            line += " without what the workflow adds (system prompt, tools)"
         if context is not None:
             line += f" in a context of {context:,}"
             too_long = sum(count >= context for count in counts)

@@ -120,7 +120,9 @@ def champion_notes(project: "Project", lines: Sequence[RoundLine]) -> list[str]:
     newest, best = refused[-1], max(refused, key=lambda line: line.pass_rate_sampled or 0.0)
     shown = {line.round: line for line in (best, newest)}
     reasons = [f"v{line.policy_version} was not promoted: {line.not_promoted}" for line in shown.values()]
-    return [*reasons, promotion_rule(project.config.evaluation.gate)]
+    evaluated = (read(project.store, number).evaluated for number in project.store.rounds() if number)
+    first = not any(each is not None and each.promoted for each in evaluated)
+    return [*reasons, promotion_rule(project.config.evaluation.gate, first=first)]
 
 
 def nothing_trained(trained: Trained | None) -> str | None:

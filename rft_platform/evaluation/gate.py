@@ -101,13 +101,17 @@ def _points(difference: float, metric: str) -> str:
     return f"{100 * difference:+.1f} points" if metric.endswith("_pass") else f"{difference:+.4g}"
 
 
-def promotion_rule(settings: Gate) -> str:
-    """The rule of ``evaluation.gate`` in one sentence, for people who see a champion that is not the newest version."""
-    gain = f"the gain over the champion in {settings.metric}"
+def promotion_rule(settings: Gate, *, first: bool = False) -> str:
+    """The rule of ``evaluation.gate`` in one sentence, for people who see a version that is not the champion.
+
+    ``first``: there is no champion yet, so a version is compared with the start.
+    """
+    to_beat, becomes = ("start", "the first champion") if first else ("champion", "champion")
+    gain = f"the gain over the {to_beat} in {settings.metric}"
     limit = _points(settings.min_delta, settings.metric) if settings.min_delta else "0"
-    if settings.needs_interval:
-        return f"a version becomes champion if the 95 % interval of {gain} lies above {limit}"
-    return f"a version becomes champion if {gain} is {'at least' if settings.min_delta else 'above'} {limit}"
+    if bool(settings.confident) if first else settings.needs_interval:
+        return f"a version becomes {becomes} if the 95 % interval of {gain} lies above {limit}"
+    return f"a version becomes {becomes} if {gain} is {'at least' if settings.min_delta or first else 'above'} {limit}"
 
 
 def _measured(result: EvaluationResult, metric: str) -> float:

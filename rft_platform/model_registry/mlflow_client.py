@@ -77,8 +77,6 @@ def open_client(tracking_uri: str) -> "MlflowClient":
     os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")  # a failure to log a trace is noticed
     for limit, value in _HTTP_LIMITS.items():
         os.environ.setdefault(limit, value)
-    for name in _CHATTY_LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
     with _OPENING, _quiet():
         make_database(tracking_uri)
         with importing():
@@ -143,7 +141,9 @@ def _check_reachable(url: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Ignore deprecation warnings of MLflow's own use of SQLAlchemy and pydantic: users cannot act on them."""
+    """Hide the progress of MLflow's migrations, and deprecation warnings of its own use of SQLAlchemy and pydantic."""
+    for name in _CHATTY_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

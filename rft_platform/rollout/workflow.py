@@ -127,7 +127,7 @@ def resolve_workflow(
 
 def _load(name: str) -> Any:
     reference = BUILT_IN.get(name, name)
-    if ":" not in reference:
+    if ":" not in reference and not reference.endswith(".py"):
         known = ", ".join(sorted(BUILT_IN))
         raise UserError(f"workflow {name!r}: unknown; expected one of {known}, or package.module:function")
     return load_object(reference, "workflow")

@@ -168,7 +168,7 @@ def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) 
         corrections = experts_of_traffic(project, round_number, model)
         return None if corrections is None else str(corrections)
     target = project.store.round_folder(0) / EXPERTS
-    write_demonstrations(experts, target, key="algorithm.experts.path")
+    write_demonstrations(experts, target, section="algorithm.experts")
     return str(target)
 
 

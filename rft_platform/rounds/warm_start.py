@@ -21,7 +21,7 @@ from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, WarmStartRun, write
 from rft_platform.rounds.setup.connections import base_model_folder, start_all, start_folder
-from rft_platform.rounds.setup.demonstrations import write_demonstrations
+from rft_platform.rounds.setup.demonstrations import most_steps, write_demonstrations
 from rft_platform.training.checkpoint.manifest import MANIFEST
 from rft_platform.training.protocol import StepEvent, TrainRequest
 
@@ -171,8 +171,7 @@ def _with_steps(settings: WarmStart, demonstrations: Path) -> WarmStart:
         return settings
     import pyarrow.parquet as pq
 
-    rows = settings.epochs * pq.read_metadata(demonstrations).num_rows
-    return settings.model_copy(update={"steps": -(-rows // settings.batch_size)})
+    return settings.model_copy(update={"steps": most_steps(settings, pq.read_metadata(demonstrations).num_rows)})
 
 
 def _keep_manifest_only(checkpoint: Path) -> None:

@@ -119,6 +119,7 @@ def online_server(home: Home, project: "Project", port: int) -> Server:
         Service("service", "rft_platform.servers.online_service", env=_environment(home, port)),
         answers(f"{_url(probed, explorer.proxy_port)}/health", host="localhost"),
         url=f"{_url(listens_on, explorer.proxy_port)}/v1",
+        pages={"status": f"{_url(listens_on, explorer.proxy_port)}/status"},
         restarts=True,
     )
 

@@ -1,6 +1,7 @@
 """JSON bodies of feedback and commits. Both SQLite and PostgreSQL can store every body that passes the checks here."""
 
 import math
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -74,6 +75,15 @@ class FeedbackRequest(StorableBody):
     tags: dict[str, Any] = Field(default_factory=dict)
     metrics: dict[MetricName, Number] = Field(default_factory=dict, max_length=_MOST_METRICS)
     user_feedback: UserFeedback | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spells_msg_ids(cls, values: Any) -> Any:
+        """Other unknown keys are ignored, but feedback on answers must not become one on a whole conversation."""
+        unknown = [str(key) for key in values if key not in cls.model_fields] if isinstance(values, dict) else []
+        if unknown and "msg_ids" not in values and (near := get_close_matches("msg_ids", unknown, n=1)):
+            raise ValueError(f"unknown key {near[0]}: did you mean msg_ids?")
+        return values
 
     @field_validator("run_id", mode="before")
     @classmethod

@@ -57,6 +57,7 @@ def load_tasks(
     prompt_key: str | None = "question",
     response_key: str | None = "answer",
     limit: int | None = None,
+    section: str | None = None,
 ) -> TaskDataset:
     """Load a file, a folder of split files or a Hugging Face dataset as tasks.
 
@@ -69,12 +70,13 @@ def load_tasks(
             row itself as JSON text. Names with dots lead into nested columns.
         response_key: column with the reference answer; None: the tasks have none.
         limit: keep only the first ``limit`` tasks.
+        section: section of the configuration that demonstrations belong to, named in errors; None: a taskset.
 
     Raises:
         UserError: nothing found, unreadable rows, an unknown column, or no task left.
     """
     numbered = ((number, row) for _, number, row in located_rows(path, split, subset_name))
-    report, rows = _collect(path, numbered, prompt_key, response_key)
+    report, rows = _collect(path, numbered, prompt_key, response_key, section)
     taskset = name or default_name(path, split)
     tasks = tuple(_task(taskset, row, prompt_key, response_key) for row in islice(rows, limit))
     digest = digest_json(
@@ -84,7 +86,7 @@ def load_tasks(
 
 
 def _collect(
-    path: str, numbered: Iterable[NumberedRow], prompt_key: str | None, response_key: str | None
+    path: str, numbered: Iterable[NumberedRow], prompt_key: str | None, response_key: str | None, section: str | None
 ) -> tuple[DatasetReport, Iterable[dict[str, Any]]]:
     columns: dict[str, None] = {}
     kept: dict[str, dict[str, Any]] = {}
@@ -113,11 +115,11 @@ def _collect(
         empty=len(empty),
         empty_lines=tuple(empty[:LISTED]),
     )
-    _require(report, settings, kept=len(kept))
+    _require(report, settings, section, kept=len(kept))
     return report, kept.values()
 
 
-def _require(report: DatasetReport, settings: Mapping[str, str], kept: int) -> None:
+def _require(report: DatasetReport, settings: Mapping[str, str], section: str | None, kept: int) -> None:
     """Raise UserError if rows, columns or values are missing; ``settings`` maps keys of ``format`` to columns."""
     if report.rows == 0:
         raise UserError(f"{report.source}: the dataset is empty; expected at least one row")
@@ -125,10 +127,12 @@ def _require(report: DatasetReport, settings: Mapping[str, str], kept: int) -> N
         if column not in report.columns:
             near = difflib.get_close_matches(column, report.columns, n=1, cutoff=0.75)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
+            key, meaning, end = f"format.{name} of the taskset", _MEANINGS[name], ", or to null if there is none"
+            if section is not None:
+                key, meaning, end = f"{section}.format.{name}", name.removesuffix("_key"), ""
             raise UserError(
                 f"{report.source}: no column {column!r}; the columns are {', '.join(report.columns)}. "
-                f"Set format.{name} of the taskset to the column of the {_MEANINGS[name]}{hint}, or to null if there "
-                "is none"
+                f"Set {key} to the column of the {meaning}{hint}{end}"
             )
     if kept == 0:
         raise UserError(f"{report.source}: all {report.rows} rows lack a value of {' or '.join(settings.values())}")

@@ -190,6 +190,6 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     result = rft("run", "--config", write_config(), "--dry-run", "--rounds", 5)
 
     assert result.exit_code == 0, result.output
-    assert "8 tasks x 4 runs x 1 batches = 32 experiences a round" in result.stdout
+    assert "8 tasks x 4 runs x 1 batch = 32 experiences a round" in result.stdout
     assert "rounds: 5" in result.stdout
     assert not home.root.exists()

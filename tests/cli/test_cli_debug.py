@@ -137,6 +137,8 @@ def test_tasks_and_judge_of_a_file(rft: Callable[..., Result], home: object, wri
         (("workflow", "no_module_of_this_name:run"), "cannot import no_module_of_this_name"),
         (("judge", "42", "--task", '{"question": "Why?"}'), "there is no judge"),
         (("judge", "42", "--judge", "no_such_judge"), "unknown judge 'no_such_judge'"),
+        (("judge", "42", "--judge", "judge.py"), "judge 'judge.py': names a file without a function; write judge.py:"),
+        (("workflow", "agent.py"), "workflow 'agent.py': names a file without a function; write agent.py:solve"),
         (("judge", "42", "--judge", "numeric", "--task", "7"), "expected a number from 0 to 0"),
         (("judge", "42", "--judge", "numeric", "--task", "{"), "--task: expected a number or a JSON object"),
     ],

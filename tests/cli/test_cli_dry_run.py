@@ -76,6 +76,7 @@ def test_prompts_beyond_the_context_are_counted_and_refused_where_none_fits(
     assert "train.jsonl: 3 rows, 3 tasks; longest prompt 150 tokens in a context of 64, 2 prompts are too long" in (
         planned.stdout
     )
+    assert f"explored   {tmp_path / 'train.jsonl'}: workflow" in planned.stdout, "a file has no splits"
     assert "buffer.batch_size 8 is more than the 3 tasks: a batch repeats tasks" in planned.stdout
 
     write_text(tmp_path / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows[1:]))
@@ -88,7 +89,8 @@ def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
     home: Home, write_config: WriteConfig, rft: Rft, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    taskset = {"path": "train.jsonl", "limit": 3}
+    write_text(tmp_path / "agent.py", "def solve(task, model):\n    pass\n")
+    taskset = {"path": "train.jsonl", "limit": 3, "workflow": "agent.py:solve"}
     file = write_config(
         model={"model_path": "owner/model"},
         buffer={"batch_size": 2, "total_steps": 1, "explorer_input": {"taskset": taskset}},
@@ -98,7 +100,22 @@ def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
 
     assert planned.exit_code == 0, planned.output
     assert "16 rows, 3 tasks (limit 3); longest prompt about" in planned.stdout
+    assert "tokens without what the workflow adds (system prompt, tools)" in planned.stdout
     assert "model.model_path owner/model: neither a folder here nor in the Hugging Face cache" in planned.stdout
+
+
+def test_the_demonstrations_of_a_warm_start_are_read(
+    home: Home, write_config: WriteConfig, rft: Rft, tmp_path: Path
+) -> None:
+    write_text(tmp_path / "shown.jsonl", "".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(6)))
+    warm_start = {"path": "shown.jsonl", "batch_size": 4, "epochs": 2, "stop_at": 0.4}
+    said = refused(rft("run", "--config", write_config(warm_start=warm_start), "--dry-run"), home)
+    assert "shown.jsonl: no column 'question'; the columns are prompt, answer. " in said
+    assert "Set warm_start.format.prompt_key to the column of the prompt" in said and "taskset" not in said
+
+    warm_start["format"] = {"prompt_key": "prompt"}
+    planned = rft("run", "--config", write_config(warm_start=warm_start), "--dry-run").stdout
+    assert "shown.jsonl: 6 rows, 4 a step, at most 3 optimiser steps, until sampled_pass reaches 0.4" in planned
 
 
 def test_a_home_is_free_until_a_phase_has_left_something(home: Home, write_config: WriteConfig) -> None:

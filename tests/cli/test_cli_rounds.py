@@ -100,6 +100,13 @@ def test_a_champion_that_is_not_the_newest_version_is_explained(project: Project
     printed = console.file.getvalue()
     assert "(policy version 1, sampled 75.0%, greedy 87.5%)" in printed and all(line in printed for line in notes)
 
+    first = read(project.store, 1).evaluated
+    assert first is not None
+    write(project.store, 1, replace(first, promoted=False))
+    assert champion_notes(project, round_lines(project))[-1] == (
+        "a version becomes the first champion if the gain over the start in sampled_pass is at least 0"
+    )
+
 
 def test_overhead_is_what_the_launches_took_beyond_the_work(project: Project) -> None:
     _, first, second = round_lines(project)
@@ -119,6 +126,7 @@ def test_rounds_are_news_once(project: Project) -> None:
 
 
 def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[..., Result]) -> None:
+    assert "seconds of rollouts" in rft("rounds", "--help").stdout
     table, document = rft("rounds"), json.loads(rft("rounds", "--json").stdout)
 
     assert "75.0%" in table.stdout

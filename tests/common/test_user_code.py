@@ -61,6 +61,8 @@ def test_what_only_this_process_can_reach_is_refused() -> None:
         ("pathlib:Pth", r"pathlib has no 'Pth'; did you mean Path\?"),
         ("pathlib:Path.exsts", r"pathlib has no 'Path.exsts'; did you mean exists\?"),
         (f"{Path(__file__).with_name('test_user_coed.py')}:f", r"no file .*; did you mean test_user_code.py\?"),
+        ("/nowhere/agent.py", "names a file without a function; write /nowhere/agent.py:solve$"),
+        (__file__, f"write {__file__}:script; the file defines script, test_a_function_of_a_script"),
         ("/nowhere/agent.py:f", "there is no file /nowhere/agent.py"),
     ],
 )

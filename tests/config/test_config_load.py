@@ -93,6 +93,7 @@ def test_one_setting_written_in_two_places_is_read_in_one() -> None:
     [
         ("model: {temprature: 1}", "unknown key model.temprature; did you mean model.temperature?"),
         ("modle: {model_path: x}", "unknown key modle; did you mean model?"),  # not mode, which is as near
+        ("algorithm: {optimizer: {learning_rate: 1}}", "optimizer.learning_rate; did you mean algorithm.optimizer.lr?"),
         ("lr: 1", "unknown key lr; did you mean algorithm.optimizer.lr?"),
         ("batch_size: 1", "did you mean buffer.batch_size?"),
         ("buffer: {eval_tasksets: [{path: x, splt: y}]}", "did you mean buffer.explorer_input.eval_tasksets[0].split?"),

@@ -86,10 +86,11 @@ def test_the_plan_says_what_runs_where_and_what_waits(make_config: MakeConfig) -
     text = render_plan(run_plan(resolve(config), gpu_count=0))
     assert "engine     transformers engine, 1 x cpu" in text
     assert "trainer    torchrun worker group, 1 x cpu" in text
-    assert "4 tasks x 8 runs x 1 batches = 32 experiences a round" in text
-    assert "32 / 32 experiences a step = 1 optimiser steps a round" in text
+    assert "4 tasks x 8 runs x 1 batch = 32 experiences a round" in text
+    assert "32 / 32 experiences a step = 1 optimiser step a round" in text
     assert "rounds: 3, 3 optimiser steps in all" in text
-    assert "round k explores when round k-2 has trained" in text
+    assert "round k explores when round k-2 has trained: 1 round ahead of training" in text
+    assert "every round, and after the last, the new policy is evaluated" in text
     assert "round 1 explores when the warm start has ended" in text
     missing = find_spec("wandb") is None
     assert ("monitor.monitor_type wandb has no effect here: its package is not installed" in text) == missing
@@ -101,12 +102,12 @@ def test_the_plan_of_a_dynamic_style(make_config: MakeConfig) -> None:
     text = render_plan(run_plan(resolve(config), gpu_count=0))
     assert "48 experiences a step, trained as soon as they are stored" in text
     assert "rounds: 3, about 2 optimiser steps in all" in text, "96 experiences; a round is one batch"
-    assert "explore batches follow one another without waiting; every 2 of them the engine loads newer weights" in text
-    assert "rows more than 3 policy version(s) old are not trained" in text
+    assert "explore batches follow one another without waiting; after every 2 of them the engine loads newer" in text
+    assert "rows more than 3 policy versions old are not trained" in text
     assert "a training starts as soon as the experiences of one step are stored" in text
     config = make_config(synchronizer__sync_style="dynamic_by_trainer", synchronizer__sync_interval=3)
     text = render_plan(run_plan(resolve(config), gpu_count=0))
-    assert "a training starts as soon as 3 step(s) are stored" in text
+    assert "a training starts as soon as the experiences of 3 steps are stored" in text
 
 
 def test_a_trainer_service_has_no_engine(make_config: MakeConfig) -> None:

@@ -123,6 +123,8 @@ def test_a_caller_with_own_functions_needs_no_workflow_of_the_file() -> None:
 def test_a_dotted_class_is_a_reference() -> None:
     data, _ = converted(**with_taskset(default_workflow_type="my.module.MyWorkflow"))
     assert value_at(data, f"{TASKSET}.workflow") == "my.module:MyWorkflow"
+    data, _ = converted(**with_taskset(workflow="agent.py"))
+    assert value_at(data, f"{TASKSET}.workflow") == "agent.py", "a file, whose function is missing"
 
 
 def test_an_environment_that_is_not_here_is_refused_by_name() -> None:

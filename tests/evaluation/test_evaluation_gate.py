@@ -66,6 +66,13 @@ def test_the_rule_is_one_sentence() -> None:
     assert promotion_rule(Gate(confident=False, min_delta=0.02)) == (
         "a version becomes champion if the gain over the champion in sampled_pass is at least +2.0 points"
     )
+    assert promotion_rule(Gate(), first=True) == (
+        "a version becomes the first champion if the gain over the start in sampled_pass is at least 0"
+    )
+    assert promotion_rule(Gate(confident=True, min_delta=0.02), first=True) == (
+        "a version becomes the first champion if the 95 % interval of the gain over the start in sampled_pass lies "
+        "above +2.0 points"
+    )
 
 
 def test_before_the_first_promotion_a_tie_with_the_start_passes(make_result: Make) -> None:

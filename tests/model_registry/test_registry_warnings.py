@@ -37,7 +37,7 @@ def test_the_first_opening_of_a_process_warns_of_nothing(opening, tmp_path):
         f"import warnings; warnings.simplefilter('error'); uri = 'sqlite:///{tmp_path}/mlflow.db'; {OPENINGS[opening]}"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "mlflow.db").exists()
 
 

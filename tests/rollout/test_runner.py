@@ -238,6 +238,9 @@ def test_all_failing_is_the_users_error(engine: FakeEngine) -> None:
     with pytest.raises(UserCodeError, match="all 6 runs failed, the last with KeyError") as caught:
         explore(engine, workflow, max_retries=0)
     assert isinstance(caught.value.__cause__, KeyError)
+    assert "again" not in str(caught.value), "the driver says how to start it again"
+    with pytest.raises(UserCodeError, match="batch 0: the only run failed with KeyError"):
+        explore(engine, workflow, 1, repeat_times=1, max_retries=0)
 
 
 def test_time_outs_name_the_setting_that_allows_more(engine: FakeEngine) -> None:

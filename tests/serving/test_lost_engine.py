@@ -83,6 +83,12 @@ async def test_a_service_without_its_engine_takes_feedback_and_names_the_reason(
         assert refused.json()["error"]["code"] == "engine_unavailable"
         assert (await client.post("/commit")).status_code == 200
         assert (await client.post("/feedback", json={"msg_ids": ["m1"], "reward": 1})).status_code == 404
+        for given, said in (
+            ({}, "msg_ids is missing: expected the ids"),
+            ({"msg_id": "m1", "conversation_id": "c"}, "unknown key msg_id: did you mean msg_ids?"),
+        ):
+            answer = await client.post("/feedback", json={"reward": 1, **given})
+            assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(said)
         gateway.router.base = ServedEngine(echo_engine.status(), cast(Any, Failing()), "http://127.0.0.1:1/v1")
         assert gateway.find_run({}).route.engine is gateway.router.base
     writer.close()

@@ -200,7 +200,8 @@ def test_a_service_on_all_addresses_becomes_ready(guarded, tmp_path) -> None:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
-            assert online_server(Home(tmp_path), project, 3000).is_ready()
+            service = online_server(Home(tmp_path), project, 3000)
+            assert service.is_ready() and service.pages["status"] == f"http://0.0.0.0:{explorer.proxy_port}/status"
         finally:
             server.should_exit = True
             thread.join(20)

@@ -16,7 +16,10 @@ def rounds(
         ),
     ] = None,
 ) -> None:
-    """Show each round: reward, pass rates, KL, speed, time per stage, weights; and what comes next."""
+    """Show each round: reward, pass rates, KL, speed, time per stage, weights; and what comes next.
+
+    `s: roll/judge/train/eval/other`: seconds of rollouts, judging, training and evaluation, and of all else.
+    """
     from rft_platform.cli.views.round_table import LAST, print_rounds
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output, print_json

@@ -72,11 +72,13 @@ def _model_problems(config: RftConfig) -> Iterator[str]:
         if not policy.model_path.startswith("models:/"):
             yield from _folder_problems(f"policies[{index}].model_path", policy.model_path)
     if model.max_model_len is not None:
-        length = (model.max_prompt_tokens or 0) + (model.max_response_tokens or 0)
-        if length > model.max_model_len:
+        parts = {"max_prompt_tokens": model.max_prompt_tokens, "max_response_tokens": model.max_response_tokens}
+        given = {f"model.{key} {value}": value for key, value in parts.items() if value}
+        if (length := sum(given.values())) > model.max_model_len:
+            total = f" = {length}" if len(given) > 1 else ""
             yield (
-                f"model.max_prompt_tokens + model.max_response_tokens = {length} exceeds model.max_model_len "
-                f"{model.max_model_len}: raise the limit or lower one of them"
+                f"{' + '.join(given)}{total} exceeds model.max_model_len {model.max_model_len}: raise the limit or "
+                f"lower {'one of them' if total else 'it'}"
             )
 
 

@@ -96,7 +96,7 @@ def _names(data: Data, shown: str, taskset: Data) -> Iterator[str]:
         taskset["judge"] = _judge_of(data, shown, taskset, reward)
     if known is not None:
         yield from _workflow(data, shown, taskset, known)
-    elif isinstance(name, str) and ":" not in name and name.count(".") >= 1 and "/" not in name:
+    elif isinstance(name, str) and ":" not in name and "." in name and "/" not in name and not name.endswith(".py"):
         module, _, attribute = name.rpartition(".")
         taskset["workflow"] = f"{module}:{attribute}"
 

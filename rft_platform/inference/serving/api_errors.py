@@ -67,7 +67,9 @@ def install(app: "FastAPI") -> None:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return JSONResponse(error_body(400, f"{where or 'body'}: {first['msg']}", "invalid_value", where or None), 400)
+        said = first["msg"].removeprefix("Value error, ")
+        message = f"{where}: {said}" if where else said if first["type"] == "value_error" else f"body: {said}"
+        return JSONResponse(error_body(400, message, "invalid_value", where or None), 400)
 
     async def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

@@ -53,7 +53,7 @@ def find_judge(name: str) -> JudgeFunction | GroupJudge:
     """
     if name in RULES:
         return RULES[name]
-    if ":" not in name:
+    if ":" not in name and not name.endswith(".py"):
         known = (*RULES, *MODEL_JUDGES)
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}? Known" if near else "known"

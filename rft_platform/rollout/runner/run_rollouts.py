@@ -225,15 +225,18 @@ def nothing_whole(
 def _hint(error: BaseException) -> str:
     if isinstance(error, TimeoutError) or "TimeoutError" in error_text(error):
         return "; make the workflow faster, or give an attempt more time: explorer.max_timeout"
-    return "; correct the workflow and run the same command again"
+    return "; correct the workflow"
 
 
 def _all_failed(batch: ExploreBatch, tally: Tally) -> RftError:
     error = tally.last_error
-    what = f"{round_key(batch.round)}, batch {batch.number}: all {len(batch.tasks) * batch.repeat_times} runs failed"
+    runs = len(batch.tasks) * batch.repeat_times
+    failed = f"all {runs} runs failed" if runs > 1 else "the only run failed"
+    what = f"{round_key(batch.round)}, batch {batch.number}: {failed}"
     if error is None or isinstance(error, EngineError):
         return EngineError(f"{what}: {error or 'the engine aborted every answer'}")
     location = f" ({error.location})" if isinstance(error, RemoteFailure) and error.location else ""
-    failure = UserCodeError(f"{what}, the last with {error_text(error)}{location}{_hint(error)}")
+    last = ", the last" if runs > 1 else ""
+    failure = UserCodeError(f"{what}{last} with {error_text(error)}{location}{_hint(error)}")
     failure.__cause__ = error
     return failure

@@ -1,4 +1,4 @@
-"""Write the demonstrations for supervised fine-tuning to the single Parquet file that the trainer reads."""
+"""Check the demonstrations for supervised fine-tuning, and write them to the single file that the trainer reads."""
 
 import json
 from pathlib import Path
@@ -13,24 +13,37 @@ MESSAGES = "messages"  # column name of a dataset of conversations
 Cells = dict[str, list[str | None]]
 
 
-def write_demonstrations(settings: WarmStart | Experts, target: Path, key: str = "warm_start.path") -> str:
+def write_demonstrations(settings: WarmStart | Experts, target: Path, section: str = "warm_start") -> str:
     """Write the configured demonstrations to ``target`` in the trainer's format; returns their digest.
 
-    A dataset with a column ``messages`` and without ``format.prompt_key`` holds conversations, optionally with
-    ``tools`` and tool calls; every assistant message is trained on. Any other dataset holds one prompt and one response
-    per row. ``key`` is the configuration key to name in errors.
-
-    Raises UserError if the dataset cannot be read, lacks a column, or has a row without a response.
+    Raises UserError as ``read_demonstrations`` does.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns, digest = _conversations(settings) if _are_conversations(settings) else _texts(settings, key)
+    columns, digest = read_demonstrations(settings, section)
     with atomic_path(target) as temp:
         pq.write_table(
             pa.table({name: pa.array(cells, pa.string()) for name, cells in columns.items()}), temp, compression="zstd"
         )
     return digest_json([digest, digest_file(target)])
+
+
+def read_demonstrations(settings: WarmStart | Experts, section: str = "warm_start") -> tuple[Cells, str]:
+    """The columns that the trainer reads, and the digest of the dataset.
+
+    A dataset with a column ``messages`` and without ``format.prompt_key`` holds conversations, optionally with
+    ``tools`` and tool calls; every assistant message is trained on. Any other dataset holds one prompt and one response
+    per row. ``section`` of the configuration is named in errors.
+
+    Raises UserError if the dataset cannot be read, lacks a column, or has a row without a response.
+    """
+    return _conversations(settings) if _are_conversations(settings) else _texts(settings, section)
+
+
+def most_steps(settings: WarmStart, rows: int) -> int:
+    """Maximum number of optimiser steps of a warm start on this number of demonstrations."""
+    return settings.steps if settings.epochs is None else -(-settings.epochs * rows // settings.batch_size)
 
 
 def _are_conversations(settings: WarmStart | Experts) -> bool:
@@ -51,22 +64,25 @@ def _conversations(settings: WarmStart | Experts) -> tuple[Cells, str]:
     return {name: [_json(row.get(name)) for row in dataset.rows] for name in names}, dataset.digest
 
 
-def _texts(settings: WarmStart | Experts, key: str) -> tuple[Cells, str]:
+def _texts(settings: WarmStart | Experts, section: str) -> tuple[Cells, str]:
     """The columns ``prompt``, ``response`` and ``system``; and the digest of the dataset."""
     from rft_platform.tasks.dataset import load_tasks
 
     if settings.format.prompt_key is None:
-        raise UserError(f"{key} {settings.path}: format.prompt_key is null; name the column with the prompt")
+        raise UserError(
+            f"{section}.path {settings.path}: {section}.format.prompt_key is null; name the column with the prompt"
+        )
     dataset = load_tasks(
         str(settings.path),
         split=settings.split,
         subset_name=settings.subset_name,
         prompt_key=settings.format.prompt_key,
         response_key=settings.format.response_key,
+        section=section,
     )
     answers = [task.answer for task in dataset.tasks]
     if None in answers:
-        raise UserError(f"{key} {settings.path}: {answers.count(None)} rows have no response to learn from")
+        raise UserError(f"{section}.path {settings.path}: {answers.count(None)} rows have no response to learn from")
     system = [settings.format.system_prompt] * len(answers)
     return {"prompt": [task.prompt for task in dataset.tasks], "response": answers, "system": system}, dataset.digest
 
