@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+_REAP_S = 1.0
 POLL_S = 0.02
 CREATE_TIME_TOLERANCE_S = 1.0  # creation times derive from the kernel's boot time, which moves when the clock is set
 
@@ -92,16 +93,24 @@ def _kill_after(processes: list[psutil.Process], timeout_s: float) -> None:
 def wait_until_ended(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """Wait until processes have ended; returns those that still run after ``timeout_s``.
 
-    A zombie counts as ended. This function reaps children of this process. Other zombies are reaped by the process that
-    adopted them; the first process of a container may take seconds for it.
+    A zombie counts as ended. This function reaps children of this process, which may take a moment: the main thread
+    of a process is a zombie before its other threads have ended. Other zombies are reaped by the process that adopted
+    them; the first process of a container may take seconds for it.
     """
     waited_for = list(processes)
     deadline = time.monotonic() + timeout_s
     left = waited_for
     while (left := [process for process in left if runs(process)]) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    psutil.wait_procs([process for process in waited_for if process not in left], timeout=0)
+    psutil.wait_procs([each for each in waited_for if each not in left and _is_child(each)], timeout=_REAP_S)
     return left
+
+
+def _is_child(process: psutil.Process) -> bool:
+    try:
+        return process.ppid() == os.getpid()
+    except psutil.NoSuchProcess:
+        return False
 
 
 def free_port() -> int:
