@@ -114,7 +114,8 @@ async def _run_tested(outer: list[str], source: str, tests: str, limits: Limits)
     word = secrets.token_hex(16)
     with _StartSignal() as program_start, _StartSignal() as tests_start:
         (asked, asks), (answered, answers) = os.pipe(), os.pipe()
-        program = asyncio.create_task(_run(outer, source, "", limits, program_start, ("program", asked, answers)))
+        longer = replace(limits, wall_s=limits.wall_s + 1.0)  # the time of the tests ends first, and says so
+        program = asyncio.create_task(_run(outer, source, "", longer, program_start, ("program", asked, answers)))
         judging = asyncio.create_task(
             _run(outer, "", f"{word}\n{tests}", limits, tests_start, ("tests", answered, asks))
         )
