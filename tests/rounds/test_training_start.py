@@ -430,9 +430,9 @@ def test_trained_from_the_champion_with_equal_weights_after_a_kill(
     with pytest.raises(TrainerError, match="ended during 'train'"):
         Round(project, 3).train(KilledAt(trainer, step=5), registry)  # type: ignore[arg-type]
     trained = Round(project, 3).train(trainer, registry)[DEFAULT_POLICY]
-    assert trained.policy.policy_version == 6 and Path(trained.policy.folder).name == "global_step_6"
-    assert [step.step for step in trained.steps] == [5, 6], "numbers go on after those of the refused version"
-    assert [step.metrics["staleness_max"] for step in trained.steps] == [0.0, 1.0], "behind the parent"
+    assert trained.policy_version == 6 and Path(trained.checkpoint).name == "global_step_6"
+    assert [step.step for step in trained.step_events] == [5, 6], "numbers go on after those of the refused version"
+    assert [step.metrics["staleness_max"] for step in trained.step_events] == [0.0, 1.0], "behind the parent"
 
     session = TrainingSession(ranks, "float32")
     session.train(train_request(project, required(project.store, 1), 2, selected(project, 2), ""), nothing, never)
@@ -440,14 +440,16 @@ def test_trained_from_the_champion_with_equal_weights_after_a_kill(
     asked = train_request(project, parent_of(project.store, 3), 3, selected(project, 3), "")
     request = replace(asked, output=str(tmp_path / "straight"))
     straight = session.train(request, nothing, never)
-    assert straight.weights_digest == trained.policy.weights_digest
+    assert straight.weights_digest == trained.weights_digest
     continued = replace(request, **refused_parent(project), steps_before=None, output=str(tmp_path / "continued"))
     assert session.train(continued, nothing, never).weights_digest != straight.weights_digest
 
-    trace = trace_checkpoint(trained.policy.folder, project.store, registry)
+    trace = trace_checkpoint(trained.checkpoint, project.store, registry)
     assert [each.result.policy_version for each in trace.trainings] == [6, 2] and trace.complete
     assert trace.trainings[0].more["refused_versions"] == "4"
-    (version,) = [found for found in registry.versions() if str(found.version) == trained.policy.model_version]
+    (version,) = [
+        found for found in registry.versions() if str(found.version) == required(project.store, 3).model_version
+    ]
     assert (version.tags["refused_versions"], version.tags["round"]) == ("4", "3")
 
 
