@@ -20,14 +20,17 @@ $(VENV)/.installed: pyproject.toml scripts/setup.sh requirements/lock.txt requir
 demo: setup
 	$(BIN)/rft demo $(DEMO_ARGS)
 
-# Simulated customers rate what a tiny model answers, and it learns while it serves (docs/online.md). DEMO_ARGS="--fresh --seed 2"
+# Simulated customers rate what a tiny model answers, and it learns while it serves (docs/online.md). DEMO_ARGS="--minutes 5"
+ONLINE ?= .rft-online
 demo-online: setup
-	$(BIN)/python -m rft_platform.recipes.front_desk $(DEMO_ARGS)
+	test -e $(ONLINE) || $(BIN)/rft new $(ONLINE) --recipe front-desk
+	$(BIN)/python $(ONLINE)/demo.py $(DEMO_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	for project in rft_platform/recipes/projects/*; do MYPYPATH=$$project $(BIN)/mypy $$project/*.py || exit 1; done
 	$(BIN)/dagster definitions validate -w workspace.yaml
 	$(BIN)/dg check defs
 

@@ -33,7 +33,7 @@ Span = tuple[float, float]
 
 def make_project(work: Path, offset: int, rounds: int) -> Path:
     """A project folder with its configuration; returns its home."""
-    from rft_platform.recipes.arithmetic.model import build_model
+    from rft_platform.recipes.tiny_model import build_model
 
     work.mkdir(parents=True)
     (work / "share_judge.py").write_text(JUDGE)

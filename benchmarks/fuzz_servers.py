@@ -144,7 +144,7 @@ def main() -> int:
         return 0
     from rft_platform.config.home import Home
     from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
-    from rft_platform.recipes.arithmetic.model import build_model
+    from rft_platform.recipes.tiny_model import build_model
 
     with tempfile.TemporaryDirectory() as work:
         home = Path(work)

@@ -21,17 +21,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe
 
 from rft_platform.common.files import read_json, write_json
-from rft_platform.recipes.arithmetic.model import build_model
-from rft_platform.recipes.arithmetic.prepare import prepare
+from rft_platform.recipes.recipe import recipe_named
+from rft_platform.recipes.tiny_model import build_model
 
 RATE = ("sampled_pass", "sampled_pass_low", "sampled_pass_high")  # and its 95 % interval
 
 
 def write_project(work: Path, seed: int, rounds: int, size: str, engine: str, *, compiled: bool = True) -> Path:
     """The demo's project with a model of another size; not ``compiled``: starts within seconds."""
-    config = prepare(work)
-    build_model(work / "model10", size=size)
-    content: dict[str, Any] = yaml.safe_load(config.read_text())
+    folder = work / "project"
+    recipe_named("arithmetic").write(folder)
+    build_model(folder / "model10", size=size)
+    content: dict[str, Any] = yaml.safe_load((folder / "rft.yaml").read_text())
     content["seed"] = seed
     content["model"]["model_path"] = "model10"
     content["algorithm"]["optimizer"]["lr"] = 2e-4
@@ -46,7 +47,7 @@ def write_project(work: Path, seed: int, rounds: int, size: str, engine: str, *,
             "enforce_eager": not compiled,
         }
         content["trainer"] = {"max_token_len_per_gpu": 65536, "torch_compile": compiled}
-    written = work / "learning.yaml"
+    written = folder / "learning.yaml"
     written.write_text(yaml.safe_dump(content))
     return written
 

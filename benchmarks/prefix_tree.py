@@ -33,7 +33,7 @@ from machine import describe
 from shape_model import build_shape_model
 
 from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
-from rft_platform.recipes.arithmetic.model import build_model
+from rft_platform.recipes.tiny_model import build_model
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.gradients import accumulate_gradients

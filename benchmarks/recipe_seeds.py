@@ -16,8 +16,8 @@ from typing import Any
 
 from machine import describe
 
-from rft_platform.recipes.recipe import RECIPES
-from rft_platform.recipes.report import RecipeReport, draw
+from rft_platform.recipes.recipe import recipes
+from rft_platform.recipes.report import ENDS, RecipeReport, draw
 
 HERE = Path(__file__).resolve().parent
 T_975 = {
@@ -58,7 +58,7 @@ def over_seeds(values: list[float]) -> dict[str, Any]:
 def main() -> None:
     """Run the seeds and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", choices=list(RECIPES))
+    parser.add_argument("recipe", choices=[each.name for each in recipes().values() if each.figures])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--work", type=Path, required=True, help="where homes and reports are kept")
     parser.add_argument("--out", type=Path, help="default: results/recipe_NAME.json")
@@ -72,7 +72,7 @@ def main() -> None:
         ends = [[value.mean for value in report.curves[column].ends] for report in reports]
         is_share = curve.figure.is_share or not all(each[0] for each in ends)
         relative = [each[-1] - each[0] if is_share else each[-1] / each[0] - 1 for each in ends]
-        stages = zip(reports[0].stages, zip(*ends, strict=True), strict=True)
+        stages = zip(ENDS, zip(*ends, strict=True), strict=True)
         figures[curve.figure.label] = {
             **{stage: over_seeds(list(values)) for stage, values in stages},
             "change": over_seeds(relative),

@@ -136,7 +136,7 @@ def running_engine(kind: str, work: Path) -> Iterator[Any]:
     """The embedded engine with the tiny model, or vLLM on a GPU with random weights of 0.6 billion parameters."""
     from rft_platform.config.home import Home
     from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
-    from rft_platform.recipes.arithmetic.model import build_model
+    from rft_platform.recipes.tiny_model import build_model
 
     if kind == "vllm":
         from shape_model import build_shape_model

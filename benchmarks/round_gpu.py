@@ -40,7 +40,7 @@ from machine import describe
 from shape_model import SHAPES
 
 from rft_platform.common.files import read_json, write_json
-from rft_platform.recipes.arithmetic.model import build_model
+from rft_platform.recipes.tiny_model import build_model
 
 ENDS = range(100_000, 100_255)  # of 151,936 ids: a random model ends an answer after about 600 tokens
 JUDGE = '''import zlib

@@ -24,7 +24,7 @@ def run(work: Path, rounds: int) -> list[dict[str, Any]]:
     from rft_platform.common.files import write_text
     from rft_platform.config.home import Home
     from rft_platform.config.load import dump_config, load_config
-    from rft_platform.recipes.arithmetic.prepare import prepare
+    from rft_platform.recipes.recipe import recipe_named
 
     home = Home(work / "home")
     os.environ["RFT_HOME"] = str(home.root)  # before the definitions are imported: they read it
@@ -34,7 +34,8 @@ def run(work: Path, rounds: int) -> list[dict[str, Any]]:
     from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.setup.connections import connect_engine, connect_trainer
 
-    config = load_config(prepare(work / "arithmetic"))
+    recipe_named("arithmetic").write(work / "arithmetic")
+    config = load_config(work / "arithmetic" / "rft.yaml")
     config = config.model_copy(update={"buffer": config.buffer.model_copy(update={"total_steps": rounds})})
     write_text(home.config_file, dump_config(config))
     project = Project.open(home)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.files import atomic_path, read_json
-from rft_platform.recipes.arithmetic.model import CONTEXT, build_tokenizer
+from rft_platform.recipes.tiny_model import CONTEXT, build_tokenizer
 
 VOCABULARY = 151936
 _COMMON = {"vocab_size": VOCABULARY, "num_key_value_heads": 8, "head_dim": 128}

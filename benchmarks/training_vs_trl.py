@@ -195,7 +195,7 @@ def warm_model(size: str, data: Path, work: Path) -> Path:
     import pyarrow.parquet as pq
 
     from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
-    from rft_platform.recipes.arithmetic.model import build_model
+    from rft_platform.recipes.tiny_model import build_model
     from rft_platform.training.distributed import Ranks
     from rft_platform.training.loop.session import TrainingSession
     from rft_platform.training.protocol import TrainRequest

@@ -144,9 +144,11 @@ def main() -> None:
     target = args.json.absolute() if args.json else None
     folder.mkdir(parents=True, exist_ok=True)
     if args.model is None or args.tasks is None:
-        from rft_platform.recipes.arithmetic.prepare import prepare
+        from rft_platform.recipes.recipe import recipe_named
 
-        recipe = prepare(folder / "recipe").parent
+        recipe = folder / "recipe"
+        if not recipe.exists():
+            recipe_named("arithmetic").write(recipe)
         args.model, args.tasks = args.model or recipe / "model", args.tasks or recipe / "tasks"
     args.model, args.tasks = args.model.absolute(), args.tasks.absolute()
     os.chdir(folder)

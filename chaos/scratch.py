@@ -52,7 +52,7 @@ def make_scratch(root: Path) -> Scratch:
     """Recreate the folder. Raises UserError if it holds anything but an earlier scratch folder."""
     import yaml
 
-    from rft_platform.recipes.arithmetic.model import build_model
+    from rft_platform.recipes.tiny_model import build_model
 
     root = root.absolute()
     if root.exists() and any(root.iterdir()):

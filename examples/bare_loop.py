@@ -28,8 +28,7 @@ from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import TasksetJudge, judge_rollouts
-from rft_platform.recipes.arithmetic.model import build_model
-from rft_platform.recipes.arithmetic.tasks import write_tasks
+from rft_platform.recipes.recipe import recipe_named
 from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.runner.single_turn import SingleTurn
 from rft_platform.tasks.dataset import load_tasks
@@ -160,11 +159,12 @@ def pass_rate(engine: EngineClient, tasks: Sequence[Task]) -> float:
 
 def loop(folder: Path, rounds: int, tasks_a_round: int) -> list[float]:
     """Warm start, then rounds; returns the held-out pass rates: after the warm start, and after each round."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model = build_model(folder / "model")
-    write_tasks(folder / "tasks")
-    tasks = load_tasks(str(folder / "tasks"), name="additions").tasks
-    held_out = load_tasks(str(folder / "tasks"), name="held out", split="test").tasks
+    demo = folder / "demo"
+    if not demo.exists():
+        recipe_named("arithmetic").write(demo)
+    model, data = demo / "model", str(demo / "tasks")
+    tasks = load_tasks(data, name="additions").tasks
+    held_out = load_tasks(data, name="held out", split="test").tasks
     store = ExperienceStore(folder / "rounds")
     with processes(folder, model) as (engine, trainer):
         policy, found = Policy(str(model)), [0.0]

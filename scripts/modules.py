@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "rft_platform"
+PROJECTS = PACKAGE / "recipes" / "projects"  # data: the files of recipes
 HEADER = """# Modules
 
 Every module of `rft_platform` with its first sentence and its public names.
@@ -16,7 +17,7 @@ _MOST_NAMES = 8
 
 def page() -> str:
     """The text of the page."""
-    folders = sorted({file.parent for file in PACKAGE.rglob("*.py")})
+    folders = sorted({file.parent for file in PACKAGE.rglob("*.py") if PROJECTS not in file.parents})
     return HEADER + "".join(line for folder in folders for line in _section(folder))
 
 

@@ -27,7 +27,7 @@ from rft_platform.cluster.local.processes import free_port
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import last_lines
 from rft_platform.config.home import Home
-from rft_platform.recipes.arithmetic.model import build_model
+from rft_platform.recipes.tiny_model import build_model
 from rft_platform.rounds.project.project import Project
 
 CUSTOMERS = 4

@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from rft_platform.cli.commands.config import config
 from rft_platform.cli.commands.debug import debug
-from rft_platform.cli.commands.demo import demo, recipe
+from rft_platform.cli.commands.demo import demo, new, recipe
 from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
 from rft_platform.cli.commands.judge import judge
@@ -86,6 +86,7 @@ def options(
     """Options of ``rft`` itself."""
 
 
+app.command()(new)
 app.command()(demo)
 app.command()(recipe)
 app.command()(run)

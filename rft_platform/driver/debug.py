@@ -189,7 +189,7 @@ def _inline_task(wanted: Wanted) -> dict[str, Any] | None:
 def _model(name: str, home: Home) -> str:
     if name != TINY:
         return name
-    from rft_platform.recipes.arithmetic.model import build_model
+    from rft_platform.recipes.tiny_model import build_model
 
     with _noted("building a tiny model"):
         return str(build_model(home.root / "model"))

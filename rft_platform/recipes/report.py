@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.evaluation.results import EvaluationResult
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
 
 ENDS = ("before", "after")
-LAST_STAGE = "rounds"
 _Z = 1.96
 
 
@@ -31,19 +30,15 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class FigureCurve:
-    """A figure of a recipe after every round that was evaluated; round 0 is the start.
-
-    ``stages`` are its values after the trainings before the rounds, if there are any.
-    """
+    """A figure of a recipe after every round that was evaluated; round 0 is the start."""
 
     figure: Figure
     values: list[Value]
-    stages: list[Value] = field(default_factory=list)
 
     @property
-    def ends(self) -> list[Value]:
-        """After each stage, the last evaluated round included; without stages: before and after the rounds."""
-        return [*(self.stages or self.values[:1]), self.values[-1]]
+    def ends(self) -> tuple[Value, Value]:
+        """Before and after the rounds."""
+        return self.values[0], self.values[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,6 @@ class RecipeReport:
     seed: int
     held_out_tasks: int
     published_by: str
-    stages: list[str]  # names of what ``FigureCurve.ends`` holds
     curves: list[FigureCurve]
     before: list[Transcript]  # of the warm-started policy: the first failed and the first passed run that were kept
     after: list[Transcript]  # of the last evaluated policy, chosen in the same way
@@ -67,40 +61,26 @@ class RecipeReport:
     def from_json(cls, value: Mapping[str, Any]) -> "RecipeReport":
         """The report that ``to_json`` converted; further keys are ignored."""
         curves = [
-            FigureCurve(
-                Figure(**curve["figure"]),
-                [Value(**each) for each in curve["values"]],
-                [Value(**each) for each in curve.get("stages", [])],
-            )
+            FigureCurve(Figure(**curve["figure"]), [Value(**each) for each in curve["values"]])
             for curve in value["curves"]
         ]
         known = {name: value[name] for name in ("recipe", "seed", "held_out_tasks", "published_by")}
         before, after = ([Transcript(**each) for each in value[side]] for side in ("before", "after"))
-        stages = value.get("stages", list(ENDS))
-        return cls(**known, stages=stages, curves=curves, before=before, after=after)
+        return cls(**known, curves=curves, before=before, after=after)
 
 
-def report_of(project: "Project", recipe: "Recipe", before: Sequence["Project"] = ()) -> RecipeReport | None:
-    """The report of a project of the recipe; None before its first evaluation.
-
-    ``before`` are the projects of the recipe's stages.
-    """
+def report_of(project: "Project", recipe: "Recipe") -> RecipeReport | None:
+    """The report of a project of the recipe; None before its first evaluation."""
     found = _evaluations(project)
     if not found:
         return None
-    stages = [_evaluations(each)[-1] for each in before]
-    curves = [
-        FigureCurve(figure, values, _values(stages, figure))
-        for figure in recipe.figures
-        if (values := _values(found, figure))
-    ]
-    first, last = (stages or found)[0], found[-1]
+    curves = [FigureCurve(figure, values) for figure in recipe.figures if (values := _values(found, figure))]
+    first, last = found[0], found[-1]
     return RecipeReport(
         recipe.name,
         project.config.seed,
         last.tasks,
         recipe.published_by,
-        [*recipe.stages, LAST_STAGE] if stages else list(ENDS),
         curves,
         _chosen(first),
         _chosen(last),
@@ -115,7 +95,7 @@ def markdown(report: RecipeReport, picture: str) -> str:
         "",
         f"{report.held_out_tasks} held-out tasks, one sampled run of each; 95 % intervals over tasks.",
         "",
-        *_head(report),
+        *_head(published),
         *(_row(curve, published) for curve in report.curves),
         "",
     ]
@@ -189,9 +169,8 @@ def _chosen(result: EvaluationResult) -> list[Transcript]:
     return [*failed[:1], *passed[:1]]
 
 
-def _head(report: RecipeReport) -> list[str]:
-    published = ["published " + report.stages[0], *report.stages[1:], "change"] if report.published_by else []
-    cells = ["figure", *report.stages, "change", *published]
+def _head(published: bool) -> list[str]:
+    cells = ["figure", *ENDS, "change", *([f"published {ENDS[0]}", ENDS[1], "change"] if published else ())]
     return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
 
 

@@ -12,7 +12,7 @@ from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driver import start
-from rft_platform.recipes.recipe import ARITHMETIC
+from rft_platform.recipes.recipe import recipe_named
 
 
 def test_moving_aside_keeps_everything(home: Home) -> None:
@@ -45,8 +45,22 @@ def test_a_home_that_cannot_be_is_refused_before_anything_is_made(home: Home, rf
     assert home.root.read_text() == "not a folder"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["."], ". exists already: name a new folder"),
+        (["my", "--recipe", "maths"], "'maths': expected one of arithmetic, email-search, front-desk, math-agent"),
+    ],
+)
+def test_a_new_project_needs_a_new_folder_and_a_known_recipe(
+    arguments: list[str], message: str, home: Home, rft: Callable[..., Result]
+) -> None:
+    result = rft("new", *arguments)
+    assert result.exit_code == 2 and message in result.stderr
+
+
 def test_another_project_is_not_overwritten(home: Home, write_config: Callable[..., Path]) -> None:
     start.write_config(home, load_config(write_config()))
 
     with pytest.raises(UserError, match=r"holds the project sums/one.*`rft demo --fresh`, which renames /"):
-        prepare(home, ARITHMETIC, "demo", seed=None)
+        prepare(home, recipe_named("arithmetic"), "demo", seed=None)

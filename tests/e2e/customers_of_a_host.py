@@ -4,12 +4,14 @@ import json
 import sys
 import time
 
-from rft_platform.recipes.front_desk.customers import Customers, Habits
+from tests.support.recipe_projects import modules_of
+
+(customers_of,) = modules_of("front-desk", "customers")
 
 
 def main(url: str, versions: int, limit_s: float) -> None:
     """Talk until answers of ``versions`` trained versions arrived, or the time is over."""
-    customers = Customers(url, Habits(seed=1))
+    customers = customers_of.Customers(url, customers_of.Habits(seed=1))
     deadline = time.monotonic() + limit_s
     while len(customers.tally.right) <= versions and time.monotonic() < deadline:
         time.sleep(0.5)

@@ -216,7 +216,7 @@ def test_tune(folder: Path, tiny_model: Path) -> None:
 
 def test_commands_of_the_guide(folder: Path) -> None:
     """A project from the parts of the demo, and the conversion of a file of TRL; guide.md."""
-    made, checked, _ = block("docs/guide.md", "rft_platform.recipes.arithmetic").text.splitlines()
+    made, checked, _ = block("docs/guide.md", "rft new my_project").text.splitlines()
     assert "my_project" in _shell(made, folder)
     assert "steps" in _shell(checked, folder)
     (folder / "grpo.yaml").write_text("{model_name_or_path: my_project/model, dataset_name: my_project/tasks}")

@@ -20,7 +20,7 @@ from sqlalchemy import create_engine, make_url
 
 from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
-from rft_platform.recipes.front_desk.run import prepare
+from rft_platform.recipes.recipe import recipe_named
 from rft_platform.rounds.exchange.records import EXCHANGE_KEY
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
@@ -121,7 +121,7 @@ def test_traffic_of_one_host_is_trained_on_another_and_served_again(
     database = by_socket(server)
     apart = has_namespaces()
     serving, training = Host(tmp_path, "explorer", apart), Host(tmp_path, "trainer", apart)
-    prepare(tmp_path / "recipe")
+    recipe_named("front-desk").write(tmp_path / "recipe")
     shared = tmp_path / "shared"
     shared.mkdir()
     port = 8010 if apart else free_port()

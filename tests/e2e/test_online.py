@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.experience.record import row_id
-from rft_platform.recipes.front_desk.run import Goal, Outcome, run
+from rft_platform.recipes.recipe import recipe_named
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.serving.database import COMMITTED, CONSUMED, FORGOTTEN, LABELLED, STALE, Call
 from rft_platform.serving.traffic import TrafficStore
+from tests.support.recipe_projects import modules_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1700)]
 
@@ -25,31 +27,37 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.fixture(scope="module")
-def outcome(home: Home) -> Outcome:
+def outcome(home: Home) -> Any:
     """The demo, ended at two thirds of right answers: customers of three departments begin with a third."""
-    return run(home, 3, Goal(success_rate=0.66, limit_s=1200.0), print)
+    folder = home.root.with_name("front-desk")
+    recipe_named("front-desk").write(folder)
+    config = folder / "rft.yaml"
+    text = config.read_text().replace("proxy_port: 8010", f"proxy_port: {free_port()}")
+    config.write_text(text.replace("seed: 1", "seed: 3"))
+    (demo,) = modules_of(folder, "demo")
+    return demo.run(home.root, goal=0.66, limit_s=1200.0)
 
 
 @pytest.fixture(scope="module")
-def traffic(outcome: Outcome, home: Home) -> TrafficStore:
+def traffic(outcome: Any, home: Home) -> TrafficStore:
     return traffic_store(Project.open(home))
 
 
-def test_the_success_rate_rises_and_no_request_fails_during_weight_updates(outcome: Outcome) -> None:
+def test_the_success_rate_rises_and_no_request_fails_during_weight_updates(outcome: Any) -> None:
     assert outcome.failures == []
     assert outcome.updates >= 1
     assert outcome.before <= 0.5
     assert outcome.after >= 0.66
 
 
-def test_every_acknowledged_rating_is_in_the_database(outcome: Outcome, traffic: TrafficStore) -> None:
+def test_every_acknowledged_rating_is_in_the_database(outcome: Any, traffic: TrafficStore) -> None:
     calls = {call.msg_id: call for call in traffic.calls(outcome.rated)}
     assert calls.keys() == set(outcome.rated)
     assert {call.state for call in calls.values()} <= {LABELLED, COMMITTED, CONSUMED, STALE}
 
 
 def test_every_consumed_row_is_in_the_parquet_files_of_one_round(
-    outcome: Outcome, traffic: TrafficStore, home: Home
+    outcome: Any, traffic: TrafficStore, home: Home
 ) -> None:
     store = Project.open(home).store
     consumed: list[Call] = [call for call in traffic.calls(outcome.rated) if call.state == CONSUMED]
@@ -62,7 +70,7 @@ def test_every_consumed_row_is_in_the_parquet_files_of_one_round(
 
 
 def test_a_consumed_row_is_traced_to_the_weights_that_were_trained_on_it(
-    outcome: Outcome, traffic: TrafficStore, home: Home
+    outcome: Any, traffic: TrafficStore, home: Home
 ) -> None:
     call = next(call for call in traffic.calls(outcome.rated) if call.state == CONSUMED and call.batch == 1)
     trace = rft(home, "trace", row_id(call.msg_id, 0, call.choice), "--json")
@@ -71,7 +79,7 @@ def test_a_consumed_row_is_traced_to_the_weights_that_were_trained_on_it(
 
 
 def test_a_forgotten_customer_is_erased_and_the_trained_versions_are_named(
-    outcome: Outcome, traffic: TrafficStore, home: Home
+    outcome: Any, traffic: TrafficStore, home: Home
 ) -> None:
     found = rft(home, "forget", "--subject", "customer-0", "--json")
     assert found["rows"] == traffic.counts()[FORGOTTEN] > 0

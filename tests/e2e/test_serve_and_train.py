@@ -17,11 +17,13 @@ import yaml
 from rft_platform.cluster.local.processes import free_port, wait_until_ended
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
-from rft_platform.recipes.front_desk.customers import Customers, Habits
-from rft_platform.recipes.front_desk.run import prepare
+from rft_platform.recipes.recipe import recipe_named
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.serving.database import CONSUMED
+from tests.support.recipe_projects import modules_of
+
+(customers_of,) = modules_of("front-desk", "customers")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 RFT = [sys.executable, "-P", "-m", "rft_platform"]
@@ -37,12 +39,14 @@ class Halves:
             **os.environ, "RFT_HOME": str(self.home.root), "RFT_SENSOR_INTERVAL_S": "1", "OMP_NUM_THREADS": "1",
             "NO_COLOR": "1",
         }  # fmt: skip
-        recipe = yaml.safe_load(prepare(folder).read_text())
+        project = folder / "project"
+        recipe_named("front-desk").write(project)
+        recipe = yaml.safe_load((project / "rft.yaml").read_text())
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         same = {name: recipe[name] for name in ("project", "name", "model", "algorithm")}
         buffer = {"trainer_input": recipe["buffer"]["trainer_input"]}
-        self.files = {"serve": folder / "explorer.yaml", "train": folder / "trainer.yaml"}
+        self.files = {"serve": project / "explorer.yaml", "train": project / "trainer.yaml"}
         serve = {"mode": "serve", **same, "buffer": {**buffer, "train_batch_size": 16}}
         serve["explorer"] = {"proxy_port": self.port}
         train = {**recipe, "mode": "train", "synchronizer": {"sync_interval": 2}}
@@ -101,7 +105,7 @@ def kill_with_children(command: "subprocess.Popen[bytes]") -> None:
     assert wait_until_ended(family[1:], 30) == []
 
 
-def newest(customers: Customers) -> int:
+def newest(customers: Any) -> int:
     return max(customers.tally.right, default=0)
 
 
@@ -113,7 +117,7 @@ def test_a_service_and_a_training_share_one_home(halves: Halves) -> None:
             wait_until(lambda: start.exists() or training.poll() is not None, _START_S, halves)
             again = subprocess.run(halves.command("train"), env=halves.environment, capture_output=True, text=True)
             assert again.returncode == 2 and "`rft ui` or `rft serve` of" in again.stderr
-            customers = Customers(halves.url, Habits(seed=1))
+            customers = customers_of.Customers(halves.url, customers_of.Habits(seed=1))
             try:
                 wait_until(lambda: newest(customers) >= 2, _UPDATE_S, halves)
                 kill_with_children(training)

@@ -106,9 +106,10 @@ def test_the_demo_trains(installed: Installation) -> None:
 def test_the_interface_serves_its_pages(installed: Installation) -> None:
     other = Installation(installed.cwd.with_name("interface"), installed.environment_folder)
     other.cwd.mkdir()
-    recipe = other.run("python", "-m", "rft_platform.recipes.arithmetic", str(other.cwd / "arithmetic")).strip()
-    text = Path(recipe).read_text().replace("path: tasks", f"path: {other.cwd}/arithmetic/tasks")
-    other.config.write_text(text.replace("model_path: model", f"model_path: {other.cwd}/arithmetic/model"))
+    other.run("rft", "new", "arithmetic")
+    folder = other.cwd / "arithmetic"
+    text = (folder / "rft.yaml").read_text().replace("path: tasks", f"path: {folder}/tasks")
+    other.config.write_text(text.replace("model_path: model", f"model_path: {folder}/model"))
     with running_ui(other) as ui:
         headers = {"Authorization": f"Bearer {ui.token}"}
         page = httpx.get(ui.url, headers=headers, timeout=60, follow_redirects=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rft_platform
+from rft_platform.recipes.recipe import PROJECTS
 
 PACKAGE = Path(rft_platform.__file__).parent
 TABLE = PACKAGE.parent / "docs" / "architecture.md"
@@ -18,15 +19,13 @@ ROW = re.compile(r"^\| (\d+|ground) \| (`[^|]+`) \|", re.MULTILINE)
 ENTRIES = {"__init__", "__main__"}
 MOST_MODULES = 15  # of one folder
 FEWEST_LINES = 30  # of a module with a single importer
-#: Smaller modules that stay their own files: one file per command, section, operator and recipe step.
+#: Smaller modules that stay their own files: one file per command, section and operator.
 SMALL = {
     "cli.commands.doctor",
     "config.schema.service",
     "judging.operators.reward_filter",
     "judging.operators.std_filter",
     "judging.rules.reasoning_gym",
-    "recipes.email_search.prepare",
-    "recipes.math_agent.prepare",
 }
 #: The only folder that uses Dagster's private modules, which any release may change.
 INTERNALS = PACKAGE / "jobs" / "dagster_internals"
@@ -60,7 +59,8 @@ def levels() -> dict[str, int]:
 @cache
 def modules() -> dict[str, Path]:
     """Every module of the platform by its dotted name without ``rft_platform.``; packages by the folder's name."""
-    files = {file.relative_to(PACKAGE).with_suffix(""): file for file in PACKAGE.rglob("*.py")}
+    code = (file for file in PACKAGE.rglob("*.py") if PROJECTS not in file.parents)
+    files = {file.relative_to(PACKAGE).with_suffix(""): file for file in code}
     return {".".join(path.parts).removesuffix(".__init__"): file for path, file in files.items()}
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import packages_distributions
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from rft_platform.recipes.recipe import PROJECTS
 from scripts.lock import REPOSITORY
 
 PACKAGE = REPOSITORY / "rft_platform"
@@ -39,7 +40,7 @@ def imported_names(code: str) -> set[str]:
 def imports() -> dict[str, list[str]]:
     """The modules of the package that import a name, by that name."""
     modules: dict[str, list[str]] = defaultdict(list)
-    for file in sorted(PACKAGE.rglob("*.py")):
+    for file in sorted(set(PACKAGE.rglob("*.py")) - set(PROJECTS.rglob("*.py"))):
         for name in imported_names(file.read_text(encoding="utf-8")):
             modules[name].append(file.relative_to(PACKAGE).as_posix())
     return modules

@@ -24,7 +24,7 @@ from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_eng
 from rft_platform.inference.launch.pool_start import find_or_start_pool
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.inference.pool.weights import PoolWeights
-from rft_platform.recipes.arithmetic.model import build_model
+from rft_platform.recipes.tiny_model import build_model
 from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.model_handle import ModelHandle

@@ -2,22 +2,22 @@
 
 import json
 
-from rft_platform.config.load import load_config
-from rft_platform.recipes.arithmetic.model import build_model
-from rft_platform.recipes.arithmetic.prepare import prepare
-from rft_platform.recipes.arithmetic.tasks import split_additions
+from rft_platform.recipes.tiny_model import build_model
+from tests.support.recipe_projects import modules_of
+
+(prepare,) = modules_of("arithmetic", "prepare")
 
 
 def test_held_out_additions_are_not_trained_on_in_either_order():
-    explored, held_out = split_additions()
+    explored, held_out = prepare.split_additions()
     assert len(held_out) >= 500
     assert len(explored) + len(held_out) == 100 * 100
     assert not {frozenset(pair) for pair in explored} & {frozenset(pair) for pair in held_out}
 
 
 def test_split_follows_from_its_seed():
-    assert split_additions(3) == split_additions(3)
-    assert split_additions(3) != split_additions(4)
+    assert prepare.split_additions(3) == prepare.split_additions(3)
+    assert prepare.split_additions(3) != prepare.split_additions(4)
 
 
 def test_model_is_the_same_every_time_and_of_the_promised_size(tmp_path, tiny_model):
@@ -30,12 +30,7 @@ def test_model_is_the_same_every_time_and_of_the_promised_size(tmp_path, tiny_mo
     assert 0.9e6 < count < 1.2e6
 
 
-def test_prepared_folder_holds_a_valid_project(tmp_path):
-    config = load_config(prepare(tmp_path / "demo"))
-    taskset, (held_out,) = config.buffer.explorer_input.taskset, config.buffer.explorer_input.eval_tasksets
-    assert taskset is not None
-    assert taskset.path == held_out.path == str(tmp_path / "demo" / "tasks")
-    row = json.loads((tmp_path / "demo" / "tasks" / "test.jsonl").read_text().splitlines()[0])
+def test_a_written_task_is_an_addition(project):
+    row = json.loads((project("arithmetic") / "tasks" / "test.jsonl").read_text().splitlines()[0])
     a, b = row["question"].removesuffix("=?").split("+")
     assert int(a) + int(b) == int(row["answer"])
-    assert prepare(tmp_path / "demo").stat().st_mtime == (tmp_path / "demo" / "rft.yaml").stat().st_mtime

@@ -2,29 +2,32 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from rft_platform.recipes.email_search.corrections import corrections
-from rft_platform.recipes.email_search.demonstrations import MAILBOXES, demonstrate
-from rft_platform.recipes.email_search.mailbox import HITS, MONTHS, PEOPLE, THREAD, TOPICS, Mailbox, mailbox_of
-from rft_platform.recipes.email_search.prepare import VOCABULARY, prepare
-from rft_platform.recipes.email_search.questions import HELD_OUT, Question, explored_questions, split_questions
-from rft_platform.recipes.email_search.workflow import Inquiry
+from tests.support.recipe_projects import modules_of
+
+pytestmark = pytest.mark.timeout(300)  # writing a project takes seconds on a quiet core
+corrections, demonstrations, mail, prepare, questions, workflow = modules_of(
+    "email-search", "corrections", "demonstrations", "mail", "prepare", "questions", "workflow"
+)
+Mailbox, Question, Inquiry = mail.Mailbox, questions.Question, workflow.Inquiry
+Split = tuple[list[Question], list[Question]]
 
 
 @pytest.fixture(scope="module")
 def mailbox() -> Mailbox:
     """The mailbox of the recipe."""
-    return mailbox_of(0)
+    return mail.mailbox_of(0)
 
 
 @pytest.fixture(scope="module")
-def split() -> tuple[list[Question], list[Question]]:
+def split() -> Split:
     """Explored and held-out questions."""
-    return split_questions()
+    return questions.split_questions()
 
 
 def inquire(mailbox: Mailbox, question: Question, *calls: tuple[str, object]) -> Inquiry:
@@ -42,18 +45,18 @@ def right_search(question: Question) -> tuple[str, object]:
 
 def test_a_search_with_topic_and_month_lists_the_thread(mailbox: Mailbox) -> None:
     assert len(mailbox.messages) > 2000
-    for topic in TOPICS:
-        for month in MONTHS:
+    for topic in mail.TOPICS:
+        for month in mail.MONTHS:
             thread = mailbox.thread(topic, month)
-            assert len(thread) == len({message.sender for message in thread}) == THREAD
+            assert len(thread) == len({message.sender for message in thread}) == mail.THREAD
             assert sorted(message.id for message in mailbox.search(topic, month)) == sorted(each.id for each in thread)
 
 
 def test_an_incomplete_search_lists_little_of_a_thread(mailbox: Mailbox) -> None:
-    hits = [mailbox.search(topic) for topic in TOPICS]
-    assert all(len(found) == HITS for found in hits)
+    hits = [mailbox.search(topic) for topic in mail.TOPICS]
+    assert all(len(found) == mail.HITS for found in hits)
     assert all(len({message.month for message in found}) >= 3 for found in hits)
-    assert len(mailbox.search(month="may")) == HITS
+    assert len(mailbox.search(month="may")) == mail.HITS
     with pytest.raises(ValueError, match="needs a topic or a month"):
         mailbox.search()
 
@@ -69,13 +72,13 @@ def test_no_text_is_a_search_operator(mailbox: Mailbox) -> None:
 
 
 def test_equal_seeds_give_equal_mailboxes_and_other_seeds_others() -> None:
-    assert Mailbox(0).messages == mailbox_of(0).messages
-    assert Mailbox(1).messages != mailbox_of(0).messages
+    assert Mailbox(0).messages == mail.mailbox_of(0).messages
+    assert Mailbox(1).messages != mail.mailbox_of(0).messages
 
 
-def test_a_held_out_question_is_new_in_thread_and_wording(split: tuple[list[Question], list[Question]]) -> None:
+def test_a_held_out_question_is_new_in_thread_and_wording(split: Split) -> None:
     explored, held_out = split
-    assert len({question.text for question in held_out}) == len(held_out) == HELD_OUT
+    assert len({question.text for question in held_out}) == len(held_out) == questions.HELD_OUT
     assert not {question.template for question in explored} & {question.template for question in held_out}
     threads = [{(each.source.topic, each.source.month) for each in side} for side in split]
     assert not threads[0] & threads[1]
@@ -83,21 +86,21 @@ def test_a_held_out_question_is_new_in_thread_and_wording(split: tuple[list[Ques
 
 
 def test_other_held_out_seeds_give_other_questions_of_the_same_kind(
-    split: tuple[list[Question], list[Question]],
+    split: Split,
 ) -> None:
-    again, other = split_questions(held_out_seed=1)
+    again, other = questions.split_questions(held_out_seed=1)
     assert again == split[0]
-    assert len({each.text for each in split[1]} & {each.text for each in other}) < HELD_OUT / 2
+    assert len({each.text for each in split[1]} & {each.text for each in other}) < questions.HELD_OUT / 2
 
 
-def test_a_run_without_error_has_reward_one(mailbox: Mailbox, split: tuple[list[Question], list[Question]]) -> None:
+def test_a_run_without_error_has_reward_one(mailbox: Mailbox, split: Split) -> None:
     for question in split[0][:50]:
         inquiry = inquire(mailbox, question, right_search(question), ("read", {"id": question.source.id}))
         assert inquiry.reward(question.answer) == pytest.approx(1.0)
         assert inquiry.reward("wrong") == pytest.approx(2.5 / 3.5)
         metrics = inquiry.metrics(question.answer)
         assert metrics["tool_accuracy"] == metrics["argument_accuracy"] == metrics["answered"] == 1.0
-        assert metrics["sources_found"] == THREAD and metrics["calls"] == 2.0
+        assert metrics["sources_found"] == mail.THREAD and metrics["calls"] == 2.0
         assert inquiry.calls[1].text.endswith(f" is {question.answer}")
 
 
@@ -117,7 +120,7 @@ def test_a_run_without_error_has_reward_one(mailbox: Mailbox, split: tuple[list[
     ],
 )
 def test_an_invalid_call_is_punished_and_the_model_is_told_why(
-    mailbox: Mailbox, split: tuple[list[Question], list[Question]], name: str, arguments: object
+    mailbox: Mailbox, split: Split, name: str, arguments: object
 ) -> None:
     inquiry = inquire(mailbox, split[0][0], (name, arguments))
     assert inquiry.reward("") == pytest.approx(-2 / 3.5)
@@ -125,7 +128,7 @@ def test_an_invalid_call_is_punished_and_the_model_is_told_why(
     assert inquiry.metrics("")["invalid_calls"] == 1.0
 
 
-def test_more_calls_earn_nothing(mailbox: Mailbox, split: tuple[list[Question], list[Question]]) -> None:
+def test_more_calls_earn_nothing(mailbox: Mailbox, split: Split) -> None:
     question = split[0][0]
     search, read = right_search(question), ("read", {"id": question.source.id})
     rewards = [
@@ -136,14 +139,12 @@ def test_more_calls_earn_nothing(mailbox: Mailbox, split: tuple[list[Question], 
     assert inquire(mailbox, question).reward(question.answer) < 0, "an answer without a search is a guess"
 
 
-def test_reading_is_right_only_after_a_search_that_lists_the_message(
-    mailbox: Mailbox, split: tuple[list[Question], list[Question]]
-) -> None:
+def test_reading_is_right_only_after_a_search_that_lists_the_message(mailbox: Mailbox, split: Split) -> None:
     question = split[0][0]
     read = ("read", {"id": question.source.id})
     early = inquire(mailbox, question, read, right_search(question))
     assert [call.right_tool for call in early.calls] == [False, True]
-    other = next(month for month in MONTHS if month != question.source.month)
+    other = next(month for month in mail.MONTHS if month != question.source.month)
     twice = inquire(
         mailbox, question, ("search", {"topic": question.source.topic, "month": other}), right_search(question), read
     )
@@ -151,13 +152,11 @@ def test_reading_is_right_only_after_a_search_that_lists_the_message(
     assert [call.right_arguments for call in twice.calls] == [False, True, True]
 
 
-def test_the_teacher_is_as_careless_as_the_recipe_says(
-    mailbox: Mailbox, split: tuple[list[Question], list[Question]]
-) -> None:
+def test_the_teacher_is_as_careless_as_the_recipe_says(mailbox: Mailbox, split: Split) -> None:
     generator, metrics = random.Random(5), []
     for question in split[0][:2000]:
         inquiry = Inquiry(mailbox, question.source)
-        conversation = demonstrate(question, generator, inquiry)
+        conversation = demonstrations.demonstrate(question, generator, inquiry)
         assert conversation[0]["content"] == question.text and conversation[-1]["role"] == "assistant"
         assert sum("tool_calls" in message for message in conversation) == len(inquiry.calls)
         metrics.append(inquiry.metrics(conversation[-1]["content"]))
@@ -169,9 +168,9 @@ def test_the_teacher_is_as_careless_as_the_recipe_says(
 
 def test_a_correction_is_right_and_begins_with_what_the_teacher_did(mailbox: Mailbox) -> None:
     generator, kinds = random.Random(5), set()
-    for question in explored_questions(0, 60, seed=7):
-        messages = demonstrate(question, generator, Inquiry(mailbox, question.source))
-        for before, chosen, rejected in corrections(messages, question, Inquiry(mailbox, question.source)):
+    for question in questions.explored_questions(0, 60, seed=7):
+        messages = demonstrations.demonstrate(question, generator, Inquiry(mailbox, question.source))
+        for before, chosen, rejected in corrections.corrections(messages, question, Inquiry(mailbox, question.source)):
             assert messages[: len(before) + 1] == [*before, rejected] and chosen != rejected
             inquiry = Inquiry(mailbox, question.source)
             for call in (call for message in before for call in message.get("tool_calls", ())):
@@ -186,18 +185,18 @@ def test_a_correction_is_right_and_begins_with_what_the_teacher_did(mailbox: Mai
     assert kinds == {"search", "read"}
 
 
-def test_demonstrations_are_of_other_mailboxes_than_the_tasks(split: tuple[list[Question], list[Question]]) -> None:
-    assert 0 not in MAILBOXES
+def test_demonstrations_are_of_other_mailboxes_than_the_tasks(split: Split) -> None:
+    assert 0 not in demonstrations.MAILBOXES
     ids = {question.source.id for question in split[0] + split[1]}
-    for number in list(MAILBOXES)[:3]:
-        others = {question.source.id for question in explored_questions(number, 200)}
+    for number in list(demonstrations.MAILBOXES)[:3]:
+        others = {question.source.id for question in questions.explored_questions(number, 200)}
         assert len(ids & others) < 0.1 * len(others)
 
 
-def test_the_mailbox_needs_few_tokens(tmp_path: Path) -> None:
+def test_the_mailbox_needs_few_tokens(project: Callable[[str], Path]) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(prepare(tmp_path).parent / "model")
-    assert len(tokenizer) == VOCABULARY
-    for word in (*TOPICS, *PEOPLE, *MONTHS):
+    tokenizer = AutoTokenizer.from_pretrained(project("email-search") / "model")
+    assert len(tokenizer) == prepare.VOCABULARY
+    for word in (*mail.TOPICS, *mail.PEOPLE, *mail.MONTHS):
         assert len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1, word

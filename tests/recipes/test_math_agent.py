@@ -2,48 +2,51 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rft_platform.config.load import load_config
-from rft_platform.recipes.math_agent.demonstrations import UNFORMATTED, demonstrate
-from rft_platform.recipes.math_agent.prepare import prepare
-from rft_platform.recipes.math_agent.problems import HELD_OUT, THREE_STEPS, Problem, split_problems
 from rft_platform.rollout.workflows.calculator import calculate
 from rft_platform.rounds.setup.demonstrations import write_demonstrations
 from rft_platform.training.data.offline_data import read_demonstrations
+from tests.support.recipe_projects import modules_of
+
+pytestmark = pytest.mark.timeout(300)  # writing a project takes seconds on a quiet core
+problems, demonstrations = modules_of("math-agent", "problems", "demonstrations")
+Problems = list[problems.Problem]
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The prepared configuration."""
-    return prepare(tmp_path_factory.mktemp("recipe") / "math-agent")
+def recipe(project: Callable[[str], Path]) -> Path:
+    """The configuration."""
+    return project("math-agent") / "rft.yaml"
 
 
 @pytest.fixture(scope="module")
-def split() -> tuple[list[Problem], list[Problem]]:
+def split() -> tuple[Problems, Problems]:
     """Explored and held-out problems."""
-    return split_problems()
+    return problems.split_problems()
 
 
-def numbers_in(problems: list[Problem]) -> set[int]:
+def numbers_in(stories: Problems) -> set[int]:
     """All numbers of two or more digits in the texts."""
-    words = " ".join(problem.question for problem in problems).replace(".", " ").split()
+    words = " ".join(problem.question for problem in stories).replace(".", " ").split()
     return {int(word) for word in words if word.isdigit() and len(word) > 1}
 
 
-def test_a_held_out_problem_is_new_in_template_and_numbers(split: tuple[list[Problem], list[Problem]]) -> None:
+def test_a_held_out_problem_is_new_in_template_and_numbers(split: tuple[Problems, Problems]) -> None:
     explored, held_out = split
-    assert len({problem.question for problem in held_out}) == len(held_out) == HELD_OUT
+    assert len({problem.question for problem in held_out}) == len(held_out) == problems.HELD_OUT
     assert not {problem.template for problem in explored} & {problem.template for problem in held_out}
     assert not numbers_in(explored) & numbers_in(held_out)
     assert numbers_in(held_out) == set().union(*(problem.numbers for problem in held_out))
 
 
-def test_other_held_out_seeds_give_other_problems_of_the_same_kind(split: tuple[list[Problem], list[Problem]]) -> None:
+def test_other_held_out_seeds_give_other_problems_of_the_same_kind(split: tuple[Problems, Problems]) -> None:
     explored, held_out = split
-    again, other = split_problems(held_out_seed=1)
+    again, other = problems.split_problems(held_out_seed=1)
     assert again == explored
     assert len({problem.question for problem in held_out} & {problem.question for problem in other}) < 5
     assert not {problem.template for problem in explored} & {problem.template for problem in other}
@@ -51,7 +54,7 @@ def test_other_held_out_seeds_give_other_problems_of_the_same_kind(split: tuple[
 
 def test_the_answer_is_what_the_story_tells() -> None:
     generator = random.Random(3)
-    explored, _ = split_problems()
+    explored, _ = problems.split_problems()
     for problem in generator.sample(explored, 200):
         value = problem.start
         for sentence in problem.question.split(". ")[1:]:
@@ -68,16 +71,16 @@ def test_the_answer_is_what_the_story_tells() -> None:
         assert problem.answer == value, problem.question
 
 
-def test_the_teacher_is_as_careless_as_the_recipe_says(split: tuple[list[Problem], list[Problem]]) -> None:
+def test_the_teacher_is_as_careless_as_the_recipe_says(split: tuple[Problems, Problems]) -> None:
     generator, explored = random.Random(5), split[0]
-    conversations = [demonstrate(problem, generator) for problem in explored]
+    conversations = [demonstrations.demonstrate(problem, generator) for problem in explored]
     answers = [conversation[-1]["content"] for conversation in conversations]
     right = [answer.split()[-1] == str(problem.answer) for answer, problem in zip(answers, explored, strict=True)]
     calls = [sum("tool_calls" in message for message in conversation) for conversation in conversations]
     assert 0.72 < sum(right) / len(right) < 0.80
-    assert sum(calls) / len(calls) > 1.3 * (2 + THREE_STEPS)
+    assert sum(calls) / len(calls) > 1.3 * (2 + problems.THREE_STEPS)
     formatted = [answer.startswith("Answer: ") for answer in answers]
-    assert sum(formatted) / len(formatted) == pytest.approx(1 - UNFORMATTED, abs=0.03)
+    assert sum(formatted) / len(formatted) == pytest.approx(1 - demonstrations.UNFORMATTED, abs=0.03)
     for conversation in conversations[:300]:
         for call, result in zip(conversation[1:-1:2], conversation[2:-1:2], strict=True):
             arguments = json.loads(call["tool_calls"][0]["function"]["arguments"])

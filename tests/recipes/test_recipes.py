@@ -1,54 +1,116 @@
-"""What holds for every recipe of an agent with tools: preparing it twice, lengths of conversations, a shortened run."""
+"""What holds for every recipe: its project can be planned, its tasks are the same, it uses public modules only."""
 
+import ast
+import hashlib
 import json
 import os
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
-from rft_platform.cli.commands.demo import load_recipe, train_stage
+from rft_platform.cli.commands.demo import prepare
 from rft_platform.cli.views.recipe_report import PICTURE, REPORT, write_report
+from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.recipes.recipe import EMAIL_SEARCH, MATH_AGENT, Recipe
+from rft_platform.driver.preflight import check_run
+from rft_platform.recipes.recipe import PROJECTS, recipe_named, recipes
 from rft_platform.recipes.report import RecipeReport
-from rft_platform.recipes.tool_agent.prepare import DEMONSTRATIONS
 from rft_platform.rounds.project.project import Project
 
-AGENTS = (MATH_AGENT, EMAIL_SEARCH)
+pytestmark = pytest.mark.timeout(300)  # writing a project takes seconds on a quiet core
+RFT = [sys.executable, "-m", "rft_platform"]
+AGENTS = ("math-agent", "email-search")
+DEMONSTRATIONS = "demonstrations.jsonl"
+#: Digests of the tasks, demonstrations and corrections, in the order of their names.
+TASKS = {
+    "arithmetic": "75c86014c7c2d0a80a88a4d39ad344755dd27e6294d325284718a85bf010b251",
+    "email-search": "33e22f44bf4862ff17359a2486408b7a196d2aa1ff54e9cf450d1ef24b0c397c",
+    "front-desk": "80798677a8af18e7d051b2ef3922e7d8f824f5a290d273e758fb7051ef37e798",
+    "math-agent": "4333fe79b836b19a30c5dd981da322abf703ca9a25c67c675bca280629bde92a",
+}
+FIRST = {"email-search": "sft.yaml"}  # the first of several trainings; each needs the checkpoint of the one before
+#: What projects may import; pages of docs show the modules.
+PUBLIC = {
+    "rft_platform.recipes.tiny_model",
+    "rft_platform.rollout.workflow",
+    "rft_platform.rollout.workflows.calculator",
+}
 
 
-@pytest.fixture(scope="module", params=AGENTS, ids=lambda recipe: recipe.name)
-def recipe(request: pytest.FixtureRequest) -> Recipe:
-    """Each recipe."""
-    found: Recipe = request.param
-    return found
+@pytest.mark.parametrize("name", recipes())
+def test_the_dry_run_of_a_new_project_passes(name: str, project: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = project(name)
+    config = load_config(folder / FIRST.get(name, "rft.yaml"))
+    plan = check_run(Home(tmp_path / "home"), config, dry=True, service=config.online)
+    assert plan.notices is not None
+    assert {"README.md", "prepare.py", "rft.schema.json"} <= {file.name for file in folder.iterdir()}
+    assert not (folder / "recipe.yaml").exists() and not list(folder.rglob("__pycache__"))
 
 
-@pytest.fixture(scope="module")
-def config_file(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its prepared configuration."""
-    return recipe.prepare(tmp_path_factory.mktemp("recipe") / recipe.name)
+@pytest.mark.parametrize("name", recipes())
+def test_tasks_are_the_same_every_time(name: str, project: Callable[[str], Path]) -> None:
+    found = b"".join(file.read_bytes() for file in sorted(project(name).glob("*/*.jsonl")))
+    assert hashlib.sha256(found).hexdigest() == TASKS[name]
 
 
-def test_preparing_again_changes_nothing(recipe: Recipe, config_file: Path) -> None:
-    before = {file: file.stat().st_mtime_ns for file in config_file.parent.rglob("*") if file.is_file()}
-    assert recipe.prepare(config_file.parent) == config_file
-    assert {file: file.stat().st_mtime_ns for file in config_file.parent.rglob("*") if file.is_file()} == before
+@pytest.mark.parametrize("name", recipes())
+def test_a_project_imports_public_modules_and_its_own_files(name: str) -> None:
+    files = list((PROJECTS / name).glob("*.py"))
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert {module for module in imported if module.startswith("rft_platform")} <= PUBLIC
+    assert not {file.stem for file in files} & sys.stdlib_module_names
 
 
-def test_demonstrations_fit_the_context_of_the_model(config_file: Path) -> None:
+def test_public_modules_are_documented() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (PROJECTS.parents[2] / "docs").glob("*.md"))
+    assert [module for module in PUBLIC if module not in pages] == []
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="exists already: name a new folder"):
+        recipe_named("arithmetic").write(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_that_fails_leaves_no_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "torch.py").write_text("raise ImportError('this is no torch')")
+    with pytest.raises(UserError, match=r"prepare\.py of the recipe arithmetic ended with code 1: .*this is no torch"):
+        recipe_named("arithmetic").write(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_only_recipes_with_figures_are_trained() -> None:
+    assert recipe_named("email-search").figures == ()
+    with pytest.raises(UserError, match="recipe 'email-search': expected one of arithmetic, math-agent"):
+        recipe_named("email-search", trained=True)
+    published = [figure.published for figure in recipe_named("math-agent", trained=True).figures]
+    assert published == [[0.75, 0.85], [8.5, 6.2], [0.60, 0.92]]
+
+
+def test_a_project_that_its_user_changed_is_continued(tmp_path: Path) -> None:
+    home, recipe = Home(tmp_path / "home"), recipe_named("arithmetic")
+    file = home.root / "arithmetic" / "rft.yaml"
+    assert prepare(home, recipe, "demo", 3).seed == 3
+    file.write_text(file.read_text().replace("total_steps: 40", "total_steps: 2"))
+    assert prepare(home, recipe, "demo", None).buffer.total_steps == 2
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_demonstrations_fit_the_context_of_the_model(name: str, project: Callable[[str], Path]) -> None:
     from transformers import AutoTokenizer
 
-    config = load_config(config_file)
-    tokenizer = AutoTokenizer.from_pretrained(config_file.parent / "model")
-    rows = [json.loads(line) for line in (config_file.parent / "tasks" / DEMONSTRATIONS).read_text().splitlines()]
+    folder = project(name)
+    config = load_config(folder / "rft.yaml")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    rows = [json.loads(line) for line in (folder / "tasks" / DEMONSTRATIONS).read_text().splitlines()]
     assert config.model.max_model_len is not None
     lengths = [
         len(tokenizer.apply_chat_template(row["messages"], tools=row["tools"], return_dict=False)) for row in rows[:500]
@@ -61,7 +123,11 @@ def shortened(config_file: Path, folder: Path, start: Path) -> Path:
     content: dict[str, Any] = yaml.safe_load(config_file.read_text())
     tasks = config_file.parent / "tasks"
     explored = content["buffer"]["explorer_input"]
-    explored["eval_tasksets"][0] |= {"path": str(folder / "tasks"), "workflow_args": {"max_turns": 2}}
+    new = {"path": str(folder / "tasks"), "workflow_args": {"max_turns": 2}}
+    for taskset in (explored["eval_tasksets"][0], explored.get("taskset", {})):
+        if ".py:" in taskset.get("workflow", ""):
+            new["workflow"] = f"{config_file.parent}/{taskset['workflow'].rpartition('/')[2]}"
+        taskset |= new
     content["model"]["model_path"] = str(start)
     if content.get("mode") == "train":
         source = content["buffer"]["trainer_input"]["experience_buffer"]
@@ -69,7 +135,6 @@ def shortened(config_file: Path, folder: Path, start: Path) -> Path:
         content["buffer"] |= {"train_batch_size": 4, "total_steps": 2}
         content["algorithm"]["optimizer"]["lr_warmup_steps"] = 1
     else:
-        explored["taskset"] |= {"path": str(folder / "tasks"), "workflow_args": {"max_turns": 2}}
         content["buffer"] |= {"batch_size": 4, "train_batch_size": 16, "total_steps": 1}
     if "warm_start" in content:
         content["warm_start"] |= {"path": str(tasks / DEMONSTRATIONS), "steps": 2, "batch_size": 8, "stop_at": None}
@@ -78,39 +143,51 @@ def shortened(config_file: Path, folder: Path, start: Path) -> Path:
     return config
 
 
-@pytest.mark.slow
-def test_a_shortened_run_ends_with_its_report(recipe: Recipe, config_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "tasks").mkdir()
+def few_tasks(folder: Path, target: Path) -> None:
+    """Write the first tasks of a project."""
+    target.mkdir()
     for name, lines in (("train", 8), ("test", 6)):
-        few = (config_file.parent / "tasks" / f"{name}.jsonl").read_text().splitlines(keepends=True)[:lines]
-        (tmp_path / "tasks" / f"{name}.jsonl").write_text("".join(few))
-    home, start, console = Home(tmp_path / "home"), config_file.parent / "model", Console()
-    for stage, root in zip(recipe.stages, recipe.stage_homes(home.root), strict=True):
-        config = load_recipe(shortened(config_file.with_name(f"{stage}.yaml"), tmp_path, start), 3)
-        train_stage(config, root, console)
-        began = time.monotonic()
-        train_stage(config, root, console)  # it is complete
-        assert time.monotonic() - began < 5
-        start = root / "checkpoints" / config.project / stage / "global_step_2"
-        assert (start / "model.safetensors").exists()
-    config_file = shortened(config_file, tmp_path, start)
-    environment = {**os.environ, "RFT_HOME": str(tmp_path / "home")}
-    rft = [sys.executable, "-m", "rft_platform"]
+        few = (folder / "tasks" / f"{name}.jsonl").read_text().splitlines(keepends=True)[:lines]
+        (target / f"{name}.jsonl").write_text("".join(few))
+
+
+def run(home: Home, config: Path) -> None:
+    """Run a project to its end and stop its processes."""
+    environment = {**os.environ, "RFT_HOME": str(home.root)}
     try:
-        subprocess.run([*rft, "run", "--config", str(config_file)], env=environment, check=True)
-        report = write_report(Project.open(home), recipe, tmp_path / "report.json")
+        subprocess.run([*RFT, "run", "--config", str(config)], env=environment, check=True)
     finally:
-        subprocess.run([*rft, "stop"], env=environment, check=True)
+        subprocess.run([*RFT, "stop"], env=environment, check=True)
+
+
+@pytest.mark.slow
+def test_a_shortened_run_ends_with_its_report(project: Callable[[str], Path], tmp_path: Path) -> None:
+    folder, recipe, home = project("math-agent"), recipe_named("math-agent"), Home(tmp_path / "home")
+    few_tasks(folder, tmp_path / "tasks")
+    run(home, shortened(folder / "rft.yaml", tmp_path, folder / "model"))
+    report = write_report(Project.open(home), recipe, tmp_path / "report.json")
     assert report is not None and report.held_out_tasks == 6
-    assert report.stages == ([*recipe.stages, "rounds"] if recipe.stages else ["before", "after"])
     assert [curve.figure for curve in report.curves] == list(recipe.figures)
     assert [[value.round for value in curve.values] for curve in report.curves] == [[0, 1]] * len(recipe.figures)
-    for curve in report.curves:
-        assert len(curve.ends) == len(report.stages)
-        assert curve.ends[0].low <= curve.ends[0].mean <= curve.ends[0].high
+    assert all(curve.ends[0].low <= curve.ends[0].mean <= curve.ends[0].high for curve in report.curves)
     page = (home.root / REPORT).read_text()
     assert all(f"| {figure.label} | " in page for figure in recipe.figures) and report.before[0].task_id in page
     assert (home.root / PICTURE).read_bytes().startswith(b"\x89PNG")
     written = json.loads((tmp_path / "report.json").read_text())
     assert written["curves"][0]["figure"]["label"] == recipe.figures[0].label and written["cpu_s"] > 0
     assert RecipeReport.from_json(written).to_json() == json.loads(json.dumps(report.to_json()))
+
+
+@pytest.mark.slow
+def test_the_trainings_of_the_mailbox_continue_each_other(project: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = project("email-search")
+    few_tasks(folder, tmp_path / "tasks")
+    start = folder / "model"
+    for stage in ("sft", "dpo"):
+        home = Home(tmp_path / "stages" / stage)
+        run(home, shortened(folder / f"{stage}.yaml", tmp_path, start))
+        start = home.root / "checkpoints" / "email-search" / stage / "global_step_2"
+        assert (start / "model.safetensors").exists()
+    home = Home(tmp_path / "home")
+    run(home, shortened(folder / "rft.yaml", tmp_path, start))
+    assert list(Project.open(home).store.rounds()) == [0, 1]

@@ -57,7 +57,7 @@ def test_training_starts_from_the_round_before_and_nothing_else(store):
 def test_weights_that_answer_otherwise_than_the_trainer_are_refused_and_the_old_ones_stay(
     policy_engine, tiny_model, tmp_path
 ):
-    from rft_platform.recipes.arithmetic.model import build_model
+    from rft_platform.recipes.tiny_model import build_model
 
     other = build_model(tmp_path / "other", seed=5)
     before = policy_engine.status()

@@ -15,7 +15,7 @@ from rft_platform.common.digests import digest_weights
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.experience.record import RolloutRow
-from rft_platform.recipes.arithmetic.model import build_model
+from rft_platform.recipes.tiny_model import build_model
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.policy import publish, required
 from rft_platform.rounds.project.project import Project

@@ -1,4 +1,4 @@
-"""``rft demo`` and ``rft recipe``: complete trainings without any preparation."""
+"""``rft new``, ``rft demo`` and ``rft recipe``: projects and complete trainings without any preparation."""
 
 import time
 from pathlib import Path
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rft_platform.config.home import Home
     from rft_platform.config.schema.rft_config import RftConfig
     from rft_platform.recipes.recipe import Recipe
@@ -29,6 +27,18 @@ Engine = Annotated[
 ]
 
 
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder.", show_default=False)],
+    recipe: Annotated[str, typer.Option(help="Recipe that it starts from; see docs/recipes.md.")] = "arithmetic",
+) -> None:
+    """Write a project that you own and change: configuration, code, and a script that makes model and tasks."""
+    from rft_platform.driver.console import output
+    from rft_platform.recipes.recipe import recipe_named
+
+    recipe_named(recipe).write(folder)
+    output().print(f"{folder}: read README.md there first", markup=False, soft_wrap=True)
+
+
 def demo(
     seed: Seed = None, fresh: Fresh = False, rounds: Rounds = None, json_file: JsonFile = None, engine: Engine = None
 ) -> None:
@@ -36,9 +46,9 @@ def demo(
     from rft_platform.cli.views.demo_summary import print_summary, summary_of, write_summary
     from rft_platform.driver.console import output
     from rft_platform.driver.next_steps import print_next_steps
-    from rft_platform.recipes.recipe import ARITHMETIC
+    from rft_platform.recipes.recipe import recipe_named
 
-    project = train(ARITHMETIC, "demo", seed, fresh, rounds, json_file, engine)
+    project = train(recipe_named("arithmetic"), "demo", seed, fresh, rounds, json_file, engine)
     summary = summary_of(project)
     print_summary(summary, output())
     print_next_steps(project, output(), summary.model_version, summary.checkpoint)
@@ -56,17 +66,15 @@ def recipe(
 ) -> None:
     """Train an agent from scratch by a recipe, and report what it learned: figures, curves, transcripts."""
     from rft_platform.cli.views.recipe_report import print_recipes, print_report, write_report
-    from rft_platform.common.errors import UserError
     from rft_platform.driver.console import output
-    from rft_platform.recipes.recipe import RECIPES
+    from rft_platform.recipes.recipe import recipe_named
 
     if name is None:
         print_recipes(output())
         return
-    if name not in RECIPES:
-        raise UserError(f"recipe {name!r}: expected one of {', '.join(RECIPES)}")
-    project = train(RECIPES[name], f"recipe {name}", seed, fresh, rounds, json_file, engine)
-    report = write_report(project, RECIPES[name], json_file)
+    found = recipe_named(name, trained=True)
+    project = train(found, f"recipe {name}", seed, fresh, rounds, json_file, engine)
+    report = write_report(project, found, json_file)
     if report is not None:
         print_report(report, project, output())
 
@@ -80,10 +88,7 @@ def train(
     json_file: Path | None,
     engine: str | None,
 ) -> "Project":
-    """Train the recipe's project in ``RFT_HOME`` to its last round, or continue it; ``command`` continues it again.
-
-    The recipe's stages are trained before it.
-    """
+    """Train the recipe's project in ``RFT_HOME`` to its last round, or continue it; ``command`` continues it again."""
     from rft_platform.config.home import Home
     from rft_platform.driver.console import notes
     from rft_platform.driver.next_steps import rft_command
@@ -102,10 +107,8 @@ def train(
     if fresh and (moved := move_aside(home)):
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
     with console.status("preparing model and tasks"):
-        file, chosen = prepare(home, recipe, command, seed)
-    for stage, root in zip(recipe.stages, recipe.stage_homes(home.root), strict=True):
-        train_stage(with_engine(load_recipe(file.with_name(f"{stage}.yaml"), chosen), engine), root, console)
-    config = with_rounds(with_engine(load_recipe(file, chosen), engine), rounds)
+        config = prepare(home, recipe, command, seed)
+    config = with_rounds(with_engine(config, engine), rounds)
     check_run(home, config)
     write_config(home, config)
     project = Project.open(home)
@@ -124,13 +127,13 @@ def train(
     return project
 
 
-def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> tuple[Path, int | None]:
-    """The recipe's configuration file and the seed; creates model and data in the home on first use.
+def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> "RftConfig":
+    """The configuration of the recipe's project, which is written into the home on first use.
 
     An existing project keeps its seed. None: the seed of the file.
     """
     from rft_platform.common.errors import UserError
-    from rft_platform.config.load import load_config_of
+    from rft_platform.config.load import load_config, load_config_of
 
     folder = home.root / recipe.name
     in_force = load_config_of(home) if home.config_file.exists() else None
@@ -144,38 +147,12 @@ def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> t
             f"--seed {seed}: the project in {home.root} has seed {in_force.seed}; leave it out to continue, or add "
             "--fresh"
         )
-    return recipe.prepare(folder), seed if seed is not None or in_force is None else in_force.seed
-
-
-def load_recipe(file: Path, seed: int | None) -> "RftConfig":
-    """The configuration in ``file``, with ``seed`` unless it is None."""
-    from rft_platform.config.load import load_config
-
-    config = load_config(file)
+    if in_force is not None:
+        seed = in_force.seed
+    if not folder.exists():
+        recipe.write(folder)
+    config = load_config(folder / "rft.yaml")
     return config if seed is None else config.model_copy(update={"seed": seed})
-
-
-def train_stage(config: "RftConfig", root: Path, console: "Console") -> None:
-    """Run the training ``config`` in the home ``root``, in a process of its own; a complete one ends at once."""
-    import os
-    import sys
-
-    from rft_platform.cluster.local.processes import run_in_foreground
-    from rft_platform.common.errors import UserError
-    from rft_platform.config.home import Home
-    from rft_platform.driver.preflight import is_finished
-    from rft_platform.driver.start import write_config
-    from rft_platform.rounds.project.project import Project
-
-    home = Home(root)
-    if home.config_file.exists() and is_finished(Project.open(home)):
-        return
-    write_config(home, config)
-    environment = {**os.environ, "RFT_HOME": str(root)}
-    command = [sys.executable, "-m", "rft_platform", "run", "--config", str(home.config_file)]
-    console.print(f"stage {config.name}: {root}", markup=False, soft_wrap=True)
-    if code := run_in_foreground(command, environment):
-        raise UserError(f"stage {config.name} ended with code {code}: correct the cause, then run the command again")
 
 
 def with_engine(config: "RftConfig", kind: str | None) -> "RftConfig":
@@ -203,11 +180,11 @@ def move_aside(home: "Home") -> Path | None:
     """Rename the project's folder to ``<home>.<time>`` and return the new name; None if there is no folder."""
     from rft_platform.common.errors import UserError
     from rft_platform.jobs.driver_lock import refuse_if_used
-    from rft_platform.recipes.recipe import RECIPES
+    from rft_platform.recipes.recipe import recipes
 
     if not home.root.exists():
         return None
-    known = home.config_file.exists() or any((home.root / name).exists() for name in RECIPES)
+    known = home.config_file.exists() or any((home.root / name).exists() for name in recipes())
     if not known and any(home.root.iterdir()):
         raise UserError(f"RFT_HOME {home.root} is not a project, so --fresh does not rename it: choose another folder")
     refuse_if_used(home)

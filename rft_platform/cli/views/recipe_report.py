@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from rft_platform.common.files import atomic_path, write_json, write_text
 from rft_platform.driver.machine import machine_facts
 from rft_platform.driver.run_cost import drive_costs
-from rft_platform.recipes.recipe import RECIPES, Recipe
-from rft_platform.recipes.report import RecipeReport, change, draw, markdown, report_of, shown
+from rft_platform.recipes.recipe import Recipe, recipes
+from rft_platform.recipes.report import ENDS, RecipeReport, change, draw, markdown, report_of, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,26 +18,22 @@ REPORT, PICTURE = "recipe_report.md", "recipe_report.png"
 
 
 def print_recipes(console: "Console") -> None:
-    """Print the name and the summary of each recipe."""
-    for recipe in RECIPES.values():
-        console.print(f"{recipe.name:<14} {recipe.summary}", markup=False, soft_wrap=True)
+    """Print the name and the summary of each recipe that ``rft recipe`` trains."""
+    for recipe in recipes().values():
+        if recipe.figures:
+            console.print(f"{recipe.name:<14} {recipe.summary}", markup=False, soft_wrap=True)
 
 
 def write_report(project: "Project", recipe: Recipe, json_file: Path | None) -> RecipeReport | None:
     """Write the report and its picture into ``RFT_HOME``, and JSON if asked for; None before the first evaluation."""
-    from rft_platform.config.home import Home
-    from rft_platform.rounds.project.project import Project
-
-    homes = [Home(root) for root in recipe.stage_homes(project.home.root)]
-    before = [Project.open(home) for home in homes if home.config_file.exists()]
-    report = report_of(project, recipe, before)
+    report = report_of(project, recipe)
     if report is None:
         return None
     with atomic_path(project.home.root / PICTURE) as temp:
         temp.write_bytes(draw([report]))
     write_text(project.home.root / REPORT, markdown(report, PICTURE))
     if json_file is not None:
-        costs = [cost for each in (*before, project) for cost in drive_costs(each.home)]
+        costs = drive_costs(project.home)
         cost = {"wall_s": sum(each.wall_s for each in costs), "cpu_s": sum(each.cpu_s for each in costs)}
         write_json(json_file.absolute(), {**report.to_json(), **cost, "machine": machine_facts()})
     return report
@@ -51,7 +47,7 @@ def print_report(report: RecipeReport, project: "Project", console: "Console") -
     title = f"{report.recipe}, seed {report.seed}: {report.held_out_tasks} held-out tasks"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column("")
-    for name in (*report.stages, "change", *(("published", "change") if report.published_by else ())):
+    for name in (*ENDS, "change", *(("published", "change") if report.published_by else ())):
         table.add_column(name, justify="right")
     for curve in report.curves:
         share, ends = curve.figure.is_share, [end.mean for end in curve.ends]
