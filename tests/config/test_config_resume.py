@@ -10,7 +10,7 @@ from rft_platform.config.load import build_config
 from rft_platform.config.schema.buffer import MODEL_JUDGES
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.judging.execution import judge_registry
-from rft_platform.tuner.config_layers import merged, nested, value_at
+from rft_platform.tuner.translation import merged, nested, value_at
 
 TASKSET = "buffer.explorer_input.taskset"
 CRITIC = {"name": "critic", "base_url": "https://a/v1", "model": "big"}
