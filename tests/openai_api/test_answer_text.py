@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.inference.transformers_engine.answer_text import AnswerText, TextStream
-from rft_platform.inference.transformers_engine.output_parsers import StopWatch, ToolCallParser, cut_at_stop, held_back
+from rft_platform.openai_api.parsers import AnswerText, StopWatch, TextStream, ToolCallParser, cut_at_stop, held_back
 
 
 def by_bytes(ids: list[int]) -> str:

@@ -1,6 +1,7 @@
-"""Parsers of a model's output as it arrives: stop strings, reasoning (``<think>...</think>``), and tool calls.
+"""From sampled ids to text, as they arrive: stop strings, reasoning (``<think>...</think>``), and tool calls.
 
-Tool calls have the Hermes form ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+Tool calls have the Hermes form ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. Streamed and whole answers
+use the same code, so their texts are equal.
 """
 
 import json
@@ -11,6 +12,7 @@ from typing import Any
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # an incomplete character decodes to this
 SLACK = 4  # more tokens, because tokens at the window's start may decode to nothing or to part of a character
 
 
@@ -157,15 +159,6 @@ class ToolCallParser:
         return text
 
 
-def parse_tool_calls(text: str) -> tuple[str | None, list[ToolCall]]:
-    """(text outside the calls, calls) of a whole answer; the text is None if there are calls but no text."""
-    parser = ToolCallParser()
-    parts = [parser.feed(text), parser.finish()]
-    content = "".join(shown for shown, _ in parts)
-    calls = [call for _, found in parts for call in found]
-    return (content or None if calls else content), calls
-
-
 def parse_call(body: str) -> ToolCall | None:
     """Parse the text between the tags; None if it is not a call."""
     try:
@@ -186,3 +179,89 @@ def _certain(pending: str) -> int:
     if start < 0:
         start = len(pending) - held_back(pending, (CALL_OPEN,))
     return len(pending[:start].rstrip())
+
+
+def forced_beginning(tool: str) -> str:
+    """The beginning of an answer that must call ``tool``, or any tool if ``tool`` is empty.
+
+    The beginning ends at a token boundary: the model samples the following space, which is part of the token `` {"``.
+    """
+    return f"{CALL_OPEN}\n" + (f'{{"name": {json.dumps(tool, ensure_ascii=False)}, "arguments":' if tool else "")
+
+
+class TextStream:
+    """Decodes ids as they arrive, in pieces that end at whole characters.
+
+    Each piece is decoded together with the previous one, because tokenizers treat the first token of a text
+    differently (for example its leading space).
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._shown = 0  # number of ids whose text has been returned
+        self._context = 0  # index of the previous piece's first id
+
+    def feed(self, ids: Sequence[int], last: bool) -> str:
+        """The text that ``ids`` add."""
+        self._ids += ids
+        known = self._decode(self._ids[self._context : self._shown])
+        text = self._decode(self._ids[self._context :])
+        if not last and (len(text) <= len(known) or text.endswith(INCOMPLETE)):
+            return ""
+        self._context, self._shown = self._shown, len(self._ids)
+        return text[len(known) :]
+
+
+class AnswerText:
+    """Converts the ids of one choice to (text, tool calls); ``thoughts`` is the reasoning in the last ``feed``."""
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        stops: Sequence[str],
+        parser: ToolCallParser | None,
+        prefix: str = "",
+        reasoning: ReasoningParser | None = None,
+    ) -> None:
+        """``parser``: None if the request offers no tools; ``reasoning``: None if reasoning stays in the answer.
+
+        ``prefix``: the forced beginning of the answer, which is part of the prompt.
+        """
+        self._stream = TextStream(decode)
+        self._stops = stops
+        self._parser = parser
+        self._reasoning = reasoning
+        self.thoughts = ""
+        self._pending = ""
+        self._stopped = False
+        self.called = False
+        if parser is not None and prefix:
+            parser.feed(prefix)
+
+    def feed(self, ids: Sequence[int], last: bool) -> tuple[str, list[ToolCall]]:
+        """The (text, tool calls) that ``ids`` add; ``last``: no more ids follow."""
+        text = self._until_stop(self._stream.feed(ids, last), last)
+        if self._reasoning is not None:
+            self.thoughts, text = self._reasoning.feed(text, last)
+        if self._parser is None:
+            return text, []
+        shown, calls = self._parser.feed(text)
+        if last:
+            rest, more = self._parser.finish()
+            shown, calls = shown + rest, calls + more
+        self.called = self.called or bool(calls)
+        return shown, calls
+
+    def finish_reason(self, reason: str) -> str:
+        """The finish reason for the caller: "tool_calls" instead of "stop" if the answer contains a tool call."""
+        return "tool_calls" if self.called and reason == "stop" else reason
+
+    def _until_stop(self, text: str, last: bool) -> str:
+        if self._stopped or not self._stops:
+            return "" if self._stopped else text
+        self._pending, self._stopped = cut_at_stop(self._pending + text, self._stops)
+        hold = 0 if last or self._stopped else held_back(self._pending, self._stops)
+        shown = self._pending[: len(self._pending) - hold]
+        self._pending = self._pending[len(shown) :]
+        return shown

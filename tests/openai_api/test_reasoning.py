@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.inference.transformers_engine.answer_text import AnswerText
-from rft_platform.inference.transformers_engine.output_parsers import ReasoningParser, ToolCallParser
 from rft_platform.inference.vllm_engine.openai_wire import CHAT, checked_request, stamped_answer, stamped_events
+from rft_platform.openai_api.parsers import AnswerText, ReasoningParser, ToolCallParser
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>'
 # A template that does what those of thinking models do: it opens the thoughts unless it is told not to.

@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.inference.transformers_engine.output_parsers import ToolCall, ToolCallParser, parse_tool_calls
+from rft_platform.openai_api.parsers import ToolCall, ToolCallParser
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "</x>"]}}\n</tool_call>'
+
+
+def parse_tool_calls(text: str) -> tuple[str | None, list[ToolCall]]:
+    """(text outside the calls, calls) of a whole answer; the text is None if there are calls but no text."""
+    parser = ToolCallParser()
+    parts = [parser.feed(text), parser.finish()]
+    content = "".join(shown for shown, _ in parts)
+    calls = [call for _, found in parts for call in found]
+    return (content or None if calls else content), calls
 
 
 def plain(calls: list[ToolCall]) -> list[tuple[str, object]]:
