@@ -152,7 +152,7 @@ class ChoiceBuilder:
         message: dict[str, Any] = {"role": "assistant", "content": shown, **self._thoughts()}
         if calls:
             message["content"] = shown or None
-            message["tool_calls"] = [call.as_dict() for call in calls]
+            message["tool_calls"] = calls
         return self._choice(ids, logprobs, tops, reason, message=message)
 
     def add(
@@ -174,7 +174,7 @@ class ChoiceBuilder:
     def _delta(self, shown: str, calls: list[ToolCall]) -> dict[str, Any]:
         delta: dict[str, Any] = {**self._thoughts(), **({"content": shown} if shown else {})}
         if calls:
-            delta["tool_calls"] = [{"index": self._calls + i, **call.as_dict()} for i, call in enumerate(calls)]
+            delta["tool_calls"] = [{"index": self._calls + i, **call} for i, call in enumerate(calls)]
             self._calls += len(calls)
         return delta
 

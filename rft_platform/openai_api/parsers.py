@@ -7,13 +7,14 @@ use the same code, so their texts are equal.
 import json
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # an incomplete character decodes to this
 SLACK = 4  # more tokens, because tokens at the window's start may decode to nothing or to part of a character
+
+ToolCall = dict[str, Any]  # in the form of OpenAI's API, with the arguments as JSON text
 
 
 class StopWatch:
@@ -49,114 +50,59 @@ def held_back(text: str, stops: Sequence[str]) -> int:
     return longest
 
 
-class ReasoningParser:
-    """Splits a model's output, as it arrives, into reasoning and answer.
+class OutputParser:
+    """Splits a model's output, as it arrives, into reasoning, text and complete tool calls.
 
     The text before ``</think>`` is reasoning if the prompt ends with ``<think>`` (as in templates of thinking models)
-    or the output begins with ``<think>``. Any other output has no reasoning and is returned unchanged. White space
-    before ``<think>`` is dropped.
+    or the output begins with ``<think>``, after white space at most. A call whose body is not valid JSON with a name
+    stays text; the last call may lack its closing tag. White space around calls is dropped.
     """
 
-    def __init__(self, prompt: str) -> None:
-        """``prompt``: the rendered prompt. The output begins with reasoning if the prompt ends with ``<think>``."""
-        self._state = "thinking" if opens_thoughts(prompt) else "undecided"
-        self._pending = ""
+    def __init__(self, begun: str = "", *, reasoning: bool = False, tools: bool = False) -> None:
+        """``begun``: the beginning of the output that the prompt already has: ``<think>`` or that of a call.
 
-    def feed(self, text: str, last: bool) -> tuple[str, str]:
-        """Add the next piece (``last``: none follows); returns the parts that are now certain: (reasoning, answer)."""
-        self._pending += text
-        if self._state == "undecided":
-            self._decide(last)
-        if self._state == "undecided":
-            return "", ""
-        thoughts = self._thoughts(last) if self._state == "thinking" else ""
-        answer = ""
-        if self._state == "answering":
-            answer, self._pending = self._pending, ""
-        return thoughts, answer
+        Without ``reasoning`` or ``tools`` their tags are text.
+        """
+        from transformers.utils.chat_parsing import ResponseParser
 
-    def _decide(self, last: bool) -> None:
-        begun = self._pending.lstrip()
-        if begun.startswith(THINK_OPEN):
-            self._state, self._pending = "thinking", begun[len(THINK_OPEN) :]
-        elif last or not THINK_OPEN.startswith(begun):
-            self._state = "answering"
-
-    def _thoughts(self, last: bool) -> str:
-        thoughts, closed, rest = self._pending.partition(THINK_CLOSE)
-        if closed:
-            self._state, self._pending = "answering", rest
-            return thoughts
-        kept = 0 if last else held_back(thoughts, (THINK_CLOSE,))
-        certain = thoughts[: len(thoughts) - kept]
-        self._pending = thoughts[len(certain) :]
-        return certain
-
-
-def opens_thoughts(prompt: str) -> bool:
-    """Whether a prompt ends with ``<think>``."""
-    return prompt.rstrip().endswith(THINK_OPEN)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call; ``arguments`` is JSON text."""
-
-    name: str
-    arguments: str
-    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
-
-    def as_dict(self) -> dict[str, Any]:
-        """The call in OpenAI's form."""
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": self.id, "type": "function", "function": function}
-
-
-class ToolCallParser:
-    """Splits an answer, as it arrives, into text and complete tool calls.
-
-    White space around a call is dropped. If the body between the tags is not valid JSON with a name, it stays text.
-    """
-
-    def __init__(self) -> None:
-        self._pending = ""  # undecided text: an open call, the beginning of a tag, or white space
+        text = {"content": "text", "content_args": {"strip": False}}
+        fields: dict[str, dict[str, Any]] = {"content": text}
+        if reasoning:
+            fields["thinking"] = {**text, "open_pattern": rf"\A\s*{THINK_OPEN}", "close": THINK_CLOSE}
+        if tools:
+            fields["calls"] = {**text, "open": CALL_OPEN, "close": CALL_CLOSE, "repeats": True}
+        self._parser = ResponseParser({"start_anchor": "\0", "fields": fields}, prefix=begun)
+        self._space = ""  # white space at the end of the text so far, which a call would drop
         self._after_call = False
 
-    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Add the next piece; returns the parts that are now certain: (text, calls)."""
-        self._pending += text
-        shown, calls = "", []
-        while (start := self._pending.find(CALL_OPEN)) >= 0:
-            end = self._pending.find(CALL_CLOSE, start)
-            if end < 0:
-                break
-            call = parse_call(self._pending[start + len(CALL_OPEN) : end])
-            end += len(CALL_CLOSE)
-            if call is None:
-                shown += self._text(self._pending[:end])
-            else:
-                shown += self._text(self._pending[:start].rstrip())
-                calls.append(call)
-                self._after_call = True
-            self._pending = self._pending[end:]
-        certain = self._pending[: _certain(self._pending)]
-        self._pending = self._pending[len(certain) :]
-        return shown + self._text(certain), calls
-
-    def finish(self) -> tuple[str, list[ToolCall]]:
-        """End the answer; returns the undecided rest as (text, calls). A last call may lack its closing tag."""
-        rest, self._pending = self._pending, ""
-        before, tag, body = rest.partition(CALL_OPEN)
-        call = parse_call(body) if tag else None
-        if call is not None:
-            return self._text(before.rstrip()), [call]
-        return self._text(rest), []
+    def feed(self, text: str, last: bool) -> tuple[str, str, list[ToolCall]]:
+        """Add the next piece (``last``: none follows); returns what is now certain: (reasoning, text, calls)."""
+        thoughts, shown, calls = "", "", []
+        events = [(event, CALL_CLOSE) for event in self._parser.feed(text)]
+        if last:
+            events += [(event, "") for event in self._parser.finalize()[1]]
+        for event, close in events:
+            kind = event["type"], event["field"]
+            if kind == ("region_chunk", "thinking"):
+                thoughts += event["text"]
+            elif kind == ("region_chunk", "content"):
+                shown += self._text(event["text"])
+            elif kind == ("region_close", "calls"):
+                call = parse_call(event["value"])
+                if call is None:
+                    shown += self._text(f"{CALL_OPEN}{event['value']}{close}")
+                else:
+                    calls.append(call)
+                    self._space, self._after_call = "", True
+        return thoughts, shown + (self._space if last else ""), calls
 
     def _text(self, text: str) -> str:
-        if self._after_call:
-            text = text.lstrip()
-            self._after_call = not text
-        return text
+        """The part of a piece of text that is certain; white space at its end is kept for later."""
+        text = self._space + (text.lstrip() if self._after_call else text)
+        self._after_call = self._after_call and not text
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        return shown
 
 
 def parse_call(body: str) -> ToolCall | None:
@@ -168,17 +114,9 @@ def parse_call(body: str) -> ToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", {})
-    return ToolCall(
-        value["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    )
-
-
-def _certain(pending: str) -> int:
-    """Number of characters at the start of ``pending`` that belong neither to a tag nor to white space before one."""
-    start = pending.find(CALL_OPEN)
-    if start < 0:
-        start = len(pending) - held_back(pending, (CALL_OPEN,))
-    return len(pending[:start].rstrip())
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    function = {"name": value["name"], "arguments": text}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 def forced_beginning(tool: str) -> str:
@@ -217,41 +155,25 @@ class AnswerText:
     """Converts the ids of one choice to (text, tool calls); ``thoughts`` is the reasoning in the last ``feed``."""
 
     def __init__(
-        self,
-        decode: Callable[[list[int]], str],
-        stops: Sequence[str],
-        parser: ToolCallParser | None,
-        prefix: str = "",
-        reasoning: ReasoningParser | None = None,
+        self, decode: Callable[[list[int]], str], stops: Sequence[str], parser: OutputParser | None = None
     ) -> None:
-        """``parser``: None if the request offers no tools; ``reasoning``: None if reasoning stays in the answer.
-
-        ``prefix``: the forced beginning of the answer, which is part of the prompt.
-        """
+        """``parser``: None if neither reasoning nor tool calls are separated from the text."""
         self._stream = TextStream(decode)
         self._stops = stops
         self._parser = parser
-        self._reasoning = reasoning
         self.thoughts = ""
         self._pending = ""
         self._stopped = False
         self.called = False
-        if parser is not None and prefix:
-            parser.feed(prefix)
 
     def feed(self, ids: Sequence[int], last: bool) -> tuple[str, list[ToolCall]]:
         """The (text, tool calls) that ``ids`` add; ``last``: no more ids follow."""
         text = self._until_stop(self._stream.feed(ids, last), last)
-        if self._reasoning is not None:
-            self.thoughts, text = self._reasoning.feed(text, last)
         if self._parser is None:
             return text, []
-        shown, calls = self._parser.feed(text)
-        if last:
-            rest, more = self._parser.finish()
-            shown, calls = shown + rest, calls + more
+        self.thoughts, text, calls = self._parser.feed(text, last)
         self.called = self.called or bool(calls)
-        return shown, calls
+        return text, calls
 
     def finish_reason(self, reason: str) -> str:
         """The finish reason for the caller: "tool_calls" instead of "stop" if the answer contains a tool call."""

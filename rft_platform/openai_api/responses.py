@@ -22,7 +22,7 @@ _CONSUMED = {
 _LOGPROBS = "message.output_text.logprobs"
 _ROLES = {"developer": "system"}  # chat templates know only the older name
 #: Fields in which engines return the model's reasoning.
-THOUGHTS = ("reasoning_content", "reasoning")
+_THOUGHTS = ("reasoning_content", "reasoning")
 _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_tokens", "reasoning", "user", "top_logprobs")
 
 
@@ -227,7 +227,7 @@ def output_items(answer: dict[str, Any], choice: dict[str, Any]) -> list[dict[st
     message, suffix = choice["message"], response_id(answer).removeprefix("resp_")
     status = "incomplete" if choice.get("finish_reason") == "length" else "completed"
     items: list[dict[str, Any]] = []
-    if thought := next((message[name] for name in THOUGHTS if message.get(name)), None):
+    if thought := next((message[name] for name in _THOUGHTS if message.get(name)), None):
         items.append(reasoning_item(f"rs_{suffix}", thought, status))
     calls = message.get("tool_calls") or []
     if message.get("content") or not calls:
@@ -315,7 +315,7 @@ class ResponseEvents:
 
     def _delta(self, delta: dict[str, Any], logprobs: list[dict[str, Any]]) -> bytes:
         out = b""
-        for name in THOUGHTS:
+        for name in _THOUGHTS:
             if delta.get(name):
                 out += self._text("reasoning", delta[name], [])
                 break

@@ -19,7 +19,7 @@ from rft_platform.judging.llm.asking import InvalidAnswerError, last_object
 from rft_platform.judging.rules.code import extract_code
 from rft_platform.judging.rules.mathematics import final_answer
 from rft_platform.judging.rules.numbers import final_number
-from rft_platform.openai_api.parsers import ToolCallParser
+from rft_platform.openai_api.parsers import OutputParser
 
 ROOT = Path(rft_platform.__file__).parent
 SIZE = 40_000  # characters
@@ -174,9 +174,7 @@ def json_object(text: str) -> None:
 
 
 def tool_calls(text: str) -> None:
-    parser = ToolCallParser()
-    parser.feed(text)
-    parser.finish()
+    OutputParser(reasoning=True, tools=True).feed(text, last=True)
 
 
 READERS: dict[str, Callable[[str], Any]] = {

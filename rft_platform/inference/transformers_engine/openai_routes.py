@@ -17,7 +17,7 @@ from rft_platform.inference.transformers_engine.request import Request, TokenEve
 from rft_platform.openai_api.answers import AnswerForm, ChoiceBuilder, ServedModel
 from rft_platform.openai_api.errors import ApiError, describe
 from rft_platform.openai_api.messages import prompts_of
-from rft_platform.openai_api.parsers import AnswerText, ReasoningParser, ToolCallParser, forced_beginning
+from rft_platform.openai_api.parsers import THINK_OPEN, AnswerText, OutputParser, forced_beginning
 from rft_platform.openai_api.schema import ChatBody, CompletionBody, SamplingBody
 from rft_platform.openai_api.streams import END_OF_STREAM, data_event
 from rft_platform.openai_api.tokenizer import check_text
@@ -37,9 +37,9 @@ class Work:
     form: AnswerForm
     sampling: SamplingParams
     top_logprobs: int
-    parse_tools: bool = False
-    prefix: str = ""  # forced beginning of the answer, already part of the prompt
-    reasoning_after: str | None = None  # the prompt's text if reasoning is separated from the answer, else None
+    tools: bool = False  # whether tool calls are separated from the answer
+    reasoning: bool = False  # whether reasoning is separated from the answer
+    begun: str = ""  # beginning of the answer that is part of the prompt
 
     def builders(self, engine: TransformersEngine, request: Request) -> list[ChoiceBuilder]:
         """One builder per row."""
@@ -47,13 +47,9 @@ class Work:
         return [ChoiceBuilder(self.form, row, self._text(engine)) for row in range(request.rows)]
 
     def _text(self, engine: TransformersEngine) -> AnswerText:
-        return AnswerText(
-            engine.tokenizer.decode,
-            self.sampling.stop,
-            ToolCallParser() if self.parse_tools else None,
-            self.prefix,
-            None if self.reasoning_after is None else ReasoningParser(self.reasoning_after),
-        )
+        parsed = self.reasoning or self.tools
+        parser = OutputParser(self.begun, reasoning=self.reasoning, tools=self.tools) if parsed else None
+        return AnswerText(engine.tokenizer.decode, self.sampling.stop, parser)
 
 
 def install(app: FastAPI, engine: TransformersEngine) -> None:
@@ -90,6 +86,7 @@ def _chat_work(engine: TransformersEngine, body: ChatBody) -> Work:
     model = _model_name(engine, body)
     text = engine.template.text(body.conversation, body.tools_on_offer, body.chat_template_kwargs)
     prefix = "" if body.forced_tool is None else forced_beginning(body.forced_tool)
+    reasoning = engine.parses_reasoning and not prefix
     sampling = sampling_of(body, engine.max_model_len)
     prompts = [_encoded(engine, text + prefix)]
     return Work(
@@ -99,9 +96,9 @@ def _chat_work(engine: TransformersEngine, body: ChatBody) -> Work:
         ),
         sampling,
         top_logprobs=body.top_logprobs or 0,
-        parse_tools=bool(body.tools_on_offer),
-        prefix=prefix,
-        reasoning_after=text if engine.parses_reasoning and not prefix else None,
+        tools=bool(body.tools_on_offer),
+        reasoning=reasoning,
+        begun=THINK_OPEN if reasoning and text.rstrip().endswith(THINK_OPEN) else prefix,
     )
 
 

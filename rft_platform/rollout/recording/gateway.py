@@ -25,7 +25,7 @@ from rft_platform.inference.serving.api_guard import check_caller, contained, he
 from rft_platform.inference.serving.http_server import ServerThread
 from rft_platform.inference.serving.request_body import MAX_BODY_BYTES, read_body
 from rft_platform.openai_api.errors import ApiError, describe
-from rft_platform.openai_api.schema import document
+from rft_platform.openai_api.schema import BODIES, document
 from rft_platform.openai_api.streams import data_event
 from rft_platform.rollout.recording.history import RunEndedError, RunHistory
 from rft_platform.rollout.recording.httpx_compat import wire
@@ -39,7 +39,7 @@ _GRACE_S = 1  # seconds for answers in progress when the gateway stops
 _JOIN_S = 10.0
 _PREFIX = "/v1"
 _DOCUMENT = "/openapi.json"
-_SERVED = "POST /v1/chat/completions, /v1/completions, /v1/responses and GET /v1/models"
+_SERVED = f"POST {', '.join(BODIES)} and GET /v1/models"
 _SECRET_BYTES = 24
 _FORWARDED = ("content-type", "x-stainless-retry-count", "idempotency-key")
 _NOT_RETURNED = (b"transfer-encoding", b"connection", b"date", b"server")
