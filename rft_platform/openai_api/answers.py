@@ -146,13 +146,10 @@ class ChoiceBuilder:
 
     def whole(self, ids: list[int], logprobs: list[float], tops: list[TopLogprobs], reason: str) -> dict[str, Any]:
         """The choice of a whole answer, with all of its tokens."""
-        shown, calls = self.text.feed(ids, last=True)
+        thoughts, shown, calls = self.text.feed(ids, last=True)
         if not self.form.chat:
             return self._choice(ids, logprobs, tops, reason, text=shown)
-        message: dict[str, Any] = {"role": "assistant", "content": shown, **self._thoughts()}
-        if calls:
-            message["content"] = shown or None
-            message["tool_calls"] = calls
+        message = {"role": "assistant", "content": shown or None if calls else shown, **_parts(thoughts, calls)}
         return self._choice(ids, logprobs, tops, reason, message=message)
 
     def add(
@@ -163,23 +160,16 @@ class ChoiceBuilder:
         self._logprobs += logprobs
         self._tops += tops
         self.finished = reason is not None
-        shown, calls = self.text.feed(ids, last=self.finished)
-        if not (shown or calls or self.text.thoughts or self.finished):
+        thoughts, shown, calls = self.text.feed(ids, last=self.finished)
+        if not (thoughts or shown or calls or self.finished):
             return []
-        content = {"delta": self._delta(shown, calls)} if self.form.chat else {"text": shown}
+        numbered = [{"index": self._calls + number, **call} for number, call in enumerate(calls)]
+        self._calls += len(calls)
+        delta = {**({"content": shown} if shown else {}), **_parts(thoughts, numbered)}
+        content = {"delta": delta} if self.form.chat else {"text": shown}
         choice = self._choice(self._ids, self._logprobs, self._tops, reason, **content)
         self._ids, self._logprobs, self._tops = [], [], []
         return [self.form.chunk([choice])]
-
-    def _delta(self, shown: str, calls: list[ToolCall]) -> dict[str, Any]:
-        delta: dict[str, Any] = {**self._thoughts(), **({"content": shown} if shown else {})}
-        if calls:
-            delta["tool_calls"] = [{"index": self._calls + i, **call} for i, call in enumerate(calls)]
-            self._calls += len(calls)
-        return delta
-
-    def _thoughts(self) -> dict[str, Any]:
-        return {"reasoning_content": self.text.thoughts} if self.text.thoughts else {}
 
     def _choice(
         self, ids: list[int], logprobs: list[float], tops: list[TopLogprobs], reason: str | None, **content: Any
@@ -193,3 +183,8 @@ class ChoiceBuilder:
             "finish_reason": None if reason is None else self.text.finish_reason(reason),
             **({"token_ids": ids} if form.token_ids else {}),
         }
+
+
+def _parts(thoughts: str, calls: list[ToolCall]) -> dict[str, Any]:
+    """The fields of a message or a delta for reasoning and tool calls, if there are any."""
+    return {**({"reasoning_content": thoughts} if thoughts else {}), **({"tool_calls": calls} if calls else {})}

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.openai_api import streams
-from rft_platform.openai_api.messages import Message, prompts_of
+from rft_platform.openai_api.messages import Message, prompts_of, with_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,7 @@ class CallDefaults:
 
         ``forced`` overrides fields of ``body``.
         """
-        fields = {name: value for name, value in body.items() if value is not None}
-        filled = {**self.sampling, **fields, "model": self.model, "return_token_ids": True, **forced}
-        if "max_completion_tokens" in fields and "max_tokens" not in fields:
-            filled.pop("max_tokens", None)
-        return filled
+        return {**with_defaults(body, self.sampling), "model": self.model, "return_token_ids": True, **forced}
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,16 @@ def _normalised_call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": function}
 
 
+def with_defaults(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A request without null fields, and with ``defaults`` for the fields that it does not set.
+
+    ``max_completion_tokens`` is the newer name of ``max_tokens``: a request with one of them sets the limit.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    is_limited = "max_completion_tokens" in given
+    return {name: value for name, value in defaults.items() if not (is_limited and name == "max_tokens")} | given
+
+
 def prompts_of(prompt: Any) -> list[Any]:
     """The prompts of a text completion, each a text or a list of token ids."""
     several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)

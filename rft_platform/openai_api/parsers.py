@@ -152,7 +152,7 @@ class TextStream:
 
 
 class AnswerText:
-    """Converts the ids of one choice to (text, tool calls); ``thoughts`` is the reasoning in the last ``feed``."""
+    """Converts the ids of one choice to reasoning, text and tool calls."""
 
     def __init__(
         self, decode: Callable[[list[int]], str], stops: Sequence[str], parser: OutputParser | None = None
@@ -161,19 +161,18 @@ class AnswerText:
         self._stream = TextStream(decode)
         self._stops = stops
         self._parser = parser
-        self.thoughts = ""
         self._pending = ""
         self._stopped = False
         self.called = False
 
-    def feed(self, ids: Sequence[int], last: bool) -> tuple[str, list[ToolCall]]:
-        """The (text, tool calls) that ``ids`` add; ``last``: no more ids follow."""
+    def feed(self, ids: Sequence[int], last: bool) -> tuple[str, str, list[ToolCall]]:
+        """The (reasoning, text, tool calls) that ``ids`` add; ``last``: no more ids follow."""
         text = self._until_stop(self._stream.feed(ids, last), last)
         if self._parser is None:
-            return text, []
-        self.thoughts, text, calls = self._parser.feed(text, last)
-        self.called = self.called or bool(calls)
-        return text, calls
+            return "", text, []
+        found = self._parser.feed(text, last)
+        self.called = self.called or bool(found[2])
+        return found
 
     def finish_reason(self, reason: str) -> str:
         """The finish reason for the caller: "tool_calls" instead of "stop" if the answer contains a tool call."""

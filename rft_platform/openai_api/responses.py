@@ -5,6 +5,7 @@ Responses are not stored: a request that needs an earlier response (``previous_r
 refused.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from rft_platform.common.errors import UserError
@@ -33,7 +34,7 @@ class ResponsesCall(ChatCall):
         _refuse_what_needs_a_store(body)
         self._body = body
         super().__init__(_chat_body(body), defaults)
-        self._events = ResponseEvents(body, defaults.shown_model or self.sent["model"])
+        self._builder = ResponseBuilder(body, defaults.shown_model or self.sent["model"])
 
     def msg_id(self, answer: dict[str, Any]) -> str:
         """The response's id."""
@@ -42,16 +43,16 @@ class ResponsesCall(ChatCall):
     def restored(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the response."""
         super().restored(answer)
-        return response_of(self._body, answer)
+        return self._builder.whole(answer)
 
     def event(self, event: bytes, chunk: dict[str, Any]) -> bytes:
         """Return the events for one chunk of the chat answer."""
         super().restored(chunk)
-        return self._events.of_chunk(chunk)
+        return self._builder.of_chunk(chunk)
 
     def other_event(self, event: bytes) -> bytes:
         """Return the last events instead of ``[DONE]``."""
-        return self._events.finish() if b"[DONE]" in event else b""
+        return self._builder.finish() if b"[DONE]" in event else b""
 
 
 def _refuse_what_needs_a_store(body: dict[str, Any]) -> None:
@@ -171,14 +172,6 @@ def response_id(answer: dict[str, Any]) -> str:
     return "resp_" + str(answer["id"]).removeprefix("chatcmpl-")
 
 
-def response_of(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the response to ``body`` made from ``answer``, a whole chat answer."""
-    (choice,) = answer["choices"]
-    frame = response_frame(body, answer)
-    frame["output"] = output_items(answer, choice)
-    return closed(frame, choice.get("finish_reason"), answer.get("usage"))
-
-
 def response_frame(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     """Return a response with status in progress and no output; ``answer`` may be a chunk of a streamed answer."""
     frame = {
@@ -206,186 +199,153 @@ def response_frame(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, An
     return frame
 
 
-def closed(frame: dict[str, Any], finish_reason: str | None, usage: dict[str, Any] | None) -> dict[str, Any]:
-    """Set usage and final status of a response whose output is complete."""
-    cut = finish_reason == "length"
-    if usage is not None:
-        frame["usage"] = {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage["total_tokens"],
-        }
-    frame["status"] = "incomplete" if cut else "completed"
-    frame["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
-    return frame
+def usage_of(usage: dict[str, Any]) -> dict[str, Any]:
+    """The token counts of a chat answer in the form of a response."""
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }
 
 
-def output_items(answer: dict[str, Any], choice: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the items for reasoning, text and tool calls, in this order."""
-    message, suffix = choice["message"], response_id(answer).removeprefix("resp_")
-    status = "incomplete" if choice.get("finish_reason") == "length" else "completed"
-    items: list[dict[str, Any]] = []
-    if thought := next((message[name] for name in _THOUGHTS if message.get(name)), None):
-        items.append(reasoning_item(f"rs_{suffix}", thought, status))
-    calls = message.get("tool_calls") or []
-    if message.get("content") or not calls:
-        logprobs = (choice.get("logprobs") or {}).get("content") or []
-        part = text_part(message.get("content") or "", logprobs)
-        items.append(message_item(f"msg_{suffix}", [part], status))
-    return items + [call_item(f"fc_{suffix}_{index}", call, status) for index, call in enumerate(calls)]
+Event = tuple[str, dict[str, Any]]  # kind and fields
 
 
-def text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The text part of a message item."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+class ResponseBuilder:
+    """Builds a response from a chat answer, whole or in chunks, and the events of its growth.
 
-
-def message_item(item_id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    """A message item."""
-    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-
-def call_item(item_id: str, call: dict[str, Any], status: str) -> dict[str, Any]:
-    """A function call item."""
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    fields = {"call_id": call["id"], "name": name, "arguments": arguments}
-    return {"id": item_id, "type": "function_call", "status": status, **fields}
-
-
-def reasoning_item(item_id: str, thought: str, status: str) -> dict[str, Any]:
-    """A reasoning item."""
-    content = [{"type": "reasoning_text", "text": thought}]
-    return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
-
-
-class ResponseEvents:
-    """Writes the events of one response. The first piece of an item opens the item; the next item closes it."""
+    The first piece of an item opens the item; the next item closes it.
+    """
 
     def __init__(self, body: dict[str, Any], model: str) -> None:
         self._body = body
         self._model = model
-        self._number = 0
-        self._frame: dict[str, Any] | None = None
+        self._number = 0  # of the next event
+        self._frame: dict[str, Any] = {}
         self._item: dict[str, Any] | None = None  # the open item
         self._call = -1  # index of the open function call
         self._reason: str | None = None
         self._usage: dict[str, Any] | None = None
         self._failed = False
 
+    def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the response made from a whole chat answer."""
+        (choice,) = answer["choices"]
+        message = choice["message"]
+        calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or [])]
+        piece = {**choice, "delta": {**message, "tool_calls": calls}}
+        for _ in (*self._grow({**answer, "choices": [piece]}), *self._finish()):
+            pass
+        return self._frame
+
     def of_chunk(self, chunk: dict[str, Any]) -> bytes:
-        """Return the events for one chunk."""
-        if "error" in chunk:
-            self._failed = True
-            error = chunk["error"]
-            return self._event("error", code=error.get("code"), message=error.get("message"), param=error.get("param"))
-        out = self._begin(chunk)
-        self._usage = chunk.get("usage") or self._usage
-        for piece in chunk.get("choices") or []:
-            out += self._delta(piece.get("delta") or {}, (piece.get("logprobs") or {}).get("content") or [])
-            self._reason = piece.get("finish_reason") or self._reason
-        return out
+        """Return the events for one chunk of a streamed chat answer."""
+        return self._written(self._grow(chunk))
 
     def finish(self) -> bytes:
         """Return the last events; none after an error."""
-        if self._frame is None or self._failed:
-            return b""
-        frame, out = self._frame, b""
-        if self._item is None and not frame["output"]:  # an empty answer becomes an empty message
-            out += self._open(message_item(f"msg_{self._suffix}", [], "in_progress"))
-        out += self._close()
-        closed(frame, self._reason, self._usage)
-        return out + self._event(f"response.{frame['status']}", response=frame)
+        return self._written(self._finish())
 
-    @property
-    def _suffix(self) -> str:
-        return str((self._frame or {"id": ""})["id"]).removeprefix("resp_")
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        number, self._number = self._number, self._number + 1
-        return named_event(kind, {"type": kind, "sequence_number": number, **fields})
-
-    def _begin(self, chunk: dict[str, Any]) -> bytes:
-        if self._frame is not None:
-            return b""
-        self._frame = response_frame(self._body, {"model": self._model, **chunk})
-        created = self._event("response.created", response=self._frame)
-        return created + self._event("response.in_progress", response=self._frame)
-
-    def _delta(self, delta: dict[str, Any], logprobs: list[dict[str, Any]]) -> bytes:
+    def _written(self, events: Iterator[Event]) -> bytes:
         out = b""
-        for name in _THOUGHTS:
-            if delta.get(name):
-                out += self._text("reasoning", delta[name], [])
-                break
-        if delta.get("content"):
-            out += self._text("message", delta["content"], logprobs)
-        for call in delta.get("tool_calls") or []:
-            out += self._function_call(call)
+        for kind, fields in events:
+            out += named_event(kind, {"type": kind, "sequence_number": self._number, **fields})
+            self._number += 1
         return out
 
-    def _text(self, kind: str, text: str, logprobs: list[dict[str, Any]]) -> bytes:
-        out = b""
+    def _grow(self, chunk: dict[str, Any]) -> Iterator[Event]:
+        if "error" in chunk:
+            self._failed = True
+            yield "error", {name: chunk["error"].get(name) for name in ("code", "message", "param")}
+            return
+        if not self._frame:
+            self._frame = response_frame(self._body, {"model": self._model, **chunk})
+            yield "response.created", {"response": self._frame}
+            yield "response.in_progress", {"response": self._frame}
+        self._usage = chunk.get("usage") or self._usage
+        for piece in chunk.get("choices") or []:
+            yield from self._delta(piece.get("delta") or {}, (piece.get("logprobs") or {}).get("content") or [])
+            self._reason = piece.get("finish_reason") or self._reason
+
+    def _finish(self) -> Iterator[Event]:
+        if not self._frame or self._failed:
+            return
+        items = [*self._frame["output"], *([] if self._item is None else [self._item])]
+        if all(item["type"] == "reasoning" for item in items):  # an answer without text or calls has an empty message
+            yield from self._text("message", "", [])
+        yield from self._close()
+        cut = self._reason == "length"
+        self._frame["usage"] = None if self._usage is None else usage_of(self._usage)
+        self._frame["status"] = "incomplete" if cut else "completed"
+        self._frame["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
+        yield f"response.{self._frame['status']}", {"response": self._frame}
+
+    def _delta(self, delta: dict[str, Any], logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+        if thought := next((delta[name] for name in _THOUGHTS if delta.get(name)), None):
+            yield from self._text("reasoning", thought, [])
+        if delta.get("content"):
+            yield from self._text("message", delta["content"], logprobs)
+        for call in delta.get("tool_calls") or []:
+            yield from self._function_call(call)
+
+    def _text(self, kind: str, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
         if self._item is None or self._item["type"] != kind:
-            item = (
-                message_item(f"msg_{self._suffix}", [], "in_progress")
-                if kind == "message"
-                else {**reasoning_item(f"rs_{self._suffix}", "", "in_progress"), "content": []}
-            )
-            out = self._close() + self._open(item)
+            fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+            yield from self._open("msg" if kind == "message" else "rs", kind, content=[], **fields)
         assert self._item is not None
-        part = self._item["content"][0]
+        part, place = self._item["content"][0], {**self._place(), "content_index": 0}
         part["text"] += text
         if kind == "reasoning":
-            return out + self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=text)
-        part["logprobs"] += logprobs
-        place = {**self._place(), "content_index": 0}
-        return out + self._event("response.output_text.delta", **place, delta=text, logprobs=logprobs)
+            yield "response.reasoning_text.delta", {**place, "delta": text}
+        elif text:
+            part["logprobs"] += logprobs
+            yield "response.output_text.delta", {**place, "delta": text, "logprobs": logprobs}
 
-    def _function_call(self, piece: dict[str, Any]) -> bytes:
-        function, out = piece.get("function") or {}, b""
+    def _function_call(self, piece: dict[str, Any]) -> Iterator[Event]:
+        function = piece.get("function") or {}
         if piece["index"] != self._call:
             self._call = piece["index"]
-            call = {"id": piece.get("id"), "function": {"name": function.get("name") or "", "arguments": ""}}
-            out = self._close() + self._open(call_item(f"fc_{self._suffix}_{self._call}", call, "in_progress"))
+            named = {"call_id": piece.get("id"), "name": function.get("name") or "", "arguments": ""}
+            yield from self._open("fc", "function_call", f"_{self._call}", **named)
         assert self._item is not None
-        arguments = function.get("arguments") or ""
-        self._item["arguments"] += arguments
-        delta = self._event("response.function_call_arguments.delta", **self._place(), delta=arguments)
-        return out + (delta if arguments else b"")
+        if arguments := function.get("arguments"):
+            self._item["arguments"] += arguments
+            yield "response.function_call_arguments.delta", {**self._place(), "delta": arguments}
 
     def _place(self) -> dict[str, Any]:
-        assert self._item is not None and self._frame is not None
+        assert self._item is not None
         return {"item_id": self._item["id"], "output_index": len(self._frame["output"])}
 
-    def _open(self, item: dict[str, Any]) -> bytes:
-        self._item = item
+    def _open(self, prefix: str, kind: str, number: str = "", **fields: Any) -> Iterator[Event]:
+        """Close the open item and open one of this kind, with an empty part if it has content."""
+        yield from self._close()
+        item_id = f"{prefix}_{self._frame['id'].removeprefix('resp_')}{number}"
+        self._item = {"id": item_id, "type": kind, "status": "in_progress", **fields}
         index = self._place()["output_index"]
-        out = self._event("response.output_item.added", output_index=index, item=item)
-        if item["type"] == "function_call":
-            return out
-        part = text_part("", []) if item["type"] == "message" else {"type": "reasoning_text", "text": ""}
-        out += self._event("response.content_part.added", **self._place(), content_index=0, part=part)
-        item["content"] = [part]
-        return out
+        yield "response.output_item.added", {"output_index": index, "item": self._item}
+        if kind == "function_call":
+            return
+        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        part = part if kind == "message" else {"type": "reasoning_text", "text": ""}
+        yield "response.content_part.added", {**self._place(), "content_index": 0, "part": part}
+        self._item["content"] = [part]
 
-    def _close(self) -> bytes:
+    def _close(self) -> Iterator[Event]:
         """Close the open item, if any."""
-        if self._item is None or self._frame is None:
-            return b""
+        if self._item is None:
+            return
         item, place = self._item, self._place()
         item["status"] = "incomplete" if self._reason == "length" else "completed"
         if item["type"] == "function_call":
-            whole = {"name": item["name"], "arguments": item["arguments"]}
-            out = self._event("response.function_call_arguments.done", **place, **whole)
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            yield "response.function_call_arguments.done", {**place, **done}
         else:
             part, inside = item["content"][0], {**place, "content_index": 0}
-            kind = "output_text" if item["type"] == "message" else "reasoning_text"
-            more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
-            out = self._event(f"response.{kind}.done", **inside, text=part["text"], **more)
-            out += self._event("response.content_part.done", **inside, part=part)
-        out += self._event("response.output_item.done", output_index=place["output_index"], item=item)
+            logprobs = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            yield f"response.{part['type']}.done", {**inside, "text": part["text"], **logprobs}
+            yield "response.content_part.done", {**inside, "part": part}
+        yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
         self._frame["output"].append(item)
         self._item = None
-        return out

@@ -15,7 +15,7 @@ def fed(answer: AnswerText, ids: list[int], sizes: list[int]) -> str:
     shown, position, turn = "", 0, 0
     while position < len(ids):
         end = position + sizes[turn % len(sizes)]
-        shown += answer.feed(ids[position:end], last=end >= len(ids))[0]
+        shown += answer.feed(ids[position:end], last=end >= len(ids))[1]
         position, turn = end, turn + 1
     return shown
 
@@ -68,6 +68,6 @@ def test_stop_watch_sees_a_stop_string_across_tokens_and_only_in_its_window() ->
 
 def test_a_forced_beginning_is_part_of_the_call() -> None:
     answer = AnswerText(by_bytes, (), OutputParser('<tool_call>\n{"name": "f", "arguments": ', tools=True))
-    shown, calls = answer.feed(list(b'{"x": 1}}\n</tool_call>'), last=True)
+    _, shown, calls = answer.feed(list(b'{"x": 1}}\n</tool_call>'), last=True)
     assert shown == "" and [call["function"] for call in calls] == [{"name": "f", "arguments": '{"x": 1}'}]
     assert answer.finish_reason("stop") == "tool_calls" and answer.finish_reason("length") == "length"

@@ -33,8 +33,8 @@ def read(text: str, prompt: str, sizes: list[int], tools: bool = False) -> tuple
     ids, thoughts, shown, calls, position, turn = list(text.encode()), "", "", 0, 0, 0
     while position < len(ids):
         end = position + sizes[turn % len(sizes)]
-        piece, found = answer.feed(ids[position:end], last=end >= len(ids))
-        thoughts, shown, calls = thoughts + answer.thoughts, shown + piece, calls + len(found)
+        thought, piece, found = answer.feed(ids[position:end], last=end >= len(ids))
+        thoughts, shown, calls = thoughts + thought, shown + piece, calls + len(found)
         position, turn = end, turn + 1
     return thoughts, shown, calls
 
