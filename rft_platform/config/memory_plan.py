@@ -1,16 +1,19 @@
 """The GPU memory that trainer and engine need, computed before a run starts, and the settings that fit.
 
-``choose_memory`` fills in what the configuration leaves open: first the fastest trainer settings that fit beside the
-smallest useful engine, then the largest engine that fits beside this trainer.
+``choose_memory`` fills in what the configuration leaves open. Where engine and trainer share a GPU, the engine's cache
+comes first, because answers that wait for a place in it cost more than gradient checkpointing does: 512 answers of a 4B
+model took 24 s with 90,000 tokens of cache and 14 s with 150,000. The trainer gets the fastest settings that fit beside
+this cache, and the engine then gets what the trainer leaves.
 
 The trainer's part is the sum of what training keeps on each GPU: float32 weights, gradients and AdamW's two moments (16
 bytes a parameter, divided by the ranks), frozen models in the dtype of the activations, gathered weights, the
 activations of one pack, and the chunk of logits. Compared with four measurements of a 0.6B model on an H200
-(``benchmarks/results/training_step_gpu.json``) it is within 3 %.
+(``benchmarks/results/training_step_gpu.json``) it is within 3 %, and within 4 % of what 4B and 8B models used on H100s
+(``benchmarks/results/round_gpu_4b.json``).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ _STATE_BYTES = 16  # of a trained parameter: float32 weight, gradient and two mo
 _EAGER = 1.3  # activations without torch.compile, which keeps fewer intermediate tensors
 _HEAD_BYTES = 2 * GIB  # chunk of logits and its gradient at the peak
 _CONTEXT_BYTES = GIB  # CUDA context and libraries of a process
+_NCCL_BYTES = GIB  # buffers of the communication between ranks
+_RESERVED = 1.04  # what torch's allocator holds on a GPU, relative to what is in use
 _ENGINE_BYTES = 2 * GIB  # the largest forward pass of an engine, within its share
 _GRAPHS_BYTES = 2 * GIB  # CUDA graphs and context of an engine, beyond its share
 _ADAPTER_GRAPHS_BYTES = 2 * GIB  # with adapters an engine has graphs for both kinds of batches: 3.1 to 3.4 GiB in all
@@ -35,8 +40,8 @@ _LARGEST_PACK, _FAST_PACK, _PACK_STEP = 32768, 8192, 1024  # tokens; smaller pac
 _CPU_PACK = 16384
 _HOST_FACTOR = 1.25  # host memory for an offloaded state, relative to its size
 _USABLE = 0.97  # of a GPU's memory: the rest is lost to the driver and to fragmentation
-_ALONE_SHARE, _LARGEST_SHARE, _UNKNOWN_SHARE = 0.9, 0.5, 0.4  # of a GPU, for an engine: alone; beside a trainer
-_USEFUL_CACHE = 65536  # tokens of running answers that an engine should hold
+_ALONE_SHARE, _LARGEST_SHARE, _UNKNOWN_SHARE = 0.9, 0.6, 0.4  # of a GPU, for an engine: alone; beside a trainer
+_SMALLEST_CACHE = 65536  # tokens of running answers that an engine should hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +118,17 @@ class TrainerMemory:
     gathered: int  # weights of whole layers in the dtype of the activations
     activations: int  # of one pack
     head: int  # logits, and the gathered embedding with its gradient
+    communication: int  # buffers for gradients on their way to other ranks
+
+    @property
+    def in_use(self) -> int:
+        """What tensors occupy at the peak."""
+        return self.state + self.gathered + self.activations + self.head + self.communication
 
     @property
     def total(self) -> int:
-        """All of it, with the process's CUDA context."""
-        return self.state + self.gathered + self.activations + self.head + _CONTEXT_BYTES
+        """What the process needs: tensors, free blocks between them, and its CUDA context."""
+        return int(_RESERVED * self.in_use) + _CONTEXT_BYTES
 
 
 def trainer_memory(run: RunSettings, shape: ModelShape, choice: MemoryChoice) -> TrainerMemory:
@@ -139,12 +150,14 @@ def trainer_memory(run: RunSettings, shape: ModelShape, choice: MemoryChoice) ->
     if choice.gradient_checkpointing:
         kept = shape.layers * shape.hidden + layer
     eager = 1.0 if trainer.torch_compile is not False and size == 2 else _EAGER
-    embedding = shape.vocabulary * shape.hidden * (size + 4)
+    embedding = shape.vocabulary * shape.hidden
+    sent = embedding + 2 * shape.parameters // shape.layers  # gathered a second time, and the float32 gradient's copy
     return TrainerMemory(
         state=state,
         gathered=gathered * size if size == 2 or trainer.nproc > 1 else 0,
         activations=int(choice.max_tokens_per_pack * kept * size * eager),
-        head=_HEAD_BYTES + embedding,
+        head=_HEAD_BYTES + embedding * (size + 4),
+        communication=_NCCL_BYTES + sent * (size + 4 // trainer.nproc) if trainer.nproc > 1 else 0,
     )
 
 
@@ -160,22 +173,22 @@ def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Me
         pack = trainer.max_token_len_per_gpu or _CPU_PACK
         return MemoryChoice(pack, bool(trainer.gradient_checkpointing), bool(trainer.cpu_offload), _share(run, share))
     usable = int(_USABLE * gpu_bytes)
-    beside = _smallest_engine(run, shape, gpu_bytes) if placement.shared and placement.engines else 0
-    choice = None
-    for choice in _trainer_choices(run, shape, usable - beside):  # the last one needs least
+    engines = list(_engine_sizes(run, shape, gpu_bytes)) if placement.shared and placement.engines else [0]
+    for beside, choice in _choices(run, shape, usable, engines):  # the last one needs least
         if trainer_memory(run, shape, choice).total <= usable - beside:
             break
-    assert choice is not None
     if not placement.shared:
         return replace(choice, engine_share=_share(run, _ALONE_SHARE))
     left = usable - trainer_memory(run, shape, choice).total - _beyond_share(run)
-    least = beside - _beyond_share(run)
+    least = engines[-1] - _beyond_share(run)
     share = min(_LARGEST_SHARE, max(left, least) / gpu_bytes)
     return replace(choice, engine_share=_share(run, int(share * 100) / 100))
 
 
-def _trainer_choices(run: RunSettings, shape: ModelShape, room: int) -> Iterator[MemoryChoice]:
-    """The possible settings of the trainer, fastest first, each with the largest pack that ``room`` bytes allow."""
+def _choices(
+    run: RunSettings, shape: ModelShape, usable: int, engines: Sequence[int]
+) -> Iterator[tuple[int, MemoryChoice]]:
+    """The possible settings, fastest first: bytes of the engine, and the trainer with the largest pack beside it."""
     trainer = run.config.trainer
     longest = -(-(run.config.model.max_model_len or 1) // _PACK_STEP) * _PACK_STEP
     given = trainer.gradient_checkpointing
@@ -183,21 +196,23 @@ def _trainer_choices(run: RunSettings, shape: ModelShape, room: int) -> Iterator
     if trainer.cpu_offload is None and _HOST_FACTOR * _STATE_BYTES * shape.parameters > virtual_memory().total:
         offloads = (False,)
     modes = [
-        (offload, checkpointing, least)
+        (engine, offload, checkpointing, least)
         for offload in offloads
+        for engine in engines
         for checkpointing, least in ((False, _FAST_PACK), (True, _FAST_PACK), (True, _PACK_STEP), (False, _PACK_STEP))
         if (checkpointing if given is None else given) == checkpointing
         and (given is False or checkpointing or least == _FAST_PACK)
     ]
-    for offload, checkpointing, least in modes:
+    for engine, offload, checkpointing, least in modes:
         smallest = max(least, longest)
         choice = MemoryChoice(trainer.max_token_len_per_gpu or smallest, checkpointing, offload, 0.0)
         if trainer.max_token_len_per_gpu is None:
             needed = trainer_memory(run, shape, choice)
-            most = smallest * (room - needed.total + needed.activations) // max(needed.activations, 1)
+            left = (usable - engine - needed.total) / _RESERVED + needed.activations
+            most = int(smallest * left / max(needed.activations, 1))
             largest = min(max(_LARGEST_PACK, longest), most // _PACK_STEP * _PACK_STEP)
             choice = replace(choice, max_tokens_per_pack=max(smallest, largest))
-        yield choice
+        yield engine, choice
 
 
 def _share(run: RunSettings, of_all: float) -> float:
@@ -206,14 +221,26 @@ def _share(run: RunSettings, of_all: float) -> float:
     return of_all / run.config.explorer.engines_per_gpu if given is None else given
 
 
-def _smallest_engine(run: RunSettings, shape: ModelShape, gpu_bytes: int) -> int:
-    """Bytes of a GPU for its engines: the user's share, or weights and a cache for some answers."""
-    explorer, longest = run.config.explorer, run.config.model.max_model_len or _USEFUL_CACHE
+def _engine_sizes(run: RunSettings, shape: ModelShape, gpu_bytes: int) -> Iterator[int]:
+    """Bytes of a GPU for its engines: the user's share; or weights and a cache, first for all answers that run at once.
+
+    An answer fills half of its context on average. Each further size has half of the cache, at least room for some
+    answers.
+    """
+    explorer, longest = run.config.explorer, run.config.model.max_model_len or _SMALLEST_CACHE
     if explorer.rollout_model.gpu_memory_utilization is not None:
-        return _engine_bytes(run, gpu_bytes, explorer.rollout_model.gpu_memory_utilization) + _beyond_share(run)
-    cache = max(longest, min(64 * longest, _USEFUL_CACHE)) * _cache_bytes(run, shape)
+        yield _engine_bytes(run, gpu_bytes, explorer.rollout_model.gpu_memory_utilization) + _beyond_share(run)
+        return
     weights = 2 * shape.parameters // explorer.rollout_model.tensor_parallel_size
-    return explorer.engines_per_gpu * (weights + _ENGINE_BYTES + cache) + _beyond_share(run)
+    least = max(longest, min(64 * longest, _SMALLEST_CACHE))
+    cache = max(least, explorer.runner_per_model * longest // 2)
+    while True:
+        used = weights + _ENGINE_BYTES + cache * _cache_bytes(run, shape)
+        if cache == least or used <= _LARGEST_SHARE * gpu_bytes / explorer.engines_per_gpu:
+            yield explorer.engines_per_gpu * used + _beyond_share(run)
+        if cache == least:
+            return
+        cache = max(least, cache // 2)
 
 
 def _beyond_share(run: RunSettings) -> int:
@@ -255,7 +282,11 @@ def _chosen(run: RunSettings, choice: MemoryChoice, gpu_count: int) -> list[str]
         if trainer.max_token_len_per_gpu is None:
             chosen.append(f"trainer.max_token_len_per_gpu {choice.max_tokens_per_pack}")
         if trainer.gradient_checkpointing is None:
-            why = f" (without it packs of {_FAST_PACK:,} tokens do not fit)" if choice.gradient_checkpointing else ""
+            why = (
+                f" (without it packs of {_FAST_PACK:,} tokens do not fit beside the engine)"
+                if choice.gradient_checkpointing
+                else ""
+            )
             chosen.append(f"trainer.gradient_checkpointing {str(choice.gradient_checkpointing).lower()}{why}")
         if trainer.cpu_offload is None and choice.cpu_offload:
             chosen.append("trainer.cpu_offload true (the optimiser's state does not fit on the GPU)")
@@ -306,9 +337,10 @@ def gpu_bytes() -> int | None:
 
 def _remedy(run: RunSettings, choice: MemoryChoice, needed: TrainerMemory, room: int, shared: bool) -> str:
     ways = []
-    rest = needed.total - needed.activations
+    rest = needed.total - int(_RESERVED * needed.activations)
     if rest < room and choice.max_tokens_per_pack > _PACK_STEP:
-        fitting = int(choice.max_tokens_per_pack * (room - rest) / needed.activations) // _PACK_STEP * _PACK_STEP
+        left = (room - rest) / _RESERVED
+        fitting = int(choice.max_tokens_per_pack * left / needed.activations) // _PACK_STEP * _PACK_STEP
         if fitting >= (run.config.model.max_model_len or 1):
             ways.append(f"set trainer.max_token_len_per_gpu to {fitting} or less, or leave it out")
     if not choice.gradient_checkpointing:

@@ -33,7 +33,7 @@ class RolloutModel(Section):
     """vLLM: reuse the KV cache of prompts with a common beginning."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """vLLM: share of the GPU's memory that the engine may use. Default: 0.9; on a GPU that the trainer uses too, what
-    the trainer leaves, at most 0.5."""
+    the trainer leaves, at most 0.6."""
     enforce_eager: bool = False
     """vLLM: do not capture CUDA graphs; starts faster, samples more slowly."""
     dtype: str = "bfloat16"

@@ -65,7 +65,7 @@ class Trainer(Section):
     needs. Default: only if the model does not fit otherwise."""
     gradient_checkpointing: bool | None = None
     """Recompute a layer's activations in the backward pass: less memory, a third more work. Default: only if packs of
-    8,192 tokens do not fit otherwise."""
+    8,192 tokens do not fit otherwise, beside an engine whose cache holds the answers that run at once."""
     torch_compile: bool | None = None
     """Compile the layers for packs of a few static lengths. Default: on for GPUs in bfloat16, where it halves the time
     of a step after half a minute of compilation in the first one; off elsewhere."""
