@@ -79,25 +79,25 @@ def _parse(body: bytes, most_values: int) -> Any:
         raise ApiError(400, f"the body must be JSON: {error}", "invalid_value") from error
 
 
+class _ParsedRequest(Request):
+    """A request whose body has been parsed; FastAPI calls ``json``."""
+
+    value: Any = None
+
+    async def json(self) -> Any:
+        return self.value
+
+
 def parsing_route(most_values: int) -> "type[APIRoute]":
     """A FastAPI route whose JSON body ``parse_body`` parses; an empty body is None."""
-    from fastapi import Request as FastRequest  # imported here, because the environment of an agent may lack it
-    from fastapi.routing import APIRoute
-
-    class ParsedRequest(FastRequest):
-        """A request whose body has been parsed; FastAPI calls ``json``."""
-
-        value: Any = None
-
-        async def json(self) -> Any:
-            return self.value
+    from fastapi.routing import APIRoute  # imported here, because the environment of an agent may lack it
 
     class ParsingRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
 
             async def parse_and_handle(request: Request) -> Response:
-                parsed = ParsedRequest(request.scope, request.receive)
+                parsed = _ParsedRequest(request.scope, request.receive)
                 body = await parsed.body()
                 parsed.value = await parse_body(body, most_values) if body else None
                 return await handle(parsed)
