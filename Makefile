@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo demo-online test test-slow test-long test-all chaos bench-gpu lint ui image clean lock licences configuration modules docs audit vllm-cpu vllm-gpu test-vllm agent-envs test-agents test-trackers
+.PHONY: setup demo demo-online test test-slow test-long test-all chaos bench-gpu lint ui image clean lock licences configuration docs audit vllm-cpu vllm-gpu test-vllm agent-envs test-agents test-trackers
 
 setup: $(VENV)/.installed
 
@@ -106,10 +106,6 @@ licences: setup
 # docs/configuration.md, from the schema of rft.yaml.
 configuration: setup
 	$(BIN)/python -m scripts.configuration
-
-# docs/modules.md, from the docstrings.
-modules: setup
-	$(BIN)/python -m scripts.modules
 
 # The documentation site, in build/site. MERMAID_JS=/path/to/mermaid.min.js puts the drawing of diagrams into it, for readers
 # without network; otherwise their browser loads it from unpkg.com.

@@ -1,7 +1,4 @@
-"""Write docs/modules.md: every module of the package with the first sentence of its docstring and its public names.
-
-``make modules`` runs this. A test fails where the page is older than the code.
-"""
+"""The page of the documentation site that lists every module with the first sentence of its docstring and its names."""
 
 import ast
 from collections.abc import Iterator
@@ -9,11 +6,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "rft_platform"
-PAGE = ROOT / "docs" / "modules.md"
 HEADER = """# Modules
 
-Every module of `rft_platform` with its first sentence and its public names. `make modules` generates this page: do not
-edit it. [Architecture](architecture.md) explains how the folders work together, and has a table of common tasks.
+Every module of `rft_platform` with its first sentence and its public names.
+[Architecture](architecture.md) explains how the folders work together, and has a table of common tasks.
 """
 _MOST_NAMES = 8
 
@@ -49,7 +45,3 @@ def _first_sentence(tree: ast.Module) -> str:
     end = min((at for mark in (". ", ": ``") if (at := text.find(mark)) > 0), default=len(text))
     sentence = text[:end].rstrip(".").replace("``", "`").replace("|", "\\|")
     return f"{sentence}." if sentence else ""
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

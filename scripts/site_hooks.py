@@ -17,6 +17,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from scripts import modules
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/*/README.md")
 MERMAID = "assets/mermaid.min.js"
@@ -27,7 +29,8 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from outside ``docs/``, and mermaid if MERMAID_JS names it."""
+    """Add the pages from outside ``docs/``, the list of modules, and mermaid if MERMAID_JS names it."""
+    files.append(File.generated(config, "modules.md", content=modules.page()))
     for pattern in OUTSIDE:
         for source in sorted(REPOSITORY.glob(pattern)):
             text = source.read_text(encoding="utf-8")

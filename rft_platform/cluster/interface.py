@@ -63,6 +63,7 @@ class Service:
     answer_s: float = 30.0  # a service whose /health is silent for so long is replaced
     grace_s: float = 7.0  # how long it may take to end before it is killed
     shutdown_path: str = ""  # a POST here lets it end after the work that it does; "": SIGTERM does
+    stages: Mapping[str, str] = field(default_factory=dict)  # text that it prints while it starts -> what it does then
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,8 @@ class Cluster(Protocol):
         """The address of the running service, which is started first if it does not run.
 
         A service of this name that has another digest, or does not answer, is ended and replaced. Of two callers at
-        once one starts the service and both get its address. Raises ``StartError`` if the service does not start.
+        once one starts the service and both get its address. Announces (``common.progress``) the ``stages`` that a
+        starting service reaches. Raises ``StartError`` if the service does not start.
         """
         ...
 

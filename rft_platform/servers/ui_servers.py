@@ -129,15 +129,15 @@ def _url(host: str, port: int) -> str:
 
 
 def _workspace(home: Home) -> Path:
-    """Write a copy of the shipped workspace file with the package's folder as working directory; returns its path.
+    """Write the workspace file of ``home``; returns its path.
 
-    Otherwise Dagster puts the folder in which it was started first on the module path while it loads the definitions.
-    The user's files in that folder would shadow libraries.
+    Without a working directory Dagster puts the folder in which it was started first on the module path while it loads
+    the definitions. The user's files in that folder would shadow libraries.
     """
-    workspace = yaml.safe_load((_PACKAGE / "jobs" / "workspace.yaml").read_text(encoding="utf-8"))
-    workspace["load_from"][0]["python_module"]["working_directory"] = str(_PACKAGE.parent)
+    location = {"module_name": "rft_platform.definitions", "location_name": "rft_platform"}
+    module = {**location, "working_directory": str(_PACKAGE.parent)}
     file = home.dagster / "workspace.yaml"
-    write_text(file, yaml.safe_dump(workspace))
+    write_text(file, yaml.safe_dump({"load_from": [{"python_module": module}]}))
     return file
 
 

@@ -2,8 +2,10 @@
 it is idle. argv: the text that it repeats."""
 
 import asyncio
+import os
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -23,7 +25,10 @@ def main(text: str) -> None:
         print("error: the text is wrong", flush=True)
         sys.exit(EXIT_USER_ERROR)
     service = ServiceProcess.from_environment("echo")
-    print(f"repeats {text}", flush=True)
+    print("imports\n0 %\r50 %\rno", end="", flush=True)
+    time.sleep(float(os.environ.get("ECHO_DELAY_S", "0")))
+    print(f"thing\nrepeats {text}", flush=True)
+    time.sleep(float(os.environ.get("ECHO_DELAY_S", "0")))
 
     def stop() -> None:
         server.should_exit = True

@@ -112,9 +112,7 @@ def _logs_name_the_runs(home: Home, jobs: dict[str, str]) -> None:
 
 def _tick_sensors(project: ProjectFolder, instance: dg.DagsterInstance) -> None:
     """A real daemon, until the sensor that runs by default has ticked: its state and its ticks are in Postgres too."""
-    from rft_platform import jobs
-
-    workspace = Path(jobs.__path__[0]) / "workspace.yaml"
+    workspace = Path(__file__).parents[2] / "workspace.yaml"
     environment = {**project.environment, "DAGSTER_HOME": str(project.home / "dagster"), "RFT_SENSOR_INTERVAL_S": "1"}
     log = project.home / "logs" / "daemon.log"
     with log.open("w") as stream:

@@ -18,7 +18,6 @@ import pytest
 import yaml
 from interface import FINISHED, Ui, running_ui, stretched, wait_for
 
-import rft_platform
 from rft_platform.assets.run_failure import CAUSE_TAG
 from rft_platform.cluster.local.leases import read_lease
 from rft_platform.common.files import digest_file
@@ -31,7 +30,7 @@ from rft_platform.rounds.setup.connections import connect_engine, connect_traine
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NOT_FINISHED = [status for status in dg.DagsterRunStatus if status.value not in FINISHED]
-WORKSPACE = str(Path(rft_platform.__file__).parent / "jobs" / "workspace.yaml")
+WORKSPACE = str(Path(__file__).parents[2] / "workspace.yaml")
 
 
 def lasting(tiny_model, rounds: int, offset: int, tasks: int) -> dict:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import modules
+
 REPOSITORY = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
@@ -32,13 +34,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_there_and_can_be_searched(site: Path) -> None:
     pages = {file.relative_to(REPOSITORY / "docs").with_suffix(".html") for file in (REPOSITORY / "docs").glob("*.md")}
-    pages |= {Path("CHANGELOG.html"), Path("CONTRIBUTING.html"), Path("examples/openai_loop/index.html")}
+    outside = ("CHANGELOG.html", "CONTRIBUTING.html", "examples/openai_loop/index.html", "modules.html")
+    pages |= set(map(Path, outside))
     assert [str(page) for page in pages if not (site / page).exists()] == []
     found = {
         entry["location"].partition("#")[0]
         for entry in json.loads((site / "search/search_index.json").read_text())["docs"]
     }
     assert {str(page) for page in pages} - {"index.html"} <= found
+
+
+def test_every_module_has_a_sentence() -> None:
+    empty = [line for line in modules.page().splitlines() if line.startswith("| `") and not line.split("|")[2].strip()]
+    assert not empty
 
 
 def test_diagrams_are_left_to_mermaid_and_links_out_of_docs_lead_to_pages(site: Path) -> None:

@@ -1,6 +1,6 @@
 """Runs that a command executes itself have the origin by which Dagster's interface finds their job."""
 
-from importlib import resources
+from pathlib import Path
 
 import dagster as dg
 import yaml
@@ -8,6 +8,7 @@ import yaml
 from rft_platform.config.home import Home
 from rft_platform.jobs.dagster_internals.driver_instance import CODE_LOCATION, MODULE
 from rft_platform.jobs.instance import open_instance
+from rft_platform.servers import ui_servers
 
 
 @dg.op
@@ -30,7 +31,9 @@ def test_a_run_of_a_driver_belongs_to_the_code_location(tmp_path) -> None:
         assert (origin.job_name, origin.location_name) == ("explore_job", CODE_LOCATION)
 
 
-def test_the_origin_names_the_shipped_workspace() -> None:
-    text = resources.files("rft_platform.jobs").joinpath("workspace.yaml").read_text()
-    (entry,) = yaml.safe_load(text)["load_from"]
-    assert entry["python_module"] == {"module_name": MODULE, "location_name": CODE_LOCATION}
+def test_the_origin_names_the_location_of_both_workspace_files(tmp_path: Path) -> None:
+    written = ui_servers._workspace(Home(tmp_path))
+    for file in (Path(__file__).parents[2] / "workspace.yaml", written):
+        (entry,) = yaml.safe_load(file.read_text())["load_from"]
+        location = {k: v for k, v in entry["python_module"].items() if k != "working_directory"}
+        assert location == {"module_name": MODULE, "location_name": CODE_LOCATION}

@@ -174,7 +174,7 @@ def daemon(project: Project, inbox: Inbox) -> Iterator[Callable[[], None]]:
         instance.get_runs_count()
     project.home.config_file.rename(project.home.root / "away.yaml")  # nothing to launch: this is about alerts
     log = project.home.root / "daemon.log"
-    workspace = Path(sys.modules["rft_platform.jobs"].__path__[0]) / "workspace.yaml"
+    workspace = Path(__file__).parents[2] / "workspace.yaml"
     environment = {
         **os.environ,
         "RFT_HOME": str(project.home.root),

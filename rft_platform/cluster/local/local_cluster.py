@@ -41,6 +41,7 @@ from rft_platform.cluster.local.processes import (
 from rft_platform.cluster.local.service_process import service_environment
 from rft_platform.common.errors import TransientError
 from rft_platform.common.files import last_lines, write_text
+from rft_platform.common.progress import announce
 
 _HEALTH_S = 10.0  # time-out of one request to /health
 _LOOK_S = 0.2
@@ -158,12 +159,37 @@ class LocalCluster:
     def _start(self, path: Path, service: Service) -> Lease:
         end_strays(path, service.grace_s)  # of a starter that was killed before the lease was written
         log = self.log_file(service.name)
+        progress = StartProgress(service, log)
         process = start_detached(command_of(service), log, self._environment(service))
         try:
-            return wait_for_lease(path, process, service.start_timeout_s, log)
+            return wait_for_lease(path, process, service.start_timeout_s, log, progress)
         except StartError:
             stop_process(process, service.grace_s)
             raise
+
+
+class StartProgress:
+    """Announces the stages of a service that is about to start, from the lines that it adds to its log."""
+
+    def __init__(self, service: Service, log: Path) -> None:
+        self._service, self._log = service, log
+        self._read = log.stat().st_size if log.exists() else 0
+        self._stage = ""
+
+    def update(self) -> None:
+        """Announce the stage of the newest line that names one, if it is another stage."""
+        if not self._service.stages or not self._log.exists():
+            return
+        with self._log.open("rb") as file:
+            file.seek(self._read)
+            added = file.read()
+        complete = added[: max(added.rfind(b"\n"), added.rfind(b"\r")) + 1]  # a progress bar ends its states with \r
+        self._read += len(complete)
+        lines = complete.decode(errors="replace").splitlines()
+        reached = [stage for line in lines for text, stage in self._service.stages.items() if text in line]
+        if reached and reached[-1] != self._stage:
+            self._stage = reached[-1]
+            announce(f"{self._service.name}: {self._stage}")
 
 
 def end_use(lease_file: Path, starter: str | None) -> None:
@@ -210,8 +236,10 @@ def run_node(service: Service, node_rank: int) -> int:
     return run_in_foreground(command_of(service, node_rank), {**os.environ, **service.env})
 
 
-def wait_for_lease(path: Path, process: psutil.Process, timeout_s: float, log_file: Path) -> Lease:
-    """Wait until ``process`` or a child of it has written its lease at ``path``.
+def wait_for_lease(
+    path: Path, process: psutil.Process, timeout_s: float, log_file: Path, progress: StartProgress | None = None
+) -> Lease:
+    """Wait until ``process`` or a child of it has written its lease at ``path``, and update ``progress`` meanwhile.
 
     Raises ``StartError`` with the log's last lines as soon as the process ends, or after ``timeout_s``.
     """
@@ -228,6 +256,8 @@ def wait_for_lease(path: Path, process: psutil.Process, timeout_s: float, log_fi
             raise StartError(text, code, last_lines(log_file, 1).strip() if log_file.exists() else "")
         if time.monotonic() > deadline:
             raise StartError(f"{name} was not ready after {timeout_s:.0f} s. {_tail(log_file)}")
+        if progress is not None:
+            progress.update()
         time.sleep(POLL_S)
 
 

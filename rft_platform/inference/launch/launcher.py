@@ -15,7 +15,7 @@ from rft_platform.config.gpu_placement import POLICY_ENGINE
 from rft_platform.inference.client import HEARTBEAT_TIMEOUT_S, EngineClient
 from rft_platform.inference.serving.weight_files import model_digest
 from rft_platform.inference.vllm_engine.server_settings import VllmOptions
-from rft_platform.inference.vllm_engine.versions import installed_in, required_in
+from rft_platform.inference.vllm_engine.versions import START_STAGES, installed_in, required_in
 from rft_platform.openai_api.templates import load_template
 
 PACKAGES = {
@@ -111,6 +111,7 @@ def engine_service(model_path: Path, spec: EngineSpec, name: str, gpus: str | No
         idle_timeout_s=spec.idle_timeout_s,
         start_timeout_s=START_TIMEOUT_S,
         grace_s=STOP_TIMEOUT_S,
+        stages=START_STAGES if kind == "vllm" else {},
     )
 
 

