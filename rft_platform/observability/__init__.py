@@ -2,8 +2,8 @@
 
 Read in this order:
 
-- ``logs``: ``configure``, called once in a process's entry point; ``phase_context`` for phases.
+- ``logs``: ``configure``, called once in a process's entry point; the text and JSON formats; ``phase_context`` for
+  phases.
 - ``log_context``: ``PhaseContext``, the round, run and phase of a log line, passed on in an HTTP header.
-- ``log_formats``: text and JSON formatters.
 - ``masked_output``: standard output and error with secrets masked.
 """

@@ -5,12 +5,12 @@ Source-compatible with ``agentscope.tuner``; AgentScope itself is needed only if
 
 Read in this order:
 
-- ``tuning``: ``tune()``; ``types``: workflow and judge types and their outputs.
+- ``tuning``: ``tune()``, also from notebooks; ``types``: workflow and judge types and their outputs.
 - ``sections``: the settings that users give for model, dataset and algorithm.
-- ``translation``: converts the arguments to the platform's configuration, with ``functions``, ``config_layers`` and
+- ``translation``: converts the arguments to the platform's configuration, with ``functions`` and
   ``experiment_paths``.
 - ``model_selection``: ``select_model()``; ``refused``: names of the API that this platform does not support.
-- ``result``: ``TuneResult``; ``event_loops``: calls from notebooks.
+- ``result``: ``TuneResult``.
 """
 
 from rft_platform.rollout.class_style import Experience, ModelWrapper, Task, Workflow

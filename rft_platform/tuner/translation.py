@@ -1,11 +1,12 @@
 """Translate the arguments of ``tune()`` to the platform's configuration.
 
-There are three layers of settings: defaults, the YAML file, and the caller's arguments. Later layers override earlier
-ones.
+There are three layers of settings: defaults, the YAML file, and the caller's arguments. Each is a nested mapping. Later
+layers override earlier ones.
 """
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.load import build_config, read_settings
 from rft_platform.config.paths import resolve_paths
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.tuner.config_layers import Layer, merged, nested, value_at
 from rft_platform.tuner.experiment_paths import ExperimentPaths, experiment_paths
 from rft_platform.tuner.functions import TunedFunctions
 from rft_platform.tuner.sections import (
@@ -24,6 +24,42 @@ from rft_platform.tuner.sections import (
     TunerSection,
     check_argument_types,
 )
+
+Layer = dict[str, Any]
+
+
+def nested(values: Mapping[str, Any]) -> Layer:
+    """Convert dotted keys to nested mappings: ``{"model.top_p": 1}`` becomes ``{"model": {"top_p": 1}}``."""
+    layer: Layer = {}
+    for key, value in values.items():
+        *parents, last = key.split(".")
+        section = layer
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    return layer
+
+
+def merged(*layers: Mapping[str, Any]) -> Layer:
+    """Merge layers into one: mappings key by key; any other value replaces the earlier one."""
+    result: Layer = {}
+    for layer in layers:
+        for key, value in layer.items():
+            known = result.get(key)
+            if isinstance(known, dict) and isinstance(value, Mapping):
+                result[key] = merged(known, value)
+            else:
+                result[key] = deepcopy(value)
+    return result
+
+
+def value_at(layer: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key; None if there is none."""
+    found: Any = layer
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
 
 _SERVING = {
     "enable_thinking": "enable_thinking",

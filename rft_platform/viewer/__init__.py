@@ -1,6 +1,6 @@
 """`rft view`: pages over the experience store: search runs, read a transcript token by token, compare two policies.
 
-``queries`` reads runs and rows by DuckDB; ``tokens`` turns token ids into coloured text; ``app`` has the routes of the
-pages and serves them behind the web guard. ``templates`` has Jinja templates; the style sheets and scripts that all
-pages of the platform share are in ``serving.pages``. Read in this order: ``queries``, ``tokens``, ``app``.
+``queries`` reads runs and rows by DuckDB; ``app`` has the routes of the pages, turns token ids into coloured text, and
+serves the pages behind the web guard. ``templates`` has Jinja templates; the style sheets and scripts that all
+pages of the platform share are in ``serving.pages``. Read in this order: ``queries``, ``app``.
 """

@@ -12,7 +12,7 @@ from rft_platform.cli.views.transcript import _print_message
 from rft_platform.common.errors import UserError
 from rft_platform.common.fault_classification import described
 from rft_platform.common.redaction import visible
-from rft_platform.observability.log_formats import HumanFormatter, JsonFormatter
+from rft_platform.observability.logs import HumanFormatter, JsonFormatter
 
 HOSTILE = "\x1b]0;pwn\x07\x1b[31m\x9b2J\u202egnp\u2066\r\x00\x7f"
 SHOWN = r"\x1b]0;pwn\x07\x1b[31m\x9b2J\u202egnp\u2066\x0d\x00\x7f"

@@ -9,8 +9,8 @@ from rft_platform.config.allowed_changes import FREE, check_unchanged
 from rft_platform.config.load import build_config
 from rft_platform.config.schema.buffer import MODEL_JUDGES
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.judging.execution import judge_registry
-from rft_platform.tuner.config_layers import merged, nested, value_at
+from rft_platform.judging.execution import compose
+from rft_platform.tuner.translation import merged, nested, value_at
 
 TASKSET = "buffer.explorer_input.taskset"
 CRITIC = {"name": "critic", "base_url": "https://a/v1", "model": "big"}
@@ -70,7 +70,7 @@ def test_what_rounds_compute_may_not(changes: dict[str, Any], named: str) -> Non
 
 
 def test_an_argument_called_like_patience_is_one_of_model_judges_alone() -> None:
-    assert set(MODEL_JUDGES) == set(judge_registry.MODEL_JUDGES)
+    assert set(MODEL_JUDGES) == set(compose.MODEL_JUDGES)
     parts = [
         {"judge": "llm", "args": {"model": "critic", "criteria": {"a": "b"}}},
         {"judge": "my.code:f", "args": {"budget": 1}},

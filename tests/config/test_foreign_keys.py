@@ -26,7 +26,7 @@ from rft_platform.config.foreign.treatments import Moved, Noted, Refused, find, 
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.judging.execution.judge_registry import MODEL_JUDGES, RULES
+from rft_platform.judging.execution.compose import MODEL_JUDGES, RULES
 from rft_platform.rollout.workflow import BUILT_IN
 
 TASKSET = "buffer.explorer_input.taskset"

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from rft_platform.common.errors import EngineError
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.launch.pool_start import engine_devices, find_or_start_pool
-from rft_platform.inference.pool.partition import ROWS_A_SHARE, level, partition
-from rft_platform.inference.pool.replicas import PROBE_AFTER_S, Replica, Replicas
+from rft_platform.inference.pool.replicas import PROBE_AFTER_S, ROWS_A_SHARE, Replica, Replicas, level, partition
 
 
 def replicas(count: int) -> Replicas:

@@ -8,11 +8,10 @@ from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import Queued
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.definitions import defs
-from rft_platform.jobs import dagster_yaml
+from rft_platform.jobs import instance as settings_module
 from rft_platform.jobs.dagster_internals.driver_instance import job_origin
 from rft_platform.jobs.dagster_internals.run_launcher import WatchedRunLauncher
-from rft_platform.jobs.dagster_yaml import ensure_settings, shipped_settings
-from rft_platform.jobs.instance import open_instance
+from rft_platform.jobs.instance import URL, ensure_settings, ensure_storage, open_instance, shipped_settings
 from rft_platform.jobs.sensor_interval import INTERVAL, sensor_interval_s
 
 
@@ -26,18 +25,18 @@ def test_a_fresh_file_is_ours_and_stays(tmp_path):
 
 
 def test_a_file_with_the_section_for_postgres_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(dagster_yaml, "_check_url", lambda url: None)  # the driver may not be installed
-    monkeypatch.setenv(dagster_yaml.URL, "postgresql+psycopg2://rft:secret@127.0.0.1/none")
+    monkeypatch.setattr(settings_module, "_check_url", lambda url: None)  # the driver may not be installed
+    monkeypatch.setenv(URL, "postgresql+psycopg2://rft:secret@127.0.0.1/none")
     file = tmp_path / "dagster.yaml"
     ensure_settings(file)
-    dagster_yaml.ensure_storage(file)
+    ensure_storage(file)
     written = file.stat().st_mtime_ns
     ensure_settings(file)
-    dagster_yaml.ensure_storage(file)
+    ensure_storage(file)
     assert file.stat().st_mtime_ns == written
     assert yaml.safe_load(file.read_text()) == {
         **yaml.safe_load(shipped_settings()),
-        "storage": {"postgres": {"postgres_url": {"env": dagster_yaml.URL}}},
+        "storage": {"postgres": {"postgres_url": {"env": URL}}},
     }
 
 

@@ -13,8 +13,7 @@ import yaml
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.buffer import WeightedJudge
-from rft_platform.judging.execution.compose import build_judge
-from rft_platform.judging.execution.judge_registry import MODEL_JUDGES, RULES, find_judge
+from rft_platform.judging.execution.compose import MODEL_JUDGES, RULES, build_judge, find_judge
 from rft_platform.judging.execution.judge_version import used_source
 from rft_platform.judging.types import check_judge_function
 

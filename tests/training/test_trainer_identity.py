@@ -19,7 +19,7 @@ from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import DamagedError
 from rft_platform.common.files import read_json, write_sealed_json
 from rft_platform.training.checkpoint.manifest import identify
-from rft_platform.training.loop.identity import training_identity
+from rft_platform.training.loop.plan import training_identity
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import Layout, TrainRequest
 

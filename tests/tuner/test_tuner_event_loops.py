@@ -8,7 +8,7 @@ import time
 import pytest
 
 from rft_platform.cluster.this_process import terminable, undisturbed
-from rft_platform.tuner.event_loops import outside_event_loop
+from rft_platform.tuner.tuning import outside_event_loop
 
 
 def loop_of_its_own() -> str:

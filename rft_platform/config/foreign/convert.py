@@ -1,14 +1,304 @@
-"""Convert the content of another system's configuration file: its keys by the table ``KEYS``, and its names."""
+"""Convert the content of another system's configuration file: its keys by the table ``KEYS``, and its names.
 
-from collections.abc import Iterator
+- Tasksets get the default workflows and rewards of the other system, and the names of both are replaced.
+- Section ``stages``, a supervised fine-tuning and the training after it, becomes one project: the fine-tuning becomes
+  section ``warm_start`` (round 0), and the sections of the other stage replace those of the file.
+"""
+
+from collections.abc import Generator, Iterator
 from copy import deepcopy
+from typing import Any
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.foreign.algorithms import convert_algorithm
+from rft_platform.config.foreign.algorithms import convert_algorithm, warm_up
 from rft_platform.config.foreign.keys import KEYS
-from rft_platform.config.foreign.stages import convert_stages
-from rft_platform.config.foreign.tasksets import convert_tasksets
-from rft_platform.config.foreign.treatments import Data, apply, value_at
+from rft_platform.config.foreign.names import (
+    REFUSED_REWARDS,
+    REFUSED_WORKFLOWS,
+    REWARDS,
+    SELECTOR_ARGUMENTS,
+    SELECTOR_NOTE,
+    WORKFLOWS,
+    Judge,
+    KnownWorkflow,
+)
+from rft_platform.config.foreign.treatments import Data, apply, mapping_at, put, value_at
+
+_INPUT = "buffer.explorer_input"
+_WORKFLOW_KEYS = ("workflow", "default_workflow_type", "workflow_type")
+_REWARD_KEYS = ("judge", "default_reward_fn_type", "reward_fn_type")
+
+
+def convert_tasksets(data: Data, own_functions: bool) -> Iterator[str]:
+    """Convert every taskset of the file; yields one line for each difference. Raises UserError.
+
+    ``own_functions``: the caller replaces the workflow, so the file's workflow, and the judge and system prompt that
+    follow from this workflow, are ignored.
+    """
+    inputs = value_at(data, _INPUT)
+    if not isinstance(inputs, dict):
+        return
+    workflow, reward = inputs.pop("default_workflow_type", None), inputs.pop("default_reward_fn_type", None)
+    held_out = inputs.pop("default_eval_workflow_type", None) or workflow
+    for shown, taskset, default in _tasksets(inputs, workflow, held_out):
+        _fill(taskset, _WORKFLOW_KEYS, default)
+        _fill(taskset, _REWARD_KEYS, reward)
+        yield from _repetitions(shown, taskset)
+        yield from _selector(shown, taskset)
+        if own_functions:
+            taskset.pop("workflow", None)
+        yield from _names(data, shown, taskset)
+
+
+def _tasksets(inputs: Data, workflow: str | None, held_out: str | None) -> Iterator[tuple[str, Data, str | None]]:
+    if isinstance(inputs.get("taskset"), dict):
+        yield f"{_INPUT}.taskset", inputs["taskset"], workflow
+    for key, default in (("tasksets", workflow), ("eval_tasksets", held_out)):
+        entries = inputs.get(key)
+        for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+            if isinstance(entry, dict):
+                yield f"{_INPUT}.{key}[{index}]", entry, default
+
+
+def _fill(taskset: Data, keys: tuple[str, ...], value: str | None) -> None:
+    """Set the first of ``keys`` to the value that the taskset has under any of ``keys``, or else to ``value``."""
+    set_here = [taskset.pop(key) for key in keys if key in taskset]
+    chosen = next((entry for entry in set_here if entry is not None), value)
+    if chosen is not None or set_here:
+        taskset[keys[0]] = chosen
+
+
+def _repetitions(shown: str, taskset: Data) -> Iterator[str]:
+    times = taskset.pop("repeat_times", None)
+    if times is None:
+        return
+    if "eval_tasksets" in shown:
+        put(taskset, "rollout_args.n", times, f"{shown}.repeat_times and {shown}.rollout_args.n")
+    else:
+        yield f"{shown}.repeat_times has no effect here: algorithm.repeat_times is the number of runs per task"
+
+
+def _selector(shown: str, taskset: Data) -> Iterator[str]:
+    selector = taskset.get("task_selector")
+    if not isinstance(selector, dict) or selector.get("selector_type") != "difficulty_based":
+        return
+    given = selector.pop("kwargs", None) or selector.pop("args", None) or {}
+    if not isinstance(given, dict):
+        selector["args"] = given
+        return
+    unknown = [name for name in ("m", "lamb", "rho", "tau", "do_sample") if name in given]
+    selector["args"] = {SELECTOR_ARGUMENTS.get(name, name): given[name] for name in given if name not in unknown}
+    if isinstance(selector.get("feature_keys"), list) and len(selector["feature_keys"]) > 1:
+        selector["feature_keys"] = selector["feature_keys"][:1]
+    if unknown:
+        yield f"{shown}.task_selector: {', '.join(unknown)} have no effect here: {SELECTOR_NOTE}"
+
+
+def _names(data: Data, shown: str, taskset: Data) -> Iterator[str]:
+    """Replace foreign names of the workflow and of the reward."""
+    name, reward = taskset.get("workflow"), taskset.get("judge")
+    if isinstance(name, str) and name in REFUSED_WORKFLOWS:
+        raise UserError(f"{shown}.workflow {name}: {REFUSED_WORKFLOWS[name]}")
+    known = WORKFLOWS.get(name) if isinstance(name, str) else None
+    if isinstance(reward, str) and (reward in REWARDS or reward in REFUSED_REWARDS):
+        taskset["judge"] = _judge_of(data, shown, taskset, reward)
+    if known is not None:
+        yield from _workflow(data, shown, taskset, known)
+    elif isinstance(name, str) and ":" not in name and "." in name and "/" not in name and not name.endswith(".py"):
+        module, _, attribute = name.rpartition(".")
+        taskset["workflow"] = f"{module}:{attribute}"
+
+
+def _workflow(data: Data, shown: str, taskset: Data, known: KnownWorkflow) -> Iterator[str]:
+    foreign = taskset["workflow"]
+    taskset["workflow"] = known.workflow
+    if not isinstance(taskset.get("workflow_args"), dict | None):
+        return  # the validation refuses it
+    arguments = dict(taskset.pop("workflow_args", None) or {})
+    thinks = bool(arguments.get("with_think"))
+    prompt = (known.thinking_prompt if thinks else None) or known.system_prompt
+    kept, dropped = {}, []
+    for name, value in arguments.items():
+        target = known.arguments.get(name, name if known.workflow != "single_turn" else None)
+        if target is not None:
+            kept[target] = value
+        elif name != "with_think" and value:
+            dropped.append(str(name))
+    if kept:
+        taskset["workflow_args"] = kept
+    if dropped:
+        yield f"{shown}.workflow_args {', '.join(dropped)}: no effect on workflow {known.workflow}"
+    if taskset.get("judge") is None and known.judge is not None:
+        taskset["judge"] = known.judge
+        yield from _model_judge(data, shown, taskset, known.judge)
+    if prompt is not None and value_at(taskset, "format.system_prompt") is None:
+        put(taskset, "format.system_prompt", prompt, shown)
+    if known.reads_rows:
+        form = taskset.setdefault("format", {})
+        if isinstance(form, dict):
+            form.setdefault("prompt_key", None)
+            form.setdefault("response_key", None)
+    if known.note is not None:
+        yield f"{shown}.workflow {foreign}: {known.note}"
+
+
+def _model_judge(data: Data, shown: str, taskset: Data, judge: Judge) -> Iterator[str]:
+    """Let a judge that asks a model use the first auxiliary model, unless the file names another model."""
+    if judge not in ("pairwise", "llm"):
+        return
+    models = value_at(data, "explorer.auxiliary_models")
+    if not isinstance(models, list) or not models or not isinstance(models[0], dict):
+        raise UserError(f"{shown}.judge {judge} asks a model, and explorer.auxiliary_models is empty: add one")
+    name = models[0].setdefault("name", "judge")
+    if taskset.get("judge_args") is None:
+        taskset["judge_args"] = {}
+    arguments: Any = taskset["judge_args"]
+    if not isinstance(arguments, dict):
+        return  # the validation refuses it
+    arguments.setdefault("model", name)
+    if "criteria" not in arguments:
+        reference = value_at(taskset, "format.response_key")
+        arguments["criteria"] = {"correctness": "the answer is correct and complete"}
+        if reference is not None:
+            arguments.setdefault("reference_key", reference)
+        yield f"{shown}.judge_args.criteria is not set: answers are judged by correctness"
+
+
+def _judge_of(data: Data, shown: str, taskset: Data, reward: str) -> Judge:
+    arguments = mapping_at(taskset, "reward_fn_args")
+    if reward in REFUSED_REWARDS:
+        named = str(arguments.get("reward_name"))
+        if named not in REWARDS:
+            raise UserError(f"{shown}.judge {reward}: {REFUSED_REWARDS[reward]}")
+        taskset.pop("reward_fn_args", None)
+        return REWARDS[named]
+    if reward == "math_dapo_reward" and arguments.get("enable_overlong_penalty") and "eval_" not in shown:
+        penalty = {
+            "weight": arguments.get("penalty_factor", 1.0),
+            "max_length": arguments.get("max_response_length"),
+            "cache_length": arguments.get("cache_length"),
+        }
+        limit = value_at(data, "model.max_response_tokens")
+        if isinstance(limit, int) and isinstance(penalty["max_length"], int) and penalty["max_length"] > limit:
+            penalty["max_length"] = limit
+        put(data, "algorithm.filters.overlong", penalty, f"{shown}.reward_fn_args and algorithm.filters.overlong")
+    taskset.pop("reward_fn_args", None)
+    return REWARDS[reward]
+
+
+_SECTIONS = ("mode", "algorithm", "buffer", "data_processor", "explorer", "trainer")
+_MORE = "run each further one as its own project, with model_path: models:/NAME@champion of the one before"
+_STORE = "buffer.trainer_input.experience_buffer"
+_OPTIMIZER = "algorithm.optimizer"
+_COLUMNS = {"messages_key": "messages", "tools_key": "tools"}  # the columns that a warm start reads
+_USED = (
+    "stage_name",
+    "mode",
+    "algorithm.algorithm_type",
+    *(f"buffer.{key}" for key in ("train_batch_size", "total_epochs", "total_steps")),
+    *(f"trainer.{key}" for key in ("total_steps", "grad_clip")),
+    *(f"{_STORE}.{key}" for key in ("name", "storage_type", "path", "split", "subset_name")),
+    *(f"{_STORE}.format.{key}" for key in ("prompt_type", "prompt_key", "response_key", "system_prompt", *_COLUMNS)),
+)
+
+
+def convert_stages(data: Data) -> Iterator[str]:
+    """Merge the stages into the file; yields one line for each difference.
+
+    Raises UserError unless the stages are one training, or a supervised fine-tuning followed by one training.
+    """
+    stages = data.pop("stages", None)
+    if not stages:
+        return
+    _check(stages)
+    *first, last = stages
+    if len(first) > 1 or (first and _algorithm(first[0]) != "sft"):
+        raise UserError(f"stages: a project has an optional stage of sft and one stage after it; {_MORE}")
+    if first:
+        if _algorithm(last) == "sft":
+            raise UserError(f"stages: both are sft; {_MORE}")
+        if data.get("warm_start") is not None:
+            raise UserError("stages: the stage of sft and section warm_start are the same training: leave one out")
+        names = [str(stage.get("stage_name", number)) for number, stage in enumerate(stages)]
+        yield f"stages: {names[0]} is the warm start (round 0) of the project, and {names[1]} its rounds"
+        data["warm_start"] = yield from _warm_start(first[0], data)
+    for name in _SECTIONS:
+        if last.get(name) is not None:
+            data[name] = last[name]
+
+
+def _check(stages: Any) -> None:
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise UserError("stages: expected a list of stages, each with stage_name and sections")
+    unknown = sorted({str(key) for stage in stages for key in stage} - {"stage_name", *_SECTIONS})
+    if unknown:
+        raise UserError(f"stages: unknown key {unknown[0]}; a stage has stage_name, {', '.join(_SECTIONS)}")
+    for number, stage in enumerate(stages):
+        for name in set(_SECTIONS) - {"mode"}:
+            if not isinstance(stage.get(name), dict | None):
+                raise UserError(f"stages[{number}].{name}: got {stage[name]!r}; expected a section with indented keys")
+
+
+def _algorithm(stage: Data) -> Any:
+    return value_at(stage, "algorithm.algorithm_type")
+
+
+def _warm_start(stage: Data, data: Data) -> Generator[str, None, Data]:
+    """Section ``warm_start`` with the settings of a stage of sft.
+
+    If the stage has no section ``buffer`` or ``trainer``, that section of the file is used.
+    """
+    for key in _leaves(stage):
+        if key not in _USED and not key.startswith(f"{_OPTIMIZER}."):
+            yield f"stages[0].{key} has no effect here: section warm_start has the settings of the warm start"
+    stage = {name: data.get(name) for name in ("buffer", "trainer")} | {
+        name: section for name, section in stage.items() if section is not None
+    }
+    buffer, form = mapping_at(stage, _STORE), mapping_at(stage, f"{_STORE}.format")
+    for key, column in _COLUMNS.items():
+        if form.get(key) not in (None, column):
+            raise UserError(f"stages[0].{_STORE}.format.{key} {form[key]}: rename the column to {column}")
+    section: Data = {key: buffer[key] for key in ("path", "split", "subset_name") if buffer.get(key) is not None}
+    columns = {key: form[key] for key in ("prompt_key", "response_key", "system_prompt") if form.get(key) is not None}
+    if columns:
+        section["format"] = columns
+    if (size := value_at(stage, "buffer.train_batch_size")) is not None:
+        section["batch_size"] = size
+    steps = value_at(stage, "trainer.total_steps") or value_at(stage, "buffer.total_steps")
+    if steps is not None:
+        section["steps"] = steps
+    else:
+        section["epochs"] = value_at(stage, "buffer.total_epochs") or 1
+    yield from _optimizer(stage, section, steps)
+    return section
+
+
+def _optimizer(stage: Data, section: Data, steps: Any) -> Iterator[str]:
+    """Convert the stage's ``algorithm.optimizer`` as that of a whole file is converted; store it in ``section``."""
+    alone: Data = {"algorithm": {"optimizer": value_at(stage, _OPTIMIZER)}, "trainer": {"total_steps": steps}}
+    lines: list[str] = []
+    try:
+        for key, treatment in KEYS:
+            if key.startswith(f"{_OPTIMIZER}."):
+                lines += apply(alone, key, treatment)
+        lines += warm_up(alone, alone["algorithm"])
+        if (clip := value_at(stage, "trainer.grad_clip")) is not None:
+            put(alone, f"{_OPTIMIZER}.clip_grad", clip, f"trainer.grad_clip and {_OPTIMIZER}.clip_grad")
+    except UserError as error:
+        raise UserError(f"stages[0].{error}") from None
+    yield from (f"stages[0].{line}" for line in lines)
+    if (optimizer := value_at(alone, _OPTIMIZER)) is not None:
+        section["optimizer"] = optimizer
+
+
+def _leaves(section: Data, prefix: str = "") -> Iterator[str]:
+    """The dotted keys of all values that are not null."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}"
+
 
 _OF_VERL = "actor_rollout_ref"
 _TINKER_RANK = 16  # the service's default rank of an adapter

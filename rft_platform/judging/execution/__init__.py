@@ -2,7 +2,7 @@
 
 Read in this order:
 
-- ``judge_registry`` and ``compose``: from a configuration to a ``JudgeSpec`` (one judge or a weighted sum);
+- ``compose``: from a configuration to a ``JudgeSpec`` (one judge, found by its name, or a weighted sum);
   ``judge_version``: a digest of everything that its rewards depend on; ``agentscope_metrics``: metrics as judges.
 - ``judge_rollouts``: the entry points ``judge_runs`` and ``judge_rollouts``.
 - ``judge_executor``: calls judges concurrently, within time limits.

@@ -8,5 +8,5 @@
 - ``code``: ``code``, which runs programs in ``judging.sandbox``.
 - ``tool_use``: ``tool_use``; ``penalties``: ``length_penalty``, ``steps_penalty``, and ``shortest``, a judge of groups.
 
-``judging.execution.judge_registry.RULES`` maps names of a configuration to these functions. Read ``matching`` first.
+``judging.execution.compose.RULES`` maps names of a configuration to these functions. Read ``matching`` first.
 """

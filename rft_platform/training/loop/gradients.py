@@ -1,5 +1,10 @@
-"""Gradients of one optimiser step over packed rows: log-probs, loss and backward pass, pack by pack."""
+"""Gradients of one optimiser step over packed rows: log-probs, loss and backward pass, pack by pack.
 
+A loss with ``selects`` gives some tokens another loss. Which tokens these are depends on all tokens of the step, so
+they are selected from all rows, on all ranks, before the step is packed.
+"""
+
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rft_platform.algorithms.common.ratio import effective_sample_share
-from rft_platform.algorithms.losses.registry import TokenBatch
+from rft_platform.algorithms.losses.registry import StepTokens, TokenBatch
 from rft_platform.algorithms.objective import Objective
 from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.training.data.samples import Sample
@@ -16,13 +21,41 @@ from rft_platform.training.loop.distillation import distillation_loss
 from rft_platform.training.loop.kl_baseline import set_kl_baseline
 from rft_platform.training.loop.step_batch import Window
 from rft_platform.training.loop.step_metrics import DeviceClock
-from rft_platform.training.loop.token_selection import select_tokens
 from rft_platform.training.packed.attention import has_tiles
 from rft_platform.training.packed.flops import TrainingCost, Work, sharing_pays
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.packed_policy import PackedPolicy, idle_pack
 from rft_platform.training.packed.packing import Pack
 from rft_platform.training.packed.transfer import to_device
+
+
+def select_tokens(samples: Sequence[Sample], objective: Objective, reduce: Reduce) -> None:
+    """Set ``selected`` of every sample, if the loss selects tokens. Every rank must make the same call."""
+    selects = objective.policy_loss.selects
+    if selects is None:
+        return
+    decoupled = objective.spec.correction == "decoupled"
+    reads_change = objective.policy_loss.entropy_change is not None
+    logp, advantage, draw, change = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
+    for sample in samples:
+        mask = sample.loss_mask
+        values = sample.old_logprobs if decoupled else sample.rollout_logprobs
+        logp.append(np.zeros(mask.sum()) if values is None else values[mask])  # the step refuses a row without them
+        advantage.append(np.broadcast_to(sample.advantage, len(mask))[mask])
+        draw.append(np.random.default_rng(zlib.crc32(sample.row_id.encode())).random(mask.sum()))
+        if reads_change:
+            assert sample.entropy_change is not None, "the training computes it before its first step"
+            change.append(sample.entropy_change[mask])
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return reduce(torch.from_numpy(values), "sum").numpy()
+
+    joined = [np.concatenate(column).astype(np.float64) for column in (logp, advantage, draw, change)]
+    chosen = selects(StepTokens(joined[0], joined[1], joined[2], total, joined[3]))
+    ends = np.cumsum([np.count_nonzero(sample.loss_mask) for sample in samples])
+    for sample, part in zip(samples, np.split(chosen, ends[:-1]), strict=False):
+        sample.selected = np.zeros(len(sample.token_ids), np.float32)
+        sample.selected[sample.loss_mask] = part
 
 
 def accumulate_gradients(

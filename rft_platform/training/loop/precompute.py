@@ -3,6 +3,10 @@
 Frozen models are the reference of a KL or of preference pairs, and the teacher of a distillation. Policy and critic are
 evaluated as they are when the training starts. No gradient is computed. Only values that the algorithm needs are
 computed: the defaults (no KL, ratio to the rollout log-probs) need no forward pass.
+
+Losses that protect the entropy also need how the policy's entropy depends on each sampled token. If the logit of a
+token rises, the entropy H of its distribution changes by ``-S`` to first order, with ``S = p (H + log p)`` and the
+token's probability p.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rft_platform.common.files import digest_json
 from rft_platform.training.checkpoint.manifest import identify, verified_weights
@@ -23,11 +28,47 @@ from rft_platform.training.data.token_advantages import set_token_advantages
 from rft_platform.training.distributed import Ranks, Reduce
 from rft_platform.training.loop.critic_step import compute_values
 from rft_platform.training.loop.distillation import check_vocabulary
-from rft_platform.training.loop.entropy_change import compute_entropy_change
 from rft_platform.training.loop.kl_baseline import attach_mismatched
 from rft_platform.training.loop.training_run import TrainingRun
 from rft_platform.training.models.loading import load_policy
-from rft_platform.training.packed.packed_policy import PackedPolicy, score
+from rft_platform.training.packed.lm_head import CHUNK_ELEMENTS, LMHead, PackTensors
+from rft_platform.training.packed.packed_policy import PackedPolicy, evaluate, score
+
+
+def compute_entropy_change(
+    policy: PackedPolicy, samples: Sequence[Sample], *, centred: bool, max_tokens_per_pack: int, reduce: Reduce
+) -> None:
+    """Set ``entropy_change`` of every sample to S of its tokens; 0 for tokens that are not trained.
+
+    ``centred`` subtracts the expectation of S over the policy's distribution. Every rank must make the same call.
+    """
+
+    def changes(batch: PackTensors) -> Tensor:
+        found: Tensor = policy(batch, through=partial(entropy_change, centred=centred))
+        return found
+
+    rows = evaluate(policy, samples, max_tokens_per_pack=max_tokens_per_pack, reduce=reduce, call=changes)
+    for sample, values in zip(samples, rows, strict=True):
+        sample.entropy_change = values
+
+
+@torch.no_grad()
+def entropy_change(head: LMHead, *, centred: bool) -> Tensor:
+    """S of each token of a pack [N]; with ``centred`` less its expectation over the distribution."""
+    found = []
+    for chunk in head.chunks(CHUNK_ELEMENTS):
+        log_softmax = head.log_softmax(chunk)
+        softmax = log_softmax.exp()
+        entropy = -torch.linalg.vecdot(softmax, log_softmax)
+        logp = log_softmax[chunk.pair_head, chunk.pair_target]
+        change = logp.exp() * (entropy[chunk.pair_head] + logp)
+        if centred:
+            squares = softmax.square_()
+            expected = entropy * squares.sum(-1) + torch.linalg.vecdot(squares, log_softmax)
+            change = change - expected[chunk.pair_head]
+        found.append(change)
+    return torch.cat(found).index_select(0, head.batch.token_pair)
+
 
 LogprobField = Literal["reference_logprobs", "teacher_logprobs", "old_logprobs"]
 BLOCK = 256  # number of groups whose reference log-probs are computed together

@@ -9,7 +9,7 @@ from small_model import build_model
 from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.distributed import one_rank
-from rft_platform.training.loop.entropy_change import compute_entropy_change
+from rft_platform.training.loop.precompute import compute_entropy_change
 from rft_platform.training.packed import lm_head
 from rft_platform.training.packed.packed_policy import PackedPolicy
 
@@ -32,7 +32,7 @@ def by_autograd(model: torch.nn.Module, row: Sample) -> tuple[np.ndarray, np.nda
 @pytest.mark.parametrize("elements", [1 << 27, 100])  # one chunk, and several of four heads
 @pytest.mark.parametrize("budget", [10_000, 40])
 def test_it_is_the_derivative_of_the_entropy(budget: int, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rft_platform.training.loop.entropy_change.CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr("rft_platform.training.loop.precompute.CHUNK_ELEMENTS", elements)
     assert lm_head.CHUNK_ELEMENTS == 1 << 27
     policy, rows = PackedPolicy(build_model()), rows_for("clip_b")
     model = build_model()
