@@ -9,9 +9,8 @@ from safetensors.numpy import save_file
 from chaos.invariants.context import Context
 from chaos.invariants.store import weights_equal_the_undisturbed_run
 from rft_platform.config.home import Home
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish
 
 CONFIG = """
 model: {model_path: unused}

@@ -13,9 +13,18 @@ from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
 from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.maintenance.checkpoint_retention import thin_checkpoints
-from rft_platform.rounds.project.policy import explored_with, is_published, publish, published
+from rft_platform.rounds.project.policy import explored_with, is_published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, Trained, read, withdraw, write
+from rft_platform.rounds.project.record import (
+    Policy,
+    RoundEvaluation,
+    Trained,
+    publish,
+    published,
+    read,
+    withdraw,
+    write,
+)
 from rft_platform.rounds.project.repair import repair_checkpoint
 from rft_platform.rounds.round import Round
 from tests.support.records import trained
