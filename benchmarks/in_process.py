@@ -15,13 +15,13 @@ import torch
 from rft_platform.algorithms.advantages.registry import compute_advantages
 from rft_platform.algorithms.objective import Objective
 from rft_platform.inference.interface import Completion, SamplingParams
-from rft_platform.inference.serving.chat_template import ChatTemplate
-from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 from rft_platform.inference.transformers_engine.generator import Generator
 from rft_platform.inference.transformers_engine.model import PolicyModel
 from rft_platform.inference.transformers_engine.request import Request
 from rft_platform.inference.transformers_engine.weights import replace_weights
 from rft_platform.judging.rules.matching import exact_match
+from rft_platform.openai_api.templates import ChatTemplate
+from rft_platform.openai_api.tokenizer import PolicyTokenizer
 from rft_platform.training.checkpoint.reading import load_state
 from rft_platform.training.data.rollout_rows import TrainingRows
 from rft_platform.training.data.samples import rollout_sample

@@ -114,7 +114,7 @@ def main() -> None:
             summary = judge(project, 1, OtherJudge(name))
             seconds[name] = round(perf_counter() - started, 2)
             cpu_seconds[name] = round(process_time() - cpu, 2)
-            if not summary["sound"] or summary["rows"] != given.rows:
+            if not summary.sound or summary.rows != given.rows:
                 raise SystemExit(f"judging with {name} went wrong: {summary}")
         versions = project.store.judge_versions(1)
     report = {

@@ -76,7 +76,6 @@ def engine(given: Any, model: Path, name: str, options: VllmOptions, note: Calla
         model,
         Home(given.work / name).cluster,
         EngineSpec(kind="vllm", dtype="bfloat16", max_model_len=4096, python=given.python, vllm=options),
-        start_timeout_s=240,
     )
     note(f"start_s_{name}", round(time.perf_counter() - begin, 1))
     try:

@@ -48,9 +48,12 @@ MEMORY, ENOUGH_BYTES = Path("/dev/shm"), 6 << 30
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
-# Started in the background of a script, a process ignores Ctrl-C, and so would everything that tests start.
+# Started in the background of a script, a process ignores Ctrl-C, and with nohup the end of its terminal; so would
+# everything that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -26,10 +26,11 @@ from rft_platform.training.checkpoint.manifest import STEPS, read_manifest
 _ROLLOUT_EXTRAS = {"created_at", "duration_s", "attempt"}
 #: Ends of the names of metrics and of keys in notes that depend on the machine.
 _OF_THE_MACHINE = re.compile(r"(seconds|_s|mfu|peak_rss_mb)$")
-#: Keys of notes that count attempts, or depend on which process was restarted when.
+#: Keys of notes that count attempts, or depend on which process was restarted when, on the moment at which the campaign
+#: raised the number of rounds (``config_digest``), or on a commit during the campaign (``code_version``).
 _OF_ATTEMPTS = {
-    "$sha256", "canary_delta", "client_retries", "dagster_run_id", "data_digest", "digests", "retried", "reused",
-    "told_again",
+    "$sha256", "canary_delta", "client_retries", "code_version", "config_digest", "dagster_run_id", "data_digest",
+    "digests", "retried", "reused", "told_again",
 }  # fmt: skip
 _NOTES = ("snapshot-policy", "explore", "judge", "train-policy", "policy-policy", "evaluation")
 _METRICS = "SELECT run_uuid, key, step, value, is_nan FROM metrics"

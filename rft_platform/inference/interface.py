@@ -33,6 +33,15 @@ class SamplingParams:
     therefore sampled as one engine would sample it.
     """
 
+    def request_fields(self) -> dict[str, Any]:
+        """The parameters as fields of an OpenAI request, except ``n`` and ``seed``; those that are off are left out."""
+        fields: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature, "top_p": self.top_p}
+        if self.top_k > 0:
+            fields["top_k"] = self.top_k
+        if self.stop:
+            fields["stop"] = list(self.stop)
+        return fields
+
 
 def greedy(sampling: SamplingParams) -> SamplingParams:
     """The same parameters with greedy decoding, without truncation of the distribution."""

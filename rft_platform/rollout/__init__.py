@@ -8,9 +8,8 @@ Read in this order:
 - ``runs``: one run and one attempt at a run: ``Run``, ``RunResult``, ``make_attempt``, and calls of user code.
 - ``workers``: attempts in worker processes, where a crash or hang of user code affects only that run.
 - ``recording``: the ``model`` argument of a workflow; clients and gateway that record every model call of a run.
-- ``endpoints``: the OpenAI endpoints whose calls are recorded.
 - ``workflows``: built-in workflows, and auxiliary models for workflows and judges.
 - ``environments``: episodes that the workflow ``environment`` plays: Gymnasium, OpenEnv servers, and your own classes.
 
-Imports point downward: runner, workers, runs, workflows, environments, workflow, recording, endpoints.
+Imports point downward: runner, workers, runs, workflows, environments, workflow, recording.
 """

@@ -180,7 +180,7 @@ def _encode(model: Path, texts: list[str]) -> list[list[int]]:
 
         encoded = Tokenizer.from_file(str(file)).encode_batch(texts, add_special_tokens=False)
         return [each.ids for each in encoded]
-    from rft_platform.inference.serving.tokenizer import PolicyTokenizer
+    from rft_platform.openai_api.tokenizer import PolicyTokenizer
 
     return PolicyTokenizer(model).encode(texts)
 

@@ -5,23 +5,22 @@ has written it to disk.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rft_platform.common import json_codec
 from rft_platform.common.errors import StorageError
-from rft_platform.inference.serving import api_errors
-from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger, send_error
-from rft_platform.inference.serving.request_body import parse_body, read_body, replayed
+from rft_platform.inference.serving.request_body import parsing_route, read_body, replayed
+from rft_platform.openai_api import errors
+from rft_platform.openai_api.errors import ApiError
 from rft_platform.serving.database import DatabaseUnavailableError
 from rft_platform.serving.gateway import TrafficApp, caller_of, refused_by_limit
 from rft_platform.serving.incoming import NewFeedback
@@ -77,7 +76,7 @@ def build_app(
     limits = limits or RateLimits()
     # no documentation pages: FastAPI's load scripts from other servers
     app = FastAPI(title="rft_platform online service", lifespan=lifespan, docs_url=None, redoc_url=None)
-    api_errors.install(app)
+    errors.install(app)
     app.add_exception_handler(DatabaseUnavailableError, _unavailable)
     app.add_exception_handler(ReusedFeedbackIdError, _conflict)
     own = [
@@ -92,7 +91,7 @@ def build_app(
 def _traffic_routes(
     gateway: TrafficApp, writer: TrafficWriter, rule: CommitRule, metrics: DeclaredMetrics | None
 ) -> APIRouter:
-    routes = APIRouter(route_class=_ParsingRoute)
+    routes = APIRouter(route_class=parsing_route(_MOST_VALUES))
 
     @routes.post(_FEEDBACK)
     async def feedback(request: Request, given: FeedbackRequest) -> Response:
@@ -258,36 +257,12 @@ def _other_caller(tenant: str) -> str:
     return f"other/{tenant}"
 
 
-class _ParsedRequest(Request):
-    """A request whose body has been parsed; FastAPI calls ``json``."""
-
-    value: Any = None
-
-    async def json(self) -> Any:
-        return self.value
-
-
-class _ParsingRoute(APIRoute):
-    """A route whose JSON body is parsed as the OpenAI calls are: outside the event loop, and with limits."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def parse_and_handle(request: Request) -> Response:
-            parsed = _ParsedRequest(request.scope, request.receive)
-            body = await parsed.body()
-            parsed.value = await parse_body(body, _MOST_VALUES) if body else None
-            return await handle(parsed)
-
-        return parse_and_handle
-
-
 async def _conflict(_: Request, error: Exception) -> Response:
-    return JSONResponse(api_errors.error_body(409, str(error), "feedback_id_reused", "feedback_id"), 409)
+    return JSONResponse(errors.error_body(409, str(error), "feedback_id_reused", "feedback_id"), 409)
 
 
 async def _unavailable(_: Request, error: Exception) -> Response:
-    return JSONResponse(api_errors.error_body(503, str(error), "database_unavailable"), 503)
+    return JSONResponse(errors.error_body(503, str(error), "database_unavailable"), 503)
 
 
 def _check_metrics(given: FeedbackRequest, declared: DeclaredMetrics) -> None:

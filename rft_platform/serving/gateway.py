@@ -20,8 +20,8 @@ from rft_platform.common import json_codec
 from rft_platform.common.errors import EngineError, RftError
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.request_body import parse_body
+from rft_platform.openai_api.errors import ApiError
 from rft_platform.rollout.recording.gateway import RecordingApp, RunRecord
 from rft_platform.rollout.recording.gateway_connections import GatewayConnections
 from rft_platform.rollout.recording.history import RunHistory

@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import ConfigDict, Field
 
-from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import headers_of
+from rft_platform.openai_api.errors import ApiError
 from rft_platform.serving.release_commands import ReleaseCommands
 from rft_platform.serving.releases.ab_test import ABRule
 from rft_platform.serving.releases.assignment import Sticky

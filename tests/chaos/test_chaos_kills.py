@@ -129,7 +129,7 @@ def test_a_changed_row_note_metric_and_checkpoint_are_told(reference, scratch):
     write_sealed_json(manifest, written)
     said = [broken(check, compared) for check in checks]
     assert "r0001: rollouts differ" in said[0]
-    assert "r0002: note train differs from the undisturbed run in /metrics/zero_advantage_share" in said[1]
+    assert "r0002: note train-policy differs from the undisturbed run in /metrics/zero_advantage_share" in said[1]
     assert (
         "2 metrics differ from the undisturbed run, round/rows_with_signal at step 1, train/loss at step 1" in said[2]
     )

@@ -45,18 +45,18 @@ def test_positions_and_marks_grow_with_the_notes(home):
 
 
 def test_a_watch_waits_for_the_next_time_and_takes_what_has_passed(home):
-    note(home, 1, "snapshot", "explore")
+    note(home, 1, "snapshot-policy", "explore")
     watch = PointWatch(home, home.checkpoints, "judging")  # round 1 is at it already: the next time is in round 2
     note(home, 1, "judge", "policy-policy")
     assert not watch.reached()
-    note(home, 2, "snapshot")
+    note(home, 2, "snapshot-policy")
     assert not watch.reached()
     note(home, 2, "explore", "judge")  # too fast to be seen
     assert watch.reached()
 
 
 def test_a_checkpoint_that_is_being_written_is_seen(home):
-    note(home, 1, "snapshot", "explore", "judge")
+    note(home, 1, "snapshot-policy", "explore", "judge")
     watch = PointWatch(home, home.checkpoints, "checkpoint")
     assert not watch.reached()
     temporary_path(home.checkpoints / "global_step_2").mkdir(parents=True)

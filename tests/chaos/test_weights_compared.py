@@ -1,16 +1,18 @@
-"""Weights are compared with those of the undisturbed run, in however many files a checkpoint holds them."""
+"""Weights and notes are compared with those of the undisturbed run, without what may differ between equal projects."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from chaos.invariants.context import Context
+from chaos.invariants.reference import notes_equal_the_undisturbed_run
 from chaos.invariants.store import weights_equal_the_undisturbed_run
 from rft_platform.config.home import Home
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, publish
+from rft_platform.rounds.project.record import Policy, Trained, publish, write
 
 CONFIG = """
 model: {model_path: unused}
@@ -36,3 +38,21 @@ def test_weights_in_several_files_are_compared(tmp_path: Path) -> None:
     (found,) = weights_equal_the_undisturbed_run(context)
     assert "weights differ from the undisturbed run by 0.5" in found.message
     assert context.facts["largest_weight_difference"] == pytest.approx(0.5)
+
+
+def project_that_trained(folder: Path, **lineage: Any) -> Project:
+    project = project_with(folder, {})
+    trained = Trained(str(folder), 1, "digest", steps=1, metrics={}, seconds={}, cpu_seconds=1.0, lineage=lineage)
+    write(project.store, 1, trained)
+    return project
+
+
+def test_notes_of_another_number_of_rounds_or_commit_are_equal_and_those_of_another_judge_are_not(
+    tmp_path: Path,
+) -> None:
+    ours = project_that_trained(tmp_path / "ours", config_digest="2 rounds", code_version="a", judge_version="x")
+    same = project_that_trained(tmp_path / "same", config_digest="4 rounds", code_version="b", judge_version="x")
+    other = project_that_trained(tmp_path / "other", config_digest="2 rounds", code_version="a", judge_version="y")
+    assert [found.message for found in notes_equal_the_undisturbed_run(Context(ours, 1, same))] == []
+    (found,) = notes_equal_the_undisturbed_run(Context(ours, 1, other))
+    assert "note train-policy differs from the undisturbed run in /lineage/judge_version" in found.message

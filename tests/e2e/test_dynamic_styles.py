@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.queries import connect, rows_that_trained
+from rft_platform.experience.selections import TRAINED_ON, read_selection
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import required
+from rft_platform.rounds.project.record import RoundRecord, RowSelection, read, required
 from rft_platform.rounds.reporting.lineage import trace_checkpoint, trace_row
 
 pytestmark = pytest.mark.slow
@@ -78,8 +78,7 @@ def finished_styles(
 
 def selected(project: Project, number: int) -> set[str]:
     """Row ids that a training was given."""
-    table = pq.read_table(project.store.round_folder(number) / "row_selection-policy.parquet").to_pylist()
-    return {row["row_id"] for row in table if row["use"] in ("fresh", "replay")}
+    return {row["row_id"] for row in read_selection(project.store, number).to_pylist() if row["use"] in TRAINED_ON}
 
 
 def check_traces(project: Project, number: int) -> None:
@@ -94,21 +93,40 @@ def check_traces(project: Project, number: int) -> None:
     assert str(folder) in [checkpoint.checkpoint for checkpoint in row.trained]
 
 
-def note(project: Project, number: int, name: str) -> Any:
-    return json.loads((project.store.round_folder(number) / f"{name}.json").read_text())
+def records_of(project: Project) -> list[RoundRecord]:
+    """The records of the three rounds."""
+    return [read(project.store, number) for number in (1, 2, 3)]
+
+
+def settled(project: Project) -> list[RowSelection]:
+    """The selections of both trainings."""
+    found = [record.selection() for record in records_of(project)[:2]]
+    return [selection for selection in found if selection is not None]
+
+
+def explored_with(project: Project) -> list[int]:
+    """The policy version that each exploration used."""
+    return [record.explored.policy_version for record in records_of(project) if record.explored is not None]
+
+
+def staleness_of_the_last(project: Project) -> float:
+    """The largest staleness of a row in the first step of the last training."""
+    trained = read(project.store, 2).trained()
+    assert trained is not None
+    return trained.step_events[0].metrics["staleness_max"]
 
 
 def test_by_explorer_trains_what_landed_and_every_row_is_traced(finished_styles: dict[str, Any]) -> None:
     project, launched = finished_styles["by_explorer"]
     assert launched == ["warm_start 0", "explore 1", "explore 2", "sync 1", "explore 3", "sync 2"]
-    settled = [note(project, number, "row_selection") for number in (1, 2)]
-    assert [one["fresh_rounds"] for one in settled] == [[1, 2], [3]]
-    first = note(project, 1, "policy")["policy_version"]
+    assert [one.fresh_rounds for one in settled(project)] == [[1, 2], [3]]
+    first = required(project.store, 1).policy_version
     assert first == 2, "64 experiences in two steps, as equal as can be"
-    assert [note(project, n, "explore")["policy_version"] for n in (1, 2, 3)] == [0, 0, first]
+    assert explored_with(project) == [0, 0, first]
     assert not selected(project, 1) & selected(project, 2)
-    assert note(project, 2, "train")["step_events"][0]["metrics"]["staleness_max"] == 0
-    assert note(project, 2, "evaluation")["results"], "the last training is evaluated"
+    assert staleness_of_the_last(project) == 0
+    evaluated = read(project.store, 2).evaluated
+    assert evaluated is not None and evaluated.results, "the last training is evaluated"
     for number in (1, 2):
         check_traces(project, number)
 
@@ -116,11 +134,10 @@ def test_by_explorer_trains_what_landed_and_every_row_is_traced(finished_styles:
 def test_by_trainer_makes_its_steps_and_leaves_the_rest_for_the_next(finished_styles: dict[str, Any]) -> None:
     project, launched = finished_styles["by_trainer"]
     assert launched == ["warm_start 0", "explore 1", "explore 2", "sync 1", "explore 3", "sync 2"]
-    settled = [note(project, number, "row_selection") for number in (1, 2)]
-    assert [one["rows"]["fresh"] for one in settled] == [48, 48] and settled[0]["left"] == {"2": 16}
-    assert [note(project, n, "explore")["policy_version"] for n in (1, 2, 3)] == [0, 0, 2]
-    trained = note(project, 2, "train")
-    assert trained["step_events"][0]["metrics"]["staleness_max"] == 2, "what was left of batch 2 is two versions old"
-    assert note(project, 2, "policy")["policy_version"] == 4
+    first, second = settled(project)
+    assert [first.rows["fresh"], second.rows["fresh"]] == [48, 48] and first.left == {2: 16}
+    assert explored_with(project) == [0, 0, 2]
+    assert staleness_of_the_last(project) == 2, "what was left of batch 2 is two versions old"
+    assert required(project.store, 2).policy_version == 4
     for number in (1, 2):
         check_traces(project, number)

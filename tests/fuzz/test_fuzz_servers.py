@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rft_platform.common import json_codec
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
+from rft_platform.openai_api.schema import document
 from rft_platform.rollout.recording.clients import RecordingClients
-from rft_platform.rollout.recording.gateway_openapi import document
 from rft_platform.rollout.recording.history import RunHistory
 from tests.fuzz.attack import Findings, attack
 from tests.fuzz.bodies import ODD_TEXTS, Bodies

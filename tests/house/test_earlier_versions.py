@@ -20,7 +20,7 @@ OTHERS = {
     "serving/release_routes.py": "of a policy",
     "inference/pool/engine_pool.py": "of the weights",
     "inference/vllm_engine/versions.py": "of vLLM",
-    "rollout/endpoints/responses_input.py": "of a role of OpenAI",
+    "openai_api/responses.py": "of a role of OpenAI",
 }
 
 

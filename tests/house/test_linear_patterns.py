@@ -14,12 +14,12 @@ import pytest
 
 import rft_platform
 from rft_platform.common.redaction import redact
-from rft_platform.inference.transformers_engine.output_parsers import parse_tool_calls
 from rft_platform.judging.inert_text import make_inert
 from rft_platform.judging.llm.asking import InvalidAnswerError, last_object
 from rft_platform.judging.rules.code import extract_code
 from rft_platform.judging.rules.mathematics import final_answer
 from rft_platform.judging.rules.numbers import final_number
+from rft_platform.openai_api.parsers import OutputParser
 
 ROOT = Path(rft_platform.__file__).parent
 SIZE = 40_000  # characters
@@ -173,11 +173,15 @@ def json_object(text: str) -> None:
         last_object(text)
 
 
+def tool_calls(text: str) -> None:
+    OutputParser(reasoning=True, tools=True).feed(text, last=True)
+
+
 READERS: dict[str, Callable[[str], Any]] = {
     "code": extract_code,
     "mathematics": final_answer,
     "numbers": final_number,
-    "tool calls": parse_tool_calls,
+    "tool calls": tool_calls,
     "model as judge": json_object,
     "graded text": lambda text: make_inert(text, ("answer", "question"), ("<|im_end|>",)),
     "secrets": redact,

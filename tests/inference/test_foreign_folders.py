@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.inference.serving.tokenizer import PolicyTokenizer
+from rft_platform.openai_api.tokenizer import PolicyTokenizer
 
 CODE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
 

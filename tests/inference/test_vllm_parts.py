@@ -17,8 +17,6 @@ from rft_platform.common.errors import UserError, WeightMismatchError
 from rft_platform.config.home import Home
 from rft_platform.inference.launch import launcher
 from rft_platform.inference.launch.launcher import EngineSpec, check_engine, find_or_start_engine, resolve_kind
-from rft_platform.inference.serving.api_errors import ApiError
-from rft_platform.inference.serving.openai_schema import CompletionBody
 from rft_platform.inference.serving.weight_files import layout_of, read_headers
 from rft_platform.inference.vllm_engine.adapters import check_adapter, target_modules
 from rft_platform.inference.vllm_engine.admission import Admission
@@ -40,6 +38,8 @@ from rft_platform.inference.vllm_engine.versions import (
     installed_here,
     required_in,
 )
+from rft_platform.openai_api.errors import ApiError
+from rft_platform.openai_api.schema import CompletionBody
 from scripts.lock import GPU, REPOSITORY, read_pins
 
 

@@ -8,11 +8,7 @@ import numpy as np
 import openai
 import pytest
 
-from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.rollout.endpoints.chat import ChatCall
-from rft_platform.rollout.endpoints.endpoint import CallDefaults
-from rft_platform.rollout.endpoints.responses_input import chat_messages
 from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.rollout.recording.history import RunHistory
 
@@ -198,40 +194,6 @@ async def test_a_called_function_is_an_item(engine: FakeEngine, stream: bool) ->
     assert item.arguments == '{"expression": "1+1"}'
     (call,) = history.calls()
     assert call.response["tool_calls"][0]["function"]["arguments"] == item.arguments
-
-
-def test_a_streamed_answer_is_whole_when_all_of_its_choices_have_finished() -> None:
-    """An engine may send one choice after the other."""
-    form = ChatCall({"messages": MESSAGES, "n": 2}, CallDefaults("m", SamplingParams(4), 0))
-    answer = form.assembled()
-    for index in (0, 1):
-        for token, reason in ((7, None), (8, "stop")):
-            content = [{"token": str(token), "logprob": -0.5}]
-            piece = {"index": index, "delta": {"content": str(token)}, "logprobs": {"content": content}}
-            chunk = {"id": "c", "choices": [{**piece, "token_ids": [token], "finish_reason": reason}]}
-            whole = answer.add({**chunk, "prompt_token_ids": [1, 2]})
-            assert whole == (index == 1 and reason == "stop")
-    calls = form.sampled(answer.whole())
-    assert [(call.choice, call.response_ids, call.response["content"]) for call in calls] == [
-        (0, [7, 8], "78"),
-        (1, [7, 8], "78"),
-    ]
-
-
-def test_a_thought_joins_the_answer_that_follows_it() -> None:
-    items: Any = [
-        {"role": "developer", "content": "rules"},
-        {"role": "user", "content": "q"},
-        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"role": "assistant", "content": "a"},
-        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-        {"type": "function_call", "call_id": "d", "name": "g", "arguments": "{}"},
-    ]
-    system, _, turn = chat_messages(items)
-    assert system == {"role": "system", "content": "rules"}
-    assert (turn["content"], turn["reasoning_content"], len(turn["tool_calls"])) == ("a", "hm", 2)
-    with pytest.raises(UserError, match="input"):
-        chat_messages([])
 
 
 async def test_a_retry_keeps_the_place_and_the_seed(engine: FakeEngine) -> None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.serving.openai_schema import ChatBody
+from rft_platform.openai_api.schema import ChatBody
 from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.rollout.recording.gateway import RecordingGateway
 from rft_platform.rollout.recording.history import RunHistory

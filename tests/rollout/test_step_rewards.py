@@ -10,9 +10,9 @@ import pytest
 from rft_platform.common.errors import UserCodeError
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.inference.serving.context_limit import CODE, is_too_long
 from rft_platform.inference.vllm_engine.openai_wire import openai_error
 from rft_platform.judging.execution.judge_rollouts import judge_rollouts
+from rft_platform.openai_api.errors import TOO_LONG, is_too_long
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, WorkflowOutput
@@ -196,5 +196,5 @@ def test_a_workflow_that_got_over_it_may_still_fail(policy_engine: PolicyEngine)
 )
 def test_engines_word_it_differently(message: str) -> None:
     assert is_too_long(400, message) and not is_too_long(500, message)
-    assert openai_error(400, json.dumps({"error": {"message": message}}).encode())["error"]["code"] == CODE
+    assert openai_error(400, json.dumps({"error": {"message": message}}).encode())["error"]["code"] == TOO_LONG
     assert not is_too_long(400, "temperature must be positive")

@@ -15,8 +15,8 @@ import httpx
 import pytest
 import uvicorn
 
-from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.http_server import server_config
+from rft_platform.openai_api.errors import ApiError
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
 from rft_platform.serving.incoming import NewCall, NewFeedback

@@ -16,8 +16,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from rft_platform.config.home import Home
-from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.http_server import server_config
+from rft_platform.openai_api.errors import ApiError
 from rft_platform.servers.ui_servers import online_server
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import Feedback, open_database

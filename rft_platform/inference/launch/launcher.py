@@ -13,10 +13,10 @@ from rft_platform.common.errors import EngineError, UserError
 from rft_platform.common.files import digest_json, read_json
 from rft_platform.config.gpu_placement import POLICY_ENGINE
 from rft_platform.inference.client import HEARTBEAT_TIMEOUT_S, EngineClient
-from rft_platform.inference.serving.chat_template import load_template
 from rft_platform.inference.serving.weight_files import model_digest
 from rft_platform.inference.vllm_engine.server_settings import VllmOptions
 from rft_platform.inference.vllm_engine.versions import START_STAGES, installed_in, required_in
+from rft_platform.openai_api.templates import load_template
 
 PACKAGES = {
     "transformers": "rft_platform.inference.transformers_engine",

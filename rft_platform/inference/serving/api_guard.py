@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rft_platform.common import json_codec
 from rft_platform.inference.http_contract import api_key_of
-from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.request_body import read_body, replayed
+from rft_platform.openai_api.errors import ApiError, describe
 from rft_platform.web_guard.checks import (
     Refused,
     bearer_token,

@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response
 from rft_platform.common import json_codec
 from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import VERSION_HEADER, EngineStatus, Generation, PauseMode, SamplingParams
-from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.request_body import json_object
+from rft_platform.openai_api.errors import ApiError
 
 PAUSE_MODES = ("keep", "abort", "wait")
 ROUTES = (

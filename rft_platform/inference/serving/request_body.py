@@ -2,13 +2,18 @@
 
 import asyncio
 import re
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from rft_platform.common import json_codec
-from rft_platform.inference.serving.api_errors import ApiError
+from rft_platform.openai_api.errors import ApiError
+
+if TYPE_CHECKING:
+    from fastapi.routing import APIRoute
 
 MAX_BODY_BYTES = 32 << 20  # limit for requests of the OpenAI API
 DRAINED_BYTES = 64 << 20
@@ -72,6 +77,34 @@ def _parse(body: bytes, most_values: int) -> Any:
         return json_codec.parse(body)
     except ValueError as error:
         raise ApiError(400, f"the body must be JSON: {error}", "invalid_value") from error
+
+
+class _ParsedRequest(Request):
+    """A request whose body has been parsed; FastAPI calls ``json``."""
+
+    value: Any = None
+
+    async def json(self) -> Any:
+        return self.value
+
+
+def parsing_route(most_values: int) -> "type[APIRoute]":
+    """A FastAPI route whose JSON body ``parse_body`` parses; an empty body is None."""
+    from fastapi.routing import APIRoute  # imported here, because the environment of an agent may lack it
+
+    class ParsingRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def parse_and_handle(request: Request) -> Response:
+                parsed = _ParsedRequest(request.scope, request.receive)
+                body = await parsed.body()
+                parsed.value = await parse_body(body, most_values) if body else None
+                return await handle(parsed)
+
+            return parse_and_handle
+
+    return ParsingRoute
 
 
 async def json_object(request: Request) -> dict[str, Any]:

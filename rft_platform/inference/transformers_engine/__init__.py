@@ -8,6 +8,5 @@ Read in this order:
 - ``model.py``, ``attention.py``: forward passes on a cache with one slot per row (a row is one sequence to sample).
 - ``sampling.py``: tokens from logits by seeded, counter-based draws.
 - ``weights.py``: swap weights in place.
-- ``async_adapter.py``, ``openai_api.py``, ``openai_answers.py``: the control and OpenAI routes.
-- ``answer_text.py``, ``output_parsers.py``: convert token ids to text; find stop strings, reasoning and tool calls.
+- ``async_adapter.py``, ``openai_routes.py``: the control and OpenAI routes.
 """

@@ -13,10 +13,6 @@ import torch
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import EngineStatus, SamplingParams
-from rft_platform.inference.serving.chat_template import ChatTemplate, load_template
-from rft_platform.inference.serving.context_limit import check_ids, check_prompt
-from rft_platform.inference.serving.template_process import template_process
-from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 from rft_platform.inference.serving.weight_files import is_adapter, model_digest
 from rft_platform.inference.transformers_engine.generator import Generator
 from rft_platform.inference.transformers_engine.model import PolicyModel
@@ -27,6 +23,8 @@ from rft_platform.inference.transformers_engine.weights import (
     read_tensors,
     replace_weights,
 )
+from rft_platform.openai_api.templates import ChatTemplate, load_template, template_process
+from rft_platform.openai_api.tokenizer import PolicyTokenizer, check_ids, check_prompt
 
 LOG = logging.getLogger(__name__)
 CACHE_SHARE = 0.25  # share of the memory free at the start that keys and values may take
@@ -167,7 +165,7 @@ class TransformersEngine:
     def _count(self, request: Request) -> None:
         self._counts["requests"] += 1
         self._counts["prompt_tokens"] += sum(map(len, request.prompts))
-        self._counts["completion_tokens"] += sum(len(done.token_ids) for done in request.results.values())
+        self._counts["completion_tokens"] += request.sampled
 
     def _free_tokens(self) -> int:
         free = (

@@ -16,7 +16,6 @@ from rft_platform.common.errors import EngineError
 from rft_platform.inference.interface import Completion, FinishReason
 from rft_platform.inference.transformers_engine.attention import SlotCache
 from rft_platform.inference.transformers_engine.model import PolicyModel, PromptBatch
-from rft_platform.inference.transformers_engine.output_parsers import StopWatch
 from rft_platform.inference.transformers_engine.request import Request, TokenEvent, TopLogprobs
 from rft_platform.inference.transformers_engine.sampling import (
     SamplingRows,
@@ -25,6 +24,7 @@ from rft_platform.inference.transformers_engine.sampling import (
     sampling_logprobs,
     uniforms,
 )
+from rft_platform.openai_api.parsers import StopWatch
 
 OUTPUT_TOKENS = 64  # a row's initial room for sampled tokens; the room is doubled when it is full
 REVIEW_STEPS = 1000  # steps between two checks whether the cache is too large for recent rows

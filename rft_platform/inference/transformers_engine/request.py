@@ -8,9 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from rft_platform.inference.interface import Completion, Generation, SamplingParams
-
-#: The likeliest tokens at one position: (token id, log-prob), best first.
-TopLogprobs = list[tuple[int, float]]
+from rft_platform.openai_api.answers import TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,11 @@ class Request:
     def rows(self) -> int:
         """Number of sequences to sample."""
         return len(self.prompts) * self.sampling.n
+
+    @property
+    def sampled(self) -> int:
+        """Number of sampled tokens of the finished rows."""
+        return sum(len(done.token_ids) for done in self.results.values())
 
     @property
     def started(self) -> bool:

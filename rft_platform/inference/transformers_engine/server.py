@@ -18,14 +18,15 @@ from transformers.utils.logging import disable_progress_bar
 from rft_platform.cluster.local.service_process import EXIT_USER_ERROR, ServiceProcess
 from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import VERSION_HEADER
-from rft_platform.inference.serving import api_errors, control_api
+from rft_platform.inference.serving import control_api
 from rft_platform.inference.serving.api_guard import ApiGuard
 from rft_platform.inference.serving.http_server import UNCOUNTED_PATHS, server_config
-from rft_platform.inference.transformers_engine import openai_api
+from rft_platform.inference.transformers_engine import openai_routes
 from rft_platform.inference.transformers_engine.async_adapter import AsyncEngineAdapter
 from rft_platform.inference.transformers_engine.engine import EngineSettings, TransformersEngine
 from rft_platform.observability.log_context import HEADER, PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
+from rft_platform.openai_api import errors
 
 GRACE_S = 3  # how long a shutdown waits for open connections
 
@@ -35,8 +36,8 @@ def build_app(
 ) -> ASGIApp:
     """The application: OpenAI and control routes and /health, with version headers, behind ``ApiGuard``."""
     app = FastAPI(title="rft transformers engine", docs_url=None, redoc_url=None, lifespan=lifespan)
-    api_errors.install(app)
-    openai_api.install(app, engine)
+    errors.install(app)
+    openai_routes.install(app, engine)
     control_api.install(app, AsyncEngineAdapter(engine), stop)
 
     @app.get("/health")

@@ -12,11 +12,6 @@ import psutil
 
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
-from rft_platform.inference.serving.chat_template import ChatTemplate
-from rft_platform.inference.serving.context_limit import check_ids, check_prompt, check_text
-from rft_platform.inference.serving.openai_schema import ChatBody
-from rft_platform.inference.serving.template_process import TemplateLimitError
-from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 from rft_platform.inference.serving.weight_files import model_digest
 from rft_platform.inference.vllm_engine.admission import Admission
 from rft_platform.inference.vllm_engine.sampling_conversion import (
@@ -29,6 +24,9 @@ from rft_platform.inference.vllm_engine.sampling_conversion import (
 )
 from rft_platform.inference.vllm_engine.server_settings import ServerSettings
 from rft_platform.inference.vllm_engine.weights import ServedWeights
+from rft_platform.openai_api.schema import ChatBody
+from rft_platform.openai_api.templates import ChatTemplate, TemplateLimitError
+from rft_platform.openai_api.tokenizer import PolicyTokenizer, check_ids, check_prompt, check_text
 
 CAPABILITIES = [
     "chat",

@@ -19,8 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rft_platform.cluster.local.service_process import ServiceProcess
 from rft_platform.inference.interface import VERSION_HEADER
-from rft_platform.inference.serving import api_errors, control_api
-from rft_platform.inference.serving.api_errors import ApiError, describe
+from rft_platform.inference.serving import control_api
 from rft_platform.inference.serving.api_guard import ApiGuard
 from rft_platform.inference.serving.http_server import UNCOUNTED_PATHS, TimedProtocol
 from rft_platform.inference.serving.request_body import read_body, replayed
@@ -35,6 +34,9 @@ from rft_platform.inference.vllm_engine.openai_wire import (
 from rft_platform.inference.vllm_engine.server_settings import ServerSettings
 from rft_platform.observability.log_context import HEADER, PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
+from rft_platform.openai_api import errors
+from rft_platform.openai_api.answers import ServedModel
+from rft_platform.openai_api.errors import ApiError, describe
 
 LOG = logging.getLogger(__name__)
 #: Routes of vLLM that are open, besides GET. Its other routes could change the engine without the platform's knowledge.
@@ -88,7 +90,7 @@ class EnginePlanes:
             engine = VllmEngine(app.state.engine_client, self.settings)
             await engine.warm_up()
             self._control = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-            api_errors.install(self._control)
+            errors.install(self._control)
             control_api.install(self._control, engine, self.stop)
             self.engine = engine
             self.service.publish(await _port(app))
@@ -134,13 +136,11 @@ class EnginePlanes:
     async def _model(self, engine: VllmEngine, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /v1/models/NAME, a route that vLLM lacks."""
         version = engine.weights.served.policy_version
-        folder = self.settings.model_path
-        known = {folder: folder, folder.removeprefix("/"): folder, Path(folder).name: Path(folder).name}
-        if name not in known:
-            error = ApiError(404, f"the model {name!r} does not exist", "model_not_found", "model")
+        try:
+            entry = ServedModel(Path(self.settings.model_path), engine.max_model_len).entry(name)
+        except ApiError as error:
             await _refuse(error, version, scope, receive, send)
             return
-        entry = {"id": known[name], "object": "model", "owned_by": "rft", "max_model_len": engine.max_model_len}
         await JSONResponse(entry, headers={VERSION_HEADER: str(version)})(scope, receive, send)
 
     async def _sample(self, engine: VllmEngine, path: str, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,12 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from rft_platform.common import json_codec
-from rft_platform.inference.serving.api_errors import ApiError, error_body
-from rft_platform.inference.serving.chat_template import text_of
-from rft_platform.inference.serving.context_limit import check_text, says_too_long
-from rft_platform.inference.serving.openai_schema import ChatBody, CompletionBody, SamplingBody
+from rft_platform.openai_api.errors import TOO_LONG, ApiError, error_body, invalid_fields, says_too_long
+from rft_platform.openai_api.messages import prompts_of, text_of
+from rft_platform.openai_api.schema import CHAT, COMPLETIONS, ChatBody, CompletionBody, SamplingBody
+from rft_platform.openai_api.tokenizer import check_text
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMAS: dict[str, type[SamplingBody]] = {CHAT: ChatBody, COMPLETIONS: CompletionBody}
 EVENT = b"data: {"
 UNASKED = ("prompt_token_ids", "token_ids")  # vLLM sends null for these fields if they were not requested
@@ -48,9 +47,7 @@ def checked_request(
     try:
         checked = SCHEMAS[path].model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ApiError(400, f"{where or 'body'}: {first['msg']}", "invalid_value", where or None) from error
+        raise invalid_fields(error.errors()) from error
     for text in _texts(checked):
         check_text(text, max_model_len)
     passed_on = {name: value for name, value in fields.items() if value is not None}
@@ -80,9 +77,7 @@ def _texts(body: SamplingBody) -> Iterator[str]:
     if isinstance(body, ChatBody):
         yield "".join(text_of(message.get("content")) for message in body.conversation)
     elif isinstance(body, CompletionBody):
-        yield from (
-            text for text in ([body.prompt] if isinstance(body.prompt, str) else body.prompt) if isinstance(text, str)
-        )
+        yield from (prompt for prompt in prompts_of(body.prompt) if isinstance(prompt, str))
 
 
 def _unconstrained(body: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +147,7 @@ def openai_error(status: int, body: bytes) -> dict[str, Any]:
     if status == 404 and "model" in message:
         code = "model_not_found"
     elif status < 500 and says_too_long(message):
-        code = "context_length_exceeded"
+        code = TOO_LONG
     else:
         code = "invalid_value" if status < 500 else "engine_failed"
     return error_body(status, message, code, fields.get("param"))

@@ -15,7 +15,7 @@ from rft_platform.common import json_codec
 from rft_platform.common.errors import UserError
 from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.inference.pool.replicas import Replicas
-from rft_platform.inference.serving.api_errors import describe
+from rft_platform.openai_api.errors import describe
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, PARSED, TOKENS, wire
 from rft_platform.rollout.recording.recorder import CallRecorder, recorded_path

@@ -21,12 +21,12 @@ from starlette.types import Receive, Scope, Send
 
 from rft_platform.common import json_codec
 from rft_platform.common.errors import RftError
-from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger, send_error
 from rft_platform.inference.serving.http_server import ServerThread
 from rft_platform.inference.serving.request_body import MAX_BODY_BYTES, read_body
-from rft_platform.rollout.endpoints import events
-from rft_platform.rollout.recording.gateway_openapi import document
+from rft_platform.openai_api.errors import ApiError, describe
+from rft_platform.openai_api.schema import BODIES, document
+from rft_platform.openai_api.streams import data_event
 from rft_platform.rollout.recording.history import RunEndedError, RunHistory
 from rft_platform.rollout.recording.httpx_compat import wire
 from rft_platform.rollout.recording.recorder import ENDPOINTS
@@ -39,7 +39,7 @@ _GRACE_S = 1  # seconds for answers in progress when the gateway stops
 _JOIN_S = 10.0
 _PREFIX = "/v1"
 _DOCUMENT = "/openapi.json"
-_SERVED = "POST /v1/chat/completions, /v1/completions, /v1/responses and GET /v1/models"
+_SERVED = f"POST {', '.join(BODIES)} and GET /v1/models"
 _SECRET_BYTES = 24
 _FORWARDED = ("content-type", "x-stainless-retry-count", "idempotency-key")
 _NOT_RETURNED = (b"transfer-encoding", b"connection", b"date", b"server")
@@ -296,11 +296,10 @@ class _Answer:
     async def refuse(self, error: Exception) -> None:
         """Send an error in OpenAI's format; if a streamed answer has started, send it as the last event."""
         status, body = describe(error)
-        content = json_codec.dump(body)
         if self._begun:
-            await self.body(b"data: " + content + events.END)
-            return
-        await self.whole(content, status)
+            await self.body(data_event(body))
+        else:
+            await self.whole(json_codec.dump(body), status)
 
     async def whole(self, content: bytes, status: int = 200) -> None:
         """Send a JSON response of the gateway itself."""

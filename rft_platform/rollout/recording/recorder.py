@@ -5,25 +5,23 @@ and ``gateway`` calls it for requests at its own port. Only complete answers are
 log-probs come from the engine and are never derived from text.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter, time
 from typing import Any
 
 from rft_platform.common import json_codec
 from rft_platform.common.errors import UserError
 from rft_platform.common.policy_names import DEFAULT_POLICY
+from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import VERSION_HEADER
-from rft_platform.inference.serving.context_limit import is_too_long
-from rft_platform.rollout.endpoints import events
-from rft_platform.rollout.endpoints.chat import ChatCall
-from rft_platform.rollout.endpoints.completions import CompletionCall
-from rft_platform.rollout.endpoints.endpoint import CallDefaults, Endpoint
-from rft_platform.rollout.endpoints.responses import ResponsesCall
+from rft_platform.openai_api.calls import CallDefaults, ChatCall, CompletionCall, EndpointCall, StreamedAnswer
+from rft_platform.openai_api.errors import is_too_long
+from rft_platform.openai_api.responses import ResponsesCall
+from rft_platform.openai_api.streams import EventStream, event_chunk
 from rft_platform.rollout.recording.history import RunHistory
 
 #: Endpoints whose calls are recorded, below /v1.
-ENDPOINTS: dict[str, type[Endpoint]] = {
+ENDPOINTS: dict[str, Callable[[dict[str, Any], CallDefaults], EndpointCall]] = {
     "/chat/completions": ChatCall,
     "/completions": CompletionCall,
     "/responses": ResponsesCall,
@@ -79,13 +77,13 @@ class CallRecorder:
         except ValueError as error:
             raise UserError(f"the body must be a JSON object: {error}") from error
         history = self._history
-        seed = history.call_seed(self._sending.order)
+        sampling = {**history.sampling.request_fields(), "seed": history.call_seed(self._sending.order)}
         asked = body.get("model")
         route = history.policies.get(asked) if isinstance(asked, str) else None
-        self._policy = DEFAULT_POLICY if route is None else asked
+        self._policy = DEFAULT_POLICY if route is None else str(asked)
         self.route = route  # None: the first policy; it answers calls with any name that is no further policy's
         model = history.model if route is None else route.model
-        self._form = ENDPOINTS[endpoint](body, CallDefaults(model, history.sampling, seed, history.shown_model))
+        self._form = ENDPOINTS[endpoint](body, CallDefaults(model, sampling, history.shown_model))
         self.engine_path = self._form.engine_path
         self.content = json_codec.dump(self._form.sent)
         self.streamed = bool(self._form.sent.get("stream"))
@@ -117,32 +115,48 @@ class CallRecorder:
         return RecordedEvents(self, self._form, headers)
 
     def _record(self, answer: dict[str, Any], headers: Mapping[str, str]) -> None:
-        known: dict[str, Any] = {
-            "order": self._sending.order,
-            "policy_version": _policy_version(answer, headers),
-            "created_at": self._created_at,
-            "duration_s": perf_counter() - self._started,
-            "env_state_hash": self._env_state_hash,
-            "policy": self._policy,
-        }
-        calls = [replace(call, **known) for call in self._form.sampled(answer)]
+        form, sent = self._form, self._form.sent
+        calls = [
+            ModelCall(
+                msg_id=form.msg_id(answer),
+                prompt_ids=choice.prompt_ids,
+                response_ids=choice.token_ids,
+                rollout_logprobs=choice.logprobs,
+                finish_reason=choice.finish_reason,
+                temperature=float(sent["temperature"]),
+                top_p=float(sent["top_p"]),
+                top_k=int(sent.get("top_k") or -1),
+                messages=form.messages_of(choice.index),
+                tools=form.tools,
+                response=choice.message,
+                policy_version=_policy_version(answer, headers),
+                created_at=self._created_at,
+                duration_s=perf_counter() - self._started,
+                env_state_hash=self._env_state_hash,
+                policy=self._policy,
+                order=self._sending.order,
+                choice=choice.index,
+                constrained=bool(answer.get("constrained")),
+            )
+            for choice in form.sampled(answer)
+        ]
         self._history.add(self._sending, calls)
 
 
 class RecordedEvents:
     """Passes the events of a streamed answer to the caller, and records the answer when every choice has finished."""
 
-    def __init__(self, call: CallRecorder, form: Endpoint, headers: Mapping[str, str]) -> None:
+    def __init__(self, call: CallRecorder, form: EndpointCall, headers: Mapping[str, str]) -> None:
         self._call = call
         self._form = form
         self._headers = headers
-        self._events = events.EventStream()
-        self._answer = form.assembled()
+        self._events = EventStream()
+        self._answer = StreamedAnswer(form)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the caller's events for the next bytes of the engine's answer."""
         for event in self._events.feed(data):
-            chunk = events.event_chunk(event)
+            chunk = event_chunk(event)
             if chunk is None:
                 yield self._form.other_event(event)
                 continue

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import openai
 
+from rft_platform.openai_api.messages import with_defaults
 from rft_platform.rollout.recording.httpx_compat import wire
 
 if TYPE_CHECKING:
@@ -107,11 +108,7 @@ class _Requests:
             url = url.copy_with(scheme=origin.scheme, host=origin.host, port=origin.port)
             headers["host"] = origin.netloc.decode()
         if self._defaults and url.path.endswith(_CHAT_PATH):
-            body = {name: value for name, value in json.loads(content).items() if value is not None}
-            defaults = dict(self._defaults)
-            if "max_completion_tokens" in body:
-                defaults.pop("max_tokens", None)
-            content = json.dumps({**defaults, **body}).encode()
+            content = json.dumps(with_defaults(json.loads(content), self._defaults)).encode()
             headers.pop("content-length", None)
         return wire.Request(request.method, url, headers=headers, content=content, extensions=request.extensions)
 

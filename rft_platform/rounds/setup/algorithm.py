@@ -1,4 +1,4 @@
-"""The operators of the pipeline of judged experiences: ``pipeline_of`` lists them, ``check_operators`` refuses wrong ones."""
+"""The operators of the pipeline of judged experiences; ``check_operators`` refuses those that do not exist or fit."""
 
 from collections.abc import Iterator
 

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import headers_of
+from rft_platform.openai_api.errors import ApiError
 from rft_platform.serving.database import COMMITTED, CONSUMED, LABELLED, RECORDED
 from rft_platform.serving.pages.reader import TrafficReader
 from rft_platform.serving.pages.shell import html, static_routes

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rft_platform.openai_api.messages import prompts_of
+
 _TOKEN_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _BYTES_A_TOKEN = 4  # rough size of a token in a request
 
@@ -28,7 +30,7 @@ class CallLimits:
 
         ``size``: bytes of the request. Raises CallLimitError for too many choices.
         """
-        prompts = _prompts(body.get("prompt"))
+        prompts = len(prompts_of(body.get("prompt")))
         choices = prompts * (_integer(body, "n") or 1)
         if choices > self.most_choices:
             what = (
@@ -40,12 +42,6 @@ class CallLimits:
         body |= {name: min(value, self.most_tokens) for name, value in given.items()}
         longest = min(max(given.values(), default=self.most_tokens), self.most_tokens)
         return choices * max(0, longest) + size // _BYTES_A_TOKEN
-
-
-def _prompts(prompt: Any) -> int:
-    """Number of prompts of a text completion; a list of integers is one prompt of token ids."""
-    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    return len(prompt) if several else 1
 
 
 def _integer(body: Mapping[str, Any], name: str) -> int | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import StorageError, UserError
-from rft_platform.inference.serving.chat_template import normalised
-from rft_platform.inference.serving.template_process import template_process
+from rft_platform.openai_api.messages import normalised
+from rft_platform.openai_api.templates import template_process
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.api_guard import ApiGuard
 from rft_platform.inference.serving.http_server import ServerThread
 from rft_platform.inference.serving.request_body import json_object
 from rft_platform.observability.log_context import HEADER, PhaseContext
+from rft_platform.openai_api.errors import ApiError, describe
 from rft_platform.training.protocol import HEARTBEAT, HEARTBEAT_S, LAST_EVENTS, PREFIX, Message
 
 _GRACE_S = 5  # how long a closing server waits for streams in progress

@@ -1,4 +1,7 @@
-"""The policy's tokenizer: text to ids and back, and the ids that end a completion."""
+"""The policy's tokenizer: text to ids and back, the ids that end a completion, and checks of a prompt's length.
+
+Both engines use the same checks, so their refusals are the same.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +9,9 @@ from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import read_json
+from rft_platform.openai_api.errors import ContextLengthError
+
+MAX_CHARACTERS_A_TOKEN = 64  # on average over a prompt; tokens have about 4, long runs of spaces up to 128
 
 
 class PolicyTokenizer:
@@ -50,3 +56,29 @@ def end_ids(folder: Path, eos_token_id: int | None) -> list[int]:
     eos_ids = read_json(config).get("eos_token_id") if config.exists() else None
     ids = set(eos_ids if isinstance(eos_ids, list) else [eos_ids]) | {eos_token_id}
     return sorted(token for token in ids if token is not None)
+
+
+def check_text(text: str, max_model_len: int) -> None:
+    """Raise ContextLengthError, before tokenising, for a text that no tokenizer could fit into the context."""
+    limit = MAX_CHARACTERS_A_TOKEN * max_model_len
+    if len(text) > limit:
+        raise ContextLengthError(
+            f"the prompt has {len(text)} characters; at most {limit} can fit the model's context of "
+            f"{max_model_len} tokens"
+        )
+
+
+def check_ids(ids: Sequence[int], limit: int, max_model_len: int, vocabulary: int, why: str = "") -> None:
+    """Raise an error unless ``ids`` has 1 to ``limit`` tokens, each in [0, ``vocabulary``)."""
+    if not 0 < len(ids) <= limit:
+        raise ContextLengthError(
+            f"the prompt has {len(ids)} tokens; between 1 and {limit} fit the model's context of "
+            f"{max_model_len} tokens{why}"
+        )
+    if min(ids) < 0 or max(ids) >= vocabulary:
+        raise UserError(f"token ids must lie between 0 and {vocabulary - 1}: got {min(ids)} to {max(ids)}")
+
+
+def check_prompt(ids: Sequence[int], max_model_len: int, vocabulary: int) -> None:
+    """Check ``ids`` as ``check_ids`` does; the prompt must also leave room to sample at least one token."""
+    check_ids(ids, max_model_len - 1, max_model_len, vocabulary, "; nothing could be sampled after it")

@@ -1,25 +1,101 @@
-"""Render chat templates in a child process with limits of processor time and memory.
+"""Render conversations through the chat template of a model, in a child process with limits of time and memory.
 
 A template comes with a model folder, so it is untrusted code. Jinja's sandbox prevents access to the interpreter, but
 not endless loops or excessive use of memory. One process renders all templates of a program. The first use starts it,
 and so does the next use after a template has exceeded its limits.
 """
 
+import hashlib
+import json
+import logging
 import os
 import signal
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from rft_platform.cluster.child import AnswerTimeoutError, CallError, Child, ChildError, LimitExceededError
 from rft_platform.common.errors import EngineError, UserError
+from rft_platform.openai_api.messages import Message, check_variables, normalised
+from rft_platform.openai_api.tokenizer import PolicyTokenizer
 
+LOG = logging.getLogger(__name__)
 CPU_SECONDS = 3.0  # processor time for one conversation
 MEMORY_MB = 1024  # in addition to the memory of the interpreter and its packages
 TEXT_CHARACTERS = 64 << 20  # largest prompt
 ANSWER_TIMEOUT_S = 120.0  # in wall time, for a process that gets no processor time and so never reaches that limit
 _INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG", "LC_ALL")  # variables without secrets
+
+
+class ChatTemplate:
+    """The chat template of an engine."""
+
+    def __init__(
+        self, tokenizer: PolicyTokenizer, source: str | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """``source``: a Jinja template instead of the tokenizer's; ``options``: default variables of the template."""
+        self.tokenizer = tokenizer
+        self.options = options or {}
+        self.source: str | None = source or tokenizer.hf.chat_template
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the template's text and default variables; empty for a model without a template."""
+        options = json.dumps(self.options, sort_keys=True) if self.options else ""
+        return hashlib.sha256((self.source + options).encode()).hexdigest() if self.source else ""
+
+    def check(self) -> None:
+        """Render a test question; raises TemplateLimitError if the template exceeds its limits."""
+        if self.source is None:
+            return
+        try:
+            self.text([{"role": "user", "content": "2+2?"}])
+        except TemplateLimitError:
+            raise
+        except UserError as error:  # the template may require conversations of another form
+            LOG.warning("the chat template refuses a plain question: %s", error)
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt as text, with the generation prompt. ``options`` are variables of the template."""
+        (text,) = self.texts([messages], tools, options)
+        return text
+
+    def texts(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        tools: list[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """As ``text``, for several conversations."""
+        if self.source is None:
+            raise UserError("the model has no chat template: send prompts to /v1/completions, or set a chat template")
+        variables = {**self.tokenizer.hf.special_tokens_map, **self.options, **(options or {})}
+        check_variables(variables)
+        messages = [[normalised(message) for message in conversation] for conversation in conversations]
+        return template_process().render(self.source, messages, tools or None, variables)
+
+    def render(
+        self, conversations: Sequence[Sequence[Message]], tools: list[dict[str, Any]] | None = None
+    ) -> list[list[int]]:
+        """Prompt ids of each conversation."""
+        return self.tokenizer.encode(self.texts(conversations, tools))
+
+
+def load_template(source: str | None) -> str | None:
+    """The text of the template ``source``, which is a file's path or the text itself."""
+    if source is None or "{" in source:
+        return source
+    path = Path(source)
+    if not path.is_file():
+        raise UserError(f"chat template {source!r}: neither a file nor the text of a Jinja template")
+    return path.read_text(encoding="utf-8")
 
 
 class TemplateLimitError(UserError):

@@ -6,13 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.inference.transformers_engine.output_parsers import ToolCall, ToolCallParser, parse_tool_calls
+from rft_platform.openai_api.parsers import OutputParser, ToolCall
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "</x>"]}}\n</tool_call>'
 
 
+def parse_tool_calls(text: str) -> tuple[str | None, list[ToolCall]]:
+    """(text outside the calls, calls) of a whole answer; the text is None if there are calls but no text."""
+    _, content, calls = OutputParser(tools=True).feed(text, last=True)
+    return (content or None if calls else content), calls
+
+
 def plain(calls: list[ToolCall]) -> list[tuple[str, object]]:
-    return [(call.name, json.loads(call.arguments)) for call in calls]
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
 
 
 DEEP, DIGITS = "[" * 100_000, '{"name": ' + "9" * 5000 + "}"
@@ -51,22 +57,22 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=8).map("".join), st.lists(st.integers(1, 9), min_size=1, max_size=60))
 def test_the_pieces_of_a_stream_do_not_matter(text: str, sizes: list[int]) -> None:
-    parser, shown, position, turn = ToolCallParser(), "", 0, 0
+    parser, shown, position, turn = OutputParser(tools=True), "", 0, 0
     calls: list[ToolCall] = []
     while position < len(text):
         piece = text[position : position + sizes[turn % len(sizes)]]
         position, turn = position + len(piece), turn + 1
-        more, found = parser.feed(piece)
+        _, more, found = parser.feed(piece, last=False)
         shown, calls = shown + more, calls + found
-    more, found = parser.finish()
+    _, more, found = parser.feed("", last=True)
     content, whole = parse_tool_calls(text)
     assert (shown + more) == (content or "")
     assert plain(calls + found) == plain(whole)
 
 
 def test_text_is_passed_on_as_soon_as_it_is_certain() -> None:
-    parser = ToolCallParser()
-    assert [parser.feed(piece)[0] for piece in ("Hello", " <too", "t> ", "x<tool_call>")] == [
+    parser = OutputParser(tools=True)
+    assert [parser.feed(piece, last=False)[1] for piece in ("Hello", " <too", "t> ", "x<tool_call>")] == [
         "Hello",
         "",
         " <toot>",
@@ -76,4 +82,4 @@ def test_text_is_passed_on_as_soon_as_it_is_certain() -> None:
 
 def test_ids_are_unique() -> None:
     _, calls = parse_tool_calls(CALL * 3)
-    assert len({call.id for call in calls}) == 3
+    assert len({call["id"] for call in calls}) == 3

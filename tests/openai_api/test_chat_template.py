@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.inference.serving.chat_template import ChatTemplate, load_template, normalised
-from rft_platform.inference.serving.tokenizer import PolicyTokenizer, end_ids
+from rft_platform.openai_api.messages import normalised
+from rft_platform.openai_api.templates import ChatTemplate, load_template
+from rft_platform.openai_api.tokenizer import PolicyTokenizer, end_ids
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ mood }}"
 

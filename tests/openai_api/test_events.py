@@ -2,7 +2,7 @@
 
 import pytest
 
-from rft_platform.rollout.endpoints.events import EventStream, event_chunk
+from rft_platform.openai_api.streams import EventStream, event_chunk
 
 SENT = [{"n": 1}, {"n": 2, "text": "a\\nb"}]
 

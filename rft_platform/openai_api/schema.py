@@ -1,4 +1,4 @@
-"""Request bodies of the OpenAI API, with their messages and tools.
+"""Request bodies of the OpenAI API, with their messages and tools, and an OpenAPI document of them.
 
 Unknown fields are accepted; unknown fields of messages are passed to the chat template. Fields of OpenAI's API that the
 engines do not support are refused by name.
@@ -7,6 +7,7 @@ Every number has bounds, so that every engine can sample and record a request th
 """
 
 import json
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,10 +19,12 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import models_json_schema
 
 from rft_platform.common.errors import UserError
-from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.serving.chat_template import check_variables
+from rft_platform.openai_api.messages import check_variables, prompts_of
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
 
 class _Open(BaseModel):
@@ -208,19 +211,6 @@ class SamplingBody(BaseModel):
                 raise ValueError(f"{name} is not supported by this engine")
         return self
 
-    def sampling(self, default_max_tokens: int) -> SamplingParams:
-        """The request's sampling parameters."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return SamplingParams(
-            max_tokens=self.token_limit() or default_max_tokens,
-            n=self.n or 1,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=self.top_k or -1,
-            seed=self.seed,
-            stop=tuple(text for text in stop if text),
-        )
-
     def token_limit(self) -> int | None:
         """Maximum number of tokens to sample; None if the request sets no limit."""
         return self.max_tokens
@@ -315,11 +305,63 @@ class CompletionBody(SamplingBody):
 
     @model_validator(mode="after")
     def _check_rows(self) -> "CompletionBody":
-        one = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
-        prompts = 1 if one else len(self.prompt)
-        if prompts * (self.n or 1) > MAX_ROWS:
+        if self.prompt == []:
+            raise ValueError("prompt: expected a text, a list of token ids, or a list of these")
+        prompts, n = len(prompts_of(self.prompt)), self.n or 1
+        if prompts * n > MAX_ROWS:
             raise ValueError(
-                f"prompt: {prompts} prompts with n={self.n or 1} are {prompts * (self.n or 1)} sequences; a request "
-                f"may have at most {MAX_ROWS}"
+                f"prompt: {prompts} prompts with n={n} are {prompts * n} sequences; a request may have at most "
+                f"{MAX_ROWS}"
             )
         return self
+
+
+class ResponsesBody(_Open):
+    """Body of POST /v1/responses: the fields that the gateway reads; others are passed on to the chat endpoint."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    stream: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    include: list[str] | None = None
+
+
+BODIES: dict[str, type[BaseModel]] = {
+    CHAT: ChatBody,
+    COMPLETIONS: CompletionBody,
+    RESPONSES: ResponsesBody,
+}
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The OpenAPI document of the recording gateway: its routes, their bodies and the key that they require."""
+    bodies = [(model, "validation") for model in BODIES.values()]
+    references, definitions = models_json_schema(bodies, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    answers = {"200": {"description": "The answer"}, "4XX": {"description": "An error object of OpenAI's API"}}
+    paths: dict[str, Any] = {
+        path: {"post": {"requestBody": _json_body(references[model, "validation"]), "responses": answers}}
+        for path, model in BODIES.items()
+    }
+    paths["/v1/models"] = {"get": {"responses": answers}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Recording gateway", "version": "1"},
+        "paths": paths,
+        "components": {
+            "schemas": definitions.get("$defs", {}),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+def _json_body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"required": True, "content": {"application/json": {"schema": schema}}}

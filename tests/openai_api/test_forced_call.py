@@ -11,7 +11,7 @@ import tokenizers.pre_tokenizers
 import tokenizers.trainers
 
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.inference.transformers_engine.openai_api import forced_beginning
+from rft_platform.openai_api.parsers import forced_beginning
 
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {}}}}]
 

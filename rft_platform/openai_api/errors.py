@@ -1,12 +1,22 @@
 """Errors in the form of OpenAI's API: an HTTP status and ``{"error": {"message", "type", "code", "param"}}``."""
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import EngineError, RftError, UserCodeError, UserError, WeightMismatchError
-from rft_platform.inference.serving.context_limit import ContextLengthError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+
+#: Error code of this platform's engines and of OpenAI's API. Other servers report a too long prompt in the message
+#: only.
+TOO_LONG = "context_length_exceeded"
+_WORDS = re.compile(
+    rf"{TOO_LONG}|maximum context length|longer than the maximum model length|max_model_len|the model's context"
+    r"|exceeds? the (?:available )?context"
+)
 
 
 class ApiError(Exception):
@@ -24,9 +34,13 @@ class ApiError(Exception):
         self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
 
+class ContextLengthError(UserError):
+    """The prompt is longer than the model's context."""
+
+
 #: (class, HTTP status, code); the first class that the error is an instance of applies.
 STATUS: list[tuple[type[RftError], int, str]] = [
-    (ContextLengthError, 400, "context_length_exceeded"),
+    (ContextLengthError, 400, TOO_LONG),
     (UserError, 400, "invalid_value"),
     (WeightMismatchError, 409, "weights_refused"),
     (EngineError, 503, "engine_unavailable"),
@@ -51,6 +65,15 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, error_body(500, f"{type(error).__name__}: {error}", "internal_error")
 
 
+def invalid_fields(problems: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The refusal of a body that pydantic refuses with ``problems``; names the first one."""
+    first = problems[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    said = first["msg"].removeprefix("Value error, ")
+    message = f"{where}: {said}" if where else said if first["type"] == "value_error" else f"body: {said}"
+    return ApiError(400, message, "invalid_value", where or None)
+
+
 def install(app: "FastAPI") -> None:
     """Register handlers so that ``app`` returns every error in this form."""
     # Imported here, because the environment of an agent may lack these packages.
@@ -65,11 +88,7 @@ def install(app: "FastAPI") -> None:
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        said = first["msg"].removeprefix("Value error, ")
-        message = f"{where}: {said}" if where else said if first["type"] == "value_error" else f"body: {said}"
-        return JSONResponse(error_body(400, message, "invalid_value", where or None), 400)
+        return await known(_, invalid_fields(error.errors()))
 
     async def http(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -79,3 +98,13 @@ def install(app: "FastAPI") -> None:
         app.add_exception_handler(kind, known)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
+
+
+def says_too_long(message: str) -> bool:
+    """Whether an error message says that the prompt is too long."""
+    return _WORDS.search(message) is not None
+
+
+def is_too_long(status: int, body: str) -> bool:
+    """Whether an HTTP response refuses a prompt because of its length."""
+    return status == 400 and says_too_long(body)

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.inference.transformers_engine.answer_text import AnswerText, TextStream
-from rft_platform.inference.transformers_engine.output_parsers import StopWatch, ToolCallParser, cut_at_stop, held_back
+from rft_platform.openai_api.parsers import AnswerText, OutputParser, StopWatch, TextStream, cut_at_stop, held_back
 
 
 def by_bytes(ids: list[int]) -> str:
@@ -16,7 +15,7 @@ def fed(answer: AnswerText, ids: list[int], sizes: list[int]) -> str:
     shown, position, turn = "", 0, 0
     while position < len(ids):
         end = position + sizes[turn % len(sizes)]
-        shown += answer.feed(ids[position:end], last=end >= len(ids))[0]
+        shown += answer.feed(ids[position:end], last=end >= len(ids))[1]
         position, turn = end, turn + 1
     return shown
 
@@ -39,7 +38,7 @@ def test_pieces_add_up_and_never_show_half_a_character(text: str, sizes: list[in
 
 @given(st.lists(st.integers(0, 257), min_size=1, max_size=30), SIZES)
 def test_invalid_bytes_add_up_too(ids: list[int], sizes: list[int]) -> None:
-    assert fed(AnswerText(by_bytes, (), None), ids, sizes) == by_bytes(ids)
+    assert fed(AnswerText(by_bytes, ()), ids, sizes) == by_bytes(ids)
 
 
 @given(TEXTS, st.lists(st.text(alphabet="abc€ ", min_size=1, max_size=3), max_size=3), SIZES)
@@ -51,7 +50,7 @@ def test_stop_strings_are_cut_wherever_the_pieces_end(text: str, stops: list[str
         if any(stop in by_bytes(ids) for stop in stops):
             break
     if ids:
-        assert fed(AnswerText(by_bytes, stops, None), ids, sizes) == cut_at_stop(by_bytes(ids), stops)[0]
+        assert fed(AnswerText(by_bytes, stops), ids, sizes) == cut_at_stop(by_bytes(ids), stops)[0]
 
 
 def test_held_back_is_the_longest_beginning_of_a_stop_string() -> None:
@@ -68,7 +67,7 @@ def test_stop_watch_sees_a_stop_string_across_tokens_and_only_in_its_window() ->
 
 
 def test_a_forced_beginning_is_part_of_the_call() -> None:
-    answer = AnswerText(by_bytes, (), ToolCallParser(), prefix='<tool_call>\n{"name": "f", "arguments": ')
-    shown, calls = answer.feed(list(b'{"x": 1}}\n</tool_call>'), last=True)
-    assert shown == "" and [(call.name, call.arguments) for call in calls] == [("f", '{"x": 1}')]
+    answer = AnswerText(by_bytes, (), OutputParser('<tool_call>\n{"name": "f", "arguments": ', tools=True))
+    _, shown, calls = answer.feed(list(b'{"x": 1}}\n</tool_call>'), last=True)
+    assert shown == "" and [call["function"] for call in calls] == [{"name": "f", "arguments": '{"x": 1}'}]
     assert answer.finish_reason("stop") == "tool_calls" and answer.finish_reason("length") == "length"

@@ -5,6 +5,7 @@ from typing import Any
 from rft_platform.common.json_codec import dump, parse
 
 END = b"\n\n"
+END_OF_STREAM = b"data: [DONE]" + END
 
 
 class EventStream:
@@ -30,6 +31,11 @@ def event_chunk(event: bytes) -> dict[str, Any] | None:
         return None
     chunk: dict[str, Any] = parse(data)
     return chunk
+
+
+def data_event(value: dict[str, Any]) -> bytes:
+    """Return an event with data only, the form of chat and plain completions."""
+    return b"data: " + dump(value) + END
 
 
 def with_data(event: bytes, chunk: dict[str, Any]) -> bytes:

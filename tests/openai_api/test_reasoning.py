@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.inference.transformers_engine.answer_text import AnswerText
-from rft_platform.inference.transformers_engine.output_parsers import ReasoningParser, ToolCallParser
 from rft_platform.inference.vllm_engine.openai_wire import CHAT, checked_request, stamped_answer, stamped_events
+from rft_platform.openai_api.parsers import AnswerText, OutputParser
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>'
 # A template that does what those of thinking models do: it opens the thoughts unless it is told not to.
@@ -29,13 +28,13 @@ def by_bytes(ids: list[int]) -> str:
 
 def read(text: str, prompt: str, sizes: list[int], tools: bool = False) -> tuple[str, str, int]:
     """(thoughts, answer, calls) of ``text`` that arrives in pieces."""
-    parser = ToolCallParser() if tools else None
-    answer = AnswerText(by_bytes, (), parser, reasoning=ReasoningParser(prompt))
+    begun = "<think>" if prompt.rstrip().endswith("<think>") else ""
+    answer = AnswerText(by_bytes, (), OutputParser(begun, reasoning=True, tools=tools))
     ids, thoughts, shown, calls, position, turn = list(text.encode()), "", "", 0, 0, 0
     while position < len(ids):
         end = position + sizes[turn % len(sizes)]
-        piece, found = answer.feed(ids[position:end], last=end >= len(ids))
-        thoughts, shown, calls = thoughts + answer.thoughts, shown + piece, calls + len(found)
+        thought, piece, found = answer.feed(ids[position:end], last=end >= len(ids))
+        thoughts, shown, calls = thoughts + thought, shown + piece, calls + len(found)
         position, turn = end, turn + 1
     return thoughts, shown, calls
 

@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.inference.serving.chat_template import ChatTemplate
-from rft_platform.inference.serving.template_process import TemplateProcess, template_process
-from rft_platform.inference.serving.tokenizer import PolicyTokenizer
+from rft_platform.openai_api.templates import ChatTemplate, TemplateProcess, template_process
+from rft_platform.openai_api.tokenizer import PolicyTokenizer
 
 MESSAGES = [{"role": "user", "content": "2+2?"}]
 HOSTILE = {
