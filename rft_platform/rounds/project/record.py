@@ -421,7 +421,8 @@ def damaged_notes(store: ExperienceStore, number: int) -> Iterator[DamagedFile |
 def all_figures(part: Explored | Judged) -> dict[str, Any]:
     """A part with all its figures by name, for people and metrics; without what was not measured."""
     values = {name: value for name, value in asdict(part).items() if value is not None}
-    return {**values, **values.pop("figures")}
+    figures: dict[str, Any] = values.pop("figures")
+    return values | figures
 
 
 def encoded(part: Part, home: Path) -> dict[str, Any]:
