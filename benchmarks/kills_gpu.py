@@ -32,8 +32,8 @@ from machine import describe
 from chaos.process_table import processes_with_role
 from rft_platform.common.files import read_json, write_json
 from rft_platform.config.home import Home
-from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import required
 
 ROUNDS = 4
 KILLS = {2: "trainer", 3: "engine", 4: "driver"}  # role that is killed once the round has explored

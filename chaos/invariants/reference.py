@@ -18,8 +18,8 @@ from rft_platform.assets.checks import CHECKPOINT_CHECKS, EVALUATION_CHECKS, EXP
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.instance import open_instance
 from rft_platform.model_registry.models import DIGEST_TAG
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import published
 from rft_platform.training.checkpoint.manifest import STEPS, read_manifest
 
 #: Columns of a rollout row that depend on the machine or count attempts.

@@ -11,8 +11,7 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.instance import open_instance
 from rft_platform.model_registry.models import DIGEST_TAG, RegisteredModel
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.rounds.project.policy import published
-from rft_platform.rounds.project.record import RoundEvaluation, read
+from rft_platform.rounds.project.record import RoundEvaluation, published, read
 from rft_platform.training.checkpoint.manifest import read_manifest
 
 _ENDED = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}

@@ -9,8 +9,7 @@ from chaos.invariants.context import Context, Finding
 from rft_platform.common.digests import THINNED
 from rft_platform.common.errors import StorageError
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.project.policy import parent_of, published, steps_before
-from rft_platform.rounds.project.record import Policy, read
+from rft_platform.rounds.project.record import Policy, parent_of, published, read, steps_before
 from rft_platform.training.checkpoint.manifest import read_manifest, verify
 
 _SHOWN = 3

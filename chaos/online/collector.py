@@ -7,9 +7,8 @@ from rft_platform.common.errors import StorageError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.rounds.collect import collect
-from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish, published
 
 ROWS = 64  #: of a round
 

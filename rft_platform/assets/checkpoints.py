@@ -72,22 +72,19 @@ def policy_checkpoint(
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
     """Weights after this round: HF safetensors, resumable trainer state, manifest with the lineage, model version."""
-    from rft_platform.rounds.project.policy import ended_with
-    from rft_platform.rounds.project.record import RowSelection, read
+    from rft_platform.rounds.project.record import RowSelection
     from rft_platform.rounds.reporting.run_log import mlflow_links
     from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)
     versions = registry.connect()
-    trained = Round(opened, number, context.run.run_id).train(trainer.connect(), versions)
-    first, policies = trained.pop(DEFAULT_POLICY), ended_with(opened, number)
+    made = Round(opened, number, context.run.run_id).train(trainer.connect(), versions)
+    policy, first = made[DEFAULT_POLICY].policy, made[DEFAULT_POLICY].trained
     assert first is not None, "the default policy is always trained"
-    policy = policies[DEFAULT_POLICY]
     metadata: dict[str, Any] = {**links(mlflow_links(opened, versions, policy))}
-    selection = read(opened.store, number).selection() or RowSelection()
-    metadata |= training_metadata(policy, first) | selection_metadata(selection)
-    for name, other in trained.items():
-        metadata |= training_metadata(policies[name], other)
+    metadata |= selection_metadata(made[DEFAULT_POLICY].selection or RowSelection())
+    for each in made.values():
+        metadata |= training_metadata(each.policy, each.trained)
     return dg.MaterializeResult(
         metadata={**metadata, "no_op": first.steps == 0},
         data_version=dg.DataVersion(policy.weights_digest),

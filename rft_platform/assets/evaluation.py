@@ -37,7 +37,7 @@ def evaluation_report(
 ) -> dg.MaterializeResult:
     """Held-out results of the round's policy, compared with the champion. The engine that measures then serves it."""
     from rft_platform.rounds.offline import evaluate_offline
-    from rft_platform.rounds.project.policy import required
+    from rft_platform.rounds.project.record import required
     from rft_platform.rounds.reporting.bench import write_bench
     from rft_platform.rounds.reporting.run_log import mlflow_links
     from rft_platform.rounds.round import Round

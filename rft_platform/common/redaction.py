@@ -2,8 +2,8 @@
 
 ``visible`` shows control characters of foreign text, which change a terminal's title, hide text or reverse it.
 
-``redact`` masks all text that leaves the process: in log formatters (``log_formats.py``), standard output and error
-(``masked_output.py``), the platform's errors (``errors.py``), descriptions of any other error
+``redact`` masks all text that leaves the process: in log formatters (``observability/logs.py``), standard output and
+error (``masked_output.py``), the platform's errors (``errors.py``), descriptions of any other error
 (``fault_classification.described``) and Dagster's instance (``jobs/dagster_internals``). This module imports only the
 standard library, because rollout workers run in other environments.
 """

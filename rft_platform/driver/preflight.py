@@ -168,7 +168,7 @@ def _problems(project: "Project") -> Iterator[str]:
 
 def _warm_start_lines(project: "Project") -> list[str]:
     """The line of the plan about a warm start that has not ended. Raises UserError for unusable demonstrations."""
-    from rft_platform.rounds.project.policy import published
+    from rft_platform.rounds.project.record import published
     from rft_platform.rounds.setup.demonstrations import most_steps, read_demonstrations
 
     settings, experts = project.config.warm_start, project.config.algorithm.experts

@@ -35,7 +35,6 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckExecutionRecord, check_results
 from rft_platform.jobs.jobs import OFFLINE_ASSETS
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
-from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     DatasetFile,
@@ -46,6 +45,7 @@ from rft_platform.rounds.project.record import (
     RoundEvaluation,
     RoundRecord,
     read,
+    required,
 )
 
 LOG = logging.getLogger(__name__)

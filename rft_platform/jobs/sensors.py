@@ -20,7 +20,7 @@ from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
 from rft_platform.rounds.planning.state import Plan
-from rft_platform.rounds.project.policy import published
+from rft_platform.rounds.project.record import published
 from rft_platform.rounds.selection.pending_rows import rounds_ahead
 
 LOG = logging.getLogger(__name__)

@@ -441,3 +441,11 @@ def _now() -> str:
 def _artifact_path(folder: Path) -> str:
     """Path of a checkpoint among the artifacts of its run."""
     return f"checkpoints/{folder.name}"
+
+
+def version_tags(lineage: Mapping[str, Any], weights_digest: str) -> dict[str, Any]:
+    """A model version's tags: the plain values of its training's lineage."""
+    return {
+        **{name: value for name, value in lineage.items() if not isinstance(value, dict)},
+        DIGEST_TAG: weights_digest,
+    }

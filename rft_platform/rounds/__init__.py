@@ -5,8 +5,7 @@ repeated call after a crash continues or repeats it with the same result. Sub-fo
 
 Read in this order:
 1. ``round`` (``Round``: the stages of a round in order), then the stages: ``explore`` (online ``collect``), ``judge``,
-   ``train``, ``register_checkpoint``, ``evaluate`` with ``heldout_evaluation``; before round 1
-   ``warm_start``;
+   ``train`` with ``train_request``, ``evaluate`` with ``heldout_evaluation``; before round 1 ``warm_start``;
 2. ``project`` (what a stage works with) and ``setup`` (its configuration turned into running parts);
 3. ``selection`` (tasks and rows), ``releases`` (which versions are promoted, serve and are trained further),
    ``planning`` (what runs next), ``reporting``, ``maintenance``; ``exchange`` (versions for a service on another host);

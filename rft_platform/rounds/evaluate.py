@@ -9,9 +9,9 @@ from rft_platform.evaluation.report import data_uri, markdown_report, write_repo
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.heldout_evaluation import measure
 from rft_platform.rounds.maintenance.checkpoint_retention import thin_checkpoints
-from rft_platform.rounds.project.policy import deploy, required
+from rft_platform.rounds.project.policy import deploy
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, read, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, read, required, write
 from rft_platform.rounds.project.repair import repair_on_failure
 from rft_platform.rounds.releases.promotion import against_champion, compared
 from rft_platform.rounds.reporting.round_history import curve_points, evaluation_of

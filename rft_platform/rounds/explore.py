@@ -21,9 +21,9 @@ from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 from rft_platform.rounds.planning.dynamic_sync import versions_ahead
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.project.code_version import keep_user_code
-from rft_platform.rounds.project.policy import deploy, explorer_of, is_published, snapshot_of, take_snapshot
+from rft_platform.rounds.project.policy import deploy, explorer_of, is_published, take_snapshot
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Explored, Judged, Policy, read, write
+from rft_platform.rounds.project.record import Explored, Judged, Policy, read, snapshot_of, write
 from rft_platform.rounds.project.repair import repair_on_failure
 from rft_platform.rounds.releases.training_start import settle_start
 from rft_platform.rounds.selection.task_selection import SignalCount, TaskSelection

@@ -20,17 +20,21 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.evaluate import evaluate_round, is_due
 from rft_platform.rounds.offline_dataset import required_dataset
 from rft_platform.rounds.project.code_version import code_version
-from rft_platform.rounds.project.policy import publish, published, required
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import DatasetFile, Policy, RoundEvaluation, Trained, read, write
-from rft_platform.rounds.setup.algorithm import (
-    loaded_digest,
-    reference_folder,
-    spec_with_critic,
-    teacher_folder,
+from rft_platform.rounds.project.record import (
+    DatasetFile,
+    Policy,
+    RoundEvaluation,
+    Trained,
+    publish,
+    published,
+    read,
+    required,
+    write,
 )
 from rft_platform.rounds.setup.connections import base_model_folder, connect_registry, connect_trainer
 from rft_platform.rounds.train import Training, refuse_if_next_round_is_trained, run_training
+from rft_platform.rounds.train_request import loaded_digest, reference_folder, spec_with_critic, teacher_folder
 from rft_platform.training.protocol import TrainRequest
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.config.offline import OfflineKind
 from rft_platform.config.schema.buffer import ExperienceBuffer
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project, stamps
-from rft_platform.rounds.project.record import DatasetFile, read, write
+from rft_platform.rounds.project.record import DatasetFile, published, read, write
 from rft_platform.tasks.leakage import normalise
 
 if TYPE_CHECKING:

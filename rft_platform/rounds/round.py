@@ -8,11 +8,20 @@ from rft_platform.rounds.collect import collect
 from rft_platform.rounds.evaluate import evaluate_round
 from rft_platform.rounds.explore import explore, snapshot_for
 from rft_platform.rounds.judge import judge
-from rft_platform.rounds.project.policy import parent_of, publish, snapshot_of
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Demonstrations, Explored, Judged, Policy, RoundEvaluation, Trained
-from rft_platform.rounds.register_checkpoint import register
-from rft_platform.rounds.reporting.run_log import machine_watched
+from rft_platform.rounds.project.record import (
+    Demonstrations,
+    Explored,
+    Judged,
+    Policy,
+    RoundEvaluation,
+    RowSelection,
+    Trained,
+    parent_of,
+    publish,
+    snapshot_of,
+)
+from rft_platform.rounds.reporting.run_log import machine_watched, record_training
 from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
 from rft_platform.rounds.setup.taskset_binding import OtherJudge
 from rft_platform.rounds.train import refuse_if_next_round_is_trained, train
@@ -20,6 +29,15 @@ from rft_platform.rounds.train import refuse_if_next_round_is_trained, train
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
     from rft_platform.training.service.trainer_client import TrainerClient
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPolicy:
+    """What the train stage made of one policy; a policy that is not trained has no rows and no training."""
+
+    policy: Policy
+    selection: RowSelection | None = None
+    trained: Trained | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +83,26 @@ class Round:
         """
         return judge(self.project, self.number, other)
 
-    def train(self, trainer: "TrainerClient", registry: "ModelRegistry") -> dict[str, Trained | None]:
+    def train(self, trainer: "TrainerClient", registry: "ModelRegistry") -> dict[str, TrainedPolicy]:
         """Train every policy on its rows, publish the new weights as checkpoints, and register them as model versions.
 
         The default policy trains last: its publication marks the round as trained. A repeated call does not repeat a
-        training whose weights are published already. Returns the trainings by policy name.
+        training whose weights are published already. Returns what became of each policy, by name.
         """
         refuse_if_next_round_is_trained(self.project.store, self.number)
         first, *others = self.project.policies
         return {name: self.train_policy(name, trainer, registry) for name in (*others, first)}
 
-    def train_policy(self, name: str, trainer: "TrainerClient", registry: "ModelRegistry") -> Trained | None:
+    def train_policy(self, name: str, trainer: "TrainerClient", registry: "ModelRegistry") -> TrainedPolicy:
         """The train stage for one policy. For a policy that is not trained, publish its unchanged weights."""
         project, number = self.project, self.number
         if not project.policies[name].train:
-            publish(project.store, replace(parent_of(project.store, number, name), round=number))
-            return None
+            unchanged = replace(parent_of(project.store, number, name), round=number)
+            publish(project.store, unchanged)
+            return TrainedPolicy(unchanged)
         with machine_watched(project, registry, name):
-            trained = train(project, trainer, number, self.dagster_run_id, name)
-        register(project, registry, number, trained, name)
-        return trained
+            selection, trained = train(project, trainer, number, self.dagster_run_id, name)
+        return TrainedPolicy(record_training(project, registry, number, trained, name), selection, trained)
 
     def evaluate(
         self, engine: PolicyEngine, registry: "ModelRegistry", *, force: bool = False, promote: bool = True

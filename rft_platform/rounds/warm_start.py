@@ -17,9 +17,8 @@ from rft_platform.inference.canary import Canary
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.heldout_evaluation import sampled_pass
 from rft_platform.rounds.project.code_version import code_version
-from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, WarmStartRun, write
+from rft_platform.rounds.project.record import Policy, WarmStartRun, publish, published, write
 from rft_platform.rounds.setup.connections import base_model_folder, start_all, start_folder
 from rft_platform.rounds.setup.demonstrations import most_steps, write_demonstrations
 from rft_platform.training.checkpoint.manifest import MANIFEST

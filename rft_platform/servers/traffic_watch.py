@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from sqlalchemy import Engine
 
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import published
 from rft_platform.rounds.releases.servable_versions import round_rule
 from rft_platform.rounds.releases.training_start import newest_refused
 from rft_platform.serving.pages.routes import Watch

@@ -51,7 +51,7 @@ class TuneResult:
 
 def result_of(project: "Project", paths: ExperimentPaths) -> TuneResult:
     """Read the result of an experiment; the experiment may still run."""
-    from rft_platform.rounds.project.policy import published
+    from rft_platform.rounds.project.record import published
 
     store = project.store
     policies = {n: policy for n in store.rounds() if (policy := published(store, n)) is not None}

@@ -19,8 +19,8 @@ from fastapi.responses import PlainTextResponse, Response
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
 from rft_platform.inference.serving.http_server import server_config
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import published
 from rft_platform.serving.pages.shell import html, static_routes
 from rft_platform.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
 from rft_platform.web_guard.asgi import WebGuard

@@ -14,9 +14,8 @@ from rft_platform.config.home import Home
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.tables import RoundTables
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 

@@ -11,9 +11,8 @@ from rft_platform.assets.releases import release_report
 from rft_platform.config.home import Home
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish
 from rft_platform.rounds.releases.servable_versions import release_commands
 
 

@@ -31,9 +31,8 @@ from rft_platform.common.digests import MANIFEST
 from rft_platform.common.files import read_sealed_json, temporary_path, write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import read, write
+from rft_platform.rounds.project.record import published, read, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

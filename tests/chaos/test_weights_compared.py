@@ -11,9 +11,8 @@ from chaos.invariants.context import Context
 from chaos.invariants.reference import notes_equal_the_undisturbed_run
 from chaos.invariants.store import weights_equal_the_undisturbed_run
 from rft_platform.config.home import Home
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, Trained, write
+from rft_platform.rounds.project.record import Policy, Trained, publish, write
 
 CONFIG = """
 model: {model_path: unused}

@@ -38,9 +38,17 @@ from rft_platform.experience.record import JudgedRow
 from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.project.code_version import keep_user_code, user_code_of
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, RowSelection, read, write
+from rft_platform.rounds.project.record import (
+    Explored,
+    Judged,
+    Policy,
+    RoundEvaluation,
+    RowSelection,
+    publish,
+    read,
+    write,
+)
 from rft_platform.rounds.releases.servable_versions import release_commands
 from rft_platform.rounds.warm_start import WarmStartCourse
 from rft_platform.training.protocol import StepEvent

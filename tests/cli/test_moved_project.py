@@ -15,9 +15,9 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driver.preflight import check_may_start
 from rft_platform.driver.start import is_in_force, write_config
-from rft_platform.rounds.project.policy import publish, required, snapshot_of, take_snapshot
+from rft_platform.rounds.project.policy import take_snapshot
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish, required, snapshot_of
 
 FILES = ("rft.yaml", "model", "train.jsonl", "test.jsonl", "judge.py")
 Move = Callable[[Path, Path], Any]

@@ -15,9 +15,8 @@ from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.queries import connect, rows_that_trained
 from rft_platform.experience.selections import TRAINED_ON, read_selection
-from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import RoundRecord, RowSelection, read
+from rft_platform.rounds.project.record import RoundRecord, RowSelection, read, required
 from rft_platform.rounds.reporting.lineage import trace_checkpoint, trace_row
 
 pytestmark = pytest.mark.slow

@@ -22,8 +22,8 @@ from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.recipes.recipe import recipe_named
 from rft_platform.rounds.exchange.records import EXCHANGE_KEY
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import published
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.serving.database import CONSUMED
 from tests.deploy.conftest import postgres  # noqa: F401

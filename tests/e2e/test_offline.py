@@ -19,8 +19,8 @@ from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.offline import offline_request
 from rft_platform.rounds.offline_dataset import required_dataset
-from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import required
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.training.service.trainer_client import find_or_start_trainer
 

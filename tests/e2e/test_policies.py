@@ -18,9 +18,8 @@ from rft_platform.config.home import Home
 from rft_platform.driver.round_lines import round_lines
 from rft_platform.experience.queries import task_outcomes
 from rft_platform.experience.selections import TRAINED_ON, read_selection
-from rft_platform.rounds.project.policy import published, required
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import read
+from rft_platform.rounds.project.record import published, read, required
 from rft_platform.rounds.reporting.lineage import CheckpointTrace, RowTrace
 
 pytestmark = pytest.mark.slow
@@ -37,7 +36,7 @@ from rft_platform.jobs.driver import drive
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.cluster.local.leases import read_lease
 from rft_platform.rounds import train as rounds_train
-from rft_platform.rounds.project.policy import parent_of
+from rft_platform.rounds.project.record import parent_of
 from rft_platform.rounds.setup.connections import connect_trainer
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.row_selection import select_rows

@@ -9,9 +9,9 @@ import pytest
 from rft_platform.config.home import Home
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 from rft_platform.model_registry.manifests import read_manifest
-from rft_platform.rounds.project.policy import deploy, publish
+from rft_platform.rounds.project.policy import deploy
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish
 from rft_platform.rounds.releases.servable_versions import policy_of_version
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.serving.incoming import NewCall

@@ -11,9 +11,8 @@ from rft_platform.common.files import digest_file
 from rft_platform.model_registry.manifests import all_manifests
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
-from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, published, write
 from rft_platform.rounds.project.repair import repair_checkpoint, repair_on_failure
 from tests.support.records import trained as a_training
 

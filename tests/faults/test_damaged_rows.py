@@ -10,9 +10,8 @@ from rft_platform.experience.record import RolloutRow
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Explored, Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Explored, Policy, RoundEvaluation, publish, write
 from rft_platform.rounds.round import Round
 from rft_platform.rounds.train import train
 

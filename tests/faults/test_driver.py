@@ -14,9 +14,8 @@ from rft_platform.common.errors import EngineError, RegistryError, RftError, Use
 from rft_platform.jobs.driver import DriveResult, drive
 from rft_platform.jobs.instance import open_instance
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.launches import launches
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
-from rft_platform.rounds.project.policy import publish
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 FAILED, CANCELED, SUCCESS = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS

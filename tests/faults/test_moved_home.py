@@ -10,9 +10,9 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.model_registry.manifests import read_manifest
 from rft_platform.model_registry.sqlite_reader import read_versions
-from rft_platform.rounds.project.policy import publish, required, snapshot_of, take_snapshot
+from rft_platform.rounds.project.policy import take_snapshot
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish, required, snapshot_of
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.setup.noted_versions import local_uri
 

@@ -9,9 +9,8 @@ from rft_platform.config.home import Home
 from rft_platform.evaluation.results import EvaluationResult, RunScore, result_of
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.evaluate import against_champion
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
 
 
 def measured(version: int, rewards: list[float]) -> EvaluationResult:

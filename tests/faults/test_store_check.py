@@ -15,9 +15,8 @@ from rft_platform.common.errors import DamagedError
 from rft_platform.common.files import SEAL, read_json, write_json, write_sealed_json
 from rft_platform.experience.record import JudgedRow
 from rft_platform.rounds.maintenance.verification import check_judgements, verify
-from rft_platform.rounds.project.policy import publish, required
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, write
+from rft_platform.rounds.project.record import Judged, Policy, publish, required, write
 from rft_platform.rounds.project.repair import repair_on_failure
 from rft_platform.training.checkpoint.manifest import Manifest, describe_files, write_manifest
 from tests.faults.conftest import round_rows

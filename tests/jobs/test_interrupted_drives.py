@@ -17,9 +17,8 @@ from rft_platform.jobs import driver
 from rft_platform.jobs.driver import drive
 from rft_platform.jobs.instance import open_instance
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write, write_snapshot
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write, write_snapshot
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -16,9 +16,8 @@ from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
 
 ROUNDS = str(PLAIN_NAMES.rounds.name)
 MISTYPED = ("foo", "8", "r9", "r00001", "r²²²²", "R0001", "r0001 ")

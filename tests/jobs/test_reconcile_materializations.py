@@ -16,9 +16,8 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
 from tests.support.records import result
 
 #: Materializes an evaluation; Dagster has stored the check's result with the run, not yet among those of the check,

@@ -11,9 +11,8 @@ from rft_platform.jobs.jobs import asset_jobs
 from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
 
 JOBS = asset_jobs(PLAIN_NAMES)
 NEXT_ROUND = next_round_sensor(PLAIN_NAMES, JOBS)

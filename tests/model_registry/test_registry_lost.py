@@ -18,12 +18,11 @@ from rft_platform.config.home import Home
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.maintenance.rebuild_registry import rebuild_registry
-from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, encoded, read, write
-from rft_platform.rounds.register_checkpoint import register
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, encoded, publish, published, read, write
 from rft_platform.rounds.releases.promotion import promote_version, roll_back
 from rft_platform.rounds.releases.servable_versions import NO_ROUND, imported_policies
+from rft_platform.rounds.reporting.run_log import record_training
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.setup.noted_versions import check_registry
 from rft_platform.serving.database import FIRST_IMPORTED
@@ -78,7 +77,7 @@ def train_round(project: Project, registry: ModelRegistry, number: int) -> None:
     made = trained(**asdict(result), step_events=steps, lineage=lineage)
     write(store, number, made)
     publish(store, policy)
-    registered = register(project, registry, number, made)
+    registered = record_training(project, registry, number, made)
     promoted = number in (2, 5)
     if promoted:
         registry.promote(int(registered.model_version))

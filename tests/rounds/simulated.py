@@ -13,9 +13,18 @@ from rft_platform.experience.selections import read_selection
 from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.planning.state import ProjectState
-from rft_platform.rounds.project.policy import parent_of, publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, RowSelection, write
+from rft_platform.rounds.project.record import (
+    Explored,
+    Judged,
+    Policy,
+    RoundEvaluation,
+    RowSelection,
+    parent_of,
+    publish,
+    published,
+    write,
+)
 from rft_platform.rounds.selection.row_selection import select_rows
 
 REPEAT = 2

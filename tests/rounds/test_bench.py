@@ -20,9 +20,8 @@ from rft_platform.model_registry.models import DIGEST_TAG, PREVIOUS_TAG, Registe
 from rft_platform.rollout.class_style import ClassWorkflow, Workflow
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
-from rft_platform.rounds.project.policy import publish, required
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, required, write
 from rft_platform.rounds.releases.promotion import against_champion, compared, promoted_last
 from rft_platform.rounds.reporting.bench import bench_lines, unmeasured, write_bench
 from rft_platform.rounds.setup.taskset_binding import measured_by, workflow_of

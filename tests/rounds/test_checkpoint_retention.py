@@ -14,9 +14,9 @@ from rft_platform.model_registry.manifests import chain
 from rft_platform.model_registry.models import PREVIOUS_TAG, RegisteredModel
 from rft_platform.rounds.maintenance import checkpoint_retention
 from rft_platform.rounds.maintenance.checkpoint_retention import DISCARDED, needed_to_repeat, thin_checkpoints
-from rft_platform.rounds.project.policy import publish, take_snapshot
+from rft_platform.rounds.project.policy import take_snapshot
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, write_snapshot
+from rft_platform.rounds.project.record import Policy, publish, write_snapshot
 from rft_platform.rounds.selection.production_rows import traffic_database
 from rft_platform.serving.release_store import ReleaseStore
 from rft_platform.serving.releases.canary import CanaryRule

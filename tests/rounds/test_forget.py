@@ -25,9 +25,8 @@ from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.collect import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.maintenance.forget import forget
-from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish, published
 from rft_platform.rounds.reporting.run_log import log_round_traces
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.serving.database import CONSUMED, FORGOTTEN, RECORDED

@@ -13,9 +13,18 @@ from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
 from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.maintenance.checkpoint_retention import thin_checkpoints
-from rft_platform.rounds.project.policy import explored_with, is_published, publish, published
+from rft_platform.rounds.project.policy import explored_with, is_published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, Trained, read, withdraw, write
+from rft_platform.rounds.project.record import (
+    Policy,
+    RoundEvaluation,
+    Trained,
+    publish,
+    published,
+    read,
+    withdraw,
+    write,
+)
 from rft_platform.rounds.project.repair import repair_checkpoint
 from rft_platform.rounds.round import Round
 from tests.support.records import trained
@@ -68,7 +77,8 @@ def test_a_round_keeps_the_versions_that_it_settled_on(project: Project) -> None
 
 
 def test_a_policy_that_is_not_trained_stays_as_it_is(project: Project) -> None:
-    assert Round(project, 3).train_policy("guard", None, None) is None  # type: ignore[arg-type]
+    made = Round(project, 3).train_policy("guard", None, None)  # type: ignore[arg-type]
+    assert (made.selection, made.trained) == (None, None) and made.policy == published(project.store, 3, "guard")
     kept = published(project.store, 3, "guard")
     assert kept is not None
     assert (kept.round, kept.policy_version, kept.weights_digest) == (3, 2, "guard2")

@@ -14,9 +14,8 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.model_registry.manifests import read_manifest
 from rft_platform.model_registry.models import SERVING, ModelRegistry
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
 from rft_platform.rounds.releases.servable_versions import (
     MODEL,
     import_checkpoint,

@@ -11,9 +11,8 @@ from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.experience.record import JudgedRow
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish
 from rft_platform.rounds.reporting.lineage_events import stage_events
 from tests.experience.samples import step_row
 from tests.support.records import selected

@@ -19,9 +19,8 @@ from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource, RegistryResource
 from rft_platform.rounds.maintenance.store_maintenance import champion_rounds, closed_rounds, compact, retain
 from rft_platform.rounds.maintenance.verification import verify
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
 from rft_platform.rounds.reporting.lineage import trace_checkpoint, trace_row
 from tests.experience.samples import step_row
 from tests.support.records import selected

@@ -23,9 +23,8 @@ from rft_platform.rounds.offline import (
 from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset, make_dataset, required_dataset
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
-from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish, published
 from rft_platform.rounds.reporting.lineage import RowFile, trace_checkpoint
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

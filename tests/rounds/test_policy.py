@@ -6,8 +6,8 @@ from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import StorageError, WeightMismatchError
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
-from rft_platform.rounds.project.policy import deploy, explorer_of, parent_of, publish, published, take_snapshot
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.policy import deploy, explorer_of, take_snapshot
+from rft_platform.rounds.project.record import Policy, parent_of, publish, published
 
 
 @pytest.fixture

@@ -107,5 +107,6 @@ def test_a_document_that_is_not_the_part_is_named(store: ExperienceStore) -> Non
 
 def test_figures_for_people_are_one_table(store: ExperienceStore) -> None:
     found = all_figures(Judged(rows=4, mean_reward=0.5, figures={"runs": 4, "judge_metrics": {"length": 2.0}}))
+    assert "figures" not in found
     assert (found["rows"], found["mean_reward"], found["runs"]) == (4, 0.5, 4)
     assert found["judge_metrics"] == {"length": 2.0} and "seconds" not in found, "nobody measured it"

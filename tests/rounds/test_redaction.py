@@ -13,9 +13,8 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.rounds.collect import collect
 from rft_platform.rounds.judge import judge
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.servers.online_service import redaction_of
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback

@@ -8,8 +8,7 @@ import rft_platform
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.policy import publish
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
 from rft_platform.rounds.reporting.round_tables import as_frame, round_table
 from tests.experience.samples import judged, rollouts
 

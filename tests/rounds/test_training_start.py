@@ -23,7 +23,6 @@ from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.models import DIGEST_TAG, RegisteredModel
 from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.maintenance.checkpoint_retention import in_use, needed_to_repeat
-from rft_platform.rounds.project.policy import parent_of, publish, required, steps_before
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Explored,
@@ -32,7 +31,11 @@ from rft_platform.rounds.project.record import (
     RowSelection,
     Start,
     Trained,
+    parent_of,
+    publish,
     read,
+    required,
+    steps_before,
     withdraw,
     write,
 )
@@ -43,7 +46,7 @@ from rft_platform.rounds.reporting.lineage import trace_checkpoint
 from rft_platform.rounds.round import Round
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.rounds.setup.connections import connect_registry
-from rft_platform.rounds.train import train_request
+from rft_platform.rounds.train_request import train_request
 from rft_platform.servers.project_progress import last_round
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
@@ -429,7 +432,8 @@ def test_trained_from_the_champion_with_equal_weights_after_a_kill(
     assert (collected.policy_version, collected.policy_round) == (2, 1)
     with pytest.raises(TrainerError, match="ended during 'train'"):
         Round(project, 3).train(KilledAt(trainer, step=5), registry)  # type: ignore[arg-type]
-    trained = Round(project, 3).train(trainer, registry)[DEFAULT_POLICY]
+    trained = Round(project, 3).train(trainer, registry)[DEFAULT_POLICY].trained
+    assert trained is not None
     assert trained.policy_version == 6 and Path(trained.checkpoint).name == "global_step_6"
     assert [step.step for step in trained.step_events] == [5, 6], "numbers go on after those of the refused version"
     assert [step.metrics["staleness_max"] for step in trained.step_events] == [0.0, 1.0], "behind the parent"

@@ -12,9 +12,8 @@ from rft_platform.cluster.local.supervisor import EngineStarts
 from rft_platform.common.errors import EngineError, StorageError, UserError
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import EngineStatus
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
 from rft_platform.rounds.releases.servable_versions import release_commands
 from rft_platform.servers import release_controller
 from rft_platform.servers.release_controller import ReleaseController

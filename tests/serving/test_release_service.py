@@ -23,9 +23,8 @@ from rft_platform.cli.main import app
 from rft_platform.common.digests import digest_weights
 from rft_platform.config.home import Home
 from rft_platform.rounds.exchange.records import EXCHANGE_KEY
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.tasks.column_mapping import Columns
 from rft_platform.tasks.offline_dataset import load_pairs

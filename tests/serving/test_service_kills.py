@@ -21,9 +21,8 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds import collect as collect_stage
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.serving.database import CONSUMED, LABELLED, open_database
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback

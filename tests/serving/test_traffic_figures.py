@@ -11,9 +11,8 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.servers.traffic_watch import TrafficWatch
 from rft_platform.serving.database import open_database

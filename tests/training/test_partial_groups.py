@@ -14,11 +14,10 @@ from rft_platform.config.load import build_config
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge, quality
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Explored, Policy, read
+from rft_platform.rounds.project.record import Explored, Policy, publish, read
 from rft_platform.rounds.selection.row_selection import select_rows
-from rft_platform.rounds.train import train_request
+from rft_platform.rounds.train_request import train_request
 
 AGENT = """
 runs = {}

@@ -76,7 +76,7 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
     from rft_platform.cli.views.round_policy import round_policy
     from rft_platform.common.errors import UserError
     from rft_platform.experience.file_names import round_number
-    from rft_platform.rounds.project.policy import required
+    from rft_platform.rounds.project.record import required
     from rft_platform.rounds.reporting.lineage import trace_checkpoint, trace_row
     from rft_platform.rounds.setup.connections import connect_registry
 

@@ -2,9 +2,8 @@
 
 from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, read
+from rft_platform.rounds.project.record import Policy, read, required
 
 
 def round_policy(project: Project, number: int | None = None) -> Policy:

@@ -25,9 +25,8 @@ from rft_platform.rounds.exchange.records import (
     Weights,
 )
 from rft_platform.rounds.exchange.shared_place import SharedPlace, shared_place
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, Start, read
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, Start, published, read
 from rft_platform.rounds.releases.servable_versions import is_released
 from rft_platform.rounds.selection.production_rows import home_id
 

@@ -23,9 +23,16 @@ from rft_platform.common.digests import MANIFEST, THINNED, lacks_state
 from rft_platform.common.files import write_json
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.model_registry.models import PREVIOUS_TAG
-from rft_platform.rounds.project.policy import parent_of, parent_round, published, snapshot_of, started_again
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, read
+from rft_platform.rounds.project.record import (
+    Policy,
+    parent_of,
+    parent_round,
+    published,
+    read,
+    snapshot_of,
+    started_again,
+)
 from rft_platform.rounds.releases.servable_versions import policy_of_version, serving_policy
 from rft_platform.rounds.selection.pending_rows import trained_through
 from rft_platform.rounds.selection.production_rows import traffic_database

@@ -30,9 +30,8 @@ from rft_platform.inference.canary import Canary
 from rft_platform.model_registry.run_traces import delete_traces
 from rft_platform.rounds.exchange.following import followed_home
 from rft_platform.rounds.exchange.publication import publisher_of
-from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy
+from rft_platform.rounds.project.record import Policy, publish, published
 from rft_platform.rounds.reporting.lineage import trace_row, trained_with
 from rft_platform.rounds.selection.production_demonstrations import CORRECTIONS_UNTIL, erase_demonstrations
 from rft_platform.rounds.selection.production_rows import forget_key, run_name, traffic_database, traffic_store

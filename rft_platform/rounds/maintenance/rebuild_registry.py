@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.common.errors import StorageError
 from rft_platform.common.policy_names import DEFAULT_POLICY, stored_name
 from rft_platform.model_registry.manifests import Manifest, all_manifests
-from rft_platform.model_registry.models import CANDIDATE, CHAMPION, DIGEST_TAG, PREVIOUS_TAG
-from rft_platform.rounds.project.policy import publish, published
+from rft_platform.model_registry.models import CANDIDATE, CHAMPION, DIGEST_TAG, PREVIOUS_TAG, version_tags
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import all_figures, read
+from rft_platform.rounds.project.record import all_figures, publish, published, read
 from rft_platform.rounds.releases.servable_versions import MODEL as IMPORTED
 from rft_platform.rounds.releases.servable_versions import imported_policies, register_imported
 from rft_platform.rounds.reporting.run_log import link_version, log_training, record_evaluation, scores_of
-from rft_platform.rounds.setup.noted_versions import RegisteredPolicy, registered_policies, version_tags
+from rft_platform.rounds.setup.noted_versions import RegisteredPolicy, registered_policies
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry

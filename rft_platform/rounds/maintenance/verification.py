@@ -12,9 +12,8 @@ from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_record
 from rft_platform.experience.file_ledger import RetiredFile
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, damaged_notes, read
+from rft_platform.rounds.project.record import Judged, Policy, damaged_notes, published, read
 from rft_platform.rounds.project.repair import contradiction
 
 

@@ -2,7 +2,8 @@
 
 1. ``project`` (``Project``: home, configuration, store, tasks): the argument of every stage;
 2. ``record`` (``RoundRecord``: what the stages of a round have made, such as a ``Policy``): read and write its parts;
-3. ``policy``: publish, look up and deploy the weights of a round;
+   which policy a training starts from;
+3. ``policy``: which policy a round explores with; deploy the weights of a round;
 4. ``repair``: detect a damaged checkpoint or damaged rows, quarantine them, and withdraw the parts that depend on them;
 5. ``code_version``: the version of the running code, for lineage.
 """

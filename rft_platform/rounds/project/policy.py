@@ -1,63 +1,15 @@
-"""Policies of each round, found in the rounds' records, never by the newest file; and their way to the engine."""
+"""Which policy a round explores with, found in the rounds' records, never by the newest file; its way to the engine."""
 
 from pathlib import Path
 
-from rft_platform.common.errors import DamagedError, StorageError
+from rft_platform.common.errors import DamagedError
 from rft_platform.common.policy_names import DEFAULT_POLICY
-from rft_platform.experience.file_names import round_key
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import update_checked
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, Start, read, write, write_snapshot
-
-
-def publish(store: ExperienceStore, policy: Policy) -> None:
-    """Record the policy that a round ended with; from now on later rounds may explore with it."""
-    write(store, policy.round, policy, policy.name)
-
-
-def published(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy | None:
-    """The policy ``name`` that a round published, or None."""
-    return read(store, round_number).published(name)
-
-
-def required(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
-    """The policy that a round published. Raises StorageError if there is none."""
-    policy = published(store, round_number, name)
-    if policy is None:
-        raise StorageError(f"{round_key(round_number)} has published no policy: run sync_round_job for it first")
-    return policy
-
-
-def parent_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
-    """The policy that a round's training starts from: that of the round before, or an earlier one."""
-    number = parent_round(store, round_number, name)
-    return _need(published(store, number, name), round_number, number)
-
-
-def parent_round(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> int:
-    """The round whose policy a round's training starts from."""
-    start = started_again(store, round_number, name)
-    return round_number - 1 if start is None else start.round
-
-
-def started_again(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Start | None:
-    """Where the training of a round starts again; None if it starts from the policy of the round before."""
-    return read(store, round_number).start if name == DEFAULT_POLICY else None
-
-
-def steps_before(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> int:
-    """The project's optimiser steps before a round: the largest policy version of earlier rounds.
-
-    It is larger than the parent's version if the training starts again from an earlier policy.
-    """
-    for number in range(round_number - 1, 0, -1):
-        trained = read(store, number).trained(name)
-        if trained is not None and trained.steps:
-            return trained.policy_version
-    return 0
+from rft_platform.rounds.project.record import Policy, needed, published, read, required, snapshot_of, write_snapshot
 
 
 def explorer_of(store: ExperienceStore, round_number: int, offset_rounds: int, name: str = DEFAULT_POLICY) -> Policy:
@@ -67,7 +19,7 @@ def explorer_of(store: ExperienceStore, round_number: int, offset_rounds: int, n
         policy = published(store, candidate, name)
         if policy is not None:
             return policy
-    return _need(None, round_number, oldest)
+    return needed(None, round_number, oldest)
 
 
 def take_snapshot(
@@ -94,16 +46,6 @@ def is_published(store: ExperienceStore, policy: Policy) -> bool:
     """Whether a policy that a round took is still the policy published by its own round."""
     origin = published(store, policy.round, policy.name)
     return origin is not None and origin.weights_digest == policy.weights_digest
-
-
-def snapshot_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
-    """The policy recorded by ``take_snapshot``. Raises StorageError if there is none."""
-    policy = read(store, round_number).snapshot(name)
-    if policy is None:
-        raise StorageError(
-            f"{round_key(round_number)} has no policy snapshot: materialise policy_snapshot for it first"
-        )
-    return policy
 
 
 def deploy(engine: PolicyEngine, policy: Policy, least_serving: int | None = None) -> float | None:
@@ -138,15 +80,6 @@ def deploy(engine: PolicyEngine, policy: Policy, least_serving: int | None = Non
     if before.paused:
         engine.resume()
     return difference
-
-
-def _need(policy: Policy | None, round_number: int, oldest: int) -> Policy:
-    if policy is None:
-        raise StorageError(
-            f"{round_key(round_number)} needs a policy of {round_key(oldest)} or later, and there is none: "
-            + ("run warm_start_job first" if oldest == 0 else f"run sync_round_job for {round_key(oldest)} first")
-        )
-    return policy
 
 
 def explored_with(project: Project, round_number: int) -> dict[str, Policy]:

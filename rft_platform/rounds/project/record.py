@@ -18,6 +18,7 @@ from rft_platform.common.recorded_paths import from_record, to_record
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.file_ledger import ROLLOUTS
+from rft_platform.experience.file_names import round_key
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.selections import ROW_SELECTION
 from rft_platform.experience.store import ExperienceStore
@@ -313,6 +314,73 @@ def write_snapshot(store: ExperienceStore, number: int, policy: Policy) -> None:
     store.write_note(number, _name(_SNAPSHOT, policy.name), encoded(policy, store.home))
 
 
+def publish(store: ExperienceStore, policy: Policy) -> None:
+    """Record the policy that a round ended with; from now on later rounds may explore with it."""
+    write(store, policy.round, policy, policy.name)
+
+
+def published(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy | None:
+    """The policy ``name`` that a round published, or None."""
+    return read(store, round_number).published(name)
+
+
+def required(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
+    """The policy that a round published. Raises StorageError if there is none."""
+    policy = published(store, round_number, name)
+    if policy is None:
+        raise StorageError(f"{round_key(round_number)} has published no policy: run sync_round_job for it first")
+    return policy
+
+
+def parent_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
+    """The policy that a round's training starts from: that of the round before, or an earlier one."""
+    number = parent_round(store, round_number, name)
+    return needed(published(store, number, name), round_number, number)
+
+
+def parent_round(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> int:
+    """The round whose policy a round's training starts from."""
+    start = started_again(store, round_number, name)
+    return round_number - 1 if start is None else start.round
+
+
+def started_again(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Start | None:
+    """Where the training of a round starts again; None if it starts from the policy of the round before."""
+    return read(store, round_number).start if name == DEFAULT_POLICY else None
+
+
+def steps_before(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> int:
+    """The project's optimiser steps before a round: the largest policy version of earlier rounds.
+
+    It is larger than the parent's version if the training starts again from an earlier policy.
+    """
+    for number in range(round_number - 1, 0, -1):
+        trained = read(store, number).trained(name)
+        if trained is not None and trained.steps:
+            return trained.policy_version
+    return 0
+
+
+def snapshot_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
+    """The policy recorded by ``take_snapshot``. Raises StorageError if there is none."""
+    policy = read(store, round_number).snapshot(name)
+    if policy is None:
+        raise StorageError(
+            f"{round_key(round_number)} has no policy snapshot: materialise policy_snapshot for it first"
+        )
+    return policy
+
+
+def needed(policy: Policy | None, round_number: int, oldest: int) -> Policy:
+    """``policy``; StorageError that names what to run if ``round_number`` has none of ``oldest`` or later."""
+    if policy is None:
+        raise StorageError(
+            f"{round_key(round_number)} needs a policy of {round_key(oldest)} or later, and there is none: "
+            + ("run warm_start_job first" if oldest == 0 else f"run sync_round_job for {round_key(oldest)} first")
+        )
+    return policy
+
+
 def withdraw(store: ExperienceStore, number: int, kind: type[Part], policy: str = DEFAULT_POLICY) -> None:
     """Move the note of a part aside, so that its stage counts as not done."""
     store.withdraw_note(number, _name(_NOTES[kind], policy))
@@ -353,7 +421,8 @@ def damaged_notes(store: ExperienceStore, number: int) -> Iterator[DamagedFile |
 def all_figures(part: Explored | Judged) -> dict[str, Any]:
     """A part with all its figures by name, for people and metrics; without what was not measured."""
     values = {name: value for name, value in asdict(part).items() if value is not None}
-    return {**values, **values.pop("figures")}
+    figures: dict[str, Any] = values.pop("figures")
+    return values | figures
 
 
 def encoded(part: Part, home: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.manifests import Manifest, read_manifest
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Explored,
@@ -24,6 +23,7 @@ from rft_platform.rounds.project.record import (
     Policy,
     RoundEvaluation,
     Trained,
+    published,
     read,
     set_aside,
     withdraw,

@@ -17,12 +17,11 @@ from rft_platform.common.errors import DamagedError, UserError
 from rft_platform.common.files import atomic_path, digest_file, read_json, write_json
 from rft_platform.common.policy_names import stored_name
 from rft_platform.model_registry.manifests import Manifest, read_manifest
-from rft_platform.rounds.project.policy import parent_round, published
+from rft_platform.model_registry.models import version_tags
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, decoded, encoded, read
+from rft_platform.rounds.project.record import Policy, decoded, encoded, parent_round, published, read
 from rft_platform.rounds.reporting.round_history import evaluation_of
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
-from rft_platform.rounds.setup.noted_versions import version_tags
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_store import ReleaseStore

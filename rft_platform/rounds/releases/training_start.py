@@ -12,9 +12,17 @@ from rft_platform.common.digests import lacks_state
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.policy import parent_of, published, started_again
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, Start, read, write
+from rft_platform.rounds.project.record import (
+    Policy,
+    RoundEvaluation,
+    Start,
+    parent_of,
+    published,
+    read,
+    started_again,
+    write,
+)
 from rft_platform.rounds.releases.servable_versions import is_released, serving_policy, withdrawn_versions
 from rft_platform.serving.rules.alerts import AFTER_REFUSALS
 

@@ -10,9 +10,8 @@ from rft_platform.common.files import write_json, write_text
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.report import comparison_cell, table
 from rft_platform.evaluation.results import EvaluationResult, tasks_digest
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, read
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, published, read
 from rft_platform.rounds.setup.taskset_binding import measured_by
 
 REPORT, DATA = "bench.md", "bench.json"

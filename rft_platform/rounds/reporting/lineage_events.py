@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.fault_classification import described
 from rft_platform.model_registry.manifests import read_manifest
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, read
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, published, read
 from rft_platform.rounds.reporting.run_log import training_dataset
 
 if TYPE_CHECKING:

@@ -3,8 +3,7 @@
 from rft_platform.evaluation.plots import CurvePoint
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.policy import published
-from rft_platform.rounds.project.record import Explored, Judged, RoundRecord, read
+from rft_platform.rounds.project.record import Explored, Judged, RoundRecord, published, read
 
 PARTS = ("rollout", "judge", "train", "evaluation")
 

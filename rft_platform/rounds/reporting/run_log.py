@@ -18,6 +18,7 @@ from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import POLICY_REWARD
 from rft_platform.experience.selections import TRAINED_ON, selection_file
+from rft_platform.model_registry.models import version_tags
 from rft_platform.model_registry.pages import version_link
 from rft_platform.model_registry.run_lineage import (
     WEIGHTS_TAG,
@@ -31,9 +32,8 @@ from rft_platform.model_registry.run_traces import GivenFeedback, JudgedTranscri
 from rft_platform.model_registry.sinks.metric_sink import MetricSink
 from rft_platform.model_registry.system_metrics import system_metrics
 from rft_platform.model_registry.tracking import MetricLink, TrainingRun
-from rft_platform.rounds.project.policy import required
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, read
+from rft_platform.rounds.project.record import Judged, Policy, Trained, all_figures, parent_of, publish, read, required
 from rft_platform.rounds.selection.production_rows import traffic_database
 from rft_platform.serving.reports.user_feedback import feedback_on
 from rft_platform.training.protocol import StepEvent
@@ -119,6 +119,42 @@ def record_evaluation(
         other = policy if name == policy.name else required(project.store, policy.round, name)
         if other is not policy and other.model_version is not None:
             registry.of_policy(name).annotate(int(other.model_version), scores)
+
+
+def record_training(
+    project: Project,
+    registry: "ModelRegistry",
+    round_number: int,
+    trained: Trained,
+    name: str = DEFAULT_POLICY,
+) -> Policy:
+    """Log the round's steps and register its checkpoint in MLflow; returns the published policy with its model version.
+
+    The lineage of the weights becomes the version's tags. A no-op round registers nothing: its policy keeps the
+    parent's model version. Each policy has its own model and MLflow run.
+    """
+    record = read(project.store, round_number)
+    policy, registry = required(project.store, round_number, name), registry.of_policy(name)
+    origin, steps = trained.lineage, trained.step_events
+    run = registry.training_run(stored_name(project.config.name, name), {"rft.config_digest": origin["config_digest"]})
+    run.reopen()
+    run.log_params(project.config.model_dump(mode="json", exclude_none=True))
+    if name == DEFAULT_POLICY:
+        judged = all_figures(record.judged) if record.judged else {}
+        run.log_round(round_number, judged, prefix="round/")
+        monitor_round(project, round_number, judged, prefix="round/")
+        log_round_traces(project, registry, round_number)
+    if trained.steps == 0:
+        registered = replace(policy, model_version=parent_of(project.store, round_number, name).model_version)
+    else:
+        model_id = log_training(project, run, policy, origin, steps)
+        monitor_steps(project, round_number, steps, name)
+        tags = version_tags(origin, trained.weights_digest)
+        version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run.run_id)
+        link_version(registry, run, model_id, version)
+        registered = replace(policy, model_version=str(version))
+    publish(project.store, registered)
+    return registered
 
 
 def charted(scores: Mapping[str, float]) -> dict[str, float]:

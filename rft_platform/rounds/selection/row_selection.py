@@ -19,9 +19,9 @@ from rft_platform.experience.selections import (
     selection_file,
     write_selection,
 )
-from rft_platform.rounds.project.policy import published, snapshot_of
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RowSelection, read, write
+from rft_platform.rounds.project.record import Judged, Policy, RowSelection, published, read, snapshot_of, write
+from rft_platform.rounds.project.repair import refuse_damaged_rows
 from rft_platform.rounds.selection.pending_rows import pending_rows_by_round, rows_wanted
 from rft_platform.rounds.selection.training_groups import (
     Group,
@@ -60,8 +60,19 @@ def select_rows(project: Project, number: int, parent: Policy) -> RowSelection:
     """Select the rows for a round's training of ``parent``. An earlier selection is kept.
 
     Rows are selected again only if the round is not trained yet, and the selection file or the rows to reuse are gone
-    or, in the style ``fixed``, the round was explored or judged again.
+    or, in the style ``fixed``, the round was explored or judged again. Raises DamagedError if files that the training
+    reads are damaged.
     """
+    checked = set() if project.config.synchronizer.dynamic else {number}
+    for each in checked:  # before the selection reads its rows
+        refuse_damaged_rows(project, each, Judged)
+    selection = _select(project, number, parent)
+    for each in set(selection.rounds) - checked:
+        refuse_damaged_rows(project, each, Judged)
+    return selection
+
+
+def _select(project: Project, number: int, parent: Policy) -> RowSelection:
     store, name = project.store, parent.name
     known = read(store, number).selection(name)
     if known is not None and (published(store, number, name) is not None or _still_valid(project, number, known, name)):

@@ -16,9 +16,8 @@ from rft_platform.config.schema.buffer import ReplayBuffer
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.selections import TRAINED_ON, read_selection
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, read
+from rft_platform.rounds.project.record import Policy, published, read
 from rft_platform.rounds.selection.pending_rows import newest
 
 #: Arguments: the policy version that sampled a group, its number of uses, and ``priority_fn_args.decay``.

@@ -14,8 +14,8 @@ from rft_platform.common.sqlite_files import database_file
 from rft_platform.config.gpu_placement import POLICY_ENGINE, engine_gpus, gpu_count, place, visible_devices
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import published
 from rft_platform.rounds.setup.noted_versions import configured_uri, local_uri, newest_noted
 from rft_platform.tasks.sources import without_hub_messages
 

@@ -1,19 +1,17 @@
 """The model versions named in the policy notes of a project: their registry, run names and tags."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.sqlite_files import database_file
 from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.model_registry.models import DIGEST_TAG, NotedVersion, lost
+from rft_platform.model_registry.models import NotedVersion, lost
 from rft_platform.model_registry.sqlite_reader import read_versions
-from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, read
+from rft_platform.rounds.project.record import Policy, published, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +75,3 @@ def check_registry(project: Project) -> None:
     versions = read_versions(uri, project.model_name)
     if versions is not None and all(version.version != noted.version for version in versions):
         raise lost(f"{file} does not know this version", noted, project.model_name)
-
-
-def version_tags(lineage: Mapping[str, Any], weights_digest: str) -> dict[str, Any]:
-    """A model version's tags: the plain values of its training's lineage."""
-    return {
-        **{name: value for name, value in lineage.items() if not isinstance(value, dict)},
-        DIGEST_TAG: weights_digest,
-    }

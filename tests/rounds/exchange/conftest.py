@@ -13,9 +13,8 @@ from rft_platform.driver.start import write_config
 from rft_platform.inference.canary import Canary
 from rft_platform.rounds.exchange.records import EXCHANGE_KEY
 from rft_platform.rounds.exchange.shared_place import SharedPlace, shared_place
-from rft_platform.rounds.project.policy import publish
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, write
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
 from rft_platform.training.checkpoint.manifest import describe_files
 
 

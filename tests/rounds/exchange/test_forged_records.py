@@ -13,8 +13,8 @@ from rft_platform.rounds.exchange.following import VersionFollower
 from rft_platform.rounds.exchange.publication import OWNER, VersionPublisher
 from rft_platform.rounds.exchange.records import EXCHANGE_KEY, MOST_BYTES, Owner, Record, exchange_key, signed
 from rft_platform.rounds.maintenance.forget import forget
-from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import publish, published
 from rft_platform.rounds.releases.servable_versions import released_policy
 from tests.rounds.exchange.conftest import DIGEST, KEY, host, place_of, train
 

@@ -11,9 +11,8 @@ from rft_platform.driver.preflight import check_may_start
 from rft_platform.rounds.exchange.following import VersionFollower, followed_home
 from rft_platform.rounds.exchange.publication import VersionPublisher
 from rft_platform.rounds.maintenance.forget import forget
-from rft_platform.rounds.project.policy import publish, published
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, read
+from rft_platform.rounds.project.record import Judged, Policy, publish, published, read
 from rft_platform.rounds.releases.servable_versions import released_policy, servable_versions
 from rft_platform.rounds.selection.production_rows import database_url
 from tests.rounds.exchange.conftest import DIGEST, host, place_of, train
