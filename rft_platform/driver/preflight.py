@@ -39,14 +39,14 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
     With ``dry``, a run that would be refused because of its mode gets a plan too, with a notice of the refusal.
     ``service``: ``rft serve`` starts the run.
     """
+    from rft_platform.online.project import project_in
     from rft_platform.rounds.maintenance.verification import check_judgements
-    from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.setup.noted_versions import check_registry
 
     refusal = _wrong_command(config, service)
     if refusal is not None and not dry:
         raise UserError(refusal)
-    project = Project(home, config)
+    project = project_in(home, config)
     gpus, gpu_memory = gpu_count(), gpu_bytes()
     check_config(project.settings, cpu_count=cpu_count(), gpu_count=gpus, gpu_bytes=gpu_memory)
     with notes().status("checking settings, data and code") as status, model_check(config) as models:
@@ -122,8 +122,8 @@ def nearest_folder(path: Path) -> Path:
 def _problems(project: "Project") -> Iterator[str]:
     """One line per problem that would make the run fail."""
     from rft_platform.inference.launch.launcher import check_model_folder
-    from rft_platform.rounds.exchange.records import exchange_key
-    from rft_platform.rounds.selection.production_rows import check_database
+    from rft_platform.online.releases.shared_place import exchange_key
+    from rft_platform.online.traffic.project_traffic import check_database
     from rft_platform.rounds.selection.task_selection import check_selector
     from rft_platform.rounds.selection.training_groups import priority_of
     from rft_platform.rounds.setup.algorithm import check_operators
@@ -264,7 +264,7 @@ def _attempt(check: Callable[..., object], *arguments: object) -> Iterator[str]:
 
 def check_may_start(home: Home, config: RftConfig) -> None:
     """Raise UserError if the folder has results of another project, or of this project with other settings."""
-    from rft_platform.rounds.exchange.following import followed_home
+    from rft_platform.online.releases.following import followed_home
 
     if not home.config_file.exists() or not home.holds_results:
         return

@@ -25,9 +25,9 @@ from rft_platform.common.files import write_json
 from rft_platform.common.redaction import redact
 from rft_platform.config.home import Home
 from rft_platform.jobs.sensor_interval import sensor_interval_s
+from rft_platform.online.project import open_project
 from rft_platform.resources.names import DagsterNames
 from rft_platform.resources.project import ProjectResource
-from rft_platform.rounds.project.project import Project
 
 LOG = logging.getLogger(__name__)
 
@@ -153,5 +153,5 @@ def _claim(file: Path) -> bool:
 
 
 def _project_name(home: Home) -> str:
-    config = Project.open(home).config
+    config = open_project(home).config
     return f"{config.project}/{config.name}"

@@ -11,6 +11,7 @@ import dagster as dg
 
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class ProjectResource(dg.ConfigurableResource):
 
     def open(self) -> Project:
         """Read the project's configuration; raises UserError if no project has been started in the folder."""
-        return Project.open(Home(Path(self.home).absolute()))
+        return open_project(Home(Path(self.home).absolute()))
 
 
 class EngineResource(dg.ConfigurableResource):

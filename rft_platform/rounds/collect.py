@@ -5,17 +5,14 @@ Corrections that no round has taken become the round's demonstrations.
 
 from time import perf_counter
 
-from rft_platform.common.errors import StorageError
+from rft_platform.common.errors import StorageError, UserError
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.notes import ASIDE
 from rft_platform.rounds.project.code_version import keep_user_code
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, write
-from rft_platform.rounds.releases.servable_versions import round_rule
+from rft_platform.rounds.project.traffic_source import TrafficSource
 from rft_platform.rounds.releases.training_start import settle_start
-from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
-from rft_platform.rounds.selection.production_rows import rows_of_traffic, traffic_store
-from rft_platform.serving.traffic import TrafficStore
 
 
 def collect(project: Project, round_number: int) -> Explored:
@@ -24,15 +21,17 @@ def collect(project: Project, round_number: int) -> Explored:
     The database first records which rows the round takes. So a repeated call after a crash writes the same rows: no row
     is lost, and no row is used by two rounds. Raises StorageError if no row is committed.
     """
-    started, traffic = perf_counter(), traffic_store(project)
+    started, traffic = perf_counter(), project.traffic
+    if traffic is None:
+        raise UserError("this project serves no production traffic: start one with `rft serve`")
     _refuse_rows_of_another_home(project, traffic, round_number)
-    calls = traffic.settle(round_number, round_rule(project))
-    if not calls:
+    taken = traffic.take(round_number)
+    rows = taken.rows
+    if not rows:
         raise StorageError(
             f"{round_key(round_number)} has no committed rows of production traffic: commit feedback first"
         )
-    demonstrations = collect_demonstrations(project, round_number)
-    rows = rows_of_traffic(calls, round_number)
+    demonstrations = traffic.demonstrations(round_number)
     project.store.write_rollouts(round_number, 0, rows)
     versions = [row.call.policy_version for row in rows if row.call.policy_version is not None]
     parent = settle_start(project, round_number)
@@ -46,7 +45,7 @@ def collect(project: Project, round_number: int) -> Explored:
         figures={
             "runs": len({row.run_id for row in rows}),
             "tasks": len({row.task_id for row in rows}),
-            "subjects": len({call.subject for call in calls if call.subject is not None}),
+            "subjects": taken.subjects,
             "demonstrations": demonstrations.rows,
             "tokens": sum(len(row.call.response_ids) for row in rows),
             "oldest_policy_version": min(versions, default=parent.policy_version),
@@ -57,7 +56,7 @@ def collect(project: Project, round_number: int) -> Explored:
     return explored
 
 
-def _refuse_rows_of_another_home(project: Project, traffic: TrafficStore, round_number: int) -> None:
+def _refuse_rows_of_another_home(project: Project, traffic: TrafficSource, round_number: int) -> None:
     """Raise StorageError if the rows of this round were exported by another project, or by a home that is gone.
 
     If this home exported the rows, it has the round's rollout files, or its damaged ones in the folder ``aside``.

@@ -18,15 +18,11 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.code_version import code_version, user_code_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RowSelection, read, required, started_again, steps_before
-from rft_platform.rounds.selection.production_demonstrations import (
-    CORRECTIONS_UNTIL,
-    EXPERTS,
-    experts_of_traffic,
-    trains_on_corrections,
-)
 from rft_platform.rounds.setup.connections import model_folder
-from rft_platform.rounds.setup.demonstrations import write_demonstrations
+from rft_platform.rounds.setup.demonstrations import EXPERTS, write_demonstrations
 from rft_platform.training.protocol import TrainRequest
+
+CORRECTIONS_UNTIL = "corrections_until"  #: lineage: the training read all corrections up to this round
 
 
 def train_request(
@@ -98,11 +94,18 @@ def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) 
         return None
     if experts.path is None:
         model = Path(required(project.store, 0).folder)  # all policies have its tokenizer and chat template
-        corrections = experts_of_traffic(project, round_number, model)
+        assert project.traffic is not None  # the check of the configuration
+        corrections = project.traffic.experts(round_number, model)
         return None if corrections is None else str(corrections)
     target = project.store.round_folder(0) / EXPERTS
     write_demonstrations(experts, target, section="algorithm.experts")
     return str(target)
+
+
+def _trains_on_corrections(project: Project) -> bool:
+    """Whether the rounds of the project mix corrections of users into their rows."""
+    experts = project.config.algorithm.experts
+    return project.traffic is not None and experts is not None and experts.path is None
 
 
 def lineage(
@@ -120,7 +123,7 @@ def lineage(
         **({"refused_versions": ", ".join(map(str, start.refused))} if start else {}),
         "algorithm": config.algorithm.algorithm_type,
         "taskset_digest": project.tasks.digest,
-        **({CORRECTIONS_UNTIL: round_number} if trains_on_corrections(project) else {}),
+        **({CORRECTIONS_UNTIL: round_number} if _trains_on_corrections(project) else {}),
         **_data_lineage(store, selection),
         "config_digest": config_digest(config),
         "code_version": code_version(),

@@ -150,7 +150,7 @@ def _run(config: "RftConfig", paths: ExperimentPaths, functions: TunedFunctions,
     from rft_platform.driver.console import notes
     from rft_platform.driver.run import drive_project, use_home
     from rft_platform.driver.start import begin
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
 
     console = notes()
     with _environment_kept(), private_files():
@@ -161,7 +161,7 @@ def _run(config: "RftConfig", paths: ExperimentPaths, functions: TunedFunctions,
         for notice in notices:
             console.print(f"note: {notice}", markup=False, soft_wrap=True)
         console.print(f"{plan.title}, kept in {paths.folder}", style="bold", markup=False, soft_wrap=True)
-        project = Project.open(paths.home)
+        project = open_project(paths.home)
         try:
             drive_project(project, console)
         except (KeyboardInterrupt, RftError) as error:

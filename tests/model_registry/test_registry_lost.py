@@ -17,15 +17,16 @@ from rft_platform.common.files import write_json, write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.models import ModelRegistry
+from rft_platform.online.project import open_project
+from rft_platform.online.releases.versions import NO_ROUND, imported_policies
+from rft_platform.online.traffic.database import FIRST_IMPORTED
 from rft_platform.rounds.maintenance.rebuild_registry import rebuild_registry
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, encoded, publish, published, read, write
 from rft_platform.rounds.releases.promotion import promote_version, roll_back
-from rft_platform.rounds.releases.servable_versions import NO_ROUND, imported_policies
 from rft_platform.rounds.reporting.run_log import record_training
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.setup.noted_versions import check_registry
-from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.training.protocol import StepEvent, TrainResult
 from tests.support.records import trained
 
@@ -43,7 +44,7 @@ def project(tmp_path: Path, empty_store: Path) -> Project:
     home.mlflow.mkdir()
     for database in (home.mlflow / "mlflow.db", home.root / "empty.db"):
         shutil.copy(empty_store, database)
-    project = Project.open(home)
+    project = open_project(home)
     publish(project.store, Policy(str(tmp_path / "base"), 0, "digest-0", 0))
     for number in range(1, ROUNDS + 1):
         train_round(project, new_registry(project), number)

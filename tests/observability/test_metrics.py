@@ -22,9 +22,9 @@ from rft_platform.metrics import prometheus_collector
 from rft_platform.metrics.catalogue import CATALOGUE, Sample
 from rft_platform.metrics.prometheus_collector import PlatformCollector
 from rft_platform.metrics.server import serving_metrics
+from rft_platform.online.traffic.database import FIRST_IMPORTED
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, publish, write
-from rft_platform.serving.database import FIRST_IMPORTED
 from tests.experience.samples import judged, rollouts
 from tests.support.records import result, trained
 

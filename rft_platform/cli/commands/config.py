@@ -53,11 +53,11 @@ def show(
     from rft_platform.config.resolve import resolve
     from rft_platform.driver.console import output, print_json
     from rft_platform.driver.run import use_home
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
 
     home = Home.from_environment()
     use_home(home)
-    loaded = Project.open(home).config if file is None else load_config(file)
+    loaded = open_project(home).config if file is None else load_config(file)
     run = resolve(loaded)
     derived = {"algorithm": asdict(run.spec), "batches": asdict(run.batches), "limits": asdict(run.limits)}
     if as_json:

@@ -95,7 +95,7 @@ def train(
     from rft_platform.driver.preflight import check_room, check_run, check_writable, is_finished, refuse_bad_target
     from rft_platform.driver.run import drive_project, use_home
     from rft_platform.driver.start import with_rounds, write_config
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
 
     home, console = Home.from_environment(), notes()
     again = f"`{rft_command(home)} {command}"
@@ -111,7 +111,7 @@ def train(
     config = with_rounds(with_engine(config, engine), rounds)
     check_run(home, config)
     write_config(home, config)
-    project = Project.open(home)
+    project = open_project(home)
     if is_finished(project):
         console.print(
             f"This project is complete. {again} --fresh` renames its folder and starts a new one.", markup=False

@@ -28,9 +28,9 @@ def evaluate(
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
     from rft_platform.driver.run import use_home
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
 
-    project = Project.open(Home.from_environment())
+    project = open_project(Home.from_environment())
     use_home(project.home)
     if everything:
         if any(option is not None for option in (round_number, checkpoint, model)):

@@ -33,9 +33,9 @@ def judge(
     from rft_platform.config.home import Home
     from rft_platform.driver.console import notes, output, print_json
     from rft_platform.driver.run import use_home
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
 
-    project = Project.open(Home.from_environment())
+    project = open_project(Home.from_environment())
     use_home(project.home)
     numbers = chosen_rounds(rounds)
     if pairs is not None:

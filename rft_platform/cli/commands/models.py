@@ -16,11 +16,11 @@ def rebuild(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output, print_json
     from rft_platform.jobs.driver_lock import refuse_second_driver
+    from rft_platform.online.project import open_project
     from rft_platform.rounds.maintenance.rebuild_registry import rebuild_registry
-    from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.setup.connections import connect_registry
 
-    project = Project.open(Home.from_environment())
+    project = open_project(Home.from_environment())
     refuse_second_driver(project.home)
     rebuilt = rebuild_registry(project, connect_registry(project, check=False))
     if as_json:
@@ -45,13 +45,13 @@ def rollback(
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output
     from rft_platform.jobs.driver_lock import refuse_second_driver
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
+    from rft_platform.online.releases.versions import release_commands
     from rft_platform.rounds.releases.promotion import roll_back
-    from rft_platform.rounds.releases.servable_versions import release_commands
     from rft_platform.rounds.setup.connections import connect_registry
 
-    project = Project.open(Home.from_environment())
-    if project.config.online:
+    project = open_project(Home.from_environment())
+    if project.traffic is not None:
         served = release_commands(project).roll_back(version)
         return output().print(f"version {served} serves again")
     if version is not None:

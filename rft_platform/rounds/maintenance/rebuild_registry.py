@@ -16,8 +16,6 @@ from rft_platform.model_registry.manifests import Manifest, all_manifests
 from rft_platform.model_registry.models import CANDIDATE, CHAMPION, DIGEST_TAG, PREVIOUS_TAG, version_tags
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import all_figures, publish, published, read
-from rft_platform.rounds.releases.servable_versions import MODEL as IMPORTED
-from rft_platform.rounds.releases.servable_versions import imported_policies, register_imported
 from rft_platform.rounds.reporting.run_log import link_version, log_training, record_evaluation, scores_of
 from rft_platform.rounds.setup.noted_versions import RegisteredPolicy, registered_policies
 
@@ -95,11 +93,11 @@ def _rebuild_versions(project: Project, registry: "ModelRegistry", name: str) ->
 
 def _rebuild_imported(project: Project, registry: "ModelRegistry") -> list[Rebuilt]:
     """Register the imported versions that MLflow lacks; no report if the project has none."""
-    if not imported_policies(project):
+    model = None if project.traffic is None else project.traffic.imported_model(registry)
+    if project.traffic is None or model is None:
         return []
-    model = registry.of_policy(IMPORTED)
     known = {version.version for version in model.versions()}
-    register_imported(project, registry)
+    project.traffic.register_imported(registry)
     missing = [version.version for version in model.versions() if version.version not in known]
     return [Rebuilt(model.model_name, missing, candidate=_aliased(model, CANDIDATE))]
 
