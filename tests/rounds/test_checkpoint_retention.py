@@ -13,7 +13,7 @@ from rft_platform.config.home import Home
 from rft_platform.model_registry.manifests import chain
 from rft_platform.model_registry.models import PREVIOUS_TAG, RegisteredModel
 from rft_platform.online.project import open_project, project_in
-from rft_platform.online.releases.rules import CanaryRule
+from rft_platform.online.releases.rules import canary_rule
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.traffic.project_traffic import traffic_database
 from rft_platform.rounds.maintenance import checkpoint_retention
@@ -90,7 +90,7 @@ def test_versions_in_production_stay_whole(project: Project) -> None:
     opened = open_project(project.home)
     releases = ReleaseStore(traffic_database(opened))
     releases.serve(2, "rolled_back", "by hand")
-    releases.start("canary", 2, 4, 0.1, "conversation", CanaryRule(), "a try")
+    releases.start("canary", 2, 4, 0.1, "conversation", canary_rule(), "a try")
     thin_checkpoints(opened, Registry())  # type: ignore[arg-type]
     assert whole(opened) == [0, 2, 4, 5, 6]
 

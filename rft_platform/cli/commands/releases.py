@@ -155,9 +155,9 @@ def canary(
     reason: Reason = "started by hand",
 ) -> None:
     """Give a share of the traffic to a version until its success rate promotes it or rolls it back."""
-    from rft_platform.online.releases.rules import CanaryRule
+    from rft_platform.online.releases.rules import canary_rule
 
-    rule = CanaryRule(least_runs, looks, margin=margin)
+    rule = canary_rule(least_runs, looks, margin=margin)
     _print_started(_commands().canary(version, share=share, sticky=_sticky(sticky), rule=rule, reason=reason))
 
 
@@ -173,9 +173,9 @@ def ab(
     reason: Reason = "started by hand",
 ) -> None:
     """Compare a version with the served one on live traffic; the winner serves in the end."""
-    from rft_platform.online.releases.rules import ABRule
+    from rft_platform.online.releases.rules import ab_rule
 
-    rule = ABRule(units, alpha)
+    rule = ab_rule(units, alpha)
     _print_started(_commands().ab_test(version, share=share, sticky=_sticky(sticky), rule=rule, reason=reason))
 
 

@@ -13,7 +13,7 @@ from rft_platform.inference.serving.api_guard import headers_of
 from rft_platform.online.gateway.request_bodies import StorableBody
 from rft_platform.online.releases.commands import ReleaseCommands
 from rft_platform.online.releases.routing import Sticky
-from rft_platform.online.releases.rules import ABRule, CanaryRule
+from rft_platform.online.releases.rules import ab_rule, canary_rule
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
 
@@ -108,7 +108,7 @@ def _add_decisions(routes: APIRouter, commands: ReleaseCommands, run: _Run, writ
     @routes.post("/canary")
     async def canary(given: _Canary) -> dict[str, Any]:
         """Start a canary."""
-        rule = CanaryRule(given.least_runs, given.looks, margin=given.margin)
+        rule = canary_rule(given.least_runs, given.looks, margin=given.margin)
         release = await run(
             lambda: commands.canary(
                 given.version, share=given.share, sticky=given.sticky, rule=rule, reason=given.reason
@@ -119,7 +119,7 @@ def _add_decisions(routes: APIRouter, commands: ReleaseCommands, run: _Run, writ
     @routes.post("/ab")
     async def ab_test(given: _ABTest) -> dict[str, Any]:
         """Start an A/B test."""
-        rule = ABRule(given.units, given.alpha)
+        rule = ab_rule(given.units, given.alpha)
         release = await run(
             lambda: commands.ab_test(
                 given.version, share=given.share, sticky=given.sticky, rule=rule, reason=given.reason

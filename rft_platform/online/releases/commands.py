@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from rft_platform.common.errors import UserError, some
 from rft_platform.online.releases.routing import BASE, CANDIDATE, Sticky
-from rft_platform.online.releases.rules import ABReport, ABRule, CanaryRule, ab_report, canary_verdict
-from rft_platform.online.releases.store import Release, ReleaseStore, Rule, Status
+from rft_platform.online.releases.rules import ABReport, ReleaseRule, ab_report, ab_rule, canary_rule, canary_verdict
+from rft_platform.online.releases.store import Release, ReleaseStore, Status
 from rft_platform.online.traffic.database import FIRST_IMPORTED
 
 Decision = Literal["none", "promote", "rollback", "canary", "ab"]
@@ -109,11 +109,11 @@ class ReleaseCommands:
         *,
         share: float = 0.1,
         sticky: Sticky = "conversation",
-        rule: CanaryRule | None = None,
+        rule: ReleaseRule | None = None,
         reason: str = "started by hand",
     ) -> Release:
         """Give a share of the traffic to a version (by default the newest one) until its success rate decides."""
-        return self._start("canary", version, share, sticky, rule or CanaryRule(), reason)
+        return self._start("canary", version, share, sticky, rule or canary_rule(), reason)
 
     def ab_test(
         self,
@@ -121,11 +121,11 @@ class ReleaseCommands:
         *,
         share: float = 0.5,
         sticky: Sticky = "user",
-        rule: ABRule | None = None,
+        rule: ReleaseRule | None = None,
         reason: str = "started by hand",
     ) -> Release:
         """Compare a version (by default the newest one) with the served one; the winner serves in the end."""
-        return self._start("ab", version, share, sticky, rule or ABRule(), reason)
+        return self._start("ab", version, share, sticky, rule or ab_rule(), reason)
 
     def report(self, number: int | None = None) -> dict[str, Any]:
         """A release (by default the newest one) with the comparison of its versions so far."""
@@ -137,8 +137,7 @@ class ReleaseCommands:
 
     def comparison(self, release: Release) -> ABReport:
         """The comparison of a release's versions so far."""
-        rule = release.rule if isinstance(release.rule, ABRule) else ABRule()
-        return compare_arms(self.store, release, rule)
+        return compare_arms(self.store, release)
 
     def decide(self, decision: Decision, version: int | None, share: float | None, reason: str) -> None:
         """Make the decision with this name. ``share`` applies to a canary or an A/B test; None: the default share."""
@@ -156,7 +155,9 @@ class ReleaseCommands:
         """Scores of two versions on held-out tasks, and their difference."""
         return compare_scores(self._versions(), one, other)
 
-    def _start(self, kind: Any, version: int | None, share: float, sticky: Sticky, rule: Rule, reason: str) -> Release:
+    def _start(
+        self, kind: Any, version: int | None, share: float, sticky: Sticky, rule: ReleaseRule, reason: str
+    ) -> Release:
         versions = self._versions()
         newest = newest_released(versions) if version is None else version
         candidate = _find(versions, newest).version
@@ -211,8 +212,9 @@ def _find(versions: Sequence[ServableVersion], version: int) -> ServableVersion:
     return known[version]
 
 
-def compare_arms(store: ReleaseStore, release: Release, rule: ABRule) -> ABReport:
-    """Compare both arms of a release."""
+def compare_arms(store: ReleaseStore, release: Release) -> ABReport:
+    """Compare both arms of a release; those of a canary as an A/B test would."""
+    rule = release.rule if release.kind == "ab" else ab_rule()
     outcomes = store.outcomes(release)
     return ab_report(outcomes[BASE].values, outcomes[CANDIDATE].values, rule)
 
@@ -228,9 +230,7 @@ def decide(store: ReleaseStore, release: Release, failures: int = 0) -> Status:
     if failures >= MOST_FAILURES:
         reason = f"the candidate failed to answer {failures} requests, which the base answered"
         return _finish(store, release, "rolled_back", reason, {})
-    if isinstance(release.rule, CanaryRule):
-        return _decide_canary(store, release, release.rule)
-    return _decide_ab_test(store, release, release.rule)
+    return _decide_canary(store, release) if release.kind == "canary" else _decide_ab_test(store, release)
 
 
 def reject(store: ReleaseStore, release: Release, reason: str) -> Status:
@@ -238,9 +238,9 @@ def reject(store: ReleaseStore, release: Release, reason: str) -> Status:
     return _finish(store, release, "rolled_back", reason, {})
 
 
-def _decide_canary(store: ReleaseStore, release: Release, rule: CanaryRule) -> Status:
+def _decide_canary(store: ReleaseStore, release: Release) -> Status:
     outcomes = store.outcomes(release)
-    verdict = canary_verdict(outcomes[BASE].successes, outcomes[CANDIDATE].successes, rule, release.looks)
+    verdict = canary_verdict(outcomes[BASE].successes, outcomes[CANDIDATE].successes, release.rule, release.looks)
     if verdict.decision == "wait":
         if verdict.looked:
             store.look(release.number, verdict.reason, asdict(verdict))
@@ -249,8 +249,8 @@ def _decide_canary(store: ReleaseStore, release: Release, rule: CanaryRule) -> S
     return _finish(store, release, status, verdict.reason, asdict(verdict))
 
 
-def _decide_ab_test(store: ReleaseStore, release: Release, rule: ABRule) -> Status:
-    report = compare_arms(store, release, rule)
+def _decide_ab_test(store: ReleaseStore, release: Release) -> Status:
+    report = compare_arms(store, release)
     if not report.complete:
         return "running"
     status: Status = "promoted" if report.winner == CANDIDATE else "rolled_back"

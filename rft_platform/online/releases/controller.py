@@ -15,7 +15,7 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.online.releases.commands import decide, reject
 from rft_platform.online.releases.routing import Router, ServedEngine, ServedRelease
-from rft_platform.online.releases.rules import CanaryRule
+from rft_platform.online.releases.rules import canary_rule
 from rft_platform.online.releases.store import Release, ReleaseStore
 from rft_platform.online.releases.versions import policy_of_version
 from rft_platform.online.traffic.database import FIRST_IMPORTED
@@ -173,4 +173,4 @@ class ReleaseController:
         elif newest.policy_version > serving and not self._store.was_candidate(newest.policy_version):
             version = newest.policy_version
             reason = f"version {version} was released by round {newest.round}"
-            self._store.start("canary", serving, version, share, "conversation", CanaryRule(), reason)
+            self._store.start("canary", serving, version, share, "conversation", canary_rule(), reason)

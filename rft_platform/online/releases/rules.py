@@ -1,8 +1,13 @@
-"""The verdict on a canary release: compare the success rates of candidate and base, with a confidence interval.
+"""The rule that decides a release: candidate and base are compared by the confidence interval of their difference.
 
-The interval of the difference is Newcombe's hybrid score interval (R. G. Newcombe, Statistics in Medicine 17, 1998,
-method 10). A *look* is one comparison. The number of looks is fixed: after N, 2N, 4N... runs of the candidate. Every
-look has its share of the error probability (Bonferroni), so that several looks do not raise the total.
+A *look* is one comparison. The number of looks is fixed: after N, 2N, 4N... samples of each version. Every look has its
+share of the error probability (Bonferroni), so that several looks do not raise the total. There are two presets:
+
+- A canary (``canary_rule``) asks at several looks whether the candidate is not worse by more than a margin. Samples are
+  labelled runs; the interval is Newcombe's hybrid score interval of two success rates (R. G. Newcombe, Statistics in
+  Medicine 17, 1998, method 10).
+- An A/B test (``ab_rule``) asks once which version is better. Samples are units, for example users; the interval of
+  their means is Welch's.
 """
 
 import math
@@ -13,7 +18,64 @@ from typing import Any, Literal
 
 from rft_platform.common.errors import UserError
 
-Decision = Literal["wait", "promote", "roll_back"]
+Decision = Literal["wait", "promote", "roll_back", "undecided"]
+Winner = Literal["base", "candidate"]
+Values = Mapping[str, Sequence[float]]  # metric -> mean of each unit
+
+METRICS = ("accuracy", "latency_s", "satisfaction")  #: the first one decides
+_LEAST_UNITS = 2
+_NO_VARIANCE = 1e-12
+_UNITS_TO_DECIDE = 30  # with this number of units their mean is close enough to a normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRule:
+    """When a release is decided. ``margin``: the candidate's true mean may be lower than the base's by this."""
+
+    samples: int  # of each version at the first look
+    looks: int
+    confidence: float  # over all looks together
+    margin: float
+
+    def samples_at(self, look: int) -> int:
+        """The number of samples of each version that look ``look`` (from 0) needs."""
+        return self.samples * 2**look
+
+    @property
+    def look_confidence(self) -> float:
+        """Confidence of the interval of one look."""
+        return 1 - (1 - self.confidence) / self.looks
+
+    def decision(self, low: float, high: float, looks_done: int) -> Decision:
+        """Decide by the interval of candidate minus base; "undecided" at the last look."""
+        if low > -self.margin:
+            return "promote"
+        if high < 0:
+            return "roll_back"
+        return "undecided" if looks_done + 1 >= self.looks else "wait"
+
+
+def canary_rule(least_runs: int = 100, looks: int = 4, confidence: float = 0.95, margin: float = 0.05) -> ReleaseRule:
+    """The rule of a canary, with ``least_runs`` labelled runs of each version at the first look."""
+    if least_runs < 1 or looks < 1 or not 0.5 <= confidence < 1 or not 0 <= margin < 1:
+        raise UserError(
+            f"canary rule with least_runs {least_runs}, looks {looks}, confidence {confidence:g}, margin {margin:g}: "
+            "expected least_runs and looks from 1, confidence from 0.5 to below 1, margin from 0 to below 1"
+        )
+    return ReleaseRule(least_runs, looks, confidence, margin)
+
+
+def ab_rule(units: int = 200, alpha: float = 0.05) -> ReleaseRule:
+    """The rule of an A/B test, which is decided after ``units`` of each version.
+
+    ``alpha`` is the probability that a winner is reported although the versions are equal.
+    """
+    if units < _UNITS_TO_DECIDE or not 0 < alpha < 1:
+        raise UserError(
+            f"A/B test with {units} units, alpha {alpha:g}: expected at least {_UNITS_TO_DECIDE} units, alpha between "
+            "0 and 1"
+        )
+    return ReleaseRule(units, 1, 1 - alpha, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +92,6 @@ class Successes:
 
 
 @dataclass(frozen=True, slots=True)
-class CanaryRule:
-    """When a canary is decided. ``margin``: the candidate's true success rate may be lower than the base's by this."""
-
-    least_runs: int = 100  # labelled runs of each version at the first look
-    looks: int = 4
-    confidence: float = 0.95  # over all looks together
-    margin: float = 0.05
-
-    def __post_init__(self) -> None:
-        if self.least_runs < 1 or self.looks < 1 or not 0.5 <= self.confidence < 1 or not 0 <= self.margin < 1:
-            raise UserError(
-                f"canary rule {self}: expected least_runs and looks from 1, confidence from 0.5 to below 1, "
-                "margin from 0 to below 1"
-            )
-
-    def runs_at(self, look: int) -> int:
-        """The number of labelled runs of each version that look ``look`` (from 0) needs."""
-        return self.least_runs * 2**look
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """A decision on a canary with its reason, and the interval of the difference candidate minus base."""
 
@@ -62,33 +103,32 @@ class Verdict:
     high: float | None = None
 
 
-def canary_verdict(base: Successes, candidate: Successes, rule: CanaryRule, looks_done: int = 0) -> Verdict:
+def canary_verdict(base: Successes, candidate: Successes, rule: ReleaseRule, looks_done: int = 0) -> Verdict:
     """Decide on a canary after ``looks_done`` earlier looks.
 
     "Certain" means by the confidence interval. The candidate is promoted when its rate is certainly not lower by
     ``margin`` or more. It is rolled back when its rate is certainly lower, or at the last look if it is not promoted.
     """
-    needed = rule.runs_at(looks_done)
+    needed = rule.samples_at(looks_done)
     if min(base.runs, candidate.runs) < needed:
         return Verdict(
             "wait",
             f"{candidate.runs} labelled runs of the candidate and {base.runs} of the base, {needed} of each needed",
         )
-    low, high = difference_interval(base, candidate, 1 - (1 - rule.confidence) / rule.looks)
-    last = looks_done + 1 >= rule.looks
+    low, high = difference_interval(base, candidate, rule.look_confidence)
     numbers = (
         f"success rate {candidate.rate:.3f} of {candidate.runs} against {base.rate:.3f} of {base.runs}, "
         f"difference {candidate.rate - base.rate:+.3f} ({low:+.3f} to {high:+.3f})"
     )
-    decision: Decision = "wait"
-    why = f"it is looked at again at {rule.runs_at(looks_done + 1)} runs of each"
-    if low > -rule.margin:
-        decision, why = "promote", f"the loss is certainly smaller than the margin {rule.margin:g}"
-    elif high < 0:
-        decision, why = "roll_back", "the candidate is certainly worse"
-    elif last:
-        decision, why = "roll_back", f"after {rule.looks} looks a loss of {rule.margin:g} is still possible"
-    return Verdict(decision, f"{numbers}: {why}", True, candidate.rate - base.rate, low, high)
+    decision = rule.decision(low, high, looks_done)
+    why = {
+        "wait": f"it is looked at again at {rule.samples_at(looks_done + 1)} runs of each",
+        "promote": f"the loss is certainly smaller than the margin {rule.margin:g}",
+        "roll_back": "the candidate is certainly worse",
+        "undecided": f"after {rule.looks} looks a loss of {rule.margin:g} is still possible",
+    }[decision]
+    chosen: Decision = "roll_back" if decision == "undecided" else decision
+    return Verdict(chosen, f"{numbers}: {why}", True, candidate.rate - base.rate, low, high)
 
 
 def difference_interval(base: Successes, candidate: Successes, confidence: float) -> tuple[float, float]:
@@ -106,30 +146,6 @@ def _wilson(found: Successes, confidence: float) -> tuple[float, float]:
 
     interval = binomtest(found.successes, found.runs).proportion_ci(confidence, method="wilson")
     return float(interval.low), float(interval.high)
-
-
-METRICS = ("accuracy", "latency_s", "satisfaction")  #: the first one decides
-_LEAST_UNITS = 2
-_NO_VARIANCE = 1e-12
-_UNITS_TO_DECIDE = 30  # with this number of units their mean is close enough to a normal distribution
-
-Winner = Literal["base", "candidate"]
-Values = Mapping[str, Sequence[float]]  # metric -> mean of each unit
-
-
-@dataclass(frozen=True, slots=True)
-class ABRule:
-    """When an A/B test is decided: after ``units`` of each version.
-
-    ``alpha`` is the probability that a winner is reported although the versions are equal.
-    """
-
-    units: int = 200
-    alpha: float = 0.05
-
-    def __post_init__(self) -> None:
-        if self.units < _UNITS_TO_DECIDE or not 0 < self.alpha < 1:
-            raise UserError(f"A/B test {self}: expected at least {_UNITS_TO_DECIDE} units, alpha between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +177,19 @@ class ABReport:
         return asdict(self)
 
 
-def ab_report(base: Values, candidate: Values, rule: ABRule) -> ABReport:
+def ab_report(base: Values, candidate: Values, rule: ReleaseRule) -> ABReport:
     """Compare the units of both versions under ``rule``."""
     reports = [_compare(metric, base.get(metric, ()), candidate.get(metric, ())) for metric in METRICS]
     decisive = reports[0]
-    reached = min(decisive.base_units, decisive.candidate_units)
-    if reached < rule.units:
+    if min(decisive.base_units, decisive.candidate_units) < rule.samples_at(0):
         units = f"{decisive.base_units} units of the base and {decisive.candidate_units} of the candidate"
-        return ABReport(False, None, f"{units}, {rule.units} of each needed", reports)
-    assert decisive.p_value is not None
-    assert decisive.difference is not None
-    p = f"{decisive.metric} {decisive.difference:+.4f}, p = {decisive.p_value:.2g}"
-    if decisive.p_value >= rule.alpha:
+        return ABReport(False, None, f"{units}, {rule.samples_at(0)} of each needed", reports)
+    low, high, p_value = _welch(base[decisive.metric], candidate[decisive.metric], rule.look_confidence)
+    p = f"{decisive.metric} {decisive.difference:+.4f}, p = {p_value:.2g}"
+    decision = rule.decision(low, high, 0)
+    if decision == "undecided":
         return ABReport(True, None, f"no significant difference: {p}", reports)
-    winner: Winner = "candidate" if decisive.difference > 0 else "base"
+    winner: Winner = "candidate" if decision == "promote" else "base"
     return ABReport(True, winner, f"the {winner} is better: {p}", reports)
 
 
@@ -183,19 +198,19 @@ def _compare(metric: str, base: Sequence[float], candidate: Sequence[float]) -> 
     counts = (len(base), len(candidate))
     if min(counts) < _LEAST_UNITS:
         return MetricReport(metric, *means, *counts)
+    return MetricReport(metric, *means, *counts, fmean(candidate) - fmean(base), *_welch(base, candidate, 0.95))
+
+
+def _welch(base: Sequence[float], candidate: Sequence[float], confidence: float) -> tuple[float, float, float]:
+    """The interval of the difference of means, and its p value."""
     difference = fmean(candidate) - fmean(base)
-    return MetricReport(metric, *means, *counts, difference, *_welch(base, candidate, difference))
-
-
-def _welch(base: Sequence[float], candidate: Sequence[float], difference: float) -> tuple[float, float, float]:
-    """The 95 % interval of the difference of means, and its p value."""
     parts = [variance(values) / len(values) for values in (base, candidate)]
     error = math.sqrt(sum(parts))
     if error < _NO_VARIANCE:  # without variance there is no t statistic
-        return difference, difference, 1.0 if abs(difference) < _NO_VARIANCE else 0.0
+        return (0.0, 0.0, 1.0) if abs(difference) < _NO_VARIANCE else (difference, difference, 0.0)
     shares = [part**2 / (len(values) - 1) for part, values in zip(parts, (base, candidate), strict=True)]
     freedom = sum(parts) ** 2 / sum(shares)
     from scipy.stats import t  # takes a second
 
-    half = float(t.ppf(0.975, freedom)) * error
+    half = float(t.ppf((1 + confidence) / 2, freedom)) * error
     return difference - half, difference + half, 2 * float(t.sf(abs(difference) / error, freedom))

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from rft_platform.common.errors import UserError
 from rft_platform.online.releases.routing import BASE, CANDIDATE, Arm, Split, Sticky, unit_of
-from rft_platform.online.releases.rules import ABRule, CanaryRule, Successes
+from rft_platform.online.releases.rules import ReleaseRule, Successes
 from rft_platform.online.traffic.database import (
     NUMBER,
     Base,
@@ -29,7 +29,6 @@ from rft_platform.online.traffic.database import (
 
 Kind = Literal["canary", "ab"]
 Status = Literal["running", "promoted", "rolled_back"]
-Rule = CanaryRule | ABRule
 
 _DECIDED = tuple(f"{kind}_{status}" for kind in ("canary", "ab") for status in ("promoted", "rolled_back"))
 _NAMES = {"canary": "canary", "ab": "A/B test"}
@@ -84,7 +83,7 @@ class Release:
     candidate_version: int
     share: float
     sticky: Sticky
-    rule: Rule
+    rule: ReleaseRule
     looks: int
     started_at: float
     ended_at: float | None
@@ -161,7 +160,7 @@ class ReleaseStore:
             self._serve(session, version, kind, reason, **details)
 
     def start(
-        self, kind: Kind, base: int, candidate: int, share: float, sticky: Sticky, rule: Rule, reason: str
+        self, kind: Kind, base: int, candidate: int, share: float, sticky: Sticky, rule: ReleaseRule, reason: str
     ) -> Release:
         """Start a release. Raises UserError if one runs already, or if the share or a version is not valid."""
         if base == candidate:
@@ -280,5 +279,4 @@ class ReleaseStore:
 
 def _release(row: ReleaseRow) -> Release:
     values = {name: getattr(row, name) for name in Release.__dataclass_fields__}
-    rule: Rule = CanaryRule(**row.rule) if row.kind == "canary" else ABRule(**row.rule)
-    return Release(**{**values, "rule": rule, "report": dict(row.report)})
+    return Release(**{**values, "rule": ReleaseRule(**row.rule), "report": dict(row.report)})

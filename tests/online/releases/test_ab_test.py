@@ -6,9 +6,9 @@ import pytest
 from scipy.stats import ttest_ind
 
 from rft_platform.common.errors import UserError
-from rft_platform.online.releases.rules import ABRule, ab_report
+from rft_platform.online.releases.rules import ab_report, ab_rule
 
-RULE = ABRule(units=200)
+RULE = ab_rule(units=200)
 
 
 def users(rate: float, seed: int, calls: int = 3, units: int = 200) -> dict[str, list[float]]:
@@ -67,4 +67,4 @@ def test_constant_values() -> None:
 
 def test_rules_without_sense_are_refused() -> None:
     with pytest.raises(UserError, match="at least 30"):
-        ABRule(units=10)
+        ab_rule(units=10)

@@ -6,18 +6,18 @@ import pytest
 from scipy.stats import norm
 
 from rft_platform.common.errors import UserError
-from rft_platform.online.releases.rules import CanaryRule, Successes, canary_verdict, difference_interval
+from rft_platform.online.releases.rules import ReleaseRule, Successes, canary_rule, canary_verdict, difference_interval
 
-RULE = CanaryRule(least_runs=100, looks=4, margin=0.1)
+RULE = canary_rule(least_runs=100, looks=4, margin=0.1)
 
 
-def decide(base_rate: float, rate: float, rule: CanaryRule, seed: int) -> str:
+def decide(base_rate: float, rate: float, rule: ReleaseRule, seed: int) -> str:
     """Simulate a canary until it is decided."""
     draws = random.Random(seed)
     base = candidate = 0
     runs = looks = 0
     while True:
-        while runs < rule.runs_at(looks):
+        while runs < rule.samples_at(looks):
             runs += 1
             base += draws.random() < base_rate
             candidate += draws.random() < rate
@@ -43,9 +43,9 @@ def test_clear_cases_are_decided_at_the_first_look(rate, decision) -> None:
 
 
 def test_the_last_look_rolls_back_what_may_be_worse() -> None:
-    wide = CanaryRule(least_runs=20, looks=1, margin=0.05)
+    wide = canary_rule(least_runs=20, looks=1, margin=0.05)
     assert canary_verdict(Successes(10, 20), Successes(10, 20), wide).decision == "roll_back"
-    assert canary_verdict(Successes(10, 20), Successes(10, 20), CanaryRule(20, 2, margin=0.05)).decision == "wait"
+    assert canary_verdict(Successes(10, 20), Successes(10, 20), canary_rule(20, 2, margin=0.05)).decision == "wait"
 
 
 @pytest.mark.slow
@@ -72,4 +72,4 @@ def test_the_interval_is_newcombes() -> None:
 @pytest.mark.parametrize("wrong", [{"least_runs": 0}, {"looks": 0}, {"confidence": 1.0}, {"margin": -0.1}])
 def test_rules_without_sense_are_refused(wrong) -> None:
     with pytest.raises(UserError, match="canary rule"):
-        CanaryRule(**wrong)
+        canary_rule(**wrong)

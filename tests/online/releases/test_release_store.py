@@ -4,7 +4,7 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.online.releases.commands import MOST_FAILURES, ReleaseCommands, ServableVersion, decide
-from rft_platform.online.releases.rules import ABRule, CanaryRule, Successes
+from rft_platform.online.releases.rules import Successes, ab_rule, canary_rule
 from rft_platform.online.releases.store import Release, ReleaseStore
 from rft_platform.online.traffic.database import FIRST_IMPORTED, open_database
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
@@ -157,7 +157,7 @@ def fill(made: Traffic, release: Release, base: float, candidate: float, runs: i
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "status", "serves"), [(0.9, "promoted", 3), (0.1, "rolled_back", 2)])
 def test_canaries_decide_themselves(made, rate, status, serves) -> None:
-    release = made.commands.canary(3, rule=CanaryRule(least_runs=100))
+    release = made.commands.canary(3, rule=canary_rule(least_runs=100))
     assert decide(made.store, release) == "running"
     fill(made, release, 0.5, rate)
     assert decide(made.store, release) == status
@@ -167,7 +167,7 @@ def test_canaries_decide_themselves(made, rate, status, serves) -> None:
 
 
 def test_every_look_counts(made) -> None:
-    release = made.commands.canary(3, rule=CanaryRule(least_runs=20, looks=2))
+    release = made.commands.canary(3, rule=canary_rule(least_runs=20, looks=2))
     fill(made, release, 0.5, 0.5, runs=20)
     assert decide(made.store, release) == "running"
     release = made.store.running()
@@ -186,7 +186,7 @@ def test_a_candidate_that_does_not_answer_is_rolled_back(made) -> None:
 
 @pytest.mark.slow
 def test_ab_tests_decide_themselves_and_report(made) -> None:
-    release = made.commands.ab_test(3, rule=ABRule(units=50))
+    release = made.commands.ab_test(3, rule=ab_rule(units=50))
     fill(made, release, 0.3, 0.9)
     liked = made.answer(f"{release.number}/candidate", 1.0, subject="ann")
     made.traffic.give_feedback(NewFeedback("s", [liked], 4.0, metric="satisfaction"))
