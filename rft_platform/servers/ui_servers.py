@@ -20,7 +20,7 @@ from rft_platform.model_registry.pages import ADDRESS, run_page
 from rft_platform.observability.logs import wants_json
 from rft_platform.servers import dagster_server, mlflow_server
 from rft_platform.servers.ports import Port
-from rft_platform.web_guard.sign_in import sign_in_url
+from rft_platform.web_guard.asgi import sign_in_url
 from rft_platform.web_guard.token import access_token
 
 if TYPE_CHECKING:

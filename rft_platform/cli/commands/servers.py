@@ -149,7 +149,7 @@ def view(
     from rft_platform.online.project import open_project
     from rft_platform.servers.ports import Port, check_ports
     from rft_platform.viewer.app import serve_view
-    from rft_platform.web_guard.sign_in import sign_in_url
+    from rft_platform.web_guard.asgi import sign_in_url
     from rft_platform.web_guard.token import access_token
 
     home = Home.from_environment()

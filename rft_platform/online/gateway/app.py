@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rft_platform.common import json_codec
 from rft_platform.common.errors import StorageError
-from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger, send_error
+from rft_platform.inference.serving.api_guard import check_caller, contained, refuse_stranger, send_error
 from rft_platform.inference.serving.request_body import parsing_route, read_body, replayed
 from rft_platform.online.gateway.limits import RateLimits
 from rft_platform.online.gateway.proxy import TrafficApp, caller_of, refused_by_limit
@@ -30,7 +30,7 @@ from rft_platform.online.traffic.store import FeedbackResult, ReusedFeedbackIdEr
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api import errors
 from rft_platform.openai_api.errors import ApiError
-from rft_platform.web_guard.checks import configured_hosts
+from rft_platform.web_guard.checks import configured_hosts, headers_of
 
 _METRICS_S = 2.0  # a scrape waits this long for the database
 _FEEDBACK = "/feedback"  # the only path below which a body may be large, beside the OpenAI API

@@ -9,13 +9,13 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import ConfigDict, Field
 
-from rft_platform.inference.serving.api_guard import headers_of
 from rft_platform.online.gateway.request_bodies import StorableBody
 from rft_platform.online.releases.commands import ReleaseCommands
 from rft_platform.online.releases.routing import Sticky
 from rft_platform.online.releases.rules import ab_rule, canary_rule
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
+from rft_platform.web_guard.checks import headers_of
 
 ADMIN = "admin"  #: the tenant that decides on versions
 

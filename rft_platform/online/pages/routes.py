@@ -18,7 +18,6 @@ from fastapi.responses import RedirectResponse, Response
 
 from rft_platform.cluster.local.supervisor import failing_servers
 from rft_platform.experience.file_names import round_key
-from rft_platform.inference.serving.api_guard import headers_of
 from rft_platform.online.gateway.release_routes import ADMIN
 from rft_platform.online.pages.shell import html, static_routes
 from rft_platform.online.releases.commands import ReleaseCommands
@@ -39,6 +38,7 @@ from rft_platform.openai_api.errors import ApiError
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import read
 from rft_platform.rounds.releases.training_start import describe_start
+from rft_platform.web_guard.checks import headers_of
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
+from rft_platform.observability.alert_channels import deliver
 from rft_platform.online.traffic.database import FIRST_IMPORTED, Call, readings
 from rft_platform.online.traffic.incoming import QUESTION, TOOL_INVALID
 from rft_platform.online.traffic.project_traffic import round_rule
@@ -221,10 +222,16 @@ class TrafficWatch:
             LOG.warning("alert: %s (service.alerts.%s)", watch.alerts[name], name)
             self._store.log(ALERT, watch.alerts[name], limit=name)
             self._open.add(name)
+            self._deliver(name, watch.alerts[name])
         for name in sorted(self._open - watch.alerts.keys()):
             LOG.info("the alert service.alerts.%s has ended", name)
             self._store.log(ALERT_ENDED, f"service.alerts.{name} is kept again", limit=name)
             self._open.remove(name)
+
+    def _deliver(self, limit: str, message: str) -> None:
+        name = f"{self._project.config.project}/{self._project.config.name}"
+        alert = {"project": name, "limit": limit, "text": f"{name}: {message} (service.alerts.{limit})"}
+        deliver(f"service.alerts.{limit}", alert)
 
     def run(self, stop: threading.Event) -> None:
         """Update the figures until ``stop`` is set; after an error the old figures stay."""

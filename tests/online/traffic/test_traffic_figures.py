@@ -9,6 +9,7 @@ from sqlalchemy import event
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
+from rft_platform.observability.alert_channels import COMMAND
 from rft_platform.online.project import project_in
 from rft_platform.online.traffic.alerts import ActionFigures, TrafficWatch, traffic_figures
 from rft_platform.online.traffic.database import open_database
@@ -193,7 +194,11 @@ def test_an_open_alert_pauses_the_training_until_it_ends_or_a_user_resumes(tmp_p
     assert kinds == ["alert", *[RESUMED] * 2, "alert_ended", "alert", "alert_ended"]
 
 
-def test_an_exceeded_limit_is_an_alert_until_it_is_kept_again(tmp_path: Path, tiny_model: Path, caplog) -> None:
+def test_an_exceeded_limit_is_an_alert_until_it_is_kept_again(
+    tmp_path: Path, tiny_model: Path, caplog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = tmp_path / "sent.jsonl"
+    monkeypatch.setenv(COMMAND, f"sh -c 'cat >> {sent}; echo >> {sent}'")
     alerts = {"invalid_rate": 0.1, "invalid_reward": 0.4, "question_rate": 0.5, "label_rate": 0.9, "label_delay_s": 5,
               "served_delay_s": 1}  # fmt: skip
     project = watched_project(tmp_path, tiny_model, alerts)
@@ -214,6 +219,9 @@ def test_an_exceeded_limit_is_an_alert_until_it_is_kept_again(tmp_path: Path, ti
     }
     assert [event.kind for event in store.events()] == ["alert"] * 4, "each is reported once"
     assert "invalid tool calls: 20.0%, the limit is 10.0% (service.alerts.invalid_rate)" in caplog.text
+    received = [json.loads(line) for line in sent.read_text().splitlines()]
+    assert [each["limit"] for each in received] == ["invalid_rate", "invalid_reward", "label_delay_s", "label_rate"]
+    assert "invalid tool calls: 20.0%, the limit is 10.0% (service.alerts.invalid_rate)" in received[0]["text"]
     metrics = watch.metrics()
     assert (metrics["recent_calls_tool_invalid"], metrics["recent_reward_tool_invalid"]) == (2, 0.5)
     assert (metrics["recent_label_rate"], metrics["recent_label_delay_p95_s"], metrics["alerts"]) == (0.8, 10.0, 4)
