@@ -109,15 +109,16 @@ def serve(project: Project, what_is_next: Callable[[Project], str]) -> None:
         limits, metrics_of(project), most_bytes,
     )  # fmt: skip
     stop = threading.Event()
-    if implicit is not None:
-        threading.Thread(target=implicit.run, args=(stop,), name="implicit", daemon=True).start()
-    follow = threading.Thread(target=controller.run, args=(gateway.router, stop), name="releases", daemon=True)
-    follow.start()
-    upkeep = threading.Thread(target=keep, args=(project, store, rule, stop), name="upkeep", daemon=True)
-    upkeep.start()
-    if follower is not None:
-        threading.Thread(target=follower.run, args=(stop,), name="follow", daemon=True).start()
-    threading.Thread(target=watch.run, args=(stop,), name="watch", daemon=True).start()
+    threads: dict[str, Callable[[threading.Event], None] | None] = {
+        "implicit": implicit.run if implicit else None,
+        "releases": lambda stop: controller.run(gateway.router, stop),
+        "upkeep": lambda stop: keep(project, store, rule, stop),
+        "follow": follower.run if follower else None,
+        "watch": watch.run,
+    }
+    for name, run in threads.items():
+        if run is not None:
+            threading.Thread(target=run, args=(stop,), name=name, daemon=True).start()
     server = uvicorn.Server(
         server_config(
             app, _GRACE_S, limits=ConnectionLimits.within_open_files(_BODY_S, config.service.max_connections),

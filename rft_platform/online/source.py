@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
+from rft_platform.common.errors import StorageError
+from rft_platform.experience.file_names import round_key
+from rft_platform.experience.notes import ASIDE
 from rft_platform.model_registry.run_traces import GivenFeedback
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.releases.versions import MODEL, imported_policies, policy_of_version, register_imported
@@ -43,18 +46,37 @@ class ProductionTraffic:
         return "; ".join(f"{text} (service.alerts.{name})" for name, text in alerts.items()) or None
 
     def take(self, round_number: int) -> TakenRows:
-        """Record once which rows a round takes, and return them; a repeated call returns the same rows."""
-        calls = traffic_store(self._project).settle(round_number, round_rule(self._project))
+        """Record once which rows a round takes, and return them; a repeated call returns the same rows.
+
+        Raises StorageError if no row is committed, or if another home has stored the rows of this round.
+        """
+        traffic = traffic_store(self._project)
+        if traffic.is_consumed(round_number):
+            self._refuse_rows_of_another_home(round_number)
+        calls = traffic.settle(round_number, round_rule(self._project))
+        if not calls:
+            raise StorageError(
+                f"{round_key(round_number)} has no committed rows of production traffic: commit feedback first"
+            )
         subjects = {call.subject for call in calls if call.subject is not None}
         return TakenRows(rows_of_traffic(calls, round_number), len(subjects))
+
+    def _refuse_rows_of_another_home(self, round_number: int) -> None:
+        """Raise StorageError if the rows of this round were stored by another project, or by a home that is gone.
+
+        If this home stored them, it has the round's rollout files, or its damaged ones in the folder ``aside``.
+        """
+        store = self._project.store
+        if not store.rollout_files(round_number) and not (store.round_folder(round_number) / ASIDE).is_dir():
+            raise StorageError(
+                f"the database of production traffic has given its rows of {round_key(round_number)} to another home: "
+                "each project needs its own database (buffer.trainer_input.experience_buffer.path), also a project "
+                "that was started again in an empty home"
+            )
 
     def consume(self, round_number: int) -> None:
         """Mark the rows of a round as stored."""
         traffic_store(self._project).consume(round_number)
-
-    def is_consumed(self, round_number: int) -> bool:
-        """Whether the rows of this round were marked as stored, by this or another home."""
-        return traffic_store(self._project).is_consumed(round_number)
 
     def demonstrations(self, round_number: int) -> Demonstrations:
         """Write the corrections that no earlier round took to the round's folder; a lost file is written again."""
@@ -100,10 +122,11 @@ class ProductionTraffic:
         """What withdrew each decided version, for example "canary 3"; None for a version that was chosen to serve."""
         return ReleaseStore(traffic_database(self._project)).verdicts()
 
-    def imported_model(self, registry: "ModelRegistry") -> "ModelRegistry | None":
-        """The registered model of the imported versions; None without any."""
-        return registry.of_policy(MODEL) if imported_policies(self._project) else None
-
-    def register_imported(self, registry: "ModelRegistry") -> None:
-        """Register the imported versions that the registry does not know, oldest first."""
+    def register_imported(self, registry: "ModelRegistry") -> "tuple[ModelRegistry, list[int]] | None":
+        """Register the imported versions that the registry lacks; returns their model and the new versions."""
+        if not imported_policies(self._project):
+            return None
+        model = registry.of_policy(MODEL)
+        known = {version.version for version in model.versions()}
         register_imported(self._project, registry)
+        return model, [version.version for version in model.versions() if version.version not in known]

@@ -5,13 +5,10 @@ Corrections that no round has taken become the round's demonstrations.
 
 from time import perf_counter
 
-from rft_platform.common.errors import StorageError, UserError
-from rft_platform.experience.file_names import round_key
-from rft_platform.experience.notes import ASIDE
+from rft_platform.common.errors import UserError
 from rft_platform.rounds.project.code_version import keep_user_code
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, write
-from rft_platform.rounds.project.traffic_source import TrafficSource
 from rft_platform.rounds.releases.training_start import settle_start
 
 
@@ -24,13 +21,8 @@ def collect(project: Project, round_number: int) -> Explored:
     started, traffic = perf_counter(), project.traffic
     if traffic is None:
         raise UserError("this project serves no production traffic: start one with `rft serve`")
-    _refuse_rows_of_another_home(project, traffic, round_number)
     taken = traffic.take(round_number)
     rows = taken.rows
-    if not rows:
-        raise StorageError(
-            f"{round_key(round_number)} has no committed rows of production traffic: commit feedback first"
-        )
     demonstrations = traffic.demonstrations(round_number)
     project.store.write_rollouts(round_number, 0, rows)
     versions = [row.call.policy_version for row in rows if row.call.policy_version is not None]
@@ -54,18 +46,3 @@ def collect(project: Project, round_number: int) -> Explored:
     write(project.store, round_number, explored)
     traffic.consume(round_number)
     return explored
-
-
-def _refuse_rows_of_another_home(project: Project, traffic: TrafficSource, round_number: int) -> None:
-    """Raise StorageError if the rows of this round were exported by another project, or by a home that is gone.
-
-    If this home exported the rows, it has the round's rollout files, or its damaged ones in the folder ``aside``.
-    """
-    store = project.store
-    here = bool(store.rollout_files(round_number)) or (store.round_folder(round_number) / ASIDE).is_dir()
-    if traffic.is_consumed(round_number) and not here:
-        raise StorageError(
-            f"the database of production traffic has given its rows of {round_key(round_number)} to another home: each "
-            "project needs its own database (buffer.trainer_input.experience_buffer.path), also a project that was "
-            "started again in an empty home"
-        )

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -42,27 +41,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0  # between the retries after a failu
 _SENT_ONCE: openai.RequestOptions = {"max_retries": 0}
 
 
-@dataclass(frozen=True, slots=True)
-class _Requests:
-    """Addresses and bodies of requests to the service's routes that are not part of the OpenAI API."""
-
-    root: str
-    form: FeedbackForm
-
-    @property
-    def feedback_url(self) -> str:
-        """The URL to which feedback is posted."""
-        return f"{self.root}/feedback"
-
-    @property
-    def commit_url(self) -> str:
-        """The URL to which commits are posted."""
-        return f"{self.root}/commit"
-
-    def commit(self, task_id: str | None, run_id: str | None, max_age_s: float | None) -> dict[str, Any]:
-        """The body of a commit request; the service expects ``max_age_s`` in milliseconds."""
-        age = None if max_age_s is None else round(1000 * max_age_s)
-        return {"task_id": task_id, "run_id": run_id, "time_threshold": age}
+def _commit_body(task_id: str | None, run_id: str | None, max_age_s: float | None) -> dict[str, Any]:
+    """The body of a commit request; the service expects ``max_age_s`` in milliseconds."""
+    age = None if max_age_s is None else round(1000 * max_age_s)
+    return {"task_id": task_id, "run_id": run_id, "time_threshold": age}
 
 
 def _options(base_url: str, api_key: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -161,10 +143,10 @@ class _Shared(Generic[_Client]):
         seconds have passed. After another failure it is sent again at most ``max_retries`` times, an option of the
         OpenAI client.
         """
-        root, options = _options(base_url, api_key, openai_options)
+        self._root, options = _options(base_url, api_key, openai_options)
         self.openai = self._kind(**options)
         self.place = Place()
-        self._requests = _Requests(root, FeedbackForm(metrics))
+        self._form = FeedbackForm(metrics)
         self._commits = commit_at_exit
         self._rate_limit_wait_s = rate_limit_wait_s
 
@@ -192,7 +174,7 @@ class _Shared(Generic[_Client]):
 
     def _bodies(self, answers: Answers | None, fields: dict[str, Any]) -> list[dict[str, Any]]:
         place = self._place({name: fields.pop(name, None) for name in Place.__dataclass_fields__})
-        return self._requests.form.body(answers, place, **fields)
+        return self._form.body(answers, place, **fields)
 
 
 class OnlineClient(_Shared[openai.OpenAI]):
@@ -219,8 +201,8 @@ class OnlineClient(_Shared[openai.OpenAI]):
         self, *, task_id: str | None = None, run_id: str | None = None, max_age_s: float | None = None
     ) -> CommitResult:
         """Commit labelled calls for training; without arguments all labelled calls."""
-        body = self._requests.commit(task_id, run_id, max_age_s)
-        return CommitResult.of(self._post(self._requests.commit_url, body))
+        body = _commit_body(task_id, run_id, max_age_s)
+        return CommitResult.of(self._post("commit", body))
 
     def close(self) -> None:
         """Close the connections."""
@@ -245,15 +227,15 @@ class OnlineClient(_Shared[openai.OpenAI]):
 
     def _send_feedback(self, body: dict[str, Any]) -> FeedbackResult:
         try:
-            return FeedbackResult.of(self._post(self._requests.feedback_url, body))
+            return FeedbackResult.of(self._post("feedback", body))
         except openai.NotFoundError as error:
             return _unknown(error)
 
-    def _post(self, url: str, body: dict[str, Any]) -> Any:
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
         retries = _Retries(self._rate_limit_wait_s, self.openai.max_retries)
         while True:
             try:
-                return self.openai.post(url, body=body, cast_to=object, options=_SENT_ONCE)
+                return self.openai.post(f"{self._root}/{path}", body=body, cast_to=object, options=_SENT_ONCE)
             except openai.APIError as error:
                 time.sleep(retries.pause_s(error))
 
@@ -276,8 +258,8 @@ class AsyncOnlineClient(_Shared[openai.AsyncOpenAI]):
         self, *, task_id: str | None = None, run_id: str | None = None, max_age_s: float | None = None
     ) -> CommitResult:
         """See ``OnlineClient.commit``."""
-        body = self._requests.commit(task_id, run_id, max_age_s)
-        return CommitResult.of(await self._post(self._requests.commit_url, body))
+        body = _commit_body(task_id, run_id, max_age_s)
+        return CommitResult.of(await self._post("commit", body))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -302,15 +284,15 @@ class AsyncOnlineClient(_Shared[openai.AsyncOpenAI]):
 
     async def _send_feedback(self, body: dict[str, Any]) -> FeedbackResult:
         try:
-            return FeedbackResult.of(await self._post(self._requests.feedback_url, body))
+            return FeedbackResult.of(await self._post("feedback", body))
         except openai.NotFoundError as error:
             return _unknown(error)
 
-    async def _post(self, url: str, body: dict[str, Any]) -> Any:
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
         retries = _Retries(self._rate_limit_wait_s, self.openai.max_retries)
         while True:
             try:
-                return await self.openai.post(url, body=body, cast_to=object, options=_SENT_ONCE)
+                return await self.openai.post(f"{self._root}/{path}", body=body, cast_to=object, options=_SENT_ONCE)
             except openai.APIError as error:
                 await asyncio.sleep(retries.pause_s(error))
 

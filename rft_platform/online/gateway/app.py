@@ -201,22 +201,7 @@ class _Guarded:
         """Handle one ASGI call."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["path"].startswith("/v1/"):
-            await self._openai_call(scope, receive, send)
-        else:
-            await self._http(scope, receive, send)
-
-    async def _openai_call(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            headers = headers_of(scope)
-            check_caller(scope["method"], headers, self._hosts)
-            tenant = self._gateway.tenant_of(headers)
-        except ApiError as error:
-            await refuse_stranger(error, receive, send)
             return
-        await self._limited(caller_of(tenant), self._gateway, scope, receive, send)
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         free = scope["path"] in _PUBLIC or any(page.matches(scope)[0] != Match.NONE for page in self._pages)
         try:
             headers = headers_of(scope)
@@ -227,6 +212,8 @@ class _Guarded:
             return
         if free:
             await self._app(scope, receive, send)
+        elif scope["path"].startswith("/v1/"):
+            await self._limited(caller_of(tenant), self._gateway, scope, receive, send)
         else:
             await self._limited(_other_caller(tenant), self._with_body, scope, receive, send)
 

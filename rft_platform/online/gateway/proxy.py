@@ -34,8 +34,25 @@ from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.httpx_compat import PARSED, wire
 from rft_platform.web_guard.checks import bearer_token, tokens_match
 
-_TIMEOUT_S = 0.8  # health checks of load balancers often wait one second
+LOG = logging.getLogger(__name__)
+
+TASK_HEADER, RUN_HEADER = "x-rft-task", "x-rft-run"
+CONVERSATION_HEADER, SUBJECT_HEADER = "x-rft-conversation", "x-rft-subject"
+OPT_OUT_HEADER = "x-rft-opt-out"  #: any value but "0" and "false": the call is served and not recorded
+LONGEST_NAME = 200  #: characters of a task, run, conversation or subject
+
+_SEEDS = 2**31
+_RETRY_S = 0.5
+_START_S = 30.0  # longest wait for the engine when a service starts again
+_RETRY_AFTER_S = 10  # for clients of a service whose engine does not run yet
+_NO_ENGINE = "http://127.0.0.1/v1"  # nothing is sent to it
+_SERVER_ERROR = 500
+#: Errors of a request whose engine is killed. Sampling has no side effect, so the request may be repeated.
+_LOST = (wire.ReadError, wire.WriteError, wire.RemoteProtocolError)
+_MODEL_FIELDS = ("object", "created", "owned_by", "max_model_len")  # of the engine's list of models
+_PROBE_S = 0.8  # health checks of load balancers often wait one second
 _FRESH_S = 2.0  # callers without a key may ask at any rate: the engine is asked at most once in this time
+_CALL_FIELDS = tuple(each.name for each in fields(ModelCall))
 
 
 class EngineProbe:
@@ -61,10 +78,10 @@ class EngineProbe:
     async def _ask(self, engine: ServedEngine) -> bool:
         history = RunHistory(engine.status.model_path, SamplingParams(1), 0)
         transport = engine.clients.async_transport(history, self._connections)
-        timeout = dict.fromkeys(("connect", "read", "write", "pool"), _TIMEOUT_S)
+        timeout = dict.fromkeys(("connect", "read", "write", "pool"), _PROBE_S)
         url = wire.URL(engine.base_url.rstrip("/") + "/models")
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(_PROBE_S):
                 response = await transport.handle_async_request(
                     wire.Request("GET", url, extensions={"timeout": timeout})
                 )
@@ -72,25 +89,6 @@ class EngineProbe:
         except (wire.TransportError, RftError, TimeoutError):
             return False
         return bool(response.status_code == 200)
-
-
-LOG = logging.getLogger(__name__)
-
-TASK_HEADER, RUN_HEADER = "x-rft-task", "x-rft-run"
-CONVERSATION_HEADER, SUBJECT_HEADER = "x-rft-conversation", "x-rft-subject"
-OPT_OUT_HEADER = "x-rft-opt-out"  #: any value but "0" and "false": the call is served and not recorded
-LONGEST_NAME = 200  #: characters of a task, run, conversation or subject
-
-_SEEDS = 2**31
-_RETRY_S = 0.5
-_START_S = 30.0  # longest wait for the engine when a service starts again
-_RETRY_AFTER_S = 10  # for clients of a service whose engine does not run yet
-_NO_ENGINE = "http://127.0.0.1/v1"  # nothing is sent to it
-_SERVER_ERROR = 500
-#: Errors of a request whose engine is killed. Sampling has no side effect, so the request may be repeated.
-_LOST = (wire.ReadError, wire.WriteError, wire.RemoteProtocolError)
-_MODEL_FIELDS = ("object", "created", "owned_by", "max_model_len")  # of the engine's list of models
-_CALL_FIELDS = tuple(each.name for each in fields(ModelCall))
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rft_platform.common.errors import UserError, some
 from rft_platform.online.releases.routing import BASE, CANDIDATE, Sticky
-from rft_platform.online.releases.rules import ABReport, ReleaseRule, ab_report, ab_rule, canary_rule, canary_verdict
+from rft_platform.online.releases.rules import ReleaseRule, Verdict, ab_rule, ab_verdict, canary_rule, canary_verdict
 from rft_platform.online.releases.store import Release, ReleaseStore, Status
 from rft_platform.online.traffic.database import FIRST_IMPORTED
 
@@ -133,11 +133,13 @@ class ReleaseCommands:
         release = next((each for each in found if number is None or each.number == number), None)
         if release is None:
             raise UserError("there was no canary or A/B test yet" if number is None else f"no release {number}")
-        return {**release.to_json(), "comparison": self.comparison(release).to_json()}
+        return {**release.to_json(), "comparison": asdict(self.comparison(release))}
 
-    def comparison(self, release: Release) -> ABReport:
-        """The comparison of a release's versions so far."""
-        return compare_arms(self.store, release)
+    def comparison(self, release: Release) -> Verdict:
+        """The comparison of a release's versions so far; those of a canary as an A/B test would compare them."""
+        outcomes = self.store.outcomes(release)
+        rule = release.rule if release.kind == "ab" else ab_rule()
+        return ab_verdict(outcomes[BASE].values, outcomes[CANDIDATE].values, rule)
 
     def decide(self, decision: Decision, version: int | None, share: float | None, reason: str) -> None:
         """Make the decision with this name. ``share`` applies to a canary or an A/B test; None: the default share."""
@@ -212,13 +214,6 @@ def _find(versions: Sequence[ServableVersion], version: int) -> ServableVersion:
     return known[version]
 
 
-def compare_arms(store: ReleaseStore, release: Release) -> ABReport:
-    """Compare both arms of a release; those of a canary as an A/B test would."""
-    rule = release.rule if release.kind == "ab" else ab_rule()
-    outcomes = store.outcomes(release)
-    return ab_report(outcomes[BASE].values, outcomes[CANDIDATE].values, rule)
-
-
 MOST_FAILURES = 5  #: requests that a candidate may fail to answer
 
 
@@ -230,31 +225,23 @@ def decide(store: ReleaseStore, release: Release, failures: int = 0) -> Status:
     if failures >= MOST_FAILURES:
         reason = f"the candidate failed to answer {failures} requests, which the base answered"
         return _finish(store, release, "rolled_back", reason, {})
-    return _decide_canary(store, release) if release.kind == "canary" else _decide_ab_test(store, release)
+    outcomes = store.outcomes(release)
+    base, candidate = outcomes[BASE], outcomes[CANDIDATE]
+    if release.kind == "canary":
+        verdict = canary_verdict(base.successes, candidate.successes, release.rule, release.looks)
+    else:
+        verdict = ab_verdict(base.values, candidate.values, release.rule)
+    if verdict.decision != "wait":
+        status: Status = "promoted" if verdict.decision == "promote" else "rolled_back"
+        return _finish(store, release, status, verdict.reason, asdict(verdict))
+    if verdict.looked:
+        store.look(release.number, verdict.reason, asdict(verdict))
+    return "running"
 
 
 def reject(store: ReleaseStore, release: Release, reason: str) -> Status:
     """Roll back a candidate that cannot be served."""
     return _finish(store, release, "rolled_back", reason, {})
-
-
-def _decide_canary(store: ReleaseStore, release: Release) -> Status:
-    outcomes = store.outcomes(release)
-    verdict = canary_verdict(outcomes[BASE].successes, outcomes[CANDIDATE].successes, release.rule, release.looks)
-    if verdict.decision == "wait":
-        if verdict.looked:
-            store.look(release.number, verdict.reason, asdict(verdict))
-        return "running"
-    status: Status = "promoted" if verdict.decision == "promote" else "rolled_back"
-    return _finish(store, release, status, verdict.reason, asdict(verdict))
-
-
-def _decide_ab_test(store: ReleaseStore, release: Release) -> Status:
-    report = compare_arms(store, release)
-    if not report.complete:
-        return "running"
-    status: Status = "promoted" if report.winner == CANDIDATE else "rolled_back"
-    return _finish(store, release, status, report.reason, report.to_json())
 
 
 def _finish(store: ReleaseStore, release: Release, status: Status, reason: str, report: dict[str, object]) -> Status:

@@ -12,14 +12,13 @@ share of the error probability (Bonferroni), so that several looks do not raise 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean, variance
-from typing import Any, Literal
+from typing import Literal
 
 from rft_platform.common.errors import UserError
 
 Decision = Literal["wait", "promote", "roll_back", "undecided"]
-Winner = Literal["base", "candidate"]
 Values = Mapping[str, Sequence[float]]  # metric -> mean of each unit
 
 METRICS = ("accuracy", "latency_s", "satisfaction")  #: the first one decides
@@ -47,7 +46,7 @@ class ReleaseRule:
         return 1 - (1 - self.confidence) / self.looks
 
     def decision(self, low: float, high: float, looks_done: int) -> Decision:
-        """Decide by the interval of candidate minus base; "undecided" at the last look."""
+        """Decide by the interval of candidate minus base; "undecided", at the last look: the base serves."""
         if low > -self.margin:
             return "promote"
         if high < 0:
@@ -92,15 +91,31 @@ class Successes:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A decision on a canary with its reason, and the interval of the difference candidate minus base."""
+class MetricReport:
+    """One metric of both versions, with the 95 % interval of candidate minus base."""
 
-    decision: Decision
-    reason: str
-    looked: bool = False  # whether this verdict counts as one of the ``looks``
+    metric: str
+    base: float | None
+    candidate: float | None
+    base_units: int
+    candidate_units: int
     difference: float | None = None
     low: float | None = None
     high: float | None = None
+    p_value: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A decision on a release with its reason, and the interval of the difference candidate minus base."""
+
+    decision: Decision
+    reason: str
+    looked: bool = False  # whether this verdict counts as one of the rule's looks
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    metrics: list[MetricReport] = field(default_factory=list)  # of an A/B test
 
 
 def canary_verdict(base: Successes, candidate: Successes, rule: ReleaseRule, looks_done: int = 0) -> Verdict:
@@ -148,49 +163,19 @@ def _wilson(found: Successes, confidence: float) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
-@dataclass(frozen=True, slots=True)
-class MetricReport:
-    """One metric of both versions, with the 95 % interval of candidate minus base."""
-
-    metric: str
-    base: float | None
-    candidate: float | None
-    base_units: int
-    candidate_units: int
-    difference: float | None = None
-    low: float | None = None
-    high: float | None = None
-    p_value: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ABReport:
-    """The state of an A/B test. ``complete``: the planned number of units is reached, so ``winner`` is final."""
-
-    complete: bool
-    winner: Winner | None
-    reason: str
-    metrics: list[MetricReport] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        return asdict(self)
-
-
-def ab_report(base: Values, candidate: Values, rule: ReleaseRule) -> ABReport:
-    """Compare the units of both versions under ``rule``."""
+def ab_verdict(base: Values, candidate: Values, rule: ReleaseRule) -> Verdict:
+    """Compare the units of both versions under ``rule``: the better version serves in the end, without one the base."""
     reports = [_compare(metric, base.get(metric, ()), candidate.get(metric, ())) for metric in METRICS]
     decisive = reports[0]
     if min(decisive.base_units, decisive.candidate_units) < rule.samples_at(0):
         units = f"{decisive.base_units} units of the base and {decisive.candidate_units} of the candidate"
-        return ABReport(False, None, f"{units}, {rule.samples_at(0)} of each needed", reports)
+        return Verdict("wait", f"{units}, {rule.samples_at(0)} of each needed", metrics=reports)
     low, high, p_value = _welch(base[decisive.metric], candidate[decisive.metric], rule.look_confidence)
-    p = f"{decisive.metric} {decisive.difference:+.4f}, p = {p_value:.2g}"
     decision = rule.decision(low, high, 0)
-    if decision == "undecided":
-        return ABReport(True, None, f"no significant difference: {p}", reports)
-    winner: Winner = "candidate" if decision == "promote" else "base"
-    return ABReport(True, winner, f"the {winner} is better: {p}", reports)
+    why = {"promote": "the candidate is better", "roll_back": "the base is better"}
+    said = f"{decisive.metric} {decisive.difference:+.4f}, p = {p_value:.2g}"
+    reason = f"{why.get(decision, 'no significant difference')}: {said}"
+    return Verdict(decision, reason, True, decisive.difference, low, high, reports)
 
 
 def _compare(metric: str, base: Sequence[float], candidate: Sequence[float]) -> MetricReport:

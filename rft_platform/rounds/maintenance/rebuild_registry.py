@@ -93,13 +93,11 @@ def _rebuild_versions(project: Project, registry: "ModelRegistry", name: str) ->
 
 def _rebuild_imported(project: Project, registry: "ModelRegistry") -> list[Rebuilt]:
     """Register the imported versions that MLflow lacks; no report if the project has none."""
-    model = None if project.traffic is None else project.traffic.imported_model(registry)
-    if project.traffic is None or model is None:
+    found = None if project.traffic is None else project.traffic.register_imported(registry)
+    if found is None:
         return []
-    known = {version.version for version in model.versions()}
-    project.traffic.register_imported(registry)
-    missing = [version.version for version in model.versions() if version.version not in known]
-    return [Rebuilt(model.model_name, missing, candidate=_aliased(model, CANDIDATE))]
+    model, registered = found
+    return [Rebuilt(model.model_name, registered, candidate=_aliased(model, CANDIDATE))]
 
 
 def _fill(registry: "ModelRegistry", before: RegisteredPolicy, unnoted: list[Manifest], run_id: str) -> None:

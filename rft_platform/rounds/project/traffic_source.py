@@ -41,13 +41,13 @@ class TrafficSource(Protocol):
         """Why alerts pause the training; None: they do not."""
 
     def take(self, round_number: int) -> TakenRows:
-        """Record once which rows a round takes, and return them; a repeated call returns the same rows."""
+        """Record once which rows a round takes, and return them; a repeated call returns the same rows.
+
+        Raises StorageError if no row is committed, or if another home has stored the rows of this round.
+        """
 
     def consume(self, round_number: int) -> None:
         """Mark the rows of a round as stored."""
-
-    def is_consumed(self, round_number: int) -> bool:
-        """Whether the rows of this round were marked as stored, by this or another home."""
 
     def demonstrations(self, round_number: int) -> "Demonstrations":
         """Write the corrections that no earlier round took to the round's folder; a lost file is written again."""
@@ -67,8 +67,8 @@ class TrafficSource(Protocol):
     def verdicts(self) -> Mapping[int, str | None]:
         """What withdrew each decided version, for example "canary 3"; None for a version that was chosen to serve."""
 
-    def imported_model(self, registry: "ModelRegistry") -> "ModelRegistry | None":
-        """The registered model of the imported versions; None without any."""
+    def register_imported(self, registry: "ModelRegistry") -> "tuple[ModelRegistry, list[int]] | None":
+        """Register the imported versions that the registry lacks.
 
-    def register_imported(self, registry: "ModelRegistry") -> None:
-        """Register the imported versions that the registry does not know."""
+        Returns their model and the numbers of the versions that were registered; None without imported versions.
+        """

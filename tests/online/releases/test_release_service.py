@@ -200,7 +200,7 @@ def test_an_ab_test_is_reported_and_switches(service) -> None:
     assert service.status()["serving"] == 1
     assert "the candidate is better" in service.rft("report")
     report = httpx.get(f"{service.url}/releases/report", trust_env=False).json()
-    assert report["comparison"]["winner"] == "candidate"
+    assert report["comparison"]["decision"] == "promote"
 
 
 def test_the_section_service_reaches_the_process(service) -> None:
