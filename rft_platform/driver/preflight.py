@@ -264,7 +264,7 @@ def _attempt(check: Callable[..., object], *arguments: object) -> Iterator[str]:
 
 def check_may_start(home: Home, config: RftConfig) -> None:
     """Raise UserError if the folder has results of another project, or of this project with other settings."""
-    from rft_platform.online.releases.following import followed_home
+    from rft_platform.online.releases.exchange import followed_home
 
     if not home.config_file.exists() or not home.holds_results:
         return

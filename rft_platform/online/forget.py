@@ -28,8 +28,7 @@ from rft_platform.experience.schema import (
 )
 from rft_platform.inference.canary import Canary
 from rft_platform.model_registry.run_traces import delete_traces
-from rft_platform.online.releases.following import followed_home
-from rft_platform.online.releases.publication import publisher_of
+from rft_platform.online.releases.exchange import followed_home, publisher_of
 from rft_platform.online.traffic.database import Call
 from rft_platform.online.traffic.demonstrations import erase_demonstrations
 from rft_platform.online.traffic.erasure import Person, TrafficErasure

@@ -17,7 +17,7 @@ from rft_platform.online.gateway.proxy import TrafficApp
 from rft_platform.online.gateway.release_routes import release_routes
 from rft_platform.online.pages.routes import PageData, ProjectProgress, TrafficReader, page_routes
 from rft_platform.online.releases.controller import ReleaseController
-from rft_platform.online.releases.following import VersionFollower
+from rft_platform.online.releases.exchange import VersionFollower
 from rft_platform.online.releases.shared_place import shared_place
 from rft_platform.online.releases.versions import release_commands
 from rft_platform.online.traffic.alerts import TrafficWatch

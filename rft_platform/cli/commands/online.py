@@ -32,8 +32,8 @@ def serve(
     from rft_platform.driver.start import begin
     from rft_platform.jobs.driver_lock import refuse_if_served, servers_lock
     from rft_platform.online.project import open_project
-    from rft_platform.online.releases.publication import publishing
-    from rft_platform.online.releases.serving_alias import naming_the_serving_version
+    from rft_platform.online.releases.exchange import publishing
+    from rft_platform.online.releases.versions import naming_the_serving_version
     from rft_platform.servers.ports import check_ports
     from rft_platform.servers.ui_servers import online_port, online_server, ui_ports, ui_servers
 

@@ -39,6 +39,7 @@ _SUBJECT = "x-rft-subject"
 _SHORTEST_WAIT_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0  # between the retries after a failure, as in OpenAI's client
 _SENT_ONCE: openai.RequestOptions = {"max_retries": 0}
+_MARK: ContextVar[str | None] = ContextVar("mark", default=None)
 
 
 def _commit_body(task_id: str | None, run_id: str | None, max_age_s: float | None) -> dict[str, Any]:
@@ -295,9 +296,6 @@ class AsyncOnlineClient(_Shared[openai.AsyncOpenAI]):
                 return await self.openai.post(f"{self._root}/{path}", body=body, cast_to=object, options=_SENT_ONCE)
             except openai.APIError as error:
                 await asyncio.sleep(retries.pause_s(error))
-
-
-_MARK: ContextVar[str | None] = ContextVar("mark", default=None)
 
 
 def mark(*labels: str) -> None:

@@ -31,6 +31,8 @@ R = TypeVar("R")
 
 _SHADOW: ContextVar[list[str] | None] = ContextVar("shadow", default=None)  # names of tools refused in the shadow run
 _EFFECT = "__rft_effect__"
+LOG = logging.getLogger(__name__)
+_THREADS = 4
 
 
 class ShadowToolError(UserError):
@@ -106,11 +108,6 @@ def shadow() -> Iterator[list[str]]:
         yield refused
     finally:
         _SHADOW.reset(token)
-
-
-LOG = logging.getLogger(__name__)
-
-_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from rft_platform.openai_api.messages import prompts_of
 
 _TOKEN_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _BYTES_A_TOKEN = 4  # rough size of a token in a request
+_MINUTE_S = 60.0
+_BUSY_RETRY_S = 1
 
 
 class CallLimitError(ValueError):
@@ -60,10 +62,6 @@ def _integer(body: Mapping[str, Any], name: str) -> int | None:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     raise CallLimitError(name, f"{str(value)[:50]!r} is no integer")
-
-
-_MINUTE_S = 60.0
-_BUSY_RETRY_S = 1
 
 
 class LimitExceededError(Exception):

@@ -14,6 +14,7 @@ from rft_platform.online.releases.store import Release, ReleaseStore, Status
 from rft_platform.online.traffic.database import FIRST_IMPORTED
 
 Decision = Literal["none", "promote", "rollback", "canary", "ab"]
+MOST_FAILURES = 5  #: requests that a candidate may fail to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +213,6 @@ def _find(versions: Sequence[ServableVersion], version: int) -> ServableVersion:
         hint = f"; model version {version} is policy version {meant[0]}" if meant else ""
         raise UserError(f"no policy version {version}: there are {', '.join(map(str, known)) or 'none'}{hint}")
     return known[version]
-
-
-MOST_FAILURES = 5  #: requests that a candidate may fail to answer
 
 
 def decide(store: ReleaseStore, release: Release, failures: int = 0) -> Status:

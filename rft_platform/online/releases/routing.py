@@ -21,6 +21,7 @@ _UNITS: dict[Sticky, tuple[str, ...]] = {
     "conversation": ("conversation", "run"),
     "request": (),
 }
+ARM_HEADER = "x-rft-arm"  #: by this header a request chooses its arm while a release runs: ``candidate`` or ``base``
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,6 @@ def unit_of(place: Mapping[str, str | None], sticky: Sticky, request_id: str) ->
     named = {**place, "run": f"{task}/{run}" if task is not None and run is not None else None}
     found = next((f"{name}:{named[name]}" for name in _UNITS[sticky] if named.get(name)), None)
     return found or f"request:{request_id}"
-
-
-ARM_HEADER = "x-rft-arm"  #: by this header a request chooses its arm while a release runs: ``candidate`` or ``base``
 
 
 @dataclass(frozen=True, slots=True)

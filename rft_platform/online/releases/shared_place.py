@@ -33,6 +33,9 @@ _SIGNATURE = "signature"
 _PURPOSE = b"rft_platform: versions of a training host\n"  # no signature of another purpose is valid here
 
 Document = TypeVar("Document", bound="SignedDocument")
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_PUBLISHED = "published"
+_SUFFIX = ".json"
 
 
 class RefusedDocumentError(StorageError):
@@ -61,7 +64,6 @@ def _is_inside(name: str) -> str:
     return name
 
 
-_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _FileName = Annotated[str, AfterValidator(_is_inside)]
 
 
@@ -147,10 +149,6 @@ def verified(content: bytes, kind: type[Document], key: bytes) -> Document:
 
 def _signature(content: Any, key: bytes) -> str:
     return hmac.new(key, _PURPOSE + canonical_json(content), hashlib.sha256).hexdigest()
-
-
-_PUBLISHED = "published"
-_SUFFIX = ".json"
 
 
 class SharedPlace:

@@ -20,6 +20,12 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import published
 from rft_platform.rounds.releases.training_start import AFTER_REFUSALS, newest_refused
 
+LOG = logging.getLogger(__name__)
+_MOST = 100_000  # calls that are counted, so that the figures of busy traffic are computed quickly
+_NEWEST = 10_000  # calls from which percentiles are computed
+_INTERVAL_S = 20.0
+_ROUNDS = 100  # newest rounds whose versions are looked up
+
 
 @dataclass(frozen=True, slots=True)
 class ActionFigures:
@@ -103,10 +109,6 @@ def _above(what: str, value: float | None, limit: float | None, *, percent: bool
     return f"{what}: {shown[0]}, the limit is {shown[1]}"
 
 
-_MOST = 100_000  # calls that are counted, so that the figures of busy traffic are computed quickly
-_NEWEST = 10_000  # calls from which percentiles are computed
-
-
 def traffic_figures(engine: Engine, since: float, versions: Mapping[int, int]) -> TrafficFigures:
     """Figures of the newest calls (at most ``_MOST``) recorded after ``since``, in seconds since the epoch.
 
@@ -163,11 +165,6 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float] | None:
     if not ordered:
         return None
     return ordered[(len(ordered) - 1) // 2], ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
-
-
-LOG = logging.getLogger(__name__)
-_INTERVAL_S = 20.0
-_ROUNDS = 100  # newest rounds whose versions are looked up
 
 
 @dataclass(frozen=True, slots=True)

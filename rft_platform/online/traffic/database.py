@@ -47,6 +47,7 @@ _MIGRATION_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process m
 
 
 NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows automatically in INTEGER columns only
+_ONLY = 1  # number of the only row
 
 
 class Base(DeclarativeBase):
@@ -284,9 +285,6 @@ def _one_at_a_time(engine: Engine) -> Iterator[Any]:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
         yield connection
-
-
-_ONLY = 1  # number of the only row
 
 
 class Owner(Base):

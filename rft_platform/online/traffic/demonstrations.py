@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 _IDS_A_QUERY = 500
 _HAS_CORRECTION = (Feedback.correction.is_not(None), Feedback.correction != "")
+LOG = logging.getLogger(__name__)
+FILE = "demonstrations.parquet"
+_JSON = ("messages", "tools")
+_COLUMNS = {
+    "messages": "string", "tools": "string", "msg_id": "string", "choice": "int64", "policy_version": "int64",
+    "feedback_id": "string", "received_at": "float64",
+}  # fmt: skip
 
 
 class DemonstrationStore:
@@ -94,15 +101,6 @@ def _demonstrations(session: Session, query: Select[Feedback, int]) -> Iterator[
                 "feedback_id": feedback.feedback_id,
                 "received_at": feedback.received_at,
             }
-
-
-LOG = logging.getLogger(__name__)
-FILE = "demonstrations.parquet"
-_JSON = ("messages", "tools")
-_COLUMNS = {
-    "messages": "string", "tools": "string", "msg_id": "string", "choice": "int64", "policy_version": "int64",
-    "feedback_id": "string", "received_at": "float64",
-}  # fmt: skip
 
 
 def collect_demonstrations(project: Project, round_number: int) -> Demonstrations:

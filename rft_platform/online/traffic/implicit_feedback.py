@@ -27,6 +27,8 @@ from rft_platform.online.traffic.store import ReusedFeedbackIdError, TrafficStor
 from rft_platform.rounds.project.project import Project
 
 _OUT_OF_ORDER = 1_000  # calls answered at about the same time may be stored in another order, within this many rows
+LOG = logging.getLogger(__name__)
+_MOST = 32  # reactions that are judged together
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,6 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         return "\n".join(str(part["text"]) for part in content if isinstance(part, Mapping) and part.get("text"))
     return content if isinstance(content, str) else ""
-
-
-LOG = logging.getLogger(__name__)
-_MOST = 32  # reactions that are judged together
 
 
 class ImplicitRewards:

@@ -17,6 +17,8 @@ ACTIONS = (TOOL_VALID, TOOL_INVALID, QUESTION, ANSWER)
 _MARKS = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")  # text left by a tool call that was not parsed
 _QUESTION_MARKS = ("?", "？", "؟")
 _CLOSING = " \t\r\n*_\"'`)]}»”’"
+ENGINE, TEMPLATE_HASH = "engine", "template_hash"  #: keys added to the recorded call in ``Call.model_call``
+_TEXTS = ("comment", "correction", "tags", "user_feedback")  # parts of a feedback's body that hold text
 
 
 def action_of(call: Mapping[str, Any]) -> str:
@@ -57,11 +59,6 @@ def _is_valid(call: Any, tools: Mapping[Any, Any]) -> bool:
     parameters = tools[name]
     required = parameters.get("required") if isinstance(parameters, Mapping) else None
     return all(isinstance(each, str) and each in arguments for each in required) if isinstance(required, list) else True
-
-
-ENGINE, TEMPLATE_HASH = "engine", "template_hash"  #: keys added to the recorded call in ``Call.model_call``
-
-_TEXTS = ("comment", "correction", "tags", "user_feedback")  # parts of a feedback's body that hold text
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from rft_platform.config.load import build_config
 from rft_platform.model_registry.manifests import read_manifest
 from rft_platform.model_registry.models import SERVING, ModelRegistry
 from rft_platform.online.project import project_in
-from rft_platform.online.releases.serving_alias import ServingAlias
 from rft_platform.online.releases.versions import (
     MODEL,
+    ServingAlias,
     import_checkpoint,
     imported_policies,
     policy_of_version,

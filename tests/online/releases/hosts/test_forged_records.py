@@ -10,8 +10,7 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.online.forget import forget
-from rft_platform.online.releases.following import VersionFollower
-from rft_platform.online.releases.publication import OWNER, VersionPublisher
+from rft_platform.online.releases.exchange import OWNER, VersionFollower, VersionPublisher
 from rft_platform.online.releases.shared_place import EXCHANGE_KEY, MOST_BYTES, Owner, Record, exchange_key, signed
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import publish, published

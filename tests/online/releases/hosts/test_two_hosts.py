@@ -9,8 +9,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_json
 from rft_platform.driver.preflight import check_may_start
 from rft_platform.online.forget import forget
-from rft_platform.online.releases.following import VersionFollower, followed_home
-from rft_platform.online.releases.publication import VersionPublisher
+from rft_platform.online.releases.exchange import VersionFollower, VersionPublisher, followed_home
 from rft_platform.online.releases.versions import servable_versions
 from rft_platform.online.traffic.project_traffic import database_url
 from rft_platform.rounds.project.project import Project
