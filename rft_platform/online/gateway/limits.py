@@ -1,4 +1,4 @@
-"""Limit each caller's requests and tokens per minute, and its concurrent requests.
+"""Limits of one call, and of each caller's requests and tokens per minute and concurrent requests.
 
 Each caller has a bucket that holds the requests of one minute and fills evenly, and another one for tokens. Callers are
 the configured tenants, so memory does not grow with the traffic.

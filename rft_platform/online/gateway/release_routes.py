@@ -1,4 +1,4 @@
-"""HTTP routes of releases: the functions of ``release_commands`` below ``/releases``.
+"""HTTP routes of releases: the functions of ``releases.commands`` below ``/releases``.
 
 If API keys are configured, only the tenant ``admin`` may use these routes, because they affect all tenants.
 """

@@ -1,4 +1,7 @@
-"""Choose the engine that answers a production request: the serving one, or that of a running release's candidate."""
+"""Choose the engine that answers a production request: the serving one, or that of a running release's candidate.
+
+A hash of the request's unit chooses, so that a user or a conversation keeps its version.
+"""
 
 import hashlib
 from collections.abc import Mapping

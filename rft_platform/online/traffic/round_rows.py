@@ -1,4 +1,4 @@
-"""Choose the committed rows of the next round: whole tasks, no stale tasks, and a limited share for each owner.
+"""The committed rows that the next round takes (whole tasks, no stale ones, limited shares), as rollout rows.
 
 An owner is an answer, a task, a subject, all rows of a tenant without a subject, or a tenant. Without limits a single
 rating, user or API key could fill a round.
