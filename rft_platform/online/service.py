@@ -92,8 +92,9 @@ def serve(project: Project, what_is_next: Callable[[Project], str]) -> None:
     watch = TrafficWatch(project, traffic_database(project), store)
     place = shared_place(project)
     follower = None if place is None else VersionFollower(project, place)
-    problems = lambda: [controller.engine_starts.problem, follower.problem if follower else None]  # noqa: E731
-    progress = ProjectProgress(project, what_is_next, problems)
+    progress = ProjectProgress(
+        project, what_is_next, lambda: [controller.engine_starts.problem, follower.problem if follower else None]
+    )
     pages = PageData(
         f"{config.project}/{config.name}", releases,
         PreferenceStore(traffic_database(project), redaction=redaction), store, writer, TrafficReader(),
