@@ -255,8 +255,21 @@ def test_weights_that_are_not_finite_are_refused(
         tensors[NORM][0] = float("nan")
 
     with pytest.raises(WeightMismatchError, match="not finite"):
-        update_checked(engine, variant(spoil), 5, canary_of(reference))
+        engine.update_weights(variant(spoil), 5)
+    assert engine.status().policy_version == 0
     assert check_canary(engine, canary_of(reference)) < CANARY
-    engine.update_weights(variant(spoil, "again"), 6)
-    with pytest.raises(EngineError, match="not finite"):
-        engine.generate(PROMPTS, SamplingParams(4))
+
+
+def test_weights_whose_logprobs_are_not_finite_are_refused(
+    engine: EngineClient, variant: Callable[..., Path], reference: Reference
+) -> None:
+    def overflow(tensors: dict[str, Any]) -> None:
+        tensors[NORM].fill_(3e38)
+
+    with pytest.raises(WeightMismatchError, match="not finite"):
+        update_checked(engine, variant(overflow), 5, canary_of(reference))
+    assert check_canary(engine, canary_of(reference)) < CANARY
+    if EXACT:  # in 16 bits, on a GPU, vLLM would sample ids that do not exist, and die
+        engine.update_weights(variant(overflow, "again"), 6)
+        with pytest.raises(EngineError, match="not finite"):
+            engine.generate(PROMPTS, SamplingParams(4))
