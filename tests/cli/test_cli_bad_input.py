@@ -159,7 +159,7 @@ def test_home_that_is_a_file(home: Home, write_config: Callable[..., Path], rft:
 def test_no_room_on_the_disk(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rft_platform.driver import preflight
+    from rft_platform.run import preflight
 
     monkeypatch.setattr(preflight, "_LEAST_FREE", 2**80)
 

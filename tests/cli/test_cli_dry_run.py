@@ -15,8 +15,8 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver import preflight, start
-from rft_platform.driver.preflight import check_may_start
+from rft_platform.run import preflight, start
+from rft_platform.run.preflight import check_may_start
 
 WriteConfig = Callable[..., Path]
 Rft = Callable[..., Result]

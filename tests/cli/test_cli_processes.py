@@ -18,8 +18,8 @@ from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
-from rft_platform.driver.run_cost import drive_costs, launch_seconds, recorded_cost
 from rft_platform.jobs.driver_lock import driver_is_running, refuse_second_driver
+from rft_platform.run.run_cost import drive_costs, launch_seconds, recorded_cost
 
 _BUSY = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ntime.sleep(600)"
 

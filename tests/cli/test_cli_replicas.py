@@ -9,11 +9,11 @@ from typer.testing import Result
 from rft_platform.cli.views.doctor_checks import process_findings
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver import start
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import connect_engine
+from rft_platform.run import start
 
 pytestmark = pytest.mark.slow
 

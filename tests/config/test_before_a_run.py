@@ -14,8 +14,8 @@ from rft_platform.config.dry_run import config_notices
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.driver.service_checks import service_problems
 from rft_platform.rollout.workers.import_check import check_importable
+from rft_platform.run.service_checks import service_problems
 
 MakeConfig = Callable[..., RftConfig]
 

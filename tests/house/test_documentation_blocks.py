@@ -23,14 +23,14 @@ from rft_platform.config.home import Home
 from rft_platform.config.reference import EDITOR_LINE
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.buffer import ReplayBuffer
-from rft_platform.driver import preflight
-from rft_platform.driver.model_check import ModelCheck
 from rft_platform.experience.queries import connect
 from rft_platform.experience.selections import TRAINED_ON, write_selection
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.rounds.selection.training_groups import Group, priority_of
+from rft_platform.run import preflight
+from rft_platform.run.model_check import ModelCheck
 from rft_platform.tasks.task import Task
 from tests.experience.samples import judged, rollouts
 from tests.house.documentation_blocks import BLOCKS, REPOSITORY, Block, block, config_of

@@ -18,10 +18,10 @@ from rft_platform.cli.views.recipe_report import PICTURE, REPORT, write_report
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver.preflight import check_run
 from rft_platform.recipes.recipe import PROJECTS, recipe_named, recipes
 from rft_platform.recipes.report import RecipeReport
 from rft_platform.rounds.project.project import Project
+from rft_platform.run.preflight import check_run
 
 pytestmark = pytest.mark.timeout(300)  # writing a project takes seconds on a quiet core
 RFT = [sys.executable, "-m", "rft_platform"]

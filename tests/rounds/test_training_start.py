@@ -17,7 +17,6 @@ from rft_platform.common.files import write_sealed_json
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.home import Home
-from rft_platform.driver.round_lines import describe_round, round_line
 from rft_platform.evaluation.metrics import pass_rate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.models import DIGEST_TAG, RegisteredModel
@@ -47,6 +46,7 @@ from rft_platform.rounds.round import Round
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.train_request import train_request
+from rft_platform.run.round_lines import describe_round, round_line
 from rft_platform.servers.project_progress import last_round
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback

@@ -14,7 +14,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
     from rft_platform.cli.views.doctor_checks import findings
     from rft_platform.config.home import Home
-    from rft_platform.driver.console import output, print_json
+    from rft_platform.run.console import output, print_json
 
     found = list(findings(Home.from_environment()))
     if as_json:

@@ -15,8 +15,8 @@ from rft_platform.common.sqlite_files import damaged_databases, databases, full_
 from rft_platform.config.gpu_placement import gpu_count
 from rft_platform.config.home import Home
 from rft_platform.config.memory_plan import gpu_bytes
-from rft_platform.driver.machine import cpu_count, installed_version
-from rft_platform.driver.preflight import check_room, check_writable, nearest_folder
+from rft_platform.run.machine import cpu_count, installed_version
+from rft_platform.run.preflight import check_room, check_writable, nearest_folder
 from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT, port_is_free
 
 _PACKAGE = "rft-platform"

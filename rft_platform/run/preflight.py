@@ -19,12 +19,12 @@ from rft_platform.config.memory_plan import gpu_bytes
 from rft_platform.config.online_halves import before_joining
 from rft_platform.config.resolve import policies_of
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.driver.console import notes
-from rft_platform.driver.machine import cpu_count
-from rft_platform.driver.model_check import model_check
-from rft_platform.driver.offline_checks import offline_notices, offline_problems
-from rft_platform.driver.prompt_lengths import check_prompt_lengths, task_lines
-from rft_platform.driver.service_checks import service_problems
+from rft_platform.run.console import notes
+from rft_platform.run.machine import cpu_count
+from rft_platform.run.model_check import model_check
+from rft_platform.run.offline_checks import offline_notices, offline_problems
+from rft_platform.run.prompt_lengths import check_prompt_lengths, task_lines
+from rft_platform.run.service_checks import service_problems
 
 if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
