@@ -110,7 +110,7 @@ class TrainingSession:
             return result
 
     def _optimise(self, run: TrainingRun, on_step: OnStep, cancelled: Callable[[], bool]) -> list[StepEvent]:
-        """Train the state of ``run`` on all steps of the plan, or only on the steps after the last intermediate checkpoint."""
+        """Train the state of ``run`` on all steps of the plan, or on those after the last intermediate checkpoint."""
         expect_rows(run.state.policy, run.request.max_tokens_per_row)
         if run.state.critic is not None:
             expect_rows(run.state.critic.model, run.request.max_tokens_per_row)
