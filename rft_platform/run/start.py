@@ -25,8 +25,8 @@ from rft_platform.jobs.driver_lock import other_half_runs, refuse_second_driver
 from rft_platform.observability.logs import configured
 from rft_platform.observability.masked_output import masked
 from rft_platform.rounds.project.record import move_folders
+from rft_platform.run.checks import check_run
 from rft_platform.run.console import notes
-from rft_platform.run.preflight import check_run
 from rft_platform.run.round_lines import RoundNews
 from rft_platform.run.run_cost import recorded_cost
 
@@ -105,7 +105,7 @@ def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
     """
     whole = _joined(home, config)
     plan = check_run(home, whole, service=service)
-    for notice in (*plan.notices, *without_effect(whole, config)):
+    for notice in (*plan.findings, *without_effect(whole, config)):
         notes().print(f"note: {notice}", markup=False, soft_wrap=True)
     write_config(home, config)
     return plan

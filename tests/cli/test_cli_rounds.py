@@ -41,7 +41,7 @@ from rft_platform.rounds.project.record import (
 from rft_platform.rounds.releases.servable_versions import release_commands
 from rft_platform.rounds.warm_start import WarmStartCourse
 from rft_platform.run import start
-from rft_platform.run.preflight import is_finished
+from rft_platform.run.project_checks import is_finished
 from rft_platform.run.round_lines import (
     EQUAL,
     RoundNews,

@@ -14,7 +14,7 @@ from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.run import start
-from rft_platform.run.preflight import check_may_start
+from rft_platform.run.project_checks import check_may_start
 from rft_platform.run.start import with_rounds
 
 

@@ -16,7 +16,7 @@ from rft_platform.config.load import load_config
 from rft_platform.rounds.project.policy import take_snapshot
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, required, snapshot_of
-from rft_platform.run.preflight import check_may_start
+from rft_platform.run.project_checks import check_may_start
 from rft_platform.run.start import is_in_force, write_config
 
 FILES = ("rft.yaml", "model", "train.jsonl", "test.jsonl", "judge.py")

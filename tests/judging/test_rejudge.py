@@ -25,7 +25,7 @@ from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, read, write
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, check_judge, judge_spec, other_judge
-from rft_platform.run.preflight import check_may_start
+from rft_platform.run.project_checks import check_may_start
 from rft_platform.run.start import write_config
 
 from .conftest import JudgeServer, a_row

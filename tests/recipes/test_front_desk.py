@@ -8,7 +8,7 @@ import pytest
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.run.preflight import check_run
+from rft_platform.run.checks import check_run
 from tests.support.recipe_projects import modules_of
 
 pytestmark = pytest.mark.timeout(300)  # writing a project takes seconds on a quiet core

@@ -91,9 +91,10 @@ def train(
     """Train the recipe's project in ``RFT_HOME`` to its last round, or continue it; ``command`` continues it again."""
     from rft_platform.config.home import Home
     from rft_platform.rounds.project.project import Project
-    from rft_platform.run.console import notes
+    from rft_platform.run.checks import check_run
+    from rft_platform.run.console import notes, refuse_bad_target
     from rft_platform.run.next_steps import rft_command
-    from rft_platform.run.preflight import check_room, check_run, check_writable, is_finished, refuse_bad_target
+    from rft_platform.run.project_checks import check_room, check_writable, is_finished
     from rft_platform.run.start import drive_project, use_home, with_rounds, write_config
 
     home, console = Home.from_environment(), notes()

@@ -30,7 +30,8 @@ def serve(
     from rft_platform.jobs.driver_lock import refuse_if_served, servers_lock
     from rft_platform.rounds.exchange.publication import publishing
     from rft_platform.rounds.project.project import Project
-    from rft_platform.run.preflight import check_run, check_writable
+    from rft_platform.run.checks import check_run
+    from rft_platform.run.project_checks import check_writable
     from rft_platform.run.start import begin, use_home
     from rft_platform.servers.ports import check_ports
     from rft_platform.servers.serving_alias import naming_the_serving_version

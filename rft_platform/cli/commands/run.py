@@ -20,9 +20,9 @@ def run(
     from rft_platform.config.dry_run import render_plan
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
+    from rft_platform.run.checks import check_run
     from rft_platform.run.console import notes, output
     from rft_platform.run.next_steps import model_uri, print_next_steps, rft_command
-    from rft_platform.run.preflight import check_run
     from rft_platform.run.round_lines import round_lines
     from rft_platform.run.start import begin, drive_project, use_home, with_rounds
 

@@ -41,7 +41,7 @@ def ui(
     from rft_platform.jobs.driver_lock import refuse_if_served, servers_lock
     from rft_platform.jobs.sensor_interval import sensor_interval_s
     from rft_platform.run.console import notes
-    from rft_platform.run.preflight import check_writable
+    from rft_platform.run.project_checks import check_writable
     from rft_platform.run.start import begin, use_home
     from rft_platform.servers.ports import check_ports
     from rft_platform.servers.ui_servers import ui_ports, ui_servers

@@ -14,7 +14,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, publish, published, read
 from rft_platform.rounds.releases.servable_versions import released_policy, servable_versions
 from rft_platform.rounds.selection.production_rows import database_url
-from rft_platform.run.preflight import check_may_start
+from rft_platform.run.project_checks import check_may_start
 from tests.rounds.exchange.conftest import DIGEST, host, place_of, train
 
 
