@@ -13,29 +13,12 @@ from rft_platform.config.schema.rft_config import RftConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessPlan:
-    """A long-lived process, or group of processes, that a run needs."""
-
-    name: str
-    what: str
-    device: str
-    count: int
-    where: str = ""  # which GPUs, if this machine has several
-
-
-@dataclass(frozen=True, slots=True)
 class RunPlan:
     """The resolved plan of a run."""
 
     title: str
-    processes: tuple[ProcessPlan, ...]
-    batches: Batches | None  # None: the run does not explore
-    length: RunLength | None  # None: the run does not explore, or the number of tasks is not known
-    waits: tuple[str, ...]
-    tasksets: tuple[str, ...] = ()  # one line for each task dataset: how it is used
+    sections: dict[str, list[str]]  # lines by heading
     home: str | None = None  # the project's folder
-    memory: tuple[str, ...] = ()  # one line for each process that uses a GPU
-    training: tuple[str, ...] = ()  # what is trained, and by which loss; empty: the run does not train
     findings: tuple[Finding, ...] = ()  # warnings and notes of the checks
 
 
@@ -43,37 +26,26 @@ def run_plan(
     run: RunSettings, *, gpu_count: int, task_count: int | None = None, gpu_bytes: int | None = None
 ) -> RunPlan:
     """The plan of a run on a machine with ``gpu_count`` GPUs, the smallest of which has ``gpu_bytes``."""
-    config, offline, exploring = run.config, run.offline, run.config.mode in ("both", "explore", "colocate")
-    serves = config.mode != "train" or (offline is not None and bool(config.buffer.explorer_input.eval_tasksets))
+    config, rounds, explores = run.config, run.offline is None, run.config.mode in ("both", "explore", "colocate")
     algorithm, model = config.algorithm.algorithm_type, config.model.model_path
-    return RunPlan(
-        title=f"{config.project}/{config.name}: mode {config.mode}, {algorithm} on {model}",
-        processes=tuple(_processes(config, gpu_count, serves)),
-        batches=run.batches if exploring and not config.online else None,
-        length=run.length(task_count) if exploring else None,
-        waits=tuple(_waits(run) if offline is None else _offline_waits(config)),
-        tasksets=tuple(_tasksets(config)) if offline is None else (),
-        memory=tuple(memory_lines(run, gpu_count, gpu_bytes)),
-        training=tuple(_training(run)) if config.mode in ("both", "train", "colocate") else (),
-    )
+    batches = _batch_lines(run.batches, run.length(task_count)) if explores and not config.online else []
+    sections = {
+        "tasks": _tasksets(config) if rounds else [],
+        "training": list(_training(run)) if config.mode in ("both", "train", "colocate") else [],
+        "processes": list(_processes(run, gpu_count)),
+        "memory": memory_lines(run, gpu_count, gpu_bytes),
+        "batches": batches,
+        "order": _waits(run) if rounds else _offline_waits(config),
+    }
+    return RunPlan(f"{config.project}/{config.name}: mode {config.mode}, {algorithm} on {model}", sections)
 
 
 def render_plan(plan: RunPlan) -> str:
     """The plan as text for a terminal."""
     lines = [plan.title, *([] if plan.home is None else [f"RFT_HOME {plan.home}"])]
-    if plan.tasksets:
-        lines += ["", "tasks", *(f"  {line}" for line in plan.tasksets)]
-    if plan.training:
-        lines += ["", "training", *(f"  {line}" for line in plan.training)]
-    lines += ["", "processes"]
-    lines += [f"  {each.name:<10} {each.what}, {each.count} x {each.device}{each.where}" for each in plan.processes]
-    if plan.memory:
-        lines += ["", "memory", *(f"  {line}" for line in plan.memory)]
-    if plan.batches is not None:
-        lines += ["", "batches", *(f"  {line}" for line in _batch_lines(plan.batches, plan.length))]
-    lines += ["", "order", *(f"  {wait}" for wait in plan.waits)]
-    if plan.findings:
-        lines += ["", "notices", *(f"  {finding}" for finding in plan.findings)]
+    for heading, said in {**plan.sections, "notices": plan.findings}.items():
+        if said:
+            lines += ["", heading, *(f"  {line}" for line in said)]
     return "\n".join(lines) + "\n"
 
 
@@ -132,33 +104,27 @@ def _judged(taskset: Taskset) -> str:
     return f"workflow {taskset.workflow}, judge {label}"
 
 
-def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessPlan]:
-    device = "cuda" if gpu_count else "cpu"
-    processes = []
-    if serves:
-        kind = engine_kind(config, gpu_count)
-        serving = config.explorer.rollout_model
-        count = serving.engine_num * (serving.tensor_parallel_size if kind == "vllm" else 1)
+def _processes(run: RunSettings, gpu_count: int) -> Iterator[str]:
+    config, device = run.config, "cuda" if gpu_count else "cpu"
+    if config.mode != "train" or (run.offline is not None and config.buffer.explorer_input.eval_tasksets):
+        kind, serving = engine_kind(config, gpu_count), config.explorer.rollout_model
+        size = serving.tensor_parallel_size if kind == "vllm" else 1
         engine_device = device if config.engine.device == "auto" else config.engine.device
         if config.engine.urls:
-            processes.append(ProcessPlan("engine", ", ".join(config.engine.urls), "elsewhere", serving.engine_num))
+            yield f"engine     {', '.join(config.engine.urls)}, {serving.engine_num} x elsewhere"
         else:
-            processes.append(ProcessPlan("engine", f"{kind} engine", engine_device, count))
+            yield f"engine     {kind} engine, {serving.engine_num * size} x {engine_device}"
         for policy in config.policies:
-            label = f"{policy.name}, {kind} engine"
-            processes.append(ProcessPlan("policy", label, engine_device, count // serving.engine_num))
+            yield f"policy     {policy.name}, {kind} engine, {size} x {engine_device}"
         for model in config.explorer.auxiliary_models:
-            where, count = ("elsewhere", 1) if model.base_url else (engine_device, max(model.devices, 1))
-            processes.append(
-                ProcessPlan("auxiliary", f"{model.known_as}, {model.base_url or kind + ' engine'}", where, count)
-            )
+            where = "1 x elsewhere" if model.base_url else f"{max(model.devices, 1)} x {engine_device}"
+            yield f"auxiliary  {model.known_as}, {model.base_url or kind + ' engine'}, {where}"
     if config.mode in ("both", "train", "colocate"):
         where = _trainer_gpus(place(config, gpu_count)) if gpu_count else ""
-        processes.append(ProcessPlan("trainer", "torchrun worker group", device, config.trainer.nproc, where))
+        yield f"trainer    torchrun worker group, {config.trainer.nproc} x {device}{where}"
     if config.online and config.mode != "train":
         address = f"{config.explorer.listen_address}:{config.explorer.proxy_port}"
-        processes.append(ProcessPlan("service", f"online service at {address}", "cpu", 1))
-    return processes
+        yield f"service    online service at {address}, 1 x cpu"
 
 
 def _trainer_gpus(placement: GpuPlacement) -> str:

@@ -35,16 +35,6 @@ DATA: tuple[Check, ...] = (
 )
 #: What is worth knowing about data without errors.
 NOTICES: tuple[Check, ...] = (data_checks.task_notices, data_checks.dataset_notices)
-#: The checks of the machine and its installation, of which a run needs none, before and after those of the project.
-BEFORE_PROJECT = (machine.python_findings, machine.package_findings, machine.home_findings)
-AFTER_PROJECT = (
-    machine.database_findings,
-    machine.partition_findings,
-    machine.process_findings,
-    machine.port_findings,
-    machine.device_findings,
-    machine.definition_findings,
-)
 
 
 def findings(project: Project, here: Machine, dry: bool = False) -> list[Finding]:
@@ -80,17 +70,8 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
         _check_records(project)
     task_count = len(project.tasks.tasks) if config.buffer.explorer_input.explored else None
     plan = run_plan(project.settings, gpu_count=here.gpus, task_count=task_count, gpu_bytes=here.gpu_bytes)
-    tasksets = (*plan.tasksets, *data_checks.task_lines(project))
-    return replace(plan, home=str(home.root), tasksets=tasksets, findings=(*wrong, *found))
-
-
-def doctor(home: Home) -> Iterator[Finding]:
-    """What the checks of this machine, its installation and the project in ``home`` find, cheapest first."""
-    for check in BEFORE_PROJECT:
-        yield from check(home)
-    yield from project_findings(home)
-    for check in AFTER_PROJECT:
-        yield from check(home)
+    plan.sections["tasks"] += data_checks.task_lines(project)
+    return replace(plan, home=str(home.root), findings=(*wrong, *found))
 
 
 def project_findings(home: Home) -> Iterator[Finding]:
@@ -132,3 +113,18 @@ def _wrong_command(config: RftConfig, service: bool) -> Iterator[Finding]:
             "buffer.trainer_input.experience_buffer.storage_type: sql; `rft run` starts this one",
             key="mode",
         )
+
+
+#: The checks of ``rft doctor``, of the installation and of the project in a home, cheapest first.
+DOCTOR: tuple[Callable[[Home], Iterator[Finding]], ...] = (
+    machine.python_findings,
+    machine.package_findings,
+    machine.home_findings,
+    project_findings,
+    machine.database_findings,
+    machine.partition_findings,
+    machine.process_findings,
+    machine.port_findings,
+    machine.device_findings,
+    machine.definition_findings,
+)

@@ -74,9 +74,7 @@ def dataset_problems(project: Project) -> Iterator[Finding]:
     yield from raised(load_dataset, project)
     model = Path(config.model.model_path)
     if model.is_dir() and config.model.custom_chat_template is None and not _has_chat_template(model):
-        yield error(
-            f"model.model_path {model}: its tokenizer has no chat template, which is needed to render conversations"
-        )
+        yield error(f"model.model_path {model}: its tokenizer has no chat template, needed to render conversations")
     teacher = config.algorithm.teacher_model_path
     if teacher is not None and Path(teacher).is_dir():
         for finding in raised(check_model_folder, Path(teacher)):

@@ -3,7 +3,6 @@
 Torch is only imported to check it.
 """
 
-import os
 import platform
 import shutil
 import sys
@@ -214,15 +213,14 @@ def device_findings(_home: Home) -> Iterator[Finding]:
         yield note(f"{torch.__version__}, {found}", key="torch")
     vllm = installed_version("vllm")
     if vllm is None and devices:
-        problem = "is not installed; engine.kind auto uses the slower transformers engine"
-        yield warning(f"{problem}: pip install 'rft-platform[gpu]'", key="vllm")
+        slower = "is not installed; engine.kind auto uses the slower transformers engine"
+        yield warning(f"{slower}: pip install 'rft-platform[gpu]'", key="vllm")
     else:
         yield note(vllm or "is not installed; without a GPU the transformers engine is used", key="vllm")
 
 
 def definition_findings(home: Home) -> Iterator[Finding]:
     """Check that Dagster can load the definitions."""
-    os.environ.setdefault("RFT_HOME", str(home.root))
     started = perf_counter()
     try:
         import dagster as dg

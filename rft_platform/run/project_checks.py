@@ -178,9 +178,8 @@ def unreachable(config: RftConfig) -> Iterator[Finding]:
         if place not in tried:
             tried[place] = _refusal(place)
         if (reason := tried[place]) is not None:
-            yield error(
-                f"{key} {url}: nothing answers at {place[0]}:{place[1]} ({reason}); start it, or correct the address"
-            )
+            where = f"{place[0]}:{place[1]}"
+            yield error(f"{key} {url}: nothing answers at {where} ({reason}); start it, or correct the address")
 
 
 def _addresses(config: RftConfig) -> Iterator[tuple[str, str]]:

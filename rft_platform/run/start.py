@@ -18,7 +18,7 @@ from rft_platform.config.allowed_changes import changed_keys, check_unchanged, r
 from rft_platform.config.dry_run import RunPlan
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config_of
-from rft_platform.config.online_halves import joined, without_effect
+from rft_platform.config.online_halves import decided_elsewhere, joined
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.jobs.driver_lock import other_half_runs, refuse_second_driver
@@ -105,8 +105,8 @@ def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
     """
     whole = _joined(home, config)
     plan = check_run(home, whole, service=service)
-    for notice in (*plan.findings, *without_effect(whole, config)):
-        notes().print(f"note: {notice}", markup=False, soft_wrap=True)
+    for finding in (*plan.findings, *decided_elsewhere(whole, config)):
+        notes().print(f"note: {finding}", markup=False, soft_wrap=True)
     write_config(home, config)
     return plan
 

@@ -16,8 +16,11 @@ from rft_platform.cluster.local.local_cluster import processor_seconds
 from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
+from rft_platform.config.findings import Finding
 from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
 from rft_platform.jobs.driver_lock import driver_is_running, refuse_second_driver
+from rft_platform.run import start
 from rft_platform.run.checks import project_findings
 from rft_platform.run.machine import package_findings, port_findings, process_findings
 from rft_platform.run.run_cost import drive_costs, launch_seconds, recorded_cost
@@ -108,6 +111,21 @@ def test_doctor_names_each_fault_of_the_configuration(home: Home) -> None:
     assert none_yet.level == "note"
     assert fault.level == "error"
     assert "did you mean seed?" in fault.text
+
+
+def test_doctor_finds_what_would_refuse_the_start(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    taskset = {"path": "train.jsonl", "judge": "my_judges:none"}
+    file = write_config(buffer={"batch_size": 8, "total_steps": 2, "explorer_input": {"taskset": taskset}})
+    start.write_config(home, load_config(file))
+
+    refused = rft("run", "--config", file, "--dry-run")
+    found = [Finding(**finding) for finding in json.loads(rft("doctor", "--json").stdout)]
+
+    assert refused.exit_code == 2 and "my_judges" in refused.stderr
+    (fault,) = (finding for finding in found if finding.key == "buffer.explorer_input.taskset.judge")
+    assert fault.level == "error" and fault.text in refused.stderr
 
 
 def test_doctor_looks_at_the_ports() -> None:

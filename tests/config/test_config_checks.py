@@ -1,5 +1,6 @@
 """Semantic checks: each trap is refused with its fix, and what is sound passes."""
 
+import re
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -26,8 +27,11 @@ TASKSET = "buffer__explorer_input__taskset"
 
 
 def problems(config: RftConfig, cpu_count: int = 2, gpu_count: int = 0) -> list[str]:
+    """The lines of the errors; every finding is about a key of the file."""
+    found = list(settings_findings(resolve(config), Machine(cpu_count, gpu_count)))
+    assert {re.split(r"[.\[]", finding.key)[0] for finding in found} <= {*RftConfig.model_fields}
     try:
-        refuse(settings_findings(resolve(config), Machine(cpu_count, gpu_count)))
+        refuse(found)
     except UserError as error:
         return str(error).splitlines()
     return []

@@ -116,9 +116,9 @@ def test_the_plan_of_a_dynamic_style(make_config: MakeConfig) -> None:
 
 def test_a_trainer_service_has_no_engine(make_config: MakeConfig) -> None:
     plan = run_plan(resolve(make_config(mode="train", buffer__train_batch_size=16)), gpu_count=4)
-    assert [(process.name, process.device) for process in plan.processes] == [("trainer", "cuda")]
-    assert plan.batches is None
-    assert plan.waits == ("a step waits for 16 experiences",)
+    assert plan.sections["processes"] == ["trainer    torchrun worker group, 1 x cuda, GPU 3"]
+    assert plan.sections["batches"] == []
+    assert plan.sections["order"] == ["a step waits for 16 experiences"]
 
 
 def test_an_offset_in_batches_becomes_rounds() -> None:
@@ -128,7 +128,7 @@ def test_an_offset_in_batches_becomes_rounds() -> None:
 
 def test_the_plan_names_what_is_trained_and_how(make_config: MakeConfig) -> None:
     def training(**keys: object) -> str:
-        return "\n".join(run_plan(resolve(make_config(**keys)), gpu_count=0).training)
+        return "\n".join(run_plan(resolve(make_config(**keys)), gpu_count=0).sections["training"])
 
     assert (
         "loss       ppo, token-mean" in training() and "correction bypass" in training() and "critic" not in training()

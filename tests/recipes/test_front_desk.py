@@ -19,7 +19,7 @@ def test_the_recipe_is_an_online_project_that_may_start(project: Callable[[str],
     config = load_config(project("front-desk") / "rft.yaml")
     assert config.online
     plan = check_run(Home(tmp_path / "home"), config, service=True)
-    assert "round k collects rows when 512 are committed" in " ".join(plan.waits)
+    assert "round k collects rows when 512 are committed" in " ".join(plan.sections["order"])
 
 
 def test_demonstrations_name_a_department_by_chance_and_held_out_orders_are_new(project: Callable[[str], Path]) -> None:

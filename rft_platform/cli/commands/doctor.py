@@ -14,10 +14,13 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
     from rft_platform.config.findings import has_errors
     from rft_platform.config.home import Home
-    from rft_platform.run.checks import doctor as findings
+    from rft_platform.run.checks import DOCTOR
     from rft_platform.run.console import output, print_json
+    from rft_platform.run.start import use_home
 
-    found = list(findings(Home.from_environment()))
+    home = Home.from_environment()
+    use_home(home)
+    found = list(dict.fromkeys(finding for check in DOCTOR for finding in check(home)))  # a full disk is found twice
     if as_json:
         print_json([asdict(finding) for finding in found])
     else:

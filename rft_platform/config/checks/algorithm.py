@@ -1,14 +1,13 @@
 """Check the algorithm: refuse keys that would have no effect, and parts that do not fit together."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.algorithms.presets import Preset
 from rft_platform.common.errors import UserError
 from rft_platform.config.findings import Finding, error
 from rft_platform.config.offline import OfflineKind
-from rft_platform.config.paths import DATA_SUFFIXES
+from rft_platform.config.paths import is_missing
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.algorithm import Algorithm, Critic, ExperienceFilters, KlPenaltyArgs, RolloutCorrection
 from rft_platform.config.schema.rft_config import RftConfig
@@ -29,7 +28,8 @@ def algorithm_problems(run: RunSettings) -> Iterator[Finding]:
         yield error(f"algorithm.experts: {name} uses no demonstrations; leave it out, or set algorithm_type: mix")
     if settings.teacher_model_path is not None and not preset.teacher:
         yield error(f"algorithm.teacher_model_path: {name} has no teacher; leave it out, or set algorithm_type: gkd")
-    if preset.teacher and settings.teacher_model_path is None and config.mode != "train":
+    distils = config.mode != "train" or run.offline == "distill"
+    if preset.teacher and settings.teacher_model_path is None and distils:
         yield error(
             f"algorithm.teacher_model_path is not set: {name} learns from a teacher; give its "
             "folder or Hugging Face name"
@@ -39,9 +39,7 @@ def algorithm_problems(run: RunSettings) -> Iterator[Finding]:
     if not preset.critic and config.model.critic_model_path is not None:
         yield error(f"model.critic_model_path: {name} has no critic; leave it out, or set algorithm_type: ppo")
     if preset.greedy_run and config.online:
-        yield error(
-            f"algorithm_type {name}: its baseline is a greedy run of each task, which online runs lack; use ppo"
-        )
+        yield error(f"algorithm_type {name}: its baseline is a greedy run per task, which online runs lack; use ppo")
     if preset.experts and preset.token_advantage is not None:
         yield error(
             f"algorithm.advantage_fn {preset.token_advantage} is computed from rewards in the trainer, and "
@@ -81,10 +79,8 @@ def algorithm_problems(run: RunSettings) -> Iterator[Finding]:
     if (overlong.max_length or overlong.cache_length) and not preset.overlong_penalty:
         yield error(f"algorithm.filters.overlong: its weight is 0 with {name}; set algorithm.filters.overlong.weight")
     longest = overlong.max_length or config.model.response_limit
-    if (overlong.cache_length or 0) > longest:
-        yield error(
-            f"algorithm.filters.overlong.cache_length {overlong.cache_length} is more than a response's {longest}"
-        )
+    if (cache := overlong.cache_length or 0) > longest:
+        yield error(f"algorithm.filters.overlong.cache_length {cache} is more than a response's {longest}")
 
 
 def _replaced_options(settings: Algorithm, preset: Preset) -> Iterator[Finding]:
@@ -108,13 +104,11 @@ def _replaced_options(settings: Algorithm, preset: Preset) -> Iterator[Finding]:
 
 def _epoch_problems(run: RunSettings) -> Iterator[Finding]:
     """One line if ``algorithm.epochs`` is set, but other keys determine how often a row is trained on."""
-    epochs = f"algorithm.epochs {run.config.algorithm.epochs}"
+    epochs, kind = f"algorithm.epochs {run.config.algorithm.epochs}", run.config.algorithm.algorithm_type
     if run.config.algorithm.epochs == 1:
         return
     if run.offline is not None:
-        yield error(
-            f"{epochs}: {run.config.algorithm.algorithm_type} trains on a dataset; set buffer.total_epochs instead"
-        )
+        yield error(f"{epochs}: {kind} trains on a dataset; set buffer.total_epochs instead")
     elif run.batches.dynamic or run.config.buffer.trainer_input.experience_buffer.replay_buffer.enable:
         yield error(
             f"{epochs}: with a dynamic synchronizer.sync_style or a replay_buffer the rows of a step are selected one "
@@ -136,13 +130,9 @@ def _adaptation_problems(penalty: KlPenaltyArgs) -> Iterator[Finding]:
     """One line for each key of an adaptive KL coefficient that would have no effect."""
     key = "algorithm.kl_penalty_fn_args"
     if penalty.target is not None and not penalty.kl_coef:
-        yield error(
-            f"{key}.target: kl_coef is 0, so there is no penalty to adapt; set {key}.kl_coef, or leave out target"
-        )
+        yield error(f"{key}.target: kl_coef is 0, so no penalty can adapt; set {key}.kl_coef, or leave out target")
     if penalty.horizon != KlPenaltyArgs().horizon and penalty.target is None:
-        yield error(
-            f"{key}.horizon: without a target the coefficient does not adapt; set {key}.target, or leave out horizon"
-        )
+        yield error(f"{key}.horizon: without a target the coefficient is fixed; set {key}.target, or leave out horizon")
 
 
 _OPERATORS = "data_processor.experience_pipeline.operators"
@@ -160,9 +150,7 @@ def data_problems(run: RunSettings) -> Iterator[Finding]:
     config, preset = run.config, run.algorithm
     name, operators = config.algorithm.algorithm_type, config.data_processor.experience_pipeline.operators
     if operators and preset.trains_on != "rollouts":
-        yield error(
-            f"{_OPERATORS}: {name} trains on {preset.trains_on} and has no rewards to process; remove {_OPERATORS}"
-        )
+        yield error(f"{_OPERATORS}: {name} trains on {preset.trains_on} and has no rewards to process; leave it out")
     sampled = [index for index, entry in enumerate(operators) if entry.name == "dynamic_sampling"]
     runs = run.batches.repeat_times
     for index in sampled if runs < 2 else ():
@@ -175,9 +163,7 @@ def data_problems(run: RunSettings) -> Iterator[Finding]:
         if getattr(filters, key) != getattr(type(filters)(), key) and any(
             entry.name == replaced for entry in operators
         ):
-            yield error(
-                f"algorithm.filters.{key}: the operator {replaced} of {_OPERATORS} does the same; keep one of the two"
-            )
+            yield error(f"algorithm.filters.{key}: the operator {replaced} of {_OPERATORS} does the same; keep one")
     if filters.max_batches is not None and not sampled and not preset.drop_zero_variance:
         yield error(
             "algorithm.filters.max_batches: no filter drops groups without a learning signal, so no group needs to be "
@@ -218,11 +204,6 @@ def offline_problems(run: RunSettings) -> Iterator[Finding]:
     yield from _dataset_problems(config, kind)
     if config.warm_start is not None:
         yield error(f"warm_start: {algorithm} in mode train starts from model.model_path; remove the section")
-    if kind == "distill" and config.algorithm.teacher_model_path is None:
-        yield error(
-            f"algorithm.teacher_model_path is not set: {algorithm} learns from a teacher; give its "
-            "folder or Hugging Face name"
-        )
     steps = config.offline_steps
     if steps is not None and config.algorithm.optimizer.lr_warmup_steps > steps:
         yield error(
@@ -236,8 +217,7 @@ def _dataset_problems(config: RftConfig, kind: OfflineKind) -> Iterator[Finding]
     if buffer.path is None:
         yield error(f"{_PATH} is not set: {config.algorithm.algorithm_type} needs {_WANTED[kind]}")
         return
-    local = Path(buffer.path).is_absolute() or buffer.path.endswith(DATA_SUFFIXES) or buffer.path.count("/") > 1
-    if local and not Path(buffer.path).exists():
+    if is_missing(buffer.path):
         yield error(f"{_PATH} {buffer.path}: no such file or folder; give {_WANTED[kind]}")
     if buffer.storage_type != "file":
         yield error(
@@ -304,9 +284,7 @@ def _teacher_problems(run: RunSettings, loss: "PolicyLoss") -> Iterator[Finding]
     """A loss that needs a teacher without one; a teacher that the loss does not use."""
     chosen, kind, name = run.algorithm, run.config.algorithm.algorithm_type, run.spec.policy_loss
     if loss.teacher and not chosen.teacher:
-        yield error(
-            f"algorithm.policy_loss_fn {name} learns from a teacher, and {kind} has none: set algorithm_type: gkd"
-        )
+        yield error(f"algorithm.policy_loss_fn {name} needs a teacher, and {kind} has none: set algorithm_type: gkd")
     if chosen.teacher and chosen.token_advantage is None and not loss.teacher:
         yield error(
             f"algorithm.policy_loss_fn {name} learns nothing from the teacher of {kind}: leave it out, or set an "

@@ -10,7 +10,7 @@ from pathlib import Path
 from rft_platform.config.findings import Finding, error
 from rft_platform.config.gpu_placement import gpu_count, place
 from rft_platform.config.memory_plan import gpu_bytes, memory_problems
-from rft_platform.config.paths import DATA_SUFFIXES
+from rft_platform.config.paths import is_missing
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.explorer import RolloutModel
 from rft_platform.config.schema.rft_config import RftConfig
@@ -81,8 +81,8 @@ def _store_problems(config: RftConfig, url: str) -> Iterator[Finding]:
         )
     try:
         get_filesystem_class(split_protocol(url)[0])
-    except (ImportError, ValueError) as error:
-        yield error(f"checkpoint_root_dir {url}: {error}")
+    except (ImportError, ValueError) as problem:
+        yield error(f"checkpoint_root_dir {url}: {problem}")
 
 
 def _model_problems(config: RftConfig) -> Iterator[Finding]:
@@ -144,19 +144,14 @@ def _data_problems(config: RftConfig) -> Iterator[Finding]:
     if config.warm_start is not None:
         paths.append(("warm_start.path", config.warm_start.path))
     for key, path in paths:
-        local = Path(path).is_absolute() or path.endswith(DATA_SUFFIXES) or path.count("/") > 1
-        if local and not Path(path).exists():
-            yield error(
-                f"{key} {path}: no such file or folder; give a data file, a folder of split files or a dataset's name"
-            )
+        if is_missing(path):
+            yield error(f"{key} {path}: no such file or folder; give a file, a folder of splits or a dataset's name")
 
 
 def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[Finding]:
     serving, cluster = config.explorer.rollout_model, config.cluster
-    if gpu_count and cluster.node_num == 1 and (cluster.gpu_per_node or 0) > gpu_count:
-        yield error(
-            f"cluster.gpu_per_node {cluster.gpu_per_node}: this machine has {gpu_count} GPUs; set it to {gpu_count}"
-        )
+    if gpu_count and cluster.node_num == 1 and (wanted := cluster.gpu_per_node or 0) > gpu_count:
+        yield error(f"cluster.gpu_per_node {wanted}: this machine has {gpu_count} GPUs; set it to {gpu_count}")
     if config.engine.urls:
         yield from _external_problems(config)
         return
@@ -194,9 +189,7 @@ def _external_problems(config: RftConfig) -> Iterator[Finding]:
     if wrong := [url for url in engine.urls if not url.startswith(("http://", "https://"))]:
         yield error(f"engine.urls {wrong[0]}: expected http://HOST:PORT or https://HOST:PORT")
     if engine.token_env is None:
-        yield error(
-            "engine.urls: set engine.token_env to the name of the environment variable with the token of the engines"
-        )
+        yield error("engine.urls: set engine.token_env to the name of the environment variable with their token")
     if config.policies:
         yield error("engine.urls: engines that somebody else runs serve one policy; leave out policies, or engine.urls")
 
@@ -228,14 +221,10 @@ def _placement_problems(config: RftConfig, gpu_count: int) -> Iterator[Finding]:
 
 def _trainer_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[Finding]:
     devices, kind = (gpu_count, "GPUs") if gpu_count else (cpu_count, "processors")
-    if config.trainer.nproc > devices:
-        yield error(
-            f"trainer.nproc {config.trainer.nproc}: this machine has {devices} {kind}; set it to {devices} or less"
-        )
+    if (ranks := config.trainer.nproc) > devices:
+        yield error(f"trainer.nproc {ranks}: this machine has {devices} {kind}; set it to {devices} or less")
     if config.trainer.cpu_offload and not gpu_count:
-        yield error(
-            "trainer.cpu_offload moves parameters from a GPU to the host, and there is no GPU here: set it to false"
-        )
+        yield error("trainer.cpu_offload moves parameters off the GPU, and there is no GPU here: set it to false")
     if config.trainer.save_hf_checkpoint == "never" and config.mode != "train":
         yield error(
             f"trainer.save_hf_checkpoint never: in mode {config.mode} the engine reads every policy as Hugging Face "

@@ -40,9 +40,8 @@ def _problems(key: str, entry: AuxiliaryModel) -> Iterator[Finding]:
     if entry.model_path:
         yield error(f"{key}: model_path and base_url are both set; remove one of them")
     if not entry.base_url.startswith(("http://", "https://")):
-        yield error(
-            f"{key}.base_url {entry.base_url!r}: expected the root of an OpenAI-compatible API, as in https://host/v1"
-        )
+        wanted = "the root of an OpenAI-compatible API, as in https://host/v1"
+        yield error(f"{key}.base_url {entry.base_url!r}: expected {wanted}")
     if not entry.model:
         yield error(f"{key}.model is not set: {entry.base_url} may serve several models; give the name of one")
     written = [name for name in _OF_SERVING if name in entry.model_fields_set and _differs(entry, name)]

@@ -162,7 +162,5 @@ def unusual_length(run: RunSettings, task_count: int | None) -> Iterator[Finding
                 f"{key}.lr_warmup_steps {steps} is not less than the {length.steps:,} steps of the "
                 "run: the learning rate rises until the end"
             )
-    if task_count is not None and batches.batch_size > task_count:
-        yield warning(
-            f"buffer.batch_size {batches.batch_size} is more than the {task_count} tasks: a batch repeats tasks"
-        )
+    if task_count is not None and (size := batches.batch_size) > task_count:
+        yield warning(f"buffer.batch_size {size} is more than the {task_count} tasks: a batch repeats tasks")

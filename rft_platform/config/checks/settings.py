@@ -252,9 +252,7 @@ def _online_problems(run: RunSettings) -> Iterator[Finding]:
     }
     for key, is_set in refused.items():
         if is_set:
-            yield error(
-                f"{key}: rounds of production traffic take committed rows once, in the style fixed; leave it out"
-            )
+            yield error(f"{key}: rounds of production traffic take committed rows once, in style fixed; leave it out")
     service, replicas = config.service, config.explorer.rollout_model.engine_num
     if service.weight_update == "rolling" and service.least_in_service >= replicas:
         yield error(
@@ -271,9 +269,7 @@ def _unbuilt_problems(run: RunSettings) -> Iterator[Finding]:
             "not split over GPUs; set it to 1"
         )
     if len(config.model.lora_configs) > 1:
-        yield error(
-            f"model.lora_configs has {len(config.model.lora_configs)} entries: one adapter is trained at a time"
-        )
+        yield error(f"model.lora_configs has {len(config.model.lora_configs)} entries: a run trains one adapter")
 
 
 _MOST_RUNS = 10_000_000  # runs of an explore batch: memory must hold their rows
