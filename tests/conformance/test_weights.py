@@ -45,6 +45,24 @@ def test_new_weights_answer_as_they_should_tied_head_included(
         check_canary(engine, canary_of(reference))
 
 
+def test_an_engine_that_slept_answers_as_before_and_takes_new_weights(
+    engine: EngineClient, memorised: Path, reference: Reference
+) -> None:
+    """On a GPU the sleep frees the memory; an engine that cannot sleep goes on."""
+    greedy = SamplingParams(8, temperature=0.0)
+    before = engine.generate(PROMPTS, greedy)
+    engine.sleep()
+    assert engine.status().policy_version == 0  # the engine reports while it sleeps
+    engine.sleep()
+    after = engine.generate(PROMPTS, greedy)
+    assert [g.completions[0].token_ids for g in after] == [g.completions[0].token_ids for g in before]
+    engine.sleep()
+    assert check_canary(engine, canary_of(reference)) < CANARY
+    engine.sleep()
+    engine.update_weights(memorised, 43)
+    assert check_canary(engine, canary_of(Reference(memorised))) < CANARY
+
+
 def test_a_changed_tensor_is_noticed_by_the_canary(
     engine: EngineClient, variant: Callable[..., Path], reference: Reference
 ) -> None:
