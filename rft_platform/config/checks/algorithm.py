@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 from rft_platform.algorithms.presets import Preset
 from rft_platform.common.errors import UserError
 from rft_platform.config.findings import Finding, error
-from rft_platform.config.offline import OfflineKind
 from rft_platform.config.paths import is_missing
-from rft_platform.config.resolve import RunSettings
+from rft_platform.config.resolve import OfflineKind, RunSettings
 from rft_platform.config.schema.algorithm import Algorithm, Critic, ExperienceFilters, KlPenaltyArgs, RolloutCorrection
 from rft_platform.config.schema.rft_config import RftConfig
 
@@ -163,7 +162,9 @@ def data_problems(run: RunSettings) -> Iterator[Finding]:
         if getattr(filters, key) != getattr(type(filters)(), key) and any(
             entry.name == replaced for entry in operators
         ):
-            yield error(f"algorithm.filters.{key}: the operator {replaced} of {_OPERATORS} does the same; keep one")
+            yield error(
+                f"algorithm.filters.{key}: the operator {replaced} of {_OPERATORS} does the same; keep one of the two"
+            )
     if filters.max_batches is not None and not sampled and not preset.drop_zero_variance:
         yield error(
             "algorithm.filters.max_batches: no filter drops groups without a learning signal, so no group needs to be "
