@@ -7,7 +7,6 @@ import pytest
 from rft_platform.common.digests import THINNED
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_json
-from rft_platform.driver.preflight import check_may_start
 from rft_platform.online.forget import forget
 from rft_platform.online.releases.exchange import VersionFollower, VersionPublisher, followed_home
 from rft_platform.online.releases.versions import servable_versions
@@ -15,6 +14,7 @@ from rft_platform.online.traffic.project_traffic import database_url
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, publish, published, read
 from rft_platform.rounds.releases.released import released_policy
+from rft_platform.run.project_checks import check_may_start
 from tests.online.releases.hosts.conftest import DIGEST, host, place_of, train
 
 
