@@ -26,7 +26,7 @@ def make_round(work: Path, rows: int) -> Any:
     """A project whose round 1 holds ``rows`` stored rollouts."""
     from rft_platform.config.home import Home
     from rft_platform.experience.record import RolloutRow, row_id
-    from rft_platform.rollout.recording.run_ids import group_id, run_id
+    from rft_platform.rollout.recording.history import group_id, run_id
     from rft_platform.rounds.project.project import Project
 
     tasks = work / "tasks.jsonl"
@@ -83,13 +83,13 @@ def _answer(index: int, repeat: int) -> str:
 
 def pattern_rates(texts: list[str], turns: int = 7) -> dict[str, int]:
     """Answers that the judge ``regex`` scores in a second of processor time: the best of ``turns`` turns each."""
-    from rft_platform.judging.rules import pattern_search
+    from rft_platform.judging.rules import patterns
     from rft_platform.judging.rules.patterns import regex
 
-    free, best = pattern_search._FREE_STEPS, {"every search limited": 0.0, "as it is": 0.0}
+    free, best = patterns._FREE_STEPS, {"every search limited": 0.0, "as it is": 0.0}
     for _ in range(turns):
         for name, steps in (("every search limited", -1), ("as it is", free)):
-            pattern_search._FREE_STEPS = steps
+            patterns._FREE_STEPS = steps
             started = process_time()
             for text in texts:
                 regex({"answer": "1"}, text, pattern=PATTERN)

@@ -22,7 +22,7 @@ from rft_platform.driver.console import notes
 from rft_platform.driver.run import use_home, used_processes_end
 from rft_platform.experience.record import ModelCall, RolloutRow, row_id
 from rft_platform.judging.execution.judge_rollouts import TasksetJudge, judge_runs
-from rft_platform.judging.run_judgement import RunJudgement
+from rft_platform.judging.types import RunJudgement
 from rft_platform.rounds.project.project import Project
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ _TOKENIZER = "tokenizer_config.json"
 def offline_problems(project: "Project") -> Iterator[str]:
     """One line per problem that would make the training fail. Reads the whole dataset."""
     from rft_platform.inference.launch.launcher import check_model_folder
-    from rft_platform.rounds.offline_dataset import load_dataset
+    from rft_platform.rounds.offline import load_dataset
 
     config = project.config
     try:
@@ -37,7 +37,7 @@ def offline_problems(project: "Project") -> Iterator[str]:
 
 def offline_notices(project: "Project") -> Iterator[str]:
     """Lines about the dataset's size, rows left out, and held-out tasks that also occur in the dataset."""
-    from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset
+    from rft_platform.rounds.offline import leaked_tasks, load_dataset
 
     dataset = load_dataset(project)
     steps = project.settings.offline_steps(len(dataset.rows))

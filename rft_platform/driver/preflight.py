@@ -41,7 +41,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
     """
     from rft_platform.rounds.maintenance.verification import check_judgements
     from rft_platform.rounds.project.project import Project
-    from rft_platform.rounds.setup.noted_versions import check_registry
+    from rft_platform.rounds.setup.connections import check_registry
 
     refusal = _wrong_command(config, service)
     if refusal is not None and not dry:
@@ -124,10 +124,9 @@ def _problems(project: "Project") -> Iterator[str]:
     from rft_platform.inference.launch.launcher import check_model_folder
     from rft_platform.rounds.exchange.records import exchange_key
     from rft_platform.rounds.selection.production_rows import check_database
+    from rft_platform.rounds.selection.row_selection import priority_of
     from rft_platform.rounds.selection.task_selection import check_selector
-    from rft_platform.rounds.selection.training_groups import priority_of
-    from rft_platform.rounds.setup.algorithm import check_operators
-    from rft_platform.rounds.setup.algorithm_checks import check_algorithm
+    from rft_platform.rounds.setup.algorithm import check_algorithm, check_operators
     from rft_platform.rounds.setup.connections import check_engines, check_registered
     from rft_platform.rounds.setup.side_engines import check_keys
     from rft_platform.rounds.setup.taskset_binding import check_judge, check_workflow
@@ -237,7 +236,7 @@ def _models(config: RftConfig) -> dict[str, str]:
 
 def _data_notices(project: "Project") -> Iterator[str]:
     """Lines about rows left out of datasets, and about held-out tasks that are also explored."""
-    from rft_platform.tasks.leakage import find_leaks
+    from rft_platform.tasks.dataset import find_leaks
 
     if project.settings.offline is not None:
         yield from offline_notices(project)

@@ -15,10 +15,9 @@ from rft_platform.common.policy_names import DEFAULT_POLICY, stored_name
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import database_file
 from rft_platform.model_registry.mlflow_client import check_name, is_server, open_client
-from rft_platform.model_registry.mlflow_model import describe_checkpoint
+from rft_platform.model_registry.mlflow_model import describe_checkpoint, upload_model
 from rft_platform.model_registry.pages import run_link
 from rft_platform.model_registry.tracking import TrainingRun
-from rft_platform.model_registry.upload import upload_model
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

@@ -1,6 +1,7 @@
 """Explore stage of a round: choose the policy that explores, roll out its explore batches, and store the rows.
 
-A retry after an interruption continues from the rollouts that are stored already.
+A retry after an interruption continues from the rollouts that are stored already. In an online round ``collect`` takes
+the committed rows of production traffic instead, and corrections that no round has taken become its demonstrations.
 """
 
 import logging
@@ -12,23 +13,28 @@ from time import perf_counter
 from rft_platform.common.errors import StorageError
 from rft_platform.common.progress import announce, report
 from rft_platform.experience.file_names import round_key
+from rft_platform.experience.notes import ASIDE
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rollout.recording.run_ids import group_id
+from rft_platform.rollout.recording.history import group_id
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, row_counts
 from rft_platform.rollout.runner.run_rollouts import nothing_whole, run_rollouts
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
-from rft_platform.rounds.planning.dynamic_sync import versions_ahead
+from rft_platform.rounds.planning.plan import versions_ahead
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.project.code_version import keep_user_code
 from rft_platform.rounds.project.policy import deploy, explorer_of, is_published, take_snapshot
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, Policy, read, snapshot_of, write
 from rft_platform.rounds.project.repair import repair_on_failure
+from rft_platform.rounds.releases.servable_versions import round_rule
 from rft_platform.rounds.releases.training_start import settle_start
+from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
+from rft_platform.rounds.selection.production_rows import rows_of_traffic, traffic_store
 from rft_platform.rounds.selection.task_selection import SignalCount, TaskSelection
 from rft_platform.rounds.setup.side_engines import serving_auxiliaries, serving_policies
 from rft_platform.rounds.setup.taskset_binding import how_to_run
+from rft_platform.serving.traffic import TrafficStore
 from rft_platform.tasks.task import Task
 
 _log = logging.getLogger(__name__)
@@ -238,3 +244,57 @@ def _rows_of_unfinished(project: Project, round_number: int) -> list[RolloutRow]
     except StorageError as error:
         _log.warning("%s is explored again: %s", round_key(round_number), error)
         return []
+
+
+def collect(project: Project, round_number: int) -> Explored:
+    """Write the round's rows of production traffic to the store, then mark them as consumed; returns the report.
+
+    The database first records which rows the round takes. So a repeated call after a crash writes the same rows: no row
+    is lost, and no row is used by two rounds. Raises StorageError if no row is committed.
+    """
+    started, traffic = perf_counter(), traffic_store(project)
+    _refuse_rows_of_another_home(project, traffic, round_number)
+    calls = traffic.settle(round_number, round_rule(project))
+    if not calls:
+        raise StorageError(
+            f"{round_key(round_number)} has no committed rows of production traffic: commit feedback first"
+        )
+    demonstrations = collect_demonstrations(project, round_number)
+    rows = rows_of_traffic(calls, round_number)
+    project.store.write_rollouts(round_number, 0, rows)
+    versions = [row.call.policy_version for row in rows if row.call.policy_version is not None]
+    parent = settle_start(project, round_number)
+    explored = Explored(
+        rows=len(rows),
+        policy_version=max(versions, default=parent.policy_version),
+        policy_round=parent.round,
+        weights_digest=parent.weights_digest,
+        workflow_code=keep_user_code(project),
+        seconds=perf_counter() - started,
+        figures={
+            "runs": len({row.run_id for row in rows}),
+            "tasks": len({row.task_id for row in rows}),
+            "subjects": len({call.subject for call in calls if call.subject is not None}),
+            "demonstrations": demonstrations.rows,
+            "tokens": sum(len(row.call.response_ids) for row in rows),
+            "oldest_policy_version": min(versions, default=parent.policy_version),
+        },
+    )
+    write(project.store, round_number, explored)
+    traffic.consume(round_number)
+    return explored
+
+
+def _refuse_rows_of_another_home(project: Project, traffic: TrafficStore, round_number: int) -> None:
+    """Raise StorageError if the rows of this round were exported by another project, or by a home that is gone.
+
+    If this home exported the rows, it has the round's rollout files, or its damaged ones in the folder ``aside``.
+    """
+    store = project.store
+    here = bool(store.rollout_files(round_number)) or (store.round_folder(round_number) / ASIDE).is_dir()
+    if traffic.is_consumed(round_number) and not here:
+        raise StorageError(
+            f"the database of production traffic has given its rows of {round_key(round_number)} to another home: each "
+            "project needs its own database (buffer.trainer_input.experience_buffer.path), also a project that was "
+            "started again in an empty home"
+        )

@@ -15,7 +15,7 @@ from rft_platform.common.errors import JudgeUnavailableError
 from rft_platform.common.fault_classification import described
 from rft_platform.config.schema.service import ImplicitFeedback
 from rft_platform.judging.judge_context import JudgeContext, JudgeState
-from rft_platform.judging.llm.reactions import ReactionJudge
+from rft_platform.judging.llm.judges import ReactionJudge
 from rft_platform.rounds.project.project import Project
 from rft_platform.serving.incoming import NewFeedback
 from rft_platform.serving.reports.reactions import Reaction, unjudged_reactions

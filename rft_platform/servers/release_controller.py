@@ -19,7 +19,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy
 from rft_platform.rounds.releases.servable_versions import policy_of_version, released_policy
 from rft_platform.rounds.setup.connections import connect_engine
-from rft_platform.rounds.setup.online_engines import connect_candidate_engine, shares_engine
+from rft_platform.rounds.setup.side_engines import connect_candidate_engine, shares_engine
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.release_decisions import decide, reject
 from rft_platform.serving.release_store import Release, ReleaseStore

@@ -15,7 +15,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.judging.response_text import response_text
+from rft_platform.judging.judged_run import response_text
 from rft_platform.openai_api.messages import normalised
 from rft_platform.rollout.class_style import FormatArgs
 from rft_platform.rollout.workers.import_check import check_importable

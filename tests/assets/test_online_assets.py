@@ -12,8 +12,7 @@ import pytest
 from rft_platform.assets import experiences, online, round_lock
 from rft_platform.config.home import Home
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.resources.project import ProjectResource
-from rft_platform.resources.tables import RoundTables
+from rft_platform.resources.project import ProjectResource, RoundTables
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish
 from rft_platform.rounds.selection.production_rows import traffic_store

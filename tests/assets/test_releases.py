@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from rft_platform.assets.releases import release_report
+from rft_platform.assets.online import release_report
 from rft_platform.config.home import Home
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource

@@ -22,7 +22,7 @@ from rft_platform.definitions import defs
 from rft_platform.driver import start
 from rft_platform.driver.run_cost import drive_costs, recorded_cost
 from rft_platform.jobs.instance import open_instance
-from rft_platform.judging.answer_store import AnswerStore
+from rft_platform.judging.judge_context import AnswerStore
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, publish, write
 from tests.support.records import trained

@@ -35,7 +35,7 @@ from rft_platform.driver.run_cost import recorded_cost
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.record import JudgedRow
-from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
+from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.project.code_version import keep_user_code, user_code_of
 from rft_platform.rounds.project.project import Project

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
-from rft_platform.config.interpolation import escaped, interpolate, unescaped
-from rft_platform.config.load import dump_config, load_config, load_config_of
+from rft_platform.config.load import dump_config, escaped, interpolate, load_config, load_config_of, unescaped
 from rft_platform.config.schema.rft_config import RftConfig
 
 TEXT = st.lists(st.sampled_from([*"ab$\\{}:,.'\" \n", "${", "\\${"]), max_size=8).map("".join)

@@ -22,7 +22,7 @@ from rft_platform.assets.run_failure import CAUSE_TAG
 from rft_platform.cluster.local.leases import read_lease
 from rft_platform.common.files import digest_file
 from rft_platform.config.home import Home
-from rft_platform.jobs.dagster_internals.run_workers import RunWorkers
+from rft_platform.jobs.dagster_internals.run_launcher import RunWorkers
 from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import connect_engine, connect_trainer

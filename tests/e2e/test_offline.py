@@ -17,8 +17,7 @@ from safetensors.numpy import load_file
 from rft_platform.cluster.local.leases import read_lease
 from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
-from rft_platform.rounds.offline import offline_request
-from rft_platform.rounds.offline_dataset import required_dataset
+from rft_platform.rounds.offline import offline_request, required_dataset
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import required
 from rft_platform.rounds.setup.connections import connect_registry

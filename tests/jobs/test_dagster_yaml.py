@@ -9,7 +9,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.definitions import defs
 from rft_platform.jobs import instance as settings_module
-from rft_platform.jobs.dagster_internals.driver_instance import job_origin
+from rft_platform.jobs.dagster_internals.masked_instance import job_origin
 from rft_platform.jobs.dagster_internals.run_launcher import WatchedRunLauncher
 from rft_platform.jobs.instance import URL, ensure_settings, ensure_storage, open_instance, shipped_settings
 from rft_platform.jobs.sensor_interval import INTERVAL, sensor_interval_s

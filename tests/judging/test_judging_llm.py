@@ -18,13 +18,12 @@ import pytest
 
 from rft_platform.common.errors import JudgeUnavailableError, UserCodeError, UserError
 from rft_platform.config.schema.explorer import AuxiliaryModel as Entry
-from rft_platform.judging.answer_store import BudgetSpentError
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_runs
-from rft_platform.judging.judge_context import JudgeState
+from rft_platform.judging.judge_context import BudgetSpentError, JudgeState
 from rft_platform.judging.llm.asking import _requested_pause
 from rft_platform.judging.llm.prompts import SCORING, prompt_of
-from rft_platform.judging.run_judgement import RunJudgement
+from rft_platform.judging.types import RunJudgement
 from rft_platform.rollout.recording.httpx_compat import wire
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
 from rft_platform.tasks.task import Task
@@ -199,7 +198,7 @@ def test_the_budget_of_a_project_holds_over_judgings(endpoint: JudgeServer, stat
 RESERVE = """
 import sys
 from pathlib import Path
-from rft_platform.judging.answer_store import AnswerStore, BudgetSpentError
+from rft_platform.judging.judge_context import AnswerStore, BudgetSpentError
 store, made = AnswerStore(Path(sys.argv[1])), 0
 for number in range(300):
     store.keep(f"{sys.argv[2]}-{number}", "m", "said")
@@ -220,7 +219,7 @@ def test_processes_share_answers_and_budget(tmp_path: Path) -> None:
     ]
     made = [int(process.communicate(timeout=60)[0]) for process in started]
     assert sum(made) == 400
-    from rft_platform.judging.answer_store import AnswerStore
+    from rft_platform.judging.judge_context import AnswerStore
 
     store = AnswerStore(file)
     assert store.spent("proj").calls == 400

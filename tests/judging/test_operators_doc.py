@@ -14,10 +14,9 @@ from rft_platform.algorithms.presets import choose
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
 from rft_platform.judging.execution.experience_pipeline import Operator, Pipeline
-from rft_platform.judging.operators.experiences import Experiences
-from rft_platform.judging.operators.registry import OPERATORS
+from rft_platform.judging.operators.registry import OPERATORS, Experiences
 from rft_platform.rounds.setup.algorithm import check_operators
-from rft_platform.tasks.selectors.selector_registry import SELECTORS, find_selector
+from rft_platform.tasks.selectors import SELECTORS, find_selector
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)

@@ -22,7 +22,7 @@ from rft_platform.driver.preflight import check_may_start
 from rft_platform.driver.start import write_config
 from rft_platform.experience.record import RolloutRow
 from rft_platform.jobs.instance import open_instance
-from rft_platform.judging.answer_store import BudgetSpentError
+from rft_platform.judging.judge_context import BudgetSpentError
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, read, write

@@ -23,8 +23,7 @@ from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, 
 from rft_platform.rounds.releases.promotion import promote_version, roll_back
 from rft_platform.rounds.releases.servable_versions import NO_ROUND, imported_policies
 from rft_platform.rounds.reporting.run_log import record_training
-from rft_platform.rounds.setup.connections import connect_registry
-from rft_platform.rounds.setup.noted_versions import check_registry
+from rft_platform.rounds.setup.connections import check_registry, connect_registry
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.training.protocol import StepEvent, TrainResult
 from tests.support.records import trained

@@ -10,7 +10,7 @@ import pytest
 from chaos.syscall_faults import SyscallFault, injecting
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.models import ModelRegistry
-from rft_platform.model_registry.system_metrics import system_metrics
+from rft_platform.model_registry.tracking import system_metrics
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from mlflow.data.filesystem_dataset_source import FileSystemDatasetSource
 
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.moved_database import follow_home
-from rft_platform.model_registry.run_lineage import RunDataset, find_model, log_dataset, log_model, set_model_version
+from rft_platform.model_registry.tracking import RunDataset, find_model, log_dataset, log_model, set_model_version
 
 
 @dataclass

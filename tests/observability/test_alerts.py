@@ -16,7 +16,7 @@ import pytest
 from rft_platform.cluster.local.processes import stop_process
 from rft_platform.definitions import defs
 from rft_platform.jobs.alerts import alert_run_failed, alert_sensor
-from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
+from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
 from rft_platform.jobs.driver import drive
 from rft_platform.jobs.instance import open_instance
 from rft_platform.resources.names import PLAIN_NAMES

@@ -170,7 +170,7 @@ def test_threads_that_hang_take_no_room_from_others(engine: FakeEngine) -> None:
 def test_a_task_that_an_agent_left_holds_nothing_up(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rft_platform.rollout.runs.invoke_workflow.STOP_S", 0.2)
+    monkeypatch.setattr("rft_platform.rollout.runs.attempt.STOP_S", 0.2)
     left: list[asyncio.Task[None]] = []
 
     async def beats() -> None:

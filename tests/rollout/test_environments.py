@@ -13,10 +13,9 @@ from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.environments.interface import Action, ToolCall, Turn
-from rft_platform.rollout.environments.loading import make_environment
 from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import resolve_workflow
-from rft_platform.rollout.workflows.environment import EnvironmentWorkflow
+from rft_platform.rollout.workflows.environment import EnvironmentWorkflow, make_environment
 from rft_platform.tasks.task import Task
 
 from .fake_engine import FakeEngine

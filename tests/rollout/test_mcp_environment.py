@@ -15,8 +15,7 @@ import uvicorn
 
 from rft_platform.common.errors import UserError
 from rft_platform.rollout.environments.interface import Environment, ToolCall
-from rft_platform.rollout.environments.loading import make_environment
-from rft_platform.rollout.workflows.environment import EnvironmentWorkflow
+from rft_platform.rollout.workflows.environment import EnvironmentWorkflow, make_environment
 from rft_platform.tasks.task import Task
 
 pytest.importorskip("mcp", reason="needs the package mcp")

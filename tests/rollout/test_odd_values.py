@@ -23,7 +23,7 @@ from rft_platform.judging.execution.judge_rollouts import judge_rollouts
 from rft_platform.judging.types import JudgeOutput
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch
-from rft_platform.rollout.runner.single_turn import SingleTurn
+from rft_platform.rollout.runner.run_rollouts import SingleTurn
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
 

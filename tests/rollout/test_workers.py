@@ -168,7 +168,7 @@ import rft_platform.rollout.workers.worker
 import rft_platform.rollout.recording.clients
 import rft_platform.rollout.workflows.dialogue
 import rft_platform.rollout.workflows.calculator
-import rft_platform.rollout.runner.single_turn
+import rft_platform.rollout.runner.run_rollouts
 import rft_platform.common.user_code
 ours = {name.partition('.')[0] for name in set(sys.modules) - theirs} - set(sys.stdlib_module_names)
 print(sorted(name for name in ours if not name.startswith('_')))

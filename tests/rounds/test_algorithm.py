@@ -17,8 +17,7 @@ from rft_platform.config.dry_run import config_notices
 from rft_platform.config.load import build_config, dump_config, load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.rounds.setup.algorithm import check_operators, pipeline_of
-from rft_platform.rounds.setup.algorithm_checks import check_algorithm
+from rft_platform.rounds.setup.algorithm import check_algorithm, check_operators, pipeline_of
 
 Configure = Callable[..., RftConfig]
 EXPERTS = {"experts": {"path": "demonstrations.jsonl"}}

@@ -22,7 +22,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.inference.canary import Canary
 from rft_platform.model_registry.models import ModelRegistry
-from rft_platform.rounds.collect import collect
+from rft_platform.rounds.explore import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.maintenance.forget import forget
 from rft_platform.rounds.project.project import Project

@@ -16,11 +16,14 @@ from rft_platform.config.offline import offline_kind
 from rft_platform.rounds.offline import (
     check_kind,
     evaluate_offline,
+    leaked_tasks,
+    load_dataset,
+    make_dataset,
     offline_lineage,
     offline_request,
+    required_dataset,
     starting_policy,
 )
-from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset, make_dataset, required_dataset
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.project.project import Project

@@ -14,7 +14,7 @@ from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
-from rft_platform.rounds.collect import collect
+from rft_platform.rounds.explore import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.maintenance.forget import forget
 from rft_platform.rounds.project.project import Project
@@ -22,7 +22,7 @@ from rft_platform.rounds.project.record import Policy, parent_of, publish
 from rft_platform.rounds.selection.production_demonstrations import FILE, collect_demonstrations
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.rounds.selection.row_selection import select_rows
-from rft_platform.rounds.train_request import train_request
+from rft_platform.rounds.train import train_request
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.serving.reports.demonstrations import DemonstrationStore
 from rft_platform.training.data import conversations

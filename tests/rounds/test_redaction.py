@@ -11,7 +11,7 @@ import pytest
 from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
-from rft_platform.rounds.collect import collect
+from rft_platform.rounds.explore import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish

@@ -9,7 +9,7 @@ from simulated import ROWS, simulated
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.buffer import ReplayBuffer
 from rft_platform.rounds.planning.plan import plan_next
-from rft_platform.rounds.selection.training_groups import (
+from rft_platform.rounds.selection.row_selection import (
     Group,
     by_priority,
     linear_decay,

@@ -46,7 +46,7 @@ from rft_platform.rounds.reporting.lineage import trace_checkpoint
 from rft_platform.rounds.round import Round
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.rounds.setup.connections import connect_registry
-from rft_platform.rounds.train_request import train_request
+from rft_platform.rounds.train import train_request
 from rft_platform.servers.project_progress import last_round
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback

@@ -10,8 +10,7 @@ from rft_platform.serving.erasure import Person, TrafficErasure
 from rft_platform.serving.incoming import NewCall, NewFeedback
 from rft_platform.serving.reports.demonstrations import DemonstrationStore
 from rft_platform.serving.traffic import TrafficStore
-from rft_platform.tasks.column_mapping import Columns
-from rft_platform.tasks.offline_dataset import load_conversations
+from rft_platform.tasks.offline_dataset import Columns, load_conversations
 from tests.serving.conftest import Clock
 
 

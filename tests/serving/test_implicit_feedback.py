@@ -14,7 +14,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.config.schema.service import ImplicitFeedback
 from rft_platform.judging.llm.asking import InvalidAnswerError
-from rft_platform.judging.llm.reactions import read_verdict
+from rft_platform.judging.llm.judges import read_verdict
 from rft_platform.rounds.project.project import Project
 from rft_platform.servers.implicit_feedback import ImplicitRewards
 from rft_platform.serving.database import open_database

@@ -20,7 +20,7 @@ from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds import collect as collect_stage
+from rft_platform.rounds import explore as collect_stage
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish
 from rft_platform.rounds.selection.production_rows import traffic_store

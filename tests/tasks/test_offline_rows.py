@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.tasks.column_mapping import Columns
-from rft_platform.tasks.offline_dataset import OfflineDataset, load_conversations, load_pairs
+from rft_platform.tasks.offline_dataset import Columns, OfflineDataset, load_conversations, load_pairs
 
 USER, GOOD, BAD = (
     {"role": "user", "content": "1+1=?"},

@@ -7,8 +7,8 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.tasks.dataset import load_tasks
+from rft_platform.tasks.readers import SplitPart, split_parts
 from rft_platform.tasks.sources import located_rows
-from rft_platform.tasks.splits import SplitPart, split_parts
 
 
 def write(file: Path, *values: int) -> None:

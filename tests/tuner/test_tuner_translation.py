@@ -8,9 +8,8 @@ import pytest
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.tuner import AlgorithmConfig, DatasetConfig, TunerModelConfig
-from rft_platform.tuner.experiment_paths import ExperimentPaths
-from rft_platform.tuner.functions import TunedFunctions
-from rft_platform.tuner.translation import TuneArguments
+from rft_platform.tuner.result import ExperimentPaths
+from rft_platform.tuner.translation import TuneArguments, TunedFunctions
 from rft_platform.tuner.translation import translate as translate_arguments
 
 FUNCTIONS = TunedFunctions("my.agent:solve", "my.agent:judge")

@@ -46,10 +46,10 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
     from rft_platform.driver.console import notes, output, print_json
     from rft_platform.driver.live import showing_progress
     from rft_platform.driver.run import used_processes_end
-    from rft_platform.rounds.heldout_evaluation import measure
+    from rft_platform.rounds.evaluate import measure
     from rft_platform.rounds.project.policy import deploy
     from rft_platform.rounds.releases.promotion import compared, promoted_last
-    from rft_platform.rounds.setup.online_engines import connect_evaluation_engine
+    from rft_platform.rounds.setup.side_engines import connect_evaluation_engine
 
     console = notes()
     check_engine_is_free(project)
@@ -73,8 +73,7 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
 
 def evaluate_all(project: "Project", as_json: bool) -> None:
     """Evaluate each policy that has no result, one Dagster run per policy, and print the table of all policies."""
-    from rft_platform.cli.views.bench import print_bench
-    from rft_platform.cli.views.round_policy import round_policy
+    from rft_platform.cli.views.round_table import print_bench, round_policy
     from rft_platform.driver.console import notes
     from rft_platform.driver.run import drive_project
 
@@ -88,7 +87,7 @@ def evaluate_all(project: "Project", as_json: bool) -> None:
 
 def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path | None, model: str | None) -> "Policy":
     """The policy that the options select, by default the newest. Raises UserError if more than one option is given."""
-    from rft_platform.cli.views.round_policy import round_policy
+    from rft_platform.cli.views.round_table import round_policy
     from rft_platform.common.digests import digest_weights
     from rft_platform.common.errors import UserError
     from rft_platform.rounds.project.record import Policy

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_platform.judging.inert_text import closed_tags, make_inert
-from rft_platform.judging.judged_run import JudgedRun
-from rft_platform.judging.response_text import response_text
+from rft_platform.judging.judged_run import JudgedRun, response_text
 
 SYSTEM = (
     "You are a careful and fair grader. You grade what is put before you by the criteria that are given, and nothing "

@@ -34,8 +34,8 @@ from rft_platform.rounds.project.record import (
     started_again,
 )
 from rft_platform.rounds.releases.servable_versions import policy_of_version, serving_policy
-from rft_platform.rounds.selection.pending_rows import trained_through
 from rft_platform.rounds.selection.production_rows import traffic_database
+from rft_platform.rounds.selection.row_selection import trained_through
 from rft_platform.serving.release_store import ReleaseStore
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from rft_platform.rounds.project.record import all_figures, publish, published, 
 from rft_platform.rounds.releases.servable_versions import MODEL as IMPORTED
 from rft_platform.rounds.releases.servable_versions import imported_policies, register_imported
 from rft_platform.rounds.reporting.run_log import link_version, log_training, record_evaluation, scores_of
-from rft_platform.rounds.setup.noted_versions import RegisteredPolicy, registered_policies
+from rft_platform.rounds.setup.connections import RegisteredPolicy, registered_policies
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry

@@ -20,18 +20,19 @@ from rft_platform.experience.record import POLICY_REWARD
 from rft_platform.experience.selections import TRAINED_ON, selection_file
 from rft_platform.model_registry.models import version_tags
 from rft_platform.model_registry.pages import version_link
-from rft_platform.model_registry.run_lineage import (
+from rft_platform.model_registry.run_traces import GivenFeedback, JudgedTranscript, log_traces
+from rft_platform.model_registry.sinks.metric_sink import MetricSink
+from rft_platform.model_registry.tracking import (
     WEIGHTS_TAG,
+    MetricLink,
     RunDataset,
+    TrainingRun,
     find_model,
     log_dataset,
     log_model,
     set_model_version,
+    system_metrics,
 )
-from rft_platform.model_registry.run_traces import GivenFeedback, JudgedTranscript, log_traces
-from rft_platform.model_registry.sinks.metric_sink import MetricSink
-from rft_platform.model_registry.system_metrics import system_metrics
-from rft_platform.model_registry.tracking import MetricLink, TrainingRun
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, Trained, all_figures, parent_of, publish, read, required
 from rft_platform.rounds.selection.production_rows import traffic_database

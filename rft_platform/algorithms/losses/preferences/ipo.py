@@ -3,8 +3,7 @@
 from pydantic import PositiveFloat
 
 from rft_platform.algorithms.losses.preferences.pairs import AGGREGATIONS, Pairs, log_ratios
-from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
-from rft_platform.algorithms.losses.rows import row_count
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss, row_count
 
 
 @loss("ipo", policy_gradient=False, whole_groups=True, reference=True, loss_agg_modes=AGGREGATIONS)

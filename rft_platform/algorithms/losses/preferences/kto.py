@@ -4,8 +4,7 @@ import torch
 from pydantic import PositiveFloat
 
 from rft_platform.algorithms.losses.preferences.pairs import AGGREGATIONS, Pairs, log_ratios
-from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
-from rft_platform.algorithms.losses.rows import row_mean
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss, row_mean
 
 
 @loss("kto", policy_gradient=False, whole_groups=True, mismatched=True, loss_agg_modes=AGGREGATIONS)

@@ -6,8 +6,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rft_platform.algorithms.losses.preferences.pairs import AGGREGATIONS, Pairs
-from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
-from rft_platform.algorithms.losses.rows import row_mean
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss, row_mean
 
 _NEAR_1 = -1e-6  # largest mean log-prob whose odds are computed: 1 - p has no digit left in float32 beyond it
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss
-from rft_platform.algorithms.losses.rows import row_count, row_sum
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, row_count, row_sum
 
 #: The only aggregation that is the mean over pairs: the tokens of a row share the pair's loss.
 AGGREGATIONS = ("seq-mean-token-sum",)

@@ -4,8 +4,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch.nn.functional import logsigmoid
 
 from rft_platform.algorithms.losses.preferences.pairs import AGGREGATIONS, Pairs
-from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
-from rft_platform.algorithms.losses.rows import row_mean
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss, row_mean
 
 
 @loss("simpo", policy_gradient=False, whole_groups=True, loss_agg_modes=AGGREGATIONS)
