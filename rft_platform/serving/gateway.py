@@ -23,9 +23,8 @@ from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.serving.request_body import parse_body
 from rft_platform.openai_api.errors import ApiError
 from rft_platform.rollout.recording.gateway import RecordingApp, RunRecord
-from rft_platform.rollout.recording.gateway_connections import GatewayConnections
 from rft_platform.rollout.recording.history import RunHistory
-from rft_platform.rollout.recording.httpx_compat import PARSED, wire
+from rft_platform.rollout.recording.httpx_compat import PARSED, many_connections, wire
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall
 from rft_platform.serving.releases.assignment import CANDIDATE
@@ -124,7 +123,7 @@ class TrafficApp(RecordingApp):
         self._sampling = sampling
         self._tenants = dict(tenants or {})
         self._patience_s = patience_s
-        self._connections = GatewayConnections()
+        self._connections = many_connections()
         self._finding: asyncio.Task[None] | None = None
         self._model_name = model_name
         self._limits = limits or RateLimits()

@@ -41,7 +41,6 @@ ANCHORED = {
 #: Patterns that may take longer, and why.
 EXEMPT = {
     "judging.rules.patterns._NOTATION": "reads patterns of the configuration",
-    "judging.rules.patterns._PARTS": "reads patterns of the configuration",
     "common.files._TEMPORARY": "reads names of files, at most 255 bytes",
     "common.code_snapshot._REFERENCE": "reads names of functions in the configuration",
     "config.checks.texts._QUERY_SECRET": "reads the configuration",

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -118,49 +117,3 @@ def test_a_long_pattern_is_shortened_in_the_message(monkeypatch: pytest.MonkeyPa
     with pytest.raises(patterns.PatternTimeoutError) as error:
         search(f"{EXPONENTIAL}{'z' * 500}|{EXPONENTIAL}", LONG)
     assert len(str(error.value)) < 400
-
-
-@pytest.mark.parametrize(
-    ("pattern", "counted"),
-    [
-        ("plain", (0, 0)),
-        (r"\\boxed\{(\d+)\}", (1, 0)),
-        (r"(?P<answer>[^)*+]*?)x{2,3}|\)*", (3, 1)),
-        (r"(?i)(?:a)?b??", (0, 3)),
-        (r"[]*]+[^]+]", (1, 0)),
-        ("a*+", (2, 0)),
-        *(
-            (pattern, (None, 0))
-            for pattern in ("(a|aa)+$", "(a*){2}", "(?:a)*?", "(a)\\1", "(?P<x>a)(?P=x)", "(?=a)", "(?x)a")
-        ),
-    ],
-)
-def test_repetitions_and_choices_are_counted(pattern: str, counted: tuple[int | None, int]) -> None:
-    found = patterns._compiled(pattern, re.DOTALL)
-    assert (found.repeats, found.choices) == counted
-
-
-def test_a_search_has_a_limit_unless_it_is_short() -> None:
-    boxed, nested = (patterns._compiled(pattern, 0) for pattern in (r"\\boxed\{(\d+)\}", EXPONENTIAL))
-    assert boxed.limit_for("a" * 1000) is None
-    assert boxed.limit_for("a" * 10_000) == patterns.SEARCH_LIMIT_S
-    assert nested.limit_for("") == patterns.SEARCH_LIMIT_S
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("pattern", "text"),
-    [
-        ("a*[bc]", "a"), ("a*aaaaaaaaa[bc]", "a"), ("a*a*[bc]", "a"), ("a*?a*?[bc]", "a"), ("é*ééé[bc]", "é"),
-        ("(a|ab|a)(a|aa|a)(a|a)a*[bc]", "a"), ("a?" * 10 + "a*[bc]", "a"), ("[ab]*[abc]*[de]", "a"),
-        (r"(?i)a*aaaaA*[bc]", "a"), (r"\w+\s*\w+\s*[=-]", "a"), ("a{1,3}a{1,3}a{1,3}[bc]", "a"), (".*.*[=-].*", "a"),
-    ],
-)  # fmt: skip
-def test_the_longest_search_without_a_limit_ends_in_time(pattern: str, text: str) -> None:
-    """Texts that such patterns nearly match, as long as they may be without a limit."""
-    found = patterns._compiled(pattern, re.DOTALL)
-    length = max(count for count in range(0, 6000, 10) if found.limit_for(text * count) is None)
-    began = time.process_time()
-    assert last_match(pattern, text * length, re.DOTALL) is None or text == "a"
-    assert full_match(pattern, text * length, re.DOTALL) is None or text == "a"
-    assert time.process_time() - began < patterns.SEARCH_LIMIT_S

@@ -6,7 +6,6 @@ Model versions are those that the policy notes of the project name: their regist
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,30 +32,6 @@ if TYPE_CHECKING:
     from rft_platform.inference.vllm_engine.server_settings import VllmOptions
     from rft_platform.model_registry.models import ModelRegistry
     from rft_platform.training.service.trainer_client import TrainerClient
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredPolicy:
-    """A registered policy. Rounds without an optimiser step share the policy and version of the round before."""
-
-    policy: Policy
-    version: int
-    rounds: tuple[int, ...]  # ascending; the first round trained the policy
-
-
-def registered_policies(store: ExperienceStore, name: str = DEFAULT_POLICY) -> list[RegisteredPolicy]:
-    """The registered versions of a policy that the notes name, in training order."""
-    rounds: dict[str, list[int]] = {}
-    found: dict[str, Policy] = {}
-    for number in store.rounds():
-        policy = published(store, number, name)
-        if policy is not None and policy.model_version is not None:
-            rounds.setdefault(policy.folder, []).append(number)
-            found.setdefault(policy.folder, policy)
-    return [
-        RegisteredPolicy(policy, int(policy.model_version or 0), tuple(rounds[folder]))
-        for folder, policy in found.items()
-    ]
 
 
 def configured_uri(project: Project) -> str | None:
@@ -92,10 +67,10 @@ def check_registry(project: Project) -> None:
     if noted is None or file is None:
         return
     if not file.exists():
-        raise lost(f"{file} does not exist", noted, project.model_name)
+        raise lost(f"{file} does not exist", noted, project.model_name, file)
     versions = read_versions(uri, project.model_name)
     if versions is not None and all(version.version != noted.version for version in versions):
-        raise lost(f"{file} does not know this version", noted, project.model_name)
+        raise lost(f"{file} does not know this version", noted, project.model_name, file)
 
 
 #: Distance between the seed ranges of replicas. Requests without a seed count up from their engine's own seed.
@@ -286,26 +261,24 @@ def trainer_client(project: Project) -> "TrainerClient":
     return TrainerClient(project.home.cluster, service, project.config.trainer.heartbeat_timeout_s)
 
 
-def connect_registry(project: Project, tracking_uri: str | None = None, *, check: bool = True) -> "ModelRegistry":
+def connect_registry(project: Project, tracking_uri: str | None = None) -> "ModelRegistry":
     """The model registry at ``tracking_uri``, ``MLFLOW_TRACKING_URI``, the configured address, or SQLite in the home.
 
-    Its first call raises RegistryLostError if MLflow lacks the newest version in the project's notes, unless ``check``
-    is False.
+    Its first call raises RegistryLostError if MLflow lacks the newest version in the project's notes.
     """
     home, given = project.home, tracking_uri or configured_uri(project)
-    artifacts, rounds = None if given else home.mlflow / "artifacts", home.rounds if check else None
-    most = project.config.registry.upload_max_gb * 1e9
-    return _registry(given or local_uri(home), artifacts, project.config.project, project.model_name, rounds, most)
+    artifacts, most = None if given else home.mlflow / "artifacts", project.config.registry.upload_max_gb * 1e9
+    return _registry(given or local_uri(home), artifacts, project.config.project, project.model_name, home.rounds, most)
 
 
 @lru_cache(maxsize=8)
 def _registry(
-    uri: str, artifacts: Path | None, project: str, model_name: str, rounds: Path | None, upload_max_bytes: float
+    uri: str, artifacts: Path | None, project: str, model_name: str, rounds: Path, upload_max_bytes: float
 ) -> "ModelRegistry":
     """One shared registry per process and address, because opening MLflow's store takes seconds."""
     from rft_platform.model_registry.models import ModelRegistry
 
-    noted = None if rounds is None else partial(newest_noted, ExperienceStore(rounds))
+    noted = partial(newest_noted, ExperienceStore(rounds))
     return ModelRegistry(uri, artifacts, project, model_name, noted, upload_max_bytes=upload_max_bytes)
 
 
