@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from rft_platform.config.gpu_placement import GpuPlacement, engine_kind, place
 from rft_platform.config.memory_plan import memory_lines
 from rft_platform.config.resolve import Batches, RunLength, RunSettings
 from rft_platform.config.schema.buffer import Taskset
-from rft_platform.config.schema.explorer import Explorer, RolloutModel
 from rft_platform.config.schema.rft_config import RftConfig
 
 
@@ -320,13 +318,6 @@ _NO_EFFECT = {
 _VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
 
 
-def _keys_of(settings: Any, prefix: str = "") -> list[str]:
-    """The dotted keys of nested settings, without empty sections; for a single value, the value itself."""
-    if not isinstance(settings, dict):
-        return [prefix.removesuffix(".") or str(settings)]
-    return [key for name, value in settings.items() for key in _keys_of(value, f"{prefix}{name}.")]
-
-
 def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]:
     """One line for each setting that the user changed and that has no effect.
 
@@ -341,12 +332,6 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
         f"{key} has no effect here: {reason}"
         for key, reason in reasons.items()
         if _value(config, key) != _value(_DEFAULT, key) and not (config.online and key == _STORAGE_TYPE)
-    ]
-    lines += [
-        f"trainer.trainer_config.{section} has no effect here, since it configures another framework's trainer: "
-        + ", ".join(_keys_of(settings))
-        for section, settings in config.trainer.trainer_config.items()
-        if _keys_of(settings)
     ]
     if config.engine.kind == "transformers" or (config.engine.kind == "auto" and gpu_count == 0):
         lines += [
@@ -378,7 +363,6 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
         for key, taskset in explored.items()
         if len(explored) == 1 and taskset.weight is not None
     ]
-    lines += _always_on_notices(config.explorer)
     if not config.online:
         lines += [
             f"explorer.{key} has no effect here: it is for the online service (rft serve)"
@@ -393,26 +377,6 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
         if find_spec(service) is None
     ]
     return lines
-
-
-_ALWAYS_ON = {
-    "enable_openai_api": "workflows can always call the policy by OpenAI clients",
-    "enable_history": "every call to the policy is recorded",
-    "enable_auto_tool_choice": "tool calls are parsed whenever a request offers tools",
-}
-
-
-def _always_on_notices(explorer: Explorer) -> Iterator[str]:
-    """One line for each switch that the user set to false.
-
-    A section with all keys gets no line: the platform writes such a section when it stores a configuration.
-    """
-    serving = explorer.rollout_model
-    if serving.model_fields_set == set(RolloutModel.model_fields):
-        return
-    for key, reason in _ALWAYS_ON.items():
-        if key in serving.model_fields_set and not getattr(serving, key):
-            yield f"explorer.rollout_model.{key} false has no effect here: {reason}"
 
 
 def _single_call_notices(config: RftConfig) -> Iterator[str]:

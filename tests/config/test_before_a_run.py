@@ -4,7 +4,6 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -97,17 +96,6 @@ def test_a_workflow_is_imported_by_the_interpreter_of_the_workers(tmp_path: Path
         check_importable(sys.executable, f"{file}:other", {})
     with pytest.raises(UserError, match="cannot be run"):
         check_importable(str(tmp_path / "nowhere"), f"{file}:solve", {})
-
-
-@pytest.mark.parametrize("key", ["enable_openai_api", "enable_history", "enable_auto_tool_choice"])
-def test_a_switch_that_is_always_on_says_so(key: str) -> None:
-    def lines(**serving: Any) -> list[str]:
-        return config_notices(build_config({"explorer": {"rollout_model": serving}}))
-
-    assert any(line.startswith(f"explorer.rollout_model.{key} false has no effect") for line in lines(**{key: False}))
-    assert not any(key in line for line in [*lines(**{key: True}), *lines()])
-    dumped = build_config({}).model_dump(mode="json")
-    assert not any(key in line for line in config_notices(build_config(dumped)))
 
 
 def test_the_address_of_the_service_has_no_effect_on_other_modes() -> None:

@@ -84,7 +84,6 @@ def test_the_examples_pass_on_a_gpu_machine() -> None:
          "model.max_response_tokens 200 exceeds model.max_model_len 100: raise the limit or lower it"),
         ({"model__max_model_len": 100, "model__max_prompt_tokens": 60, "model__max_response_tokens": 80},
          "model.max_prompt_tokens 60 + model.max_response_tokens 80 = 140 exceeds model.max_model_len 100"),
-        ({"trainer__ulysses_sequence_parallel_size": 2}, "set it to 1"),
         ({"evaluation__schedule": "daily"}, "five fields of cron"),
         ({"evaluation__schedule": "0 24 * * *"}, "five fields of cron"),
         ({"evaluation__schedule": "0 0 30 2 *"}, "five fields of cron"),
@@ -307,15 +306,14 @@ def test_notices_name_what_has_no_effect() -> None:
     assert config_notices(RftConfig()) == []
     config = build_config(
         {
-            "trainer": {"trainer_config": {"trainer": {"balance_batch": False}}},
             "algorithm": {"kl_loss_fn": "k2"},
             "engine": {"kind": "transformers"},
             "explorer": {"rollout_model": {"enforce_eager": True}},
         }
     )
     lines = config_notices(config)
-    assert len(lines) == 3
-    for key in ("trainer.trainer_config.trainer has no effect", "kl_coef", "enforce_eager"):
+    assert len(lines) == 2
+    for key in ("kl_coef", "enforce_eager"):
         assert sum(key in line for line in lines) == 1
 
 

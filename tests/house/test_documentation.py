@@ -105,7 +105,7 @@ def test_keys_exist(page: Path) -> None:
             and not NO_KEYS.match(name)
         ):
             mapping = name.rpartition(".")[0]
-            if name not in known and mapping.rpartition(".")[2] not in ("args", "trainer_config", "vllm_args"):
+            if name not in known and mapping.rpartition(".")[2] not in ("args", "vllm_args"):
                 unknown.append(code)
     assert not unknown
 

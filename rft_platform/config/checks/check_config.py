@@ -295,10 +295,5 @@ def _online_problems(config: RftConfig) -> Iterator[str]:
 
 
 def _unbuilt_problems(config: RftConfig) -> Iterator[str]:
-    if config.trainer.ulysses_sequence_parallel_size > 1:
-        yield (
-            f"trainer.ulysses_sequence_parallel_size is {config.trainer.ulysses_sequence_parallel_size}: sequences are "
-            "not split over GPUs; set it to 1"
-        )
     if len(config.model.lora_configs) > 1:
         yield f"model.lora_configs has {len(config.model.lora_configs)} entries: one adapter is trained at a time"

@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import Sample
-from rft_platform.training.packed.model_support import OWN_ATTENTION, WINDOW_IN_MASK, check_trainable, check_window
+from rft_platform.training.packed.model_check import check_trainable
+from rft_platform.training.packed.model_support import OWN_ATTENTION, WINDOW_IN_MASK, check_window
 from rft_platform.training.packed.packed_policy import PackedPolicy, score
 
 CONTEXT = 64
