@@ -2,6 +2,14 @@
 
 Attempts in this process: async workflows share the event loop, others have a thread each. Workflows of one model call,
 such as the built-in one, are sent in whole batches.
+
+Invariants:
+
+- A run gives all rows of one attempt or none: a failed attempt leaves no row.
+- A failed run ends no other run; only a lost engine ends the batch.
+- A retry has the run's id and order, and a seed of its own; a repeated batch therefore has the same ids and seeds.
+- Every row of a batch was sampled from one version of each policy: weights do not change while a batch runs.
+- When a batch ends, no code of an agent can call the model any more.
 """
 
 from collections import Counter

@@ -3,6 +3,16 @@
 The sensors (under the daemon) and the in-process driver both call ``plan_next``, so both run a project in the same way.
 In the dynamic sync styles a training takes any rows that wait: here is decided when enough have landed, and when
 exploration must wait.
+
+Invariants:
+
+- ``plan_next`` is pure: equal states give equal plans, so a plan can be computed by anybody at any time.
+- Explorations run one after another, and so do trainings. An exploration and a training overlap only with an offset or
+  in a dynamic style.
+- Exploration never leads the trained policy by more rounds than the sync style permits.
+- A launch that runs or is complete is not planned again; one that failed is planned after its wait, at most as often as
+  the retries permit, and never if no retry can help.
+- A plan without launches says why: it is finished, it waits (with a line for each reason), or it has failed.
 """
 
 import math
