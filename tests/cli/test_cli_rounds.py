@@ -232,7 +232,7 @@ def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..
     assert f"{NOTHING}; the round ended with its parent's weights" in " ".join(traced.output.split())
 
 
-def test_a_later_judgement_is_told_from_the_one_that_was_trained_on(
+def test_the_table_distinguishes_a_later_judgement_from_the_trained_one(
     project: Project, rft: Callable[..., Result]
 ) -> None:
     store = project.store

@@ -231,7 +231,7 @@ def test_threads_start_and_end_children_at_the_same_time() -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_a_child_outlives_the_thread_that_started_it() -> None:
+def test_a_child_survives_the_thread_that_started_it() -> None:
     started: list[Child] = []
     thread = threading.Thread(target=lambda: started.append(start()))
     thread.start()

@@ -33,7 +33,7 @@ def test_mode_train_needs_the_tasks_of_the_rounds(make_config: MakeConfig) -> No
     check_config(resolve(make_config(mode="train", buffer__train_batch_size=4)), cpu_count=2, gpu_count=0)
 
 
-def test_services_that_do_not_answer_are_named(make_config: MakeConfig, closed_port: int) -> None:
+def test_the_error_names_services_that_do_not_answer(make_config: MakeConfig, closed_port: int) -> None:
     url = f"http://127.0.0.1:{closed_port}/v1"
     judge = {"model": {"base_url": url, "model": "m"}}
     config = make_config(
@@ -56,7 +56,7 @@ def test_services_that_answer_and_local_stores_are_accepted(make_config: MakeCon
     assert list(service_problems(make_config(registry__tracking_uri="sqlite:////tmp/store.db"))) == []
 
 
-def test_a_port_out_of_range_is_named(make_config: MakeConfig) -> None:
+def test_the_error_names_a_port_out_of_range(make_config: MakeConfig) -> None:
     (line,) = service_problems(make_config(registry__tracking_uri="http://localhost:99999"))
     assert line.startswith("registry.tracking_uri http://localhost:99999: Port out of range")
 

@@ -222,7 +222,7 @@ def test_engines_take_the_first_gpus_and_the_trainer_the_last_ones(make_config: 
     assert place(beside, 2).trainer is None and not place(beside, 2).shared
 
 
-def test_a_trainer_shares_the_engines_gpus_only_if_that_is_wanted_or_there_is_one(make_config: MakeConfig) -> None:
+def test_a_trainer_shares_the_engines_gpus_only_if_configured_or_if_there_is_one_gpu(make_config: MakeConfig) -> None:
     crowded = {"explorer__rollout_model__engine_num": 8, "trainer__nproc": 4}
     (problem,) = problems(make_config(**crowded), cpu_count=8, gpu_count=8)[:1]
     assert "the engines use 8 GPUs, the trainer 4, and this machine has 8" in problem
@@ -287,7 +287,7 @@ def test_replicas_that_share_a_gpu_must_fit_it(make_config: MakeConfig) -> None:
     assert "a replica of tensor_parallel_size 2 cannot share" in problems(make_config(**wide), gpu_count=2)[0]
 
 
-def test_a_project_goes_on_only_with_its_own_settings() -> None:
+def test_a_project_continues_only_with_its_stored_settings() -> None:
     old = build_config({"buffer": {"total_steps": 10}, "algorithm": {"optimizer": {"lr": 1e-6}}})
     longer = build_config({"buffer": {"total_steps": 20}, "algorithm": {"optimizer": {"lr": 1e-6}}})
     other = build_config({"buffer": {"total_steps": 10}, "algorithm": {"optimizer": {"lr": 1e-5}}, "seed": 1})

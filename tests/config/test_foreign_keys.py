@@ -279,7 +279,7 @@ def test_the_critics_settings_of_another_trainer_are_taken_over() -> None:
     )
 
 
-def test_without_a_critic_its_settings_are_named() -> None:
+def test_critic_settings_without_a_critic_are_reported() -> None:
     _, (line,) = convert({"trainer": {"trainer_config": {"critic": CRITIC}}}, "a.yaml")
     assert line.endswith(": optim.lr, optim.weight_decay, cliprange_value, ppo_max_token_len_per_gpu")
 

@@ -197,7 +197,7 @@ def mlflow(faulty: Faulty) -> Iterator[MlflowServer]:
     made.end()
 
 
-def test_an_interrupted_warm_start_begins_anew_and_ends_in_the_same_weights(faulty: Faulty, mlflow: MlflowServer):
+def test_an_interrupted_warm_start_restarts_and_gives_the_same_weights(faulty: Faulty, mlflow: MlflowServer):
     command = faulty.project.command("run", "--config", str(faulty.project.config), "--detach-engines")
     driver = subprocess.Popen(
         command, env=faulty.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -321,7 +321,9 @@ def test_weights_that_the_canary_refuses_stop_the_round_and_the_old_ones_stay(fa
     write_sealed_json(note, policy)
 
 
-def test_a_bug_in_the_judge_is_told_by_its_line_and_the_run_goes_on_once_mended(faulty: Faulty, mlflow: MlflowServer):
+def test_a_bug_in_the_judge_is_reported_with_its_line_and_the_run_continues_after_the_fix(
+    faulty: Faulty, mlflow: MlflowServer
+):
     faulty.reach(3)
     faulty.fuse("bug")
     failed = faulty.run()

@@ -113,7 +113,7 @@ def start(project) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_sft_learns_and_is_registered_evaluated_and_shown(taught):
+def test_sft_is_trained_registered_evaluated_and_shown(taught):
     trained, policy = taught.note(1, "train"), taught.note(1, "policy")
     losses = [event["metrics"]["loss"] for event in trained["step_events"]]
     assert len(losses) == trained["steps"] == policy["policy_version"] == STEPS

@@ -40,7 +40,7 @@ def cut_short(file: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [flip_a_byte, cut_short, Path.unlink])
-def test_damaged_rollouts_are_named_set_aside_and_explored_again(explored: Project, harm):
+def test_damaged_rollouts_are_reported_quarantined_and_explored_again(explored: Project, harm):
     (file,) = explored.store.rollout_files(1)
     harm(file)
     with pytest.raises(DamageRepairedError, match="the exploration of r0001 is repeated") as told:
@@ -81,7 +81,7 @@ def test_a_round_without_a_judgement_in_force_is_not_trained(explored: Project):
         train(explored, None, 1, "run")
 
 
-def test_a_spare_judgement_of_a_round_that_has_trained_is_set_aside_with_a_warning(explored: Project, caplog):
+def test_an_unused_judgement_of_a_trained_round_is_quarantined_with_a_warning(explored: Project, caplog):
     publish(explored.store, Policy("checkpoint", 2, "d2", 1))
     in_force, rows = explored.store.judged_file(1), explored.store.judged_rows(1)
     others = [replace(row, judge_version="other") for row in rows]

@@ -88,7 +88,7 @@ def test_of_two_runs_of_a_job_the_later_waits_in_the_queue(tmp_path):
         assert starting() == [later.run_id, other.run_id]
 
 
-def test_the_interval_of_the_sensors_is_ten_seconds_or_as_the_environment_says(monkeypatch):
+def test_the_sensor_interval_is_ten_seconds_or_from_the_environment(monkeypatch):
     monkeypatch.delenv(INTERVAL, raising=False)
     assert sensor_interval_s() == 10
     monkeypatch.setenv(INTERVAL, "2")

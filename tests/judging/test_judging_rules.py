@@ -91,7 +91,7 @@ def test_numeric() -> None:
         numeric({"question": "1+1"}, "2")
 
 
-def test_gsm8k_strict_wants_the_hashes() -> None:
+def test_gsm8k_strict_requires_the_hashes() -> None:
     task = {"answer": "2+2=4\n#### 4"}
     assert gsm8k(task, "it is 4") == 1.0
     assert gsm8k(task, "it is 4", strict=True) == 0.0

@@ -34,7 +34,7 @@ def options(name: str) -> str:
         *((name, SELECTORS.get(name)) for name in SELECTORS.names()),
     ],
 )
-def test_every_option_is_told_with_its_default(name: str, function: Callable[..., Any]) -> None:
+def test_the_page_lists_every_option_with_its_default(name: str, function: Callable[..., Any]) -> None:
     keywords = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     told = {key: yaml.safe_load(value or "null") for key, value in re.findall(r"`(\w+)(?:: ([^`]+))?`", options(name))}
     assert told == {p.name: None if p.default is p.empty else p.default for p in keywords}

@@ -98,7 +98,7 @@ def content(project: Project) -> tuple[object, ...]:
     return versions, points, linked
 
 
-def test_a_lost_database_is_refused_and_not_made_anew(project: Project) -> None:
+def test_a_lost_database_is_refused_and_not_created_again(project: Project) -> None:
     database = project.home.mlflow / "mlflow.db"
     database.unlink()
     for attempt in (lambda: check_registry(project), lambda: new_registry(project).prepare()):

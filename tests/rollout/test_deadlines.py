@@ -72,7 +72,7 @@ def test_everybody_is_waited_for_until_enough_tasks_are_whole(engine: FakeEngine
 
 
 @pytest.mark.slow
-def test_a_failed_task_and_a_stopped_one_are_told_apart(engine: FakeEngine) -> None:
+def test_failed_and_stopped_tasks_are_counted_separately(engine: FakeEngine) -> None:
     async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
         if task["question"] == "question 0":
             raise RuntimeError("never works")

@@ -138,7 +138,7 @@ async def test_sessions_do_not_share_their_state(played: tuple[str, dict[str, An
         await two.close()
 
 
-async def test_a_lake_of_gymnasium_is_drawn_and_takes_the_last_action_that_is_named() -> None:
+async def test_a_gymnasium_lake_is_rendered_and_takes_the_last_named_action() -> None:
     pytest.importorskip("gymnasium", reason="needs the package gymnasium")
     environment = make_environment("gymnasium:FrozenLake-v1", LAKE)
     first = await environment.reset({"seed": 0})

@@ -203,7 +203,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_no_worker_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> None:
+def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> None:
     pids, script = tmp_path / "pids", tmp_path / "parent.py"
     script.write_text(PARENT.format(tests=str(Path(__file__).parents[1]), pids=str(pids)))
     with subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True) as parent:

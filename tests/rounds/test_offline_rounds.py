@@ -112,7 +112,7 @@ def test_a_damaged_dataset_is_refused_and_made_again(make_offline):
     assert required_dataset(project, 1) == written
 
 
-def test_a_source_that_changes_is_read_anew_until_weights_were_trained_on_it(make_offline, tmp_path):
+def test_a_changed_source_is_read_again_until_a_training_used_it(make_offline, tmp_path):
     project = make_offline()
     before = make_dataset(project, 1)
     write(tmp_path / "data.jsonl", [{"prompt": "a", "response": "b"}])
@@ -124,7 +124,7 @@ def test_a_source_that_changes_is_read_anew_until_weights_were_trained_on_it(mak
         make_dataset(project, 1)
 
 
-def test_request_says_the_same_whoever_asks(make_offline):
+def test_the_request_does_not_depend_on_its_caller(make_offline):
     project = make_offline("dpo", {"policy_loss_fn_args": {"beta": 0.3}}, total_epochs=3)
     dataset, base = make_dataset(project, 1), starting_policy(project)
     request = offline_request(project, dataset, base, "run")

@@ -144,7 +144,7 @@ def test_a_round_keeps_its_demonstrations_and_a_lost_file_is_written_again(proje
     assert file.read_bytes() == before
 
 
-def test_a_forgotten_person_leaves_no_demonstration_and_the_trained_versions_are_named(project: Project) -> None:
+def test_forget_removes_demonstrations_and_names_the_trained_versions(project: Project) -> None:
     correct(project, "a", SECRET)
     correct(project, "b", "another")
     collect(project, 1)

@@ -79,7 +79,7 @@ def test_a_tick_reads_the_notes_of_open_rounds_only(project: Project, monkeypatc
     assert read == [(ROUNDS, "judge")]
 
 
-def test_launches_of_closed_rounds_are_told_too(project: Project) -> None:
+def test_launches_of_closed_rounds_are_included(project: Project) -> None:
     failed = Failures(2, "boom", retryable=False)
     launches = Launches(frozenset({("sync", 3)}), {("explore", 2): failed}, {("explore", 2): 5})
     state = observe(project, launches)

@@ -155,7 +155,7 @@ def test_what_cannot_be_redacted_is_not_stored_and_not_shown(project: Project, c
     assert SECRET not in caplog.text and "service.redaction" in caplog.text
 
 
-def test_a_function_that_does_not_exist_is_named(project: Project) -> None:
+def test_the_error_names_a_missing_function(project: Project) -> None:
     service = project.config.service.model_copy(update={"redaction": "privacy_of_nobody:redact"})
     other = Project(project.home, project.config.model_copy(update={"service": service}))
     with pytest.raises(UserError, match=r"service\.redaction 'privacy_of_nobody:redact': cannot import"):

@@ -46,7 +46,7 @@ def test_bounds_and_incomplete_runs_have_groups_of_charts_of_their_own() -> None
     ]
 
 
-def test_curves_go_where_the_configuration_says(tmp_path: Path) -> None:
+def test_curves_are_written_to_the_configured_sinks(tmp_path: Path) -> None:
     chosen = tmp_path / "monitor" / "tensorboard"
     monitor_steps(project(tmp_path, tensorboard_dir=str(chosen)), 1, [StepEvent(1, {"loss": 1.0})])
     assert len(list((chosen / "sums-one").iterdir())) == 1 and not (tmp_path / "tensorboard").exists()

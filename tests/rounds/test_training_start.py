@@ -165,7 +165,7 @@ def test_the_key_decides(tmp_path, choice: str, parent: int) -> None:
     assert settle_start(project, 3).policy_version == parent
 
 
-def test_an_offline_project_continues_unless_it_is_told_to_restart(tmp_path) -> None:
+def test_an_offline_project_continues_unless_restart_is_set(tmp_path) -> None:
     project = after_a_refusal(tmp_path, online=False)
     assert snapshot_for(project, 3).policy_version == settle_start(project, 3).policy_version == 16
     other = tmp_path / "other"

@@ -86,7 +86,7 @@ def test_a_corrected_call_does_not_expire_and_a_forgotten_one_is_gone(traffic, d
     assert demonstrations.rows() == []
 
 
-def test_supervised_training_learns_only_the_correction(traffic, demonstrations, tmp_path) -> None:
+def test_supervised_training_uses_only_the_correction(traffic, demonstrations, tmp_path) -> None:
     traffic.record([call("a"), call("b", "other")])
     traffic.give_feedback(correct("f1", "a"))
     traffic.give_feedback(correct("f2", "b", correction="another"))

@@ -137,7 +137,7 @@ def test_nested_parquet_columns_lose_the_nulls_that_parquet_adds(tmp_path):
     assert row["messages"][0] == USER and row["messages"][1]["tool_calls"] == [{"id": "1"}]
 
 
-def test_what_is_left_out_is_counted_and_named(tmp_path):
+def test_omitted_rows_are_counted_and_named(tmp_path):
     pair = {"prompt": "1+1=?", "chosen": "2", "rejected": "3"}
     found = pairs(tmp_path, [pair, pair, {**pair, "chosen": " "}, {**pair, "rejected": "2"}])
     report = found.report
@@ -177,7 +177,7 @@ def test_the_digest_is_of_content_and_order(tmp_path):
         (conversations, {"prompt": "x", "response": True}, {}, "expected text or a list of messages, got bool 'True'"),
     ],
 )
-def test_faults_are_named(tmp_path, load, row, columns, said):
+def test_the_error_names_faults_of_rows(tmp_path, load, row, columns, said):
     with pytest.raises(UserError) as raised:
         load(tmp_path, [row], **columns)
     assert said in str(raised.value)

@@ -319,7 +319,7 @@ def test_kto_needs_two_prompts(session: TrainingSession, dpo_request: Callable[.
 
 
 @pytest.mark.slow
-def test_dpo_learns_which_answer_is_preferred(
+def test_dpo_raises_the_margin_of_preferred_answers(
     session: TrainingSession, dpo_request: Callable[..., TrainRequest], tiny_model: Path
 ) -> None:
     result, events = train(session, dpo_request(train_batch_size=6, max_steps=25))
@@ -335,7 +335,7 @@ def test_dpo_learns_which_answer_is_preferred(
 
 
 @pytest.mark.slow
-def test_the_stream_of_pairs_goes_on_where_the_parent_stopped(
+def test_the_stream_of_pairs_continues_after_the_parent(
     session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path
 ) -> None:
     straight, _ = train(session, dpo_request(max_steps=4))
