@@ -141,7 +141,7 @@ def _requests(plan: Plan, names: DagsterNames, kinds: tuple[str, ...]) -> Iterat
     for action in plan.actions:
         if action.kind in kinds:
             yield dg.RunRequest(
-                run_key=action.run_key,
+                run_key=action.run_key,  # with the attempt: Dagster launches a key only once, even if the run fails
                 job_name=names.name(JOB_OF_KIND[action.kind]),
                 partition_key=action.partition,
                 run_config=evaluation_config(names, promote=False) if action.kind == "evaluate" else {},

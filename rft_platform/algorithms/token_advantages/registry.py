@@ -1,6 +1,7 @@
 """Registry of token advantages: their inputs and outputs, and the entry point, which also whitens the advantages.
 
-``whiten`` works over the valid tokens of all ranks; ``discounted`` sums backwards over runs.
+A token advantage never whitens itself: the entry point does so if the algorithm asks for it. ``whiten`` works over the
+valid tokens of all ranks; ``discounted`` sums backwards over runs.
 """
 
 from collections.abc import Callable, Mapping

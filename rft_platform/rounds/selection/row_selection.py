@@ -88,7 +88,11 @@ def newest(store: ExperienceStore) -> int:
 
 
 def trained_through(project: Project) -> int:
-    """The last round up to which published trainings have taken all rows of every round."""
+    """The last round up to which published trainings have taken all rows of every round.
+
+    In a dynamic style training k takes rows of other rounds: that its policy is published does not mean that all rows
+    of round k were trained on.
+    """
     number = newest(project.store)
     while number and not read(project.store, number).has(Policy):
         number -= 1
