@@ -12,8 +12,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.utils.validation import _validate_metric, _validate_param
 
+from rft_platform.model_registry.metric_sinks import TensorBoardRun
 from rft_platform.model_registry.models import ModelRegistry
-from rft_platform.model_registry.sinks.tensorboard import TensorBoardRun
 from rft_platform.model_registry.tracking import metric_name
 
 ODD = (
