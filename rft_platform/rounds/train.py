@@ -50,7 +50,7 @@ from rft_platform.rounds.selection.production_demonstrations import (
     trains_on_corrections,
 )
 from rft_platform.rounds.selection.row_selection import select_rows
-from rft_platform.rounds.setup.connections import model_folder
+from rft_platform.rounds.setup.connections import free_gpus, model_folder
 from rft_platform.rounds.setup.demonstrations import write_demonstrations
 from rft_platform.training.protocol import StepEvent, TrainRequest
 
@@ -122,6 +122,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         report(f"{key} training", done, max(training.total_steps, done), **watched)
 
     report(f"{key} training", 0, max(training.total_steps, 1))
+    free_gpus(project)
     with ExitStack() as weights:
         for policy in training.reads:
             weights.enter_context(repair_on_failure(project, policy))
