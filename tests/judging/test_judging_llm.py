@@ -22,7 +22,7 @@ from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.judging.judge_context import BudgetSpentError, JudgeState
 from rft_platform.judging.llm.asking import _requested_pause
-from rft_platform.judging.llm.prompts import SCORING, prompt_of
+from rft_platform.judging.llm.judges import SCORING, prompt_of
 from rft_platform.judging.types import RunJudgement
 from rft_platform.rollout.recording.httpx_compat import wire
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec

@@ -5,5 +5,6 @@ Read in this order:
 - ``asking``: ``ask`` with ``AskingSettings`` and ``Budget``: stored answers, limits and retries for all these judges.
 - ``judges``: ``LlmJudge``, ``PairwiseJudge``, and ``ReactionJudge``, which judges production answers by the user's next
   message.
-- ``prompts``: the prompts, in which ``judging.inert_text`` makes graded text harmless.
+
+In the prompts ``judging.inert_text`` makes graded text harmless.
 """
