@@ -10,15 +10,10 @@ from hypothesis import strategies as st
 from rft_platform.common.errors import UserError
 from rft_platform.config.load import build_config, config_digest, dump_config, load_config
 from rft_platform.config.schema.rft_config import RftConfig
+from tests.support.builders import load_text
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 INPUT = "buffer: {explorer_input: {taskset: {?}}}"
-
-
-def load_text(folder: Path, text: str) -> RftConfig:
-    path = folder / "rft.yaml"
-    path.write_text(text, encoding="utf-8")
-    return load_config(path)
 
 
 def fault(folder: Path, text: str) -> str:

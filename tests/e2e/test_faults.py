@@ -28,6 +28,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.client import EngineClient
 from rft_platform.jobs.instance import open_instance
 from rft_platform.servers.ui_servers import answers
+from tests.support.builders import flip_a_byte
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # one test may have to make up for those left out
 
@@ -110,12 +111,6 @@ def wait_until(condition: Any, what: str, timeout: float = 120, poll_s: float = 
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(poll_s)
-
-
-def flip_a_byte(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(bytes(data))
 
 
 class SmallDisk:

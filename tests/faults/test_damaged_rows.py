@@ -14,6 +14,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Policy, RoundEvaluation, publish, write
 from rft_platform.rounds.round import Round
 from rft_platform.rounds.train import train
+from tests.support.builders import flip_a_byte
 
 from .conftest import round_rows
 
@@ -27,12 +28,6 @@ def explored(project: Project) -> Project:
     write(project.store, 1, Explored(rows=4))
     assert judge(project, 1).sound
     return project
-
-
-def flip_a_byte(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(bytes(data))
 
 
 def cut_short(file: Path) -> None:

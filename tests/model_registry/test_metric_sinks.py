@@ -8,7 +8,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -20,15 +19,10 @@ from rft_platform.model_registry.metric_sinks import MetricSink, TensorBoardRun
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.tracking import metric_name
 from tests.model_registry.record_log import records
+from tests.support.builders import Step
 
 Curves = dict[str, list[tuple[int, float]]]
 CONFIG = {"algorithm": {"optimizer": {"lr": 0.001}}, "project": "sums"}
-
-
-@dataclass
-class Step:
-    step: int
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Destination(ABC):

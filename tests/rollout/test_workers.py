@@ -20,6 +20,7 @@ from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.tasks.task import Task
+from tests.support.builders import alive
 
 from . import bad_agents, samples
 from .fake_engine import FakeEngine
@@ -56,13 +57,6 @@ def is_worker(process: psutil.Process) -> bool:
     try:
         return any("rft_platform.rollout.workers.worker" in argument for argument in process.cmdline())
     except psutil.Error:
-        return False
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
         return False
 
 

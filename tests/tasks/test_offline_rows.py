@@ -10,6 +10,7 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.tasks.offline_dataset import Columns, OfflineDataset, load_conversations, load_pairs
+from tests.support.builders import write_rows
 
 USER, GOOD, BAD = (
     {"role": "user", "content": "1+1=?"},
@@ -18,17 +19,12 @@ USER, GOOD, BAD = (
 )
 
 
-def write(file: Path, rows: list[dict[str, Any]]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
-
-
 def conversations(folder: Path, rows: list[dict[str, Any]], **columns: Any) -> OfflineDataset:
-    return load_conversations(write(folder / "train.jsonl", rows), Columns(**columns))
+    return load_conversations(write_rows(folder / "train.jsonl", rows), Columns(**columns))
 
 
 def pairs(folder: Path, rows: list[dict[str, Any]], **columns: Any) -> OfflineDataset:
-    return load_pairs(write(folder / "train.jsonl", rows), Columns(**columns))
+    return load_pairs(write_rows(folder / "train.jsonl", rows), Columns(**columns))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop import precompute
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import StepEvent, TrainRequest
+from tests.support.builders import train
 
 ROWS = [(f"{a}+{b}=?", str(a + b), str(a + b + 1)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80), (9, 9), (12, 1)]]
 DPO = AlgorithmSpec(policy_loss="dpo", loss_agg_mode="seq-mean-token-sum")
@@ -46,11 +47,6 @@ def dpo_request(tiny_model: Path, tmp_path: Path) -> Callable[..., TrainRequest]
         return TrainRequest(**(settings | fields))
 
     return make
-
-
-def train(session: TrainingSession, request: TrainRequest) -> tuple[Any, list[StepEvent]]:
-    events: list[StepEvent] = []
-    return session.train(request, events.append, lambda: False), events
 
 
 def ids(samples: list[Sample]) -> list[tuple[list[int], list[bool]]]:
