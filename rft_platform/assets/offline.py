@@ -25,7 +25,7 @@ from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource, RegistryResource, TrainerResource
 
 if TYPE_CHECKING:
-    from rft_platform.config.offline import OfflineKind
+    from rft_platform.config.resolve import OfflineKind
     from rft_platform.rounds.project.record import DatasetFile
 
 

@@ -18,7 +18,7 @@ from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.config.load import config_digest
-from rft_platform.config.offline import OfflineKind
+from rft_platform.config.resolve import OfflineKind
 from rft_platform.config.schema.buffer import ExperienceBuffer
 from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.experience.file_names import round_key

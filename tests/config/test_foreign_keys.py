@@ -11,7 +11,6 @@ from rft_platform.algorithms.common.registry import Registry
 from rft_platform.algorithms.losses.registry import LOSSES as LOSSES_HERE
 from rft_platform.algorithms.token_advantages.registry import TOKEN_ADVANTAGES
 from rft_platform.common.errors import UserError
-from rft_platform.config.dry_run import run_plan
 from rft_platform.config.foreign.convert import convert
 from rft_platform.config.foreign.keys import KEYS
 from rft_platform.config.foreign.names import (
@@ -28,6 +27,7 @@ from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.judging.execution.compose import MODEL_JUDGES, RULES
 from rft_platform.rollout.workflow import BUILT_IN
+from tests.support.findings import warnings_of
 
 TASKSET = "buffer.explorer_input.taskset"
 
@@ -419,7 +419,7 @@ def test_notices_are_in_the_plan(tmp_path: Path) -> None:
     file.write_text("trainer: {use_remove_padding: false}\n" + yaml.safe_dump(nested(**with_taskset())))
     config = load_config(file)
     assert config.notices == ("trainer.use_remove_padding has no effect here: packs have no padding",)
-    assert config.notices[0] in run_plan(resolve(config), gpu_count=0).notices
+    assert config.notices[0] in warnings_of(config)
 
 
 def test_the_table_names_each_key_once_with_what_becomes_of_it() -> None:

@@ -33,8 +33,8 @@ def test_a_second_policy_is_taken(make_players: MakeConfig) -> None:
     config = make_players()
     assert problems(config) == []
     plan = run_plan(resolve(config), gpu_count=0)
-    assert [(one.name, one.what) for one in plan.processes if one.name == "policy"] == [
-        ("policy", "rival, transformers engine")
+    assert [line for line in plan.sections["processes"] if line.startswith("policy")] == [
+        "policy     rival, transformers engine, 1 x cpu"
     ]
     with pytest.raises(UserError, match=r"(?s)other settings.*policies"):
         check_unchanged(config, make_players(("other",)))

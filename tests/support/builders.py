@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
+from rft_platform.config.findings import refuse
 from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
@@ -38,7 +40,7 @@ def load_text(folder: Path, text: str) -> RftConfig:
 def problems(config: RftConfig) -> list[str]:
     """The lines with which the checks refuse a configuration, on a machine without a GPU."""
     try:
-        check_config(resolve(config), cpu_count=2, gpu_count=0)
+        refuse(settings_findings(resolve(config), Machine(2, 0)))
     except UserError as error:
         return str(error).splitlines()
     return []

@@ -5,5 +5,4 @@
 - ``user_code``: the user's code behind a checkpoint (``rft trace``).
 - ``demo_summary``: the last lines of ``rft demo`` and of ``rft recipe``.
 - ``transcript``: a run's messages, tokens, rows and reward (``rft debug``).
-- ``doctor_checks``: the checks of ``rft doctor``.
 """

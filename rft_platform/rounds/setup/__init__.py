@@ -3,7 +3,7 @@
 1. ``connections``: find or start policy engine, trainer group and model registry; resolve model folders and versions;
 2. ``side_engines``: engines beside the first policy's, for auxiliary models and further policies;
    the engines of an online project for evaluations and for the candidate of a release;
-3. ``algorithm``: operators of the experience pipeline; refuse parts of the algorithm that do not fit together;
+3. ``algorithm``: operators of the experience pipeline;
 4. ``taskset_binding``: workflow, sampling parameters and judge of a taskset;
 5. ``demonstrations``: the file of demonstrations for supervised steps.
 """
