@@ -7,7 +7,7 @@ from rft_platform.common.errors import StorageError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.online.project import project_in
-from rft_platform.rounds.collect import collect
+from rft_platform.rounds.explore import collect
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, published
 

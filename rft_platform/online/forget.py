@@ -37,7 +37,7 @@ from rft_platform.online.traffic.round_rows import run_name
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, published
 from rft_platform.rounds.reporting.lineage import trace_row, trained_with
-from rft_platform.rounds.train_request import CORRECTIONS_UNTIL
+from rft_platform.rounds.train import CORRECTIONS_UNTIL
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.experience.notes import ASIDE
 from rft_platform.model_registry.run_traces import GivenFeedback
 from rft_platform.online.releases.store import ReleaseStore
-from rft_platform.online.releases.versions import MODEL, imported_policies, policy_of_version, register_imported
+from rft_platform.online.releases.versions import policy_of_version
 from rft_platform.online.traffic.database import FIRST_IMPORTED, Call, Feedback, FeedbackCall, readings
 from rft_platform.online.traffic.demonstrations import collect_demonstrations, experts_of_traffic
 from rft_platform.online.traffic.project_traffic import next_choice, round_rule, traffic_database, traffic_store
@@ -22,7 +22,7 @@ from rft_platform.rounds.project.record import Demonstrations, Policy
 from rft_platform.rounds.project.traffic_source import TakenRows, WaitingRows
 
 if TYPE_CHECKING:
-    from rft_platform.model_registry.models import ModelRegistry
+    pass
 
 _IDS_A_QUERY = 500
 
@@ -121,12 +121,3 @@ class ProductionTraffic:
     def verdicts(self) -> Mapping[int, str | None]:
         """What withdrew each decided version, for example "canary 3"; None for a version that was chosen to serve."""
         return ReleaseStore(traffic_database(self._project)).verdicts()
-
-    def register_imported(self, registry: "ModelRegistry") -> "tuple[ModelRegistry, list[int]] | None":
-        """Register the imported versions that the registry lacks; returns their model and the new versions."""
-        if not imported_policies(self._project):
-            return None
-        model = registry.of_policy(MODEL)
-        known = {version.version for version in model.versions()}
-        register_imported(self._project, registry)
-        return model, [version.version for version in model.versions() if version.version not in known]

@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds.collect import collect
 from rft_platform.rounds.evaluate import evaluate_round
-from rft_platform.rounds.explore import explore, snapshot_for
+from rft_platform.rounds.explore import collect, explore, snapshot_for
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (

@@ -95,7 +95,7 @@ def project_findings(home: Home) -> Iterator[Finding]:
 def _check_records(project: Project) -> None:
     """Raise the error of a registry or a judgement that was lost, with its remedy."""
     from rft_platform.rounds.maintenance.verification import check_judgements
-    from rft_platform.rounds.setup.noted_versions import check_registry
+    from rft_platform.rounds.setup.connections import check_registry
 
     check_registry(project)
     check_judgements(project.store)

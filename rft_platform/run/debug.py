@@ -20,7 +20,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, read_settings
 from rft_platform.experience.record import ModelCall, RolloutRow, row_id
 from rft_platform.judging.execution.judge_rollouts import TasksetJudge, judge_runs
-from rft_platform.judging.run_judgement import RunJudgement
+from rft_platform.judging.types import RunJudgement
 from rft_platform.online.project import project_in
 from rft_platform.rounds.project.project import Project
 from rft_platform.run.console import notes

@@ -18,8 +18,8 @@ from rft_platform.cluster.this_process import interrupt
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
 from rft_platform.jobs.alerts import alert_run_failed
-from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckFailedError
-from rft_platform.jobs.dagster_internals.run_workers import driver_tags
+from rft_platform.jobs.dagster_internals.masked_instance import AssetCheckFailedError
+from rft_platform.jobs.dagster_internals.run_launcher import driver_tags
 from rft_platform.jobs.driver_lock import driver_lock, is_half, other_half_runs
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.jobs import JOB_OF_KIND, add_rounds, evaluation_config, run_tags
@@ -27,9 +27,8 @@ from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
 from rft_platform.online.project import open_project
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.plan import Action, Plan, plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
-from rft_platform.rounds.planning.state import Action, Plan
 from rft_platform.rounds.project.project import Project
 
 LOG = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ def folder_problems(project: Project) -> Iterator[Finding]:
 
 def algorithm_problems(project: Project) -> Iterator[Finding]:
     """Operators and priorities that do not exist or do not fit."""
-    from rft_platform.rounds.selection.training_groups import priority_of
+    from rft_platform.rounds.selection.row_selection import priority_of
     from rft_platform.rounds.setup.algorithm import check_operators
 
     yield from raised(check_operators, project.settings)

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.user_code import file_being_loaded
-from rft_platform.tuner.experiment_paths import ExperimentPaths
-from rft_platform.tuner.functions import TunedFunctions, tuned_functions
-from rft_platform.tuner.result import TuneResult, result_of
+from rft_platform.tuner.result import ExperimentPaths, TuneResult, result_of
 from rft_platform.tuner.sections import AlgorithmConfig, DatasetConfig, TunerModelConfig
-from rft_platform.tuner.translation import TuneArguments, translate
+from rft_platform.tuner.translation import TuneArguments, TunedFunctions, translate, tuned_functions
 from rft_platform.tuner.types import JudgeType, WorkflowType
 
 if TYPE_CHECKING:

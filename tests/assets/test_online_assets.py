@@ -15,8 +15,7 @@ from rft_platform.online.project import open_project
 from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.resources.project import ProjectResource
-from rft_platform.resources.tables import RoundTables
+from rft_platform.resources.project import ProjectResource, RoundTables
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish
 

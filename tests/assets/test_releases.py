@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from rft_platform.assets.releases import release_report
+from rft_platform.assets.online import release_report
 from rft_platform.config.home import Home
 from rft_platform.online.project import open_project
 from rft_platform.online.releases.versions import release_commands

@@ -24,7 +24,7 @@ from rft_platform.definitions import defs
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.record import JudgedRow
-from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
+from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
 from rft_platform.online.project import open_project
 from rft_platform.online.releases.versions import release_commands
@@ -233,7 +233,7 @@ def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..
     assert f"{NOTHING}; the round ended with its parent's weights" in " ".join(traced.output.split())
 
 
-def test_a_later_judgement_is_told_from_the_one_that_was_trained_on(
+def test_the_table_distinguishes_a_later_judgement_from_the_trained_one(
     project: Project, rft: Callable[..., Result]
 ) -> None:
     store = project.store

@@ -78,7 +78,7 @@ def test_a_consumed_row_is_traced_to_the_weights_that_were_trained_on_it(
     assert [checkpoint["round"] for checkpoint in trace["trained"]] == [1]
 
 
-def test_a_forgotten_customer_is_erased_and_the_trained_versions_are_named(
+def test_forget_erases_a_customer_and_lists_the_trained_versions(
     outcome: Any, traffic: TrafficStore, home: Home
 ) -> None:
     found = rft(home, "forget", "--subject", "customer-0", "--json")

@@ -53,7 +53,7 @@ def publish_round(project: Project, number: int, **scores: float) -> None:
     write(project.store, number, RoundEvaluation(results=results, metrics=metrics))
 
 
-def test_a_project_that_has_begun_nothing_is_told_as_such(project: Project) -> None:
+def test_metrics_of_a_project_that_has_not_started(project: Project) -> None:
     found = scrape(project)
     assert found["rft_rounds_budget"][()] == 1000
     assert found["rft_rounds_done"][()] == 0
@@ -167,7 +167,7 @@ def test_a_source_that_cannot_be_read_spoils_no_other(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_home_that_is_replaced_is_read_anew(project: Project) -> None:
+def test_a_replaced_home_is_read_again(project: Project) -> None:
     collector = PlatformCollector(project.home)
 
     def failed_sources() -> list[str]:

@@ -29,7 +29,7 @@ from rft_platform.online.traffic.erasure import TrafficErasure
 from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.online.traffic.preferences import Preference, PreferenceStore
 from rft_platform.online.traffic.project_traffic import traffic_database, traffic_store
-from rft_platform.rounds.collect import collect
+from rft_platform.rounds.explore import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, published
@@ -134,7 +134,7 @@ def test_rows_stay_as_tombstones_and_the_round_stays_sound(project: Project) -> 
     assert [event.kind for event in traffic_store(project).events()] == ["forgotten"]
 
 
-def test_forgetting_may_be_repeated_and_an_unknown_person_is_named(project: Project) -> None:
+def test_forget_can_be_repeated_and_names_an_unknown_person(project: Project) -> None:
     forget(project, None, "ann")
     assert forget(project, None, "ann").rows == 3
     with pytest.raises(UserError, match="no recorded call names the subject 'eve'"):
@@ -215,7 +215,7 @@ def test_a_home_that_starts_again_does_not_train_on_rows_that_were_consumed_befo
     assert collect(project, 1).rows == 4  # repeated after a crash: the same rows
 
 
-def test_versions_in_checkpoint_root_dir_are_named(project: Project, tmp_path: Path) -> None:
+def test_forget_names_versions_in_checkpoint_root_dir(project: Project, tmp_path: Path) -> None:
     elsewhere = project.config.model_copy(update={"checkpoint_root_dir": str(tmp_path / "shared")})
     moved = project_in(project.home, elsewhere)
     folder = moved.checkpoints / "global_step_1"

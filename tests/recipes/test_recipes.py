@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rft_platform.cli.commands.demo import prepare
-from rft_platform.cli.views.recipe_report import PICTURE, REPORT, write_report
+from rft_platform.cli.views.demo_summary import PICTURE, REPORT, write_report
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config

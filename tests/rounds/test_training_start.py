@@ -54,7 +54,7 @@ from rft_platform.rounds.releases.training_start import newest_refused, refusal_
 from rft_platform.rounds.reporting.lineage import trace_checkpoint
 from rft_platform.rounds.round import Round
 from rft_platform.rounds.setup.connections import connect_registry
-from rft_platform.rounds.train_request import train_request
+from rft_platform.rounds.train import train_request
 from rft_platform.run.round_lines import describe_round, round_line
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
@@ -168,7 +168,7 @@ def test_the_key_decides(tmp_path, choice: str, parent: int) -> None:
     assert settle_start(project, 3).policy_version == parent
 
 
-def test_an_offline_project_continues_unless_it_is_told_to_restart(tmp_path) -> None:
+def test_an_offline_project_continues_unless_restart_is_set(tmp_path) -> None:
     project = after_a_refusal(tmp_path, online=False)
     assert snapshot_for(project, 3).policy_version == settle_start(project, 3).policy_version == 16
     other = tmp_path / "other"

@@ -65,7 +65,7 @@ def recipe(
     engine: Engine = None,
 ) -> None:
     """Train an agent from scratch by a recipe, and report what it learned: figures, curves, transcripts."""
-    from rft_platform.cli.views.recipe_report import print_recipes, print_report, write_report
+    from rft_platform.cli.views.demo_summary import print_recipes, print_report, write_report
     from rft_platform.recipes.recipe import recipe_named
     from rft_platform.run.console import output
 

@@ -46,7 +46,7 @@ def run(
         console.print(message, markup=False, soft_wrap=True)
         raise
     if project.config.mode == "bench":
-        from rft_platform.cli.views.bench import print_bench
+        from rft_platform.cli.views.round_table import print_bench
 
         print_bench(project)
         return

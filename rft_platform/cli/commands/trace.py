@@ -73,7 +73,7 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
 
     With ``verify`` the files behind a checkpoint are read completely; raises StorageError that names damaged files.
     """
-    from rft_platform.cli.views.round_policy import round_policy
+    from rft_platform.cli.views.round_table import round_policy
     from rft_platform.common.errors import UserError
     from rft_platform.experience.file_names import round_number
     from rft_platform.rounds.project.record import required

@@ -29,9 +29,8 @@ from rft_platform.online.traffic.selection import Selection
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
 from rft_platform.rollout.recording.gateway import RecordingApp, RunRecord
-from rft_platform.rollout.recording.gateway_connections import GatewayConnections
 from rft_platform.rollout.recording.history import RunHistory
-from rft_platform.rollout.recording.httpx_compat import PARSED, wire
+from rft_platform.rollout.recording.httpx_compat import PARSED, many_connections, wire
 from rft_platform.web_guard.checks import bearer_token, tokens_match
 
 LOG = logging.getLogger(__name__)
@@ -159,7 +158,7 @@ class TrafficApp(RecordingApp):
         self._sampling = sampling
         self._tenants = dict(tenants or {})
         self._patience_s = patience_s
-        self._connections = GatewayConnections()
+        self._connections = many_connections()
         self._finding: asyncio.Task[None] | None = None
         self._model_name = model_name
         self._limits = limits or RateLimits()

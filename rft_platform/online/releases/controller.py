@@ -25,7 +25,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy
 from rft_platform.rounds.releases.released import released_policy
 from rft_platform.rounds.setup.connections import connect_engine
-from rft_platform.rounds.setup.online_engines import connect_candidate_engine, shares_engine
+from rft_platform.rounds.setup.side_engines import connect_candidate_engine, shares_engine
 
 LOG = logging.getLogger(__name__)
 

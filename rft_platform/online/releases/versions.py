@@ -110,12 +110,6 @@ def import_checkpoint(project: Project, registry: "ModelRegistry | None", source
         return policy if registry is None else _register(project, registry, policy)
 
 
-def register_imported(project: Project, registry: "ModelRegistry") -> None:
-    """Register the imported versions that the registry does not know, oldest first."""
-    for policy in imported_policies(project):
-        _register(project, registry, policy)
-
-
 def _copy(project: Project, manifest: Manifest, number: int) -> Policy:
     target = _folder(project) / str(number)
     policy = Policy(str(target), FIRST_IMPORTED + number, manifest.weights_digest, NO_ROUND)

@@ -19,7 +19,7 @@ from rft_platform.common.errors import JudgeUnavailableError
 from rft_platform.common.fault_classification import described
 from rft_platform.config.schema.service import ImplicitFeedback
 from rft_platform.judging.judge_context import JudgeContext, JudgeState
-from rft_platform.judging.llm.reactions import ReactionJudge
+from rft_platform.judging.llm.judges import ReactionJudge
 from rft_platform.online.traffic.database import RECORDED, Call, Feedback, FeedbackCall, readings
 from rft_platform.online.traffic.declared_metrics import IMPLICIT, IMPLICIT_ID, REWARD
 from rft_platform.online.traffic.incoming import NewFeedback

@@ -1,7 +1,12 @@
 """The one thread of the service that uses the database, so that a slow database never delays a chat request.
 
-Recorded calls are queued and written in groups, one transaction for each group. Feedback and commits wait in the same
-queue, so a feedback that arrives right after an answer finds the call in the database.
+Invariants:
+
+- Writes happen in the order in which they were queued: a feedback that arrives right after an answer finds its call.
+- A group of calls is one transaction; calls leave the queue only after they are written.
+- A call that the database refuses is dropped and counted alone; the others of its group are written.
+- The queue is bounded: a call beyond the limit is dropped and counted, and no request waits for room.
+- A request whose caller has stopped waiting is not executed later, unless it has already begun.
 """
 
 import asyncio

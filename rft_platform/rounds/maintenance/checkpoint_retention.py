@@ -34,7 +34,7 @@ from rft_platform.rounds.project.record import (
     started_again,
 )
 from rft_platform.rounds.releases.released import serving_policy
-from rft_platform.rounds.selection.pending_rows import trained_through
+from rft_platform.rounds.selection.row_selection import trained_through
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry

@@ -7,12 +7,18 @@ from dataclasses import dataclass, field, replace
 
 from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.planning.state import LaunchState, ProjectState, RoundState
+from rft_platform.rounds.planning.plan import LaunchState, ProjectState, RoundState
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, read
 from rft_platform.rounds.reporting.bench import unmeasured
-from rft_platform.rounds.selection.pending_rows import PendingRows, is_sound, pending_rows, rows_wanted, trained_through
-from rft_platform.rounds.selection.training_groups import replayable_rows
+from rft_platform.rounds.selection.row_selection import (
+    PendingRows,
+    is_sound,
+    pending_rows,
+    replayable_rows,
+    rows_wanted,
+    trained_through,
+)
 
 _DONE, _NOT_BEGUN = LaunchState(done=True), LaunchState()
 

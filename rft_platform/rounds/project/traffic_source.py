@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rft_platform.experience.record import RolloutRow
-    from rft_platform.model_registry.models import ModelRegistry
     from rft_platform.model_registry.run_traces import GivenFeedback
     from rft_platform.rounds.project.record import Demonstrations, Policy
 
@@ -66,9 +65,3 @@ class TrafficSource(Protocol):
 
     def verdicts(self) -> Mapping[int, str | None]:
         """What withdrew each decided version, for example "canary 3"; None for a version that was chosen to serve."""
-
-    def register_imported(self, registry: "ModelRegistry") -> "tuple[ModelRegistry, list[int]] | None":
-        """Register the imported versions that the registry lacks.
-
-        Returns their model and the numbers of the versions that were registered; None without imported versions.
-        """

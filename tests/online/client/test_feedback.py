@@ -24,7 +24,7 @@ def test_answers_are_named_by_themselves_or_their_ids() -> None:
     assert FORM.body(SimpleNamespace(id="a"), Place(), reward=1)[0]["msg_ids"] == ["a"]
 
 
-def test_one_choice_of_an_answer_is_named() -> None:
+def test_feedback_can_name_one_choice_of_an_answer() -> None:
     assert FORM.body("a", Place(), reward=1, choice=2)[0]["choice"] == 2
     with pytest.raises(UserError, match="choice is given without answers"):
         FORM.body(None, Place("t", "0"), reward=1, choice=2)

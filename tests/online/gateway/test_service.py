@@ -291,7 +291,7 @@ def test_a_metric_without_a_value_of_its_own(said: dict[str, Any], values: dict[
     assert FeedbackRequest(msg_ids=["a"], **said).values == values
 
 
-def test_a_metric_that_has_no_value_anywhere_is_named() -> None:
+def test_the_report_names_a_metric_without_values() -> None:
     said = r"value is missing.*'helpful', as value or in metrics, which has only 'solved'; leave metric out"
     with pytest.raises(ValidationError, match=said):
         FeedbackRequest(msg_ids=["a"], metric="helpful", metrics={"solved": 1})

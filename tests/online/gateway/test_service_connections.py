@@ -139,7 +139,7 @@ def test_a_slow_body_behind_another_request_is_cut(served: Served) -> None:
     assert seconds < BODY_S + 1
 
 
-def test_an_idle_connection_outlives_the_limit_of_a_body(served: Served) -> None:
+def test_the_time_limit_of_a_body_does_not_close_idle_connections(served: Served) -> None:
     with served.open("GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n") as connection:
         for _ in range(2):
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")

@@ -25,7 +25,7 @@ from rft_platform.online.traffic.database import CONSUMED, LABELLED, open_databa
 from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.online.traffic.store import TrafficStore
-from rft_platform.rounds import collect as collect_stage
+from rft_platform.rounds import explore as collect_stage
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish
 

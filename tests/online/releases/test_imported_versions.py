@@ -21,7 +21,6 @@ from rft_platform.online.releases.versions import (
     import_checkpoint,
     imported_policies,
     policy_of_version,
-    register_imported,
     release_commands,
     servable_versions,
 )
@@ -183,7 +182,7 @@ def test_a_repeated_import_registers_what_could_not_be_registered(project: Proje
     assert imported_policies(project) == [policy]
     lost: Any = UnsteadyRegistry()
     lost.failures = 0
-    register_imported(project, lost)
+    import_checkpoint(project, lost, source)
     assert lost.folders == [Path(policy.folder)]
 
 

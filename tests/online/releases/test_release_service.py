@@ -26,8 +26,7 @@ from rft_platform.online.project import open_project
 from rft_platform.online.releases.shared_place import EXCHANGE_KEY
 from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
-from rft_platform.tasks.column_mapping import Columns
-from rft_platform.tasks.offline_dataset import load_pairs
+from rft_platform.tasks.offline_dataset import Columns, load_pairs
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,7 @@ from rft_platform.online.traffic.demonstrations import DemonstrationStore
 from rft_platform.online.traffic.erasure import Person, TrafficErasure
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
 from rft_platform.online.traffic.store import TrafficStore
-from rft_platform.tasks.column_mapping import Columns
-from rft_platform.tasks.offline_dataset import load_conversations
+from rft_platform.tasks.offline_dataset import Columns, load_conversations
 from tests.online.conftest import Clock
 
 
@@ -87,7 +86,7 @@ def test_a_corrected_call_does_not_expire_and_a_forgotten_one_is_gone(traffic, d
     assert demonstrations.rows() == []
 
 
-def test_supervised_training_learns_only_the_correction(traffic, demonstrations, tmp_path) -> None:
+def test_supervised_training_uses_only_the_correction(traffic, demonstrations, tmp_path) -> None:
     traffic.record([call("a"), call("b", "other")])
     traffic.give_feedback(correct("f1", "a"))
     traffic.give_feedback(correct("f2", "b", correction="another"))

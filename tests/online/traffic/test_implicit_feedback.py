@@ -14,7 +14,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.config.schema.service import ImplicitFeedback
 from rft_platform.judging.llm.asking import InvalidAnswerError
-from rft_platform.judging.llm.reactions import read_verdict
+from rft_platform.judging.llm.judges import read_verdict
 from rft_platform.online.project import project_in
 from rft_platform.online.traffic.database import open_database
 from rft_platform.online.traffic.implicit_feedback import ImplicitRewards, unjudged_reactions

@@ -11,8 +11,7 @@ from rft_platform.online.traffic.erasure import Person, TrafficErasure
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.store import TrafficStore
-from rft_platform.tasks.column_mapping import Columns
-from rft_platform.tasks.offline_dataset import load_pairs
+from rft_platform.tasks.offline_dataset import Columns, load_pairs
 
 QUESTION = [{"role": "user", "content": "What is 12*7?"}]
 

@@ -21,12 +21,12 @@ from rft_platform.online.project import project_in
 from rft_platform.online.traffic.demonstrations import FILE, DemonstrationStore, collect_demonstrations
 from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.online.traffic.project_traffic import traffic_store
-from rft_platform.rounds.collect import collect
+from rft_platform.rounds.explore import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, parent_of, publish
 from rft_platform.rounds.selection.row_selection import select_rows
-from rft_platform.rounds.train_request import train_request
+from rft_platform.rounds.train import train_request
 from rft_platform.training.data import conversations
 from tests.online.test_forget import files_with
 
@@ -146,7 +146,7 @@ def test_a_round_keeps_its_demonstrations_and_a_lost_file_is_written_again(proje
     assert file.read_bytes() == before
 
 
-def test_a_forgotten_person_leaves_no_demonstration_and_the_trained_versions_are_named(project: Project) -> None:
+def test_forget_removes_demonstrations_and_names_the_trained_versions(project: Project) -> None:
     correct(project, "a", SECRET)
     correct(project, "b", "another")
     collect(project, 1)

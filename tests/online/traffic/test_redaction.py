@@ -20,7 +20,7 @@ from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.project_traffic import traffic_database, traffic_store
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
-from rft_platform.rounds.collect import collect
+from rft_platform.rounds.explore import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish
@@ -156,7 +156,7 @@ def test_what_cannot_be_redacted_is_not_stored_and_not_shown(project: Project, c
     assert SECRET not in caplog.text and "service.redaction" in caplog.text
 
 
-def test_a_function_that_does_not_exist_is_named(project: Project) -> None:
+def test_the_error_names_a_missing_function(project: Project) -> None:
     service = project.config.service.model_copy(update={"redaction": "privacy_of_nobody:redact"})
     other = project_in(project.home, project.config.model_copy(update={"service": service}))
     with pytest.raises(UserError, match=r"service\.redaction 'privacy_of_nobody:redact': cannot import"):

@@ -380,7 +380,7 @@ def test_what_is_said_about_a_forgotten_call_is_not_kept(store, url) -> None:
     assert store.give_feedback(feedback("f1", "a", comment="ann was unhappy")) == FeedbackResult(unknown=("a",))
 
 
-def test_errors_of_the_database_do_not_show_what_was_said(tmp_path) -> None:
+def test_errors_of_the_database_do_not_show_messages(tmp_path) -> None:
     engine = open_database(f"sqlite:///{tmp_path / 'traffic.db'}")
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE feedback_calls")

@@ -70,7 +70,7 @@ VALID, INVALID = model_call(None, ("refund", '{"order": 7}')), model_call(None, 
         ({}, "answer"),
     ],
 )
-def test_actions_are_told_apart(call, action) -> None:
+def test_actions_are_counted_separately(call, action) -> None:
     assert action_of(call) == action
 
 
