@@ -25,6 +25,7 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
+from rft_platform.jobs.dagster_internals.kept_connections import keep_connections
 from rft_platform.jobs.dagster_internals.masked_instance import MaskedInstance
 
 CODE_LOCATION, MODULE = "rft_platform", "rft_platform.definitions"  # as in workspace.yaml
@@ -70,11 +71,19 @@ class DriverInstance(MaskedInstance):
     ``dagster.yaml`` again at the start of each run. It holds the lock of ``logging`` and waits for all handlers, while
     a run in the other thread that stores an event holds its handler and waits for this lock: a deadlock. The handlers
     are therefore configured once.
+
+    Connections to SQLite files stay open until the instance is disposed of.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._yaml_handlers = super().get_yaml_python_handlers()
+        self._close_connections = keep_connections(self)
+
+    def dispose(self) -> None:
+        """Close what the instance has open."""
+        super().dispose()
+        self._close_connections()
 
     def get_yaml_python_handlers(self) -> Sequence[logging.Handler]:
         """The log handlers of ``dagster.yaml``, configured once."""

@@ -9,7 +9,7 @@ and ticks. The overridden methods are public names of ``DagsterInstance``; only 
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import dagster as dg
@@ -17,7 +17,7 @@ from dagster._core.instance.ref import InstanceRef
 from dagster._core.scheduler.instigation import InstigatorTick
 from dagster._serdes import deserialize_value, serialize_value
 
-from rft_platform.common.redaction import redact
+from rft_platform.common.redaction import redact, redaction
 from rft_platform.config.home import PRIVATE_UMASK
 from rft_platform.jobs.dagster_internals.pool_claims import make_claims_interruptible
 from rft_platform.observability.masked_output import mask_output
@@ -66,15 +66,15 @@ class MaskedInstance(dg.DagsterInstance):
 def without_secrets(stored: Stored) -> Stored:
     """A copy of a Dagster record with the secrets in its texts masked; the record itself if it contains none."""
     content = json.loads(serialize_value(stored))
-    clean = _masked(content)
+    clean = _masked(content, redaction())
     return stored if clean == content else deserialize_value(json.dumps(clean), type(stored))
 
 
-def _masked(value: Any) -> Any:
+def _masked(value: Any, mask: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return redact(value)
+        return mask(value)
     if isinstance(value, list):
-        return [_masked(item) for item in value]
+        return [_masked(item, mask) for item in value]
     if isinstance(value, dict):
-        return {key: _masked(item) for key, item in value.items()}
+        return {key: _masked(item, mask) for key, item in value.items()}
     return value
