@@ -56,13 +56,12 @@ def log_model(run: TrainingRun, name: str, step: int, tags: Mapping[str, Any]) -
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
     given = {key: str(value) for key, value in tags.items() if value is not None}
-    model_id = find_model(run, given[WEIGHTS_TAG])
-    if model_id is None:
-        experiment = run.client.get_run(run.run_id).info.experiment_id
-        made = run.client.create_logged_model(experiment, name, run.run_id, given, model_type="policy")
-        model_id = str(made.model_id)
+    known = find_model(run, given[WEIGHTS_TAG])
+    if known is None:
+        made = run.client.create_logged_model(run.experiment_id, name, run.run_id, given, model_type="policy")
+    model_id = str(made.model_id) if known is None else known
     run.client.finalize_logged_model(model_id, LoggedModelStatus.READY)  # again if a kill interrupted the first time
-    outputs = run.client.get_run(run.run_id).outputs
+    outputs = None if known is None else run.client.get_run(run.run_id).outputs
     if outputs is None or model_id not in {output.model_id for output in outputs.model_outputs}:
         run.client.log_outputs(run.run_id, [LoggedModelOutput(model_id, step)])
     return model_id
@@ -75,7 +74,6 @@ def set_model_version(run: TrainingRun, model_id: str, name: str, version: int) 
 
 def find_model(run: TrainingRun, weights_digest: str) -> str | None:
     """The id of the run's LoggedModel with these weights, or None."""
-    experiment = run.client.get_run(run.run_id).info.experiment_id
     condition = f"tags.`{WEIGHTS_TAG}` = '{weights_digest}' AND source_run_id = '{run.run_id}'"
-    found = run.client.search_logged_models([experiment], condition, max_results=1)
+    found = run.client.search_logged_models([run.experiment_id], condition, max_results=1)
     return str(found[0].model_id) if found else None
