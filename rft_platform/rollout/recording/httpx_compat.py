@@ -1,6 +1,7 @@
 """The HTTP package that ``openai`` is built on. Importing this module imports ``openai``: do so only to run agents."""
 
 import importlib
+from functools import cache
 from typing import Any
 
 import openai
@@ -13,6 +14,13 @@ def _wire_package() -> str:
 
 
 wire: Any = importlib.import_module(_wire_package())
+
+
+@cache
+def tls_context() -> Any:
+    """What clients pass as ``verify``: the package would read all certificates again for each of them."""
+    return wire.create_ssl_context()
+
 
 #: Request extension with the estimated tokens of a request. An extension is not sent over the network.
 TOKENS = "rft_tokens"

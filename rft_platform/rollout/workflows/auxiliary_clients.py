@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import openai
 
 from rft_platform.openai_api.messages import with_defaults
-from rft_platform.rollout.recording.httpx_compat import wire
+from rft_platform.rollout.recording.httpx_compat import tls_context, wire
 
 if TYPE_CHECKING:
     from rft_platform.rollout.workflows.auxiliary import AuxiliarySpec
@@ -42,7 +42,7 @@ class BoundedAsyncTransport(wire.AsyncBaseTransport):
     """Sends at most ``max_concurrency`` requests at once per event loop; the wait does not count in the time-out."""
 
     def __init__(self, spec: "AuxiliarySpec") -> None:
-        self._inner: Any = wire.AsyncHTTPTransport(limits=wire.Limits(**_LIMITS))
+        self._inner: Any = wire.AsyncHTTPTransport(verify=tls_context(), limits=wire.Limits(**_LIMITS))
         self._requests = _Requests(spec)
         self._count = spec.max_concurrency
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -68,7 +68,7 @@ class BoundedTransport(wire.BaseTransport):
     """Blocking counterpart of ``BoundedAsyncTransport``; the limit holds over all threads."""
 
     def __init__(self, spec: "AuxiliarySpec") -> None:
-        self._inner: Any = wire.HTTPTransport(limits=wire.Limits(**_LIMITS))
+        self._inner: Any = wire.HTTPTransport(verify=tls_context(), limits=wire.Limits(**_LIMITS))
         self._requests = _Requests(spec)
         self._slots = threading.Semaphore(spec.max_concurrency)
 
