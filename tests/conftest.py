@@ -59,7 +59,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 #: Commands and whole projects, many of them under faults: their slow tests are left to `make test-long`.
-LONG = ("chaos", "cli", "deploy", "e2e", "faults", "recipes", "tuner")
+LONG = ("chaos", "cli", "deploy", "e2e", "faults", "tuner")
 #: The files that take longest, longest first: two workers that begin with them end at about the same time.
 LONGEST = (
     "e2e/test_daemon.py",

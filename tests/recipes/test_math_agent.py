@@ -87,6 +87,7 @@ def test_the_teacher_is_as_careless_as_the_recipe_says(split: tuple[Problems, Pr
             assert result["content"] == str(calculate(arguments["expression"]))
 
 
+@pytest.mark.slow
 def test_the_longest_conversation_fits_the_model(recipe: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -101,6 +102,7 @@ def test_the_longest_conversation_fits_the_model(recipe: Path) -> None:
     assert len(shortened) > 0.97 * len(rows)
 
 
+@pytest.mark.slow
 def test_a_warm_start_learns_calls_and_answers_as_the_engine_renders_them(recipe: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

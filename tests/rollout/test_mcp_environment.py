@@ -77,7 +77,7 @@ def address() -> Iterator[str]:
     thread.join(10)
 
 
-@pytest.fixture(params=["http", "command"])
+@pytest.fixture(params=["http", pytest.param("command", marks=pytest.mark.slow)])
 def name(request: pytest.FixtureRequest, script: Path) -> str:
     """The environment's name for each way to reach the server."""
     if request.param == "http":
@@ -130,6 +130,7 @@ async def test_only_the_chosen_tools_are_offered(name: str) -> None:
             pass
 
 
+@pytest.mark.slow
 async def test_each_episode_has_a_process_that_ends_with_it(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTER_SECRET", "tulip")
     command = f"mcp:{sys.executable} {script}"
@@ -164,6 +165,7 @@ async def test_a_server_that_cannot_be_reached_is_named(server: str, match: str)
             pass
 
 
+@pytest.mark.slow
 async def test_what_a_failed_server_printed_is_shown(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("from mcp.server import FastMCP\n")
@@ -210,6 +212,7 @@ class Caller:
         pass
 
 
+@pytest.mark.slow
 async def test_the_response_of_a_run_is_the_answer_without_a_call(script: Path) -> None:
     workflow, model = EnvironmentWorkflow(f"mcp:{sys.executable} {script}"), Caller()
     output = await workflow.run(Task("t", "set", "Count.", None, {}), model)  # type: ignore[arg-type]
