@@ -147,6 +147,7 @@ def test_a_lost_database_is_rebuilt_as_it_was(project: Project, monkeypatch: pyt
     assert again.champion == 2, "a rebuilding that finds nothing to do leaves the champion alone"
 
 
+@pytest.mark.slow
 def test_a_rollback_outlives_the_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert roll_back(project, new_registry(project)).version == 2
     with pytest.raises(UserError, match="version 2 is the first champion; there is no previous champion"):
@@ -159,6 +160,7 @@ def test_a_rollback_outlives_the_database(project: Project, monkeypatch: pytest.
     assert (report.champion, report.candidate) == (2, 4)
 
 
+@pytest.mark.slow
 def test_a_promotion_by_hand_outlives_the_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     roll_back(project, new_registry(project))
     for version, why in ((10, "was not evaluated: run `rft eval --round 5`"), (7, "registered are 2, 4, 8, 10"),
@@ -178,6 +180,7 @@ def test_a_promotion_by_hand_outlives_the_database(project: Project, monkeypatch
     assert roll_back(project, new_registry(project)).version == 2
 
 
+@pytest.mark.slow
 def test_a_rollback_that_was_killed_goes_back_one_version_when_repeated(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +218,7 @@ def test_a_killed_rebuilding_is_completed(
     assert content(project) == before
 
 
+@pytest.mark.slow
 def test_numbers_that_are_taken_are_replaced_in_the_notes(project: Project, empty_store: Path) -> None:
     """A database was made anew, and the newest round was registered in it as version 1."""
     shutil.copy(empty_store, project.home.mlflow / "mlflow.db")
@@ -248,6 +252,7 @@ def test_imported_versions_are_registered_again(project: Project, monkeypatch: p
     assert report.registered == [1]
 
 
+@pytest.mark.slow
 def test_gaps_keep_later_numbers(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The note of a round is gone, its checkpoint is not; of another round both are."""
     shutil.rmtree(project.store.round_folder(1))
