@@ -3,7 +3,9 @@
 ``choose_memory`` fills in what the configuration leaves open. Where engine and trainer share a GPU, the engine's cache
 comes first, because answers that wait for a place in it cost more than gradient checkpointing does: 512 answers of a 4B
 model took 24 s with 90,000 tokens of cache and 14 s with 150,000. The trainer gets the fastest settings that fit beside
-this cache, and the engine then gets what the trainer leaves.
+this cache, and the engine then gets what the trainer leaves. If the fastest settings do not fit, and engine and trainer
+never work at the same time, they take turns: the engine sleeps while the trainer works, and a trainer without work
+keeps only its state.
 
 The trainer's part is the sum of what training keeps on each GPU: float32 weights, gradients and AdamW's two moments (16
 bytes a parameter, divided by the ranks), frozen models in the dtype of the activations, gathered weights, the
@@ -21,7 +23,7 @@ from typing import Any
 from psutil import virtual_memory
 
 from rft_platform.cluster.child import Program
-from rft_platform.config.gpu_placement import place
+from rft_platform.config.gpu_placement import engine_kind, place
 from rft_platform.config.resolve import RunSettings
 
 GIB = 2**30
@@ -52,6 +54,7 @@ class MemoryChoice:
     gradient_checkpointing: bool
     cpu_offload: bool
     engine_share: float  # of a GPU, for each engine of the policy
+    engine_sleeps: bool = False  # engine and trainer of a GPU take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class TrainerMemory:
     activations: int  # of one pack
     head: int  # logits, and the gathered embedding with its gradient
     communication: int  # buffers for gradients on their way to other ranks
+    kept: int  # what stays on the GPU between two trainings
 
     @property
     def in_use(self) -> int:
@@ -129,6 +133,11 @@ class TrainerMemory:
     def total(self) -> int:
         """What the process needs: tensors, free blocks between them, and its CUDA context."""
         return int(_RESERVED * self.in_use) + _CONTEXT_BYTES
+
+    @property
+    def at_rest(self) -> int:
+        """What the process holds between two trainings, if it frees the rest."""
+        return int(_RESERVED * self.kept) + _CONTEXT_BYTES
 
 
 def trainer_memory(run: RunSettings, shape: ModelShape, choice: MemoryChoice) -> TrainerMemory:
@@ -152,12 +161,15 @@ def trainer_memory(run: RunSettings, shape: ModelShape, choice: MemoryChoice) ->
     eager = 1.0 if trainer.torch_compile is not False and size == 2 else _EAGER
     embedding = shape.vocabulary * shape.hidden
     sent = embedding + 2 * shape.parameters // shape.layers  # gathered a second time, and the float32 gradient's copy
+    gathered_bytes = gathered * size if size == 2 or trainer.nproc > 1 else 0
+    nccl = _NCCL_BYTES if trainer.nproc > 1 else 0
     return TrainerMemory(
         state=state,
-        gathered=gathered * size if size == 2 or trainer.nproc > 1 else 0,
+        gathered=gathered_bytes,
         activations=int(choice.max_tokens_per_pack * kept * size * eager),
         head=_HEAD_BYTES + embedding * (size + 4),
-        communication=_NCCL_BYTES + sent * (size + 4 // trainer.nproc) if trainer.nproc > 1 else 0,
+        communication=nccl + sent * (size + 4 // trainer.nproc) if nccl else 0,
+        kept=state + nccl + (gathered_bytes if keeps_all else 0),
     )
 
 
@@ -166,7 +178,7 @@ def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Me
 
     If nothing fits, the values that need least memory; ``memory_problems`` then refuses the run.
     """
-    trainer, placement = run.config.trainer, place(run.config, gpu_count)
+    trainer, explorer, placement = run.config.trainer, run.config.explorer, place(run.config, gpu_count)
     shape = ModelShape.of(run.config.model.model_path) if gpu_count and gpu_bytes is not None else None
     if shape is None or gpu_bytes is None:
         share = _UNKNOWN_SHARE if placement.shared else _ALONE_SHARE
@@ -174,15 +186,39 @@ def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Me
         return MemoryChoice(pack, bool(trainer.gradient_checkpointing), bool(trainer.cpu_offload), _share(run, share))
     usable = int(_USABLE * gpu_bytes)
     engines = list(_engine_sizes(run, shape, gpu_bytes)) if placement.shared and placement.engines else [0]
-    for beside, choice in _choices(run, shape, usable, engines):  # the last one needs least
-        if trainer_memory(run, shape, choice).total <= usable - beside:
-            break
+
+    def fits(beside: int, choice: MemoryChoice) -> bool:
+        needed = trainer_memory(run, shape, choice)
+        return needed.total <= usable - beside and needed.at_rest <= usable - engines[-1]
+
+    awake = [(False, *each) for each in _choices(run, shape, usable, engines)]
+    asleep = [(True, *each) for each in _choices(run, shape, usable, [_beyond_share(run)])]
+    plans = [awake[0], *asleep, *awake]
+    if not _takes_turns(run, gpu_count):
+        plans = awake
+    elif explorer.rollout_model.enable_sleep_mode:
+        plans = asleep
+    sleeps, _, choice = next((plan for plan in plans if fits(*plan[1:])), plans[-1])  # the last one needs least
     if not placement.shared:
         return replace(choice, engine_share=_share(run, _ALONE_SHARE))
-    left = usable - trainer_memory(run, shape, choice).total - _beyond_share(run)
+    needed = trainer_memory(run, shape, choice)
+    left = usable - (needed.at_rest if sleeps else needed.total) - _beyond_share(run)
     least = engines[-1] - _beyond_share(run)
-    share = min(_LARGEST_SHARE, max(left, least) / gpu_bytes)
-    return replace(choice, engine_share=_share(run, int(share * 100) / 100))
+    share = min(_ALONE_SHARE if sleeps else _LARGEST_SHARE, max(left, least) / gpu_bytes)
+    return replace(choice, engine_share=_share(run, int(share * 100) / 100), engine_sleeps=sleeps)
+
+
+def _takes_turns(run: RunSettings, gpu_count: int) -> bool:
+    """Whether an engine may sleep while the trainer works: both share a GPU, and nobody needs the engine then."""
+    config, placement = run.config, place(run.config, gpu_count)
+    together = config.online or config.synchronizer.dynamic or config.synchronizer.sync_offset or config.mode == "train"
+    return (
+        placement.shared
+        and placement.engines > 0
+        and not together
+        and engine_kind(config, gpu_count) == "vllm"
+        and config.explorer.rollout_model.enable_sleep_mode is not False
+    )
 
 
 def _choices(
@@ -292,6 +328,8 @@ def _chosen(run: RunSettings, choice: MemoryChoice, gpu_count: int) -> list[str]
             chosen.append("trainer.cpu_offload true (the optimiser's state does not fit on the GPU)")
     if serving.gpu_memory_utilization is None and place(run.config, gpu_count).engines:
         chosen.append(f"explorer.rollout_model.gpu_memory_utilization {choice.engine_share:g}")
+    if serving.enable_sleep_mode is None and choice.engine_sleeps:
+        chosen.append("explorer.rollout_model.enable_sleep_mode true (engine and trainer take turns on the GPU)")
     return chosen
 
 
@@ -313,9 +351,24 @@ def memory_problems(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> 
                 f"and {_gb(weights)} of weights with one answer of {longest:,} tokens do not fit: raise it, or raise "
                 "tensor_parallel_size"
             )
+    if serving.enable_sleep_mode and not choice.engine_sleeps:
+        yield (
+            "explorer.rollout_model.enable_sleep_mode true: the engine cannot sleep here, because it shares no GPU "
+            "with the trainer, works at the same time (synchronizer.sync_offset, a dynamic sync style, online "
+            "projects), or is not vLLM; leave the key out"
+        )
     if not _trains(run):
         return
-    needed, room = trainer_memory(run, shape, choice), gpu_bytes - (engine if placement.shared else 0)
+    needed = trainer_memory(run, shape, choice)
+    if choice.engine_sleeps:
+        if needed.at_rest + engine > gpu_bytes:
+            yield (
+                f"explorer.rollout_model.gpu_memory_utilization {choice.engine_share:g}: the engine's {_gb(engine)} "
+                f"and the {_gb(needed.at_rest)} that the trainer keeps between two rounds do not fit on a GPU of "
+                f"{_gb(gpu_bytes)}: lower it, or leave it out"
+            )
+        engine = _beyond_share(run)
+    room = gpu_bytes - (engine if placement.shared else 0)
     if needed.total <= room:
         return
     beside = f" beside the engine's {_gb(engine)}" if placement.shared and engine else ""

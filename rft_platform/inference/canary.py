@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_platform.common.errors import RftError, WeightMismatchError
+from rft_platform.common.errors import DamagedError, RftError, WeightMismatchError
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
 
 LOG = logging.getLogger(__name__)
@@ -55,18 +55,27 @@ def mean_difference(ours: list[list[float]], theirs: list[list[float]]) -> float
     return sum(deltas) / len(deltas)
 
 
-def update_checked(engine: PolicyEngine, folder: Path, policy_version: int, canary: Canary) -> float:
-    """Load ``folder`` into the engine and run the canary check; returns the mean |delta log-prob|.
+def update_checked(
+    engine: PolicyEngine, folder: Path, policy_version: int, canary: Canary | None, weights_digest: str | None = None
+) -> float | None:
+    """Load ``folder`` into the engine and run the canary check; returns the mean |delta log-prob|, None without canary.
 
-    The engine is paused during the call, so it samples no request with unchecked weights. After an error the engine
-    serves the previous weights, which it kept or which this function restored. The engine stays paused only if the
-    previous weights cannot be restored, or after an interruption: its weights are unknown until the check is repeated.
+    Raises DamagedError if the loaded weights do not have ``weights_digest``. The engine is paused during the call, so
+    it samples no request with unchecked weights. After an error the engine serves the previous weights, which it kept
+    or which this function restored. The engine stays paused only if the previous weights cannot be restored, or after
+    an interruption: its weights are unknown until the check is repeated.
     """
     before = engine.status()
     engine.pause("wait")
     try:
         engine.update_weights(folder, policy_version)
-        mean = check_canary(engine, canary)
+        loaded = engine.status().weights_digest  # of the loaded bytes: no second read is needed
+        if weights_digest is not None and loaded != weights_digest:
+            raise DamagedError(
+                f"policy version {policy_version}: the weights in {folder} have digest {loaded[:16]}, those published "
+                f"had {weights_digest[:16]}; restore the folder or train the round again"
+            )
+        mean = None if canary is None else check_canary(engine, canary)
     except Exception:
         if _restored(engine, before):
             _resume(engine, before)

@@ -119,6 +119,10 @@ class EngineClient:
         """Serve again after a pause."""
         self._post("resume")
 
+    def sleep(self) -> None:
+        """Free the engine's GPU memory until the next request; an engine that cannot sleep does nothing."""
+        self._post("sleep")
+
     def metrics(self) -> dict[str, float]:
         """Counters since the start: requests, prompt_tokens, completion_tokens, generate_seconds, weight_updates."""
         return self._post("metrics")

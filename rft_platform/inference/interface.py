@@ -139,6 +139,13 @@ class PolicyEngine(Protocol):
         """Serve again after a pause."""
         ...
 
+    def sleep(self) -> None:
+        """Free the GPU's memory for a trainer on the same GPU, once running requests have finished.
+
+        The next request, score or weight update wakes the engine. An engine that cannot sleep does nothing.
+        """
+        ...
+
     def metrics(self) -> dict[str, float]:
         """Counters since the start: requests, prompt_tokens, completion_tokens, generate_seconds, weight_updates."""
         ...

@@ -31,6 +31,7 @@ from rft_platform.rounds.project.record import (
 from rft_platform.rounds.project.repair import repair_on_failure
 from rft_platform.rounds.releases.training_start import settle_start
 from rft_platform.rounds.selection.row_selection import select_rows
+from rft_platform.rounds.setup.connections import free_gpus
 from rft_platform.rounds.train_request import train_request
 from rft_platform.training.protocol import StepEvent, TrainRequest
 
@@ -101,6 +102,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         report(f"{key} training", done, max(training.total_steps, done), **watched)
 
     report(f"{key} training", 0, max(training.total_steps, 1))
+    free_gpus(project)
     with ExitStack() as weights:
         for policy in training.reads:
             weights.enter_context(repair_on_failure(project, policy))

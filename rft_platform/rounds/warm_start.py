@@ -19,7 +19,7 @@ from rft_platform.rounds.heldout_evaluation import sampled_pass
 from rft_platform.rounds.project.code_version import code_version
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, WarmStartRun, publish, published, write
-from rft_platform.rounds.setup.connections import base_model_folder, start_all, start_folder
+from rft_platform.rounds.setup.connections import base_model_folder, free_gpus, start_all, start_folder
 from rft_platform.rounds.setup.demonstrations import most_steps, write_demonstrations
 from rft_platform.training.checkpoint.manifest import MANIFEST
 from rft_platform.training.protocol import StepEvent, TrainRequest
@@ -108,6 +108,7 @@ class WarmStartCourse:
 
     def _leg(self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec) -> None:
         """Train ``steps`` more steps from the current state, then evaluate on the held-out tasks."""
+        free_gpus(self.project)
         result = self.trainer.train(self._request(demonstrations, digest, steps, optimizer), self._on_step)
         too_long = int(result.metrics.get("rows_too_long", 0))
         if too_long and not self.step:

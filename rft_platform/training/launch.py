@@ -74,7 +74,13 @@ def configured_service(config: RftConfig, memory: MemoryChoice, gpus: str | None
         threads=settings.threads,
         dtype=settings.dtype,
         idle_timeout_s=settings.idle_timeout_s,
-        layout=Layout(settings.reduce_dtype, memory.cpu_offload, memory.gradient_checkpointing, settings.torch_compile),
+        layout=Layout(
+            reduce_dtype=settings.reduce_dtype,
+            cpu_offload=memory.cpu_offload,
+            gradient_checkpointing=memory.gradient_checkpointing,
+            frees_gpu=memory.engine_sleeps,
+            compile=settings.torch_compile,
+        ),
         group=group,
         gpus=gpus,
     )

@@ -33,6 +33,7 @@ class Layout:
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of gradient sums over ranks
     cpu_offload: bool = False  # keep parameters, gradients and moments in host memory; needs CUDA
     gradient_checkpointing: bool = False  # recompute a layer's activations in the backward pass
+    frees_gpu: bool = False  # between two commands keep only the state on the GPU: an engine uses it, too
     compile: bool | None = None  # torch.compile each layer, for packs of few lengths; None: see ``compiles``
 
     def compiles(self, device_type: str, *, float32: bool) -> bool:

@@ -170,6 +170,7 @@ SHAPES = {
 }
 H100 = 81559 * 2**20
 LORA = {"lora_configs": [{"lora_rank": 16}]}
+VLLM = {"kind": "vllm"}
 
 
 def open_settings(tmp_path: Path, name: str, **sections: Any) -> RunSettings:
@@ -208,6 +209,10 @@ def test_parameters_are_computed_where_only_the_configuration_is_there(tmp_path:
         ("8b", {"model": LORA}, 2, False, False, 8192),
         ("8b", {"trainer": {"nproc": 4}}, 8, True, False, 8192),
         ("8b", {"mode": "colocate", "trainer": {"nproc": 4}}, 4, True, False, 8192),
+        ("4b", {"engine": VLLM}, 1, False, True, 8192),
+        ("4b", {"engine": VLLM, "mode": "colocate", "trainer": {"nproc": 2}}, 2, False, False, 8192),
+        ("8b", {"engine": VLLM, "model": LORA}, 1, False, False, 8192),
+        ("8b", {"engine": VLLM, "mode": "colocate", "trainer": {"nproc": 4}}, 4, True, False, 8192),
     ],
 )
 def test_open_values_are_chosen_so_that_training_fits_h100s(
@@ -230,12 +235,23 @@ def test_open_values_are_chosen_so_that_training_fits_h100s(
     ("name", "measured", "key", "sections", "choice"),
     [
         (
-            "4b", "full training of 4B on both GPUs (mode colocate, 2 ranks, engine on the first)",
+            "4b", "earlier: full training of 4B on both GPUs (mode colocate, 2 ranks, engine on the first)",
             "peak_gib_of_the_second_rank", {"trainer": {"nproc": 2}, "mode": "colocate"},
             MemoryChoice(16384, True, False, 0.36),
         ),
-        ("4b", "LoRA rank 16 on 4B, one GPU", "peak_gib", {"model": LORA}, MemoryChoice(10240, False, False, 0.27)),
-        ("8b", "LoRA rank 16 on 8B, one GPU", "peak_gib", {"model": LORA}, MemoryChoice(32768, True, False, 0.46)),
+        (
+            "4b", "earlier: LoRA rank 16 on 4B, one GPU", "peak_gib", {"model": LORA},
+            MemoryChoice(10240, False, False, 0.27),
+        ),
+        (
+            "8b", "earlier: LoRA rank 16 on 8B, one GPU", "peak_gib", {"model": LORA},
+            MemoryChoice(32768, True, False, 0.46),
+        ),
+        (
+            "4b", "takes turns: full training of 4B on both GPUs (mode colocate, 2 ranks, engine on the first)",
+            "peak_gib_of_the_second_rank", {"trainer": {"nproc": 2}, "mode": "colocate"},
+            MemoryChoice(8192, False, False, 0.52, True),
+        ),
     ],
 )  # fmt: skip
 def test_the_plan_is_near_what_whole_rounds_used(
@@ -254,6 +270,48 @@ def test_the_cache_of_the_engine_comes_before_training_without_checkpointing(tmp
     many = choose_memory(open_settings(tmp_path, "4b", model=LORA, explorer={"runner_per_model": 512}), 1, H100)
     assert (few.gradient_checkpointing, many.gradient_checkpointing) == (False, True)
     assert few.engine_share < many.engine_share == 0.6
+
+
+def test_an_engine_sleeps_where_engine_and_trainer_take_turns(tmp_path: Path) -> None:
+    many = {"runner_per_model": 512}
+    alternating = open_settings(tmp_path, "4b", model=LORA, engine=VLLM, explorer=many)
+    choice = choose_memory(alternating, 1, H100)
+    assert (choice.engine_sleeps, choice.gradient_checkpointing) == (True, False)
+    assert choice.engine_share > 0.7
+    assert "enable_sleep_mode true (engine and trainer take turns" in "\n".join(memory_lines(alternating, 1, H100))
+    shape = ModelShape.of(alternating.config.model.model_path)
+    assert shape is not None
+    kept = trainer_memory(alternating, shape, choice).at_rest
+    assert kept + choice.engine_share * H100 < H100 - 4 * GIB  # graphs and contexts stay on the GPU
+
+    others: list[dict[str, Any]] = [
+        {"explorer": {}},  # everything fits without sleeping
+        {"synchronizer": {"sync_offset": 1}},
+        {"engine": {"kind": "transformers"}},
+        {"explorer": {**many, "rollout_model": {"enable_sleep_mode": False}}},
+    ]
+    for other in others:
+        run = open_settings(tmp_path, "4b", **{"model": LORA, "engine": VLLM, "explorer": many, **other})
+        assert not choose_memory(run, 1, H100).engine_sleeps, other
+        assert list(memory_problems(run, 1, H100)) == []
+    assert not choose_memory(alternating, 2, H100).engine_sleeps  # a GPU each
+
+
+def test_sleep_is_refused_where_nobody_could_wait_for_the_engine(tmp_path: Path) -> None:
+    explorer = {"rollout_model": {"enable_sleep_mode": True}}
+    run = open_settings(tmp_path, "0.6b", engine=VLLM, explorer=explorer)
+    assert choose_memory(run, 1, H100).engine_sleeps
+    assert list(memory_problems(run, 1, H100)) == []
+    both = open_settings(tmp_path, "0.6b", engine=VLLM, explorer=explorer, synchronizer={"sync_offset": 1})
+    (problem,) = memory_problems(both, 1, H100)
+    assert "synchronizer.sync_offset" in problem and "leave the key out" in problem
+
+
+def test_a_share_that_the_trainers_state_does_not_leave_is_refused(tmp_path: Path) -> None:
+    explorer = {"rollout_model": {"enable_sleep_mode": True, "gpu_memory_utilization": 0.9}}
+    run = open_settings(tmp_path, "0.6b", engine=VLLM, explorer=explorer, trainer={"cpu_offload": False})
+    problem = next(memory_problems(run, 1, H100))
+    assert "gpu_memory_utilization 0.9" in problem and "keeps between two rounds" in problem
 
 
 def test_a_state_is_offloaded_only_to_a_host_that_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

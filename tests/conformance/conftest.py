@@ -50,7 +50,13 @@ def launch(request: pytest.FixtureRequest, kind: str, model: Path, home: Path, *
     """Find or start an engine of this kind; skips the test where this machine has none."""
     python = str(request.getfixturevalue("vllm_python")) if kind == "vllm" else None
     eager = bool(os.environ.get("RFT_TEST_EAGER"))
-    options = VllmOptions(kv_cache_gb=0.5, max_lora_rank=16, gpu_memory_utilization=0.3, enforce_eager=eager)
+    options = VllmOptions(
+        kv_cache_gb=0.5,
+        max_lora_rank=16,
+        gpu_memory_utilization=0.3,
+        enforce_eager=eager,
+        sleeps=device().type == "cuda",
+    )
     where = {name: settings.pop(name) for name in ("replica",) if name in settings}
     spec = EngineSpec(**{"kind": kind, "dtype": DTYPE, "python": python, "vllm": options, **settings})
     return find_or_start_engine(model, Home(home).cluster, spec, **where)

@@ -125,7 +125,8 @@ def canary(tiny_model: Path, trained: Path) -> Canary:
 
 
 def test_the_weights_of_the_trainer_are_served(engine: Engine, trained: Path, canary: Canary) -> None:
-    assert update_checked(engine, trained, 8, canary) < 1e-5
+    difference = update_checked(engine, trained, 8, canary)
+    assert difference is not None and difference < 1e-5
     assert (engine.policy_version, engine.folder, engine.paused) == (8, trained, False)
 
 
@@ -139,6 +140,17 @@ def test_a_stale_output_head_in_any_process_is_refused(
         update_checked(engine, trained, 8, canary)
     assert engine.updates == [(trained, True), (tiny_model, True)], "no request is sampled with unchecked weights"
     assert (engine.policy_version, engine.paused, engine.score(SEQUENCES)) == (0, False, before)
+
+
+def test_files_that_are_not_the_published_ones_are_refused_before_a_request_is_sampled(
+    engine: Engine, tiny_model: Path, trained: Path, canary: Canary
+) -> None:
+    for known in (canary, None):
+        engine.updates.clear()
+        with pytest.raises(DamagedError, match="those published had beefbeef"):
+            update_checked(engine, trained, 8, known, "beefbeef")
+        assert engine.updates == [(trained, True), (tiny_model, True)]
+        assert (engine.policy_version, engine.paused) == (0, False)
 
 
 def test_an_engine_whose_weights_cannot_be_restored_stays_paused(

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from safetensors.torch import save_file
 
-from rft_platform.common.errors import UserError, WeightMismatchError
+from rft_platform.common.errors import EngineError, UserError, WeightMismatchError
 from rft_platform.config.home import Home
 from rft_platform.inference.launch import launcher
 from rft_platform.inference.launch.launcher import EngineSpec, check_engine, find_or_start_engine, resolve_kind
@@ -135,7 +135,10 @@ def test_the_command_line_of_a_server(tiny_model: Path) -> None:
     assert "--max-lora-rank 16" in cpu and "q_proj" in cpu and "lm_head" not in cpu and "--max-num-seqs 7" in cpu
     gpu = " ".join(settings(tiny_model, options=VllmOptions()).arguments(Vllm("vllm", "0.24.0"), "127.0.0.1", 0))
     assert "--dtype bfloat16" in gpu and "--gpu-memory-utilization 0.9" in gpu and "lora" not in gpu
-    assert "--kv-cache-memory-bytes" not in gpu
+    assert "--kv-cache-memory-bytes" not in gpu and "sleep" not in gpu and "compilation" not in gpu
+    shared = VllmOptions(sleeps=True, max_lora_rank=8)
+    turns = " ".join(settings(tiny_model, options=shared).arguments(Vllm("vllm", "0.24.0"), "127.0.0.1", 0))
+    assert "--enable-sleep-mode" in turns and '--compilation-config {"cudagraph_specialize_lora": false}' in turns
     assert "--reasoning-parser" not in gpu
     thinking = settings(tiny_model, reasoning_parser="deepseek_r1", enable_thinking=False)
     assert "--reasoning-parser deepseek_r1" in " ".join(thinking.arguments(Vllm("vllm", "0.24.0"), "127.0.0.1", 0))
@@ -149,8 +152,13 @@ def test_settings_reach_the_process_that_takes_over(tiny_model: Path, monkeypatc
     assert ServerSettings.from_environment() == wanted
 
 
+async def awake() -> None:
+    """The engine of these tests never sleeps."""
+    raise AssertionError("an engine that is awake needs no call")
+
+
 async def test_the_gate_lets_an_update_run_alone() -> None:
-    admission, log = Admission(), []
+    admission, log = Admission(wake=awake), []
 
     async def request(name: str, seconds: float) -> None:
         async with admission.request():
@@ -173,7 +181,7 @@ async def test_the_gate_lets_an_update_run_alone() -> None:
 
 
 async def test_the_gate_holds_requests_during_a_pause_but_not_those_of_the_control_plane() -> None:
-    admission = Admission()
+    admission = Admission(wake=awake)
     await admission.pause()
     await admission.drained()
     async with admission.request(control=True):
@@ -187,7 +195,7 @@ async def test_the_gate_holds_requests_during_a_pause_but_not_those_of_the_contr
 
 
 async def test_an_update_that_is_given_up_opens_the_gate() -> None:
-    admission = Admission()
+    admission = Admission(wake=awake)
     async with admission.request():
         waiting = asyncio.create_task(admission.update().__aenter__())
         await asyncio.sleep(0.01)
@@ -196,6 +204,56 @@ async def test_an_update_that_is_given_up_opens_the_gate() -> None:
             await waiting
     async with admission.request():
         assert admission.running == 1
+
+
+async def test_an_engine_falls_asleep_after_running_requests_and_wakes_once_for_all_that_follow() -> None:
+    log: list[str] = []
+
+    async def wake() -> None:
+        await asyncio.sleep(0.01)
+        log.append("wakes")
+
+    async def fall_asleep() -> None:
+        log.append(f"sleeps with {admission.running} running")
+
+    admission = Admission(wake)
+
+    async def request(seconds: float) -> None:
+        async with admission.request():
+            log.append("request")
+            await asyncio.sleep(seconds)
+
+    running = asyncio.create_task(request(0.03))
+    await asyncio.sleep(0.01)
+    await admission.sleep(fall_asleep)
+    await admission.sleep(fall_asleep)
+    assert running.done() or admission.running == 0
+    await asyncio.gather(request(0), request(0))
+    await admission.sleep(fall_asleep)
+    async with admission.update():
+        log.append("update")
+    slept = "sleeps with 0 running"
+    assert log == ["request", slept, "wakes", "request", "request", slept, "wakes", "update"]
+
+
+async def test_an_engine_that_fails_to_wake_is_woken_again() -> None:
+    calls: list[str] = []
+
+    async def wake() -> None:
+        calls.append("wake")
+        if len(calls) == 1:
+            raise EngineError("no memory")
+
+    async def fall_asleep() -> None: ...
+
+    admission = Admission(wake)
+    await admission.sleep(fall_asleep)
+    with pytest.raises(EngineError):
+        await admission.request().__aenter__()
+    assert admission.running == 0
+    async with admission.request():
+        assert admission.running == 1
+    assert len(calls) == 2
 
 
 def test_seeds_of_prompts_do_not_meet() -> None:

@@ -34,6 +34,9 @@ class RolloutModel(Section):
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """vLLM: share of the GPU's memory that the engine may use. Default: 0.9; on a GPU that the trainer uses too, what
     the trainer leaves, at most 0.6."""
+    enable_sleep_mode: bool | None = None
+    """vLLM, on a GPU that the trainer uses too: free the engine's memory while the trainer works. Default: if otherwise
+    neither all answers of a batch nor the fastest training settings fit."""
     enforce_eager: bool = False
     """vLLM: do not capture CUDA graphs; starts faster, samples more slowly."""
     dtype: str = "bfloat16"

@@ -283,6 +283,10 @@ class EnginePool:
             self._paused = None
         self._broadcaster.answers(lambda client: client.resume())
 
+    def sleep(self) -> None:
+        """Free the GPU memory of all replicas until their next requests."""
+        self._broadcaster.answers(lambda client: client.sleep())
+
     def shutdown(self) -> None:
         """End all processes and remove their leases."""
         self._restarter.close(end=True)

@@ -30,6 +30,7 @@ ROUTES = (
     "update_weights",
     "pause",
     "resume",
+    "sleep",
     "shutdown",
 )
 Handler = Callable[[dict[str, Any], HttpRequest], Awaitable[Response]]
@@ -73,6 +74,10 @@ class ServedEngine(Protocol):
 
     async def resume(self) -> None:
         """Serve again."""
+        ...
+
+    async def sleep(self) -> None:
+        """Free the GPU's memory until the next request."""
         ...
 
 
@@ -155,6 +160,11 @@ class ControlPlane:
         """Serve again."""
         await self.engine.resume()
         return JSONResponse({"paused": False})
+
+    async def sleep(self, body: dict[str, Any], http: HttpRequest) -> Response:
+        """Free the GPU's memory until the next request."""
+        await self.engine.sleep()
+        return JSONResponse({"sleeps": True})
 
     async def shutdown(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """End the server."""

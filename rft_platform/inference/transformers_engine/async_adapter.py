@@ -55,3 +55,6 @@ class AsyncEngineAdapter:
     async def resume(self) -> None:
         """Serve again."""
         self.engine.scheduler.resume()
+
+    async def sleep(self) -> None:
+        """Do nothing: this engine holds little memory between two batches."""

@@ -54,6 +54,9 @@ def replace_weights(module: Any, tensors: Mapping[str, torch.Tensor], source: Pa
     for name, owner in layout.ties.items():
         if name in tensors and not torch.equal(tensors[name], tensors[owner]):
             raise tie_broken(source, name, owner)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise WeightMismatchError(f"{source}: {name} has values that are not finite")
     for name in set(tensors) - set(layout.ties):
         state[name].copy_(tensors[name])
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 
@@ -12,8 +12,11 @@ class Admission:
     A running request finishes on the weights that it started with, because an update waits until no request runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], Awaitable[None]]) -> None:
+        """``wake`` is called before a request or an update of an engine that sleeps."""
         self.paused = False
+        self.asleep = False
+        self._wake = wake
         self.busy_seconds = 0.0  # time with at least one running request
         self._updating = False
         self._running = 0
@@ -30,6 +33,7 @@ class Admission:
         """Run the block as one request, once no pause or update holds it. Pauses do not hold ``control`` requests."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._updating and (control or not self.paused))
+            await self._wake_up()
             self._count(1)
         try:
             yield
@@ -61,6 +65,7 @@ class Admission:
             self._updating = True
             try:
                 await self._changed.wait_for(lambda: self._running == 0)
+                await self._wake_up()
             except BaseException:
                 self._updating = False
                 self._changed.notify_all()
@@ -70,6 +75,20 @@ class Admission:
         finally:
             self._updating = False
             await asyncio.shield(self._tell())
+
+    async def sleep(self, fall_asleep: Callable[[], Awaitable[None]]) -> None:
+        """Call ``fall_asleep`` once no request runs, unless the engine sleeps already."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._updating and self._running == 0)
+            if not self.asleep:
+                await fall_asleep()
+                self.asleep = True
+
+    async def _wake_up(self) -> None:
+        """Wake an engine that sleeps; the caller holds the condition, so that other callers wait for it."""
+        if self.asleep:
+            await self._wake()
+            self.asleep = False
 
     def _count(self, change: int) -> None:
         now = time.perf_counter()

@@ -50,7 +50,7 @@ class VllmEngine:
         folder = Path(settings.model_path)
         self.llm = llm
         self.settings = settings
-        self.admission = Admission()
+        self.admission = Admission(wake=llm.wake_up)
         self.weights = ServedWeights(llm, folder, settings.options.max_lora_rank)
         self.tokenizer = PolicyTokenizer(folder)
         self.template = ChatTemplate(self.tokenizer, settings.chat_template, settings.template_options)
@@ -150,6 +150,14 @@ class VllmEngine:
         if self._frozen:
             await self._thaw()
         await self.admission.resume()
+
+    async def sleep(self) -> None:
+        """Free the GPU's memory: the weights move to host memory, the cache is dropped."""
+        if not self.settings.options.sleeps:
+            return
+        if self._frozen:
+            await self._thaw()
+        await self.admission.sleep(self.llm.sleep)
 
     def status(self) -> EngineStatus:
         """Identity and state."""

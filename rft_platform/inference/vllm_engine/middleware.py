@@ -159,7 +159,12 @@ class EnginePlanes:
             headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
             headers.append((b"content-length", str(len(checked.body)).encode()))
             answer = _Answer(send, engine, checked.constrained)
-            await self.app({**scope, "headers": headers}, replayed(checked.body, receive), answer.stamp)
+            try:
+                await self.app({**scope, "headers": headers}, replayed(checked.body, receive), answer.stamp)
+            except ValueError as error:  # how vLLM refuses some requests, such as n: 3 with temperature 0
+                if answer.started:
+                    raise
+                await _refuse(ApiError(400, str(error), "invalid_value"), answer.version, scope, receive, send)
 
 
 class _Answer:
@@ -172,6 +177,11 @@ class _Answer:
         self._start: Message = {}
         self._streams = False
         self._body = b""
+
+    @property
+    def started(self) -> bool:
+        """Whether the response has begun."""
+        return bool(self._start)
 
     async def pass_on(self, message: Message) -> None:
         """Forward a message of the response unchanged, except that the version header is added."""

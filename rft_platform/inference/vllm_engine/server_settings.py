@@ -52,6 +52,7 @@ class VllmOptions:
     enforce_eager: bool = False
     tensor_parallel_size: int = 1
     kv_cache_gb: float = 1.0  # for a CPU; on a GPU, gpu_memory_utilization determines the size of the cache
+    sleeps: bool = False  # whether the engine can free the GPU's memory for a trainer
     max_lora_rank: int = 0  # largest rank of adapters that may be loaded; 0: no adapters
     arguments: dict[str, Any] = field(default_factory=dict)  # further options of vLLM's server
 

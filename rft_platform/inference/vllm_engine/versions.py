@@ -156,6 +156,9 @@ def resource_options(vllm: Vllm, settings: dict[str, Any], max_model_len: int) -
         "gpu_memory_utilization": settings["gpu_memory_utilization"],
         "tensor_parallel_size": settings["tensor_parallel_size"],
         "enforce_eager": settings["enforce_eager"],
+        "enable_sleep_mode": settings["sleeps"] or None,
+        # The policy has an adapter in nearly all requests: graphs without one would double the time to capture them.
+        "compilation_config": {"cudagraph_specialize_lora": False} if settings["max_lora_rank"] else None,
     }
 
 

@@ -24,6 +24,7 @@ class WorkerExtension:
         with without_adapters(model):
             runner.reload_weights(weights_path=folder)
             pack_output_heads(model)
+            check_finite(model)
 
 
 @contextmanager
@@ -48,6 +49,15 @@ def without_adapters(model: Any) -> Iterator[None]:
     finally:
         for parent, name, child in wrapped:
             setattr(parent, name, child)
+
+
+def check_finite(model: Any) -> None:
+    """Raise ValueError if a weight is infinite or NaN: on a GPU vLLM would sample ids that do not exist, and die."""
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float32, torch.bfloat16, torch.float16) and not parameter.isfinite().all():
+            raise ValueError(f"{name} has values that are not finite")
 
 
 def pack_output_heads(model: Any) -> None:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from rft_platform.common.errors import DamagedError
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import update_checked
@@ -65,18 +64,8 @@ def deploy(engine: PolicyEngine, policy: Policy, least_serving: int | None = Non
     if least_serving is not None and isinstance(engine, EnginePool):
         found = engine.roll(lambda client: deploy(client, policy), least_serving)
         return max((each for each in found if each is not None), default=None)
-    difference = None
-    if policy.canary is None:
-        engine.update_weights(Path(policy.folder), policy.policy_version)
-    else:
-        difference = update_checked(engine, Path(policy.folder), policy.policy_version, policy.canary)
-    loaded = engine.status().weights_digest  # digest of the loaded bytes: no second read is needed
-    if loaded != policy.weights_digest:
-        engine.update_weights(Path(before.weights_path), before.policy_version)
-        raise DamagedError(
-            f"policy version {policy.policy_version}: the weights in {policy.folder} have digest {loaded[:16]}, those "
-            f"published had {policy.weights_digest[:16]}; restore the folder or train the round again"
-        )
+    version, digest = policy.policy_version, policy.weights_digest
+    difference = update_checked(engine, Path(policy.folder), version, policy.canary, digest)
     if before.paused:
         engine.resume()
     return difference

@@ -1,5 +1,6 @@
 """Connections of a project to its engine, its trainer group and its registry; missing processes are started."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
     from rft_platform.training.service.trainer_client import TrainerClient
 
+LOG = logging.getLogger(__name__)
 #: Distance between the seed ranges of replicas. Requests without a seed count up from their engine's own seed.
 SEEDS_A_REPLICA = 2**20
 #: Patterns of the files downloaded for a model of the hub.
@@ -89,6 +91,25 @@ def start_engine(project: Project, name: str, folder: Path, spec: "EngineSpec", 
     return find_or_start_engine(folder, project.home.cluster, spec, name=name, replica=replica, gpus=gpus)
 
 
+def free_gpus(project: Project) -> None:
+    """Let the engines that share GPUs with the trainer sleep; each wakes with its next request."""
+    if not project.memory.engine_sleeps:
+        return
+    from rft_platform.inference.client import EngineClient
+    from rft_platform.inference.launch.launcher import replica_name
+
+    cluster = project.home.cluster
+    for name, number in engine_gpus(project.config):
+        address = cluster.find(replica_name(number, name))
+        if address is None:
+            continue
+        try:
+            with EngineClient(address, cluster) as client:
+                client.sleep()
+        except EngineError as error:  # a dead engine holds no memory
+            LOG.warning("the engine at %s does not sleep: %s", address.url, error)
+
+
 def connect_policies(project: Project) -> dict[str, "EngineClient"]:
     """A healthy engine for each policy of section ``policies``, by name; started in parallel."""
     config = project.config
@@ -116,6 +137,7 @@ def engine_spec(
     chat_template: str | None = None,
     lora_rank: int = 0,
     gpu_share: float | None = None,
+    sleeps: bool = False,
 ) -> "EngineSpec":
     """Engine settings for ``serving``, the policy's model or an auxiliary one."""
     from rft_platform.inference.launch.launcher import EngineSpec
@@ -135,7 +157,7 @@ def engine_spec(
         enable_thinking=serving.enable_thinking,
         chat_template=chat_template,
         python=engine.python,
-        vllm=_vllm_options(engine, serving, lora_rank, gpu_share or serving.gpu_memory_utilization),
+        vllm=_vllm_options(engine, serving, lora_rank, gpu_share or serving.gpu_memory_utilization, sleeps),
     )
 
 
@@ -153,10 +175,13 @@ def policy_spec(project: Project, replica: int = 0) -> "EngineSpec":
         chat_template=model.custom_chat_template,
         lora_rank=rank,
         gpu_share=project.memory.engine_share,
+        sleeps=project.memory.engine_sleeps,
     )
 
 
-def _vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int, gpu_share: float | None) -> "VllmOptions":
+def _vllm_options(
+    engine: "Engine", serving: "RolloutModel", lora_rank: int, gpu_share: float | None, sleeps: bool
+) -> "VllmOptions":
     """The settings for ``serving`` that only a vLLM engine has."""
     from rft_platform.inference.vllm_engine.server_settings import VllmOptions
 
@@ -167,6 +192,7 @@ def _vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int, gpu
         enforce_eager=serving.enforce_eager,
         tensor_parallel_size=serving.tensor_parallel_size,
         kv_cache_gb=engine.kv_cache_gb,
+        sleeps=sleeps,
         max_lora_rank=lora_rank,
         arguments=engine.vllm_args,
         **given,

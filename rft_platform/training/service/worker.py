@@ -125,15 +125,19 @@ def _execute(
     session: TrainingSession, command: Message, send: Callable[[Message], None], cancelled: Callable[[], bool]
 ) -> Message:
     """Run a command on this rank; return its last event."""
-    if command["command"] == "score":
-        return {"event": "done", "logprobs": session.score(command["sequences"])}
 
     def on_step(event: StepEvent) -> None:
         send({"event": "step", **asdict(event)})
 
-    result = session.train(train_request(command["request"]), on_step, cancelled)
-    LOG.info("trained %d steps: policy version %d, %s", result.steps, result.policy_version, result.checkpoint)
-    return {"event": "done", "result": asdict(result)}
+    try:
+        if command["command"] == "score":
+            return {"event": "done", "logprobs": session.score(command["sequences"])}
+        result = session.train(train_request(command["request"]), on_step, cancelled)
+        LOG.info("trained %d steps: policy version %d, %s", result.steps, result.policy_version, result.checkpoint)
+        return {"event": "done", "result": asdict(result)}
+    finally:
+        if session.ranks.layout.frees_gpu:
+            torch.cuda.empty_cache()  # does nothing without CUDA
 
 
 def _family() -> list[psutil.Process]:
