@@ -7,8 +7,11 @@ costs beside its stages.
 Upstream: the storages always use SQLAlchemy's ``NullPool``, and no open issue asks for another pool.
 """
 
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import dagster as dg
 from dagster._core.storage.event_log import SqliteEventLogStorage
@@ -31,7 +34,7 @@ def keep_connections(instance: dg.DagsterInstance) -> Callable[[], None]:
     engines: dict[str, Engine] = {}  # the longest unused one first
     events, runs = instance.event_log_storage, instance.run_storage
     if isinstance(events, SqliteEventLogStorage):
-        setattr(events, events._connect.__name__, _connections_to_logs(events, engines))
+        setattr(events, events._connect.__name__, _EventLogs(events, engines).connect)
     if isinstance(runs, SqliteRunStorage):
         engines[_RUNS] = _engine(runs._conn_string)
         setattr(runs, runs.connect.__name__, engines[_RUNS].begin)
@@ -43,22 +46,45 @@ def keep_connections(instance: dg.DagsterInstance) -> Callable[[], None]:
     return close
 
 
-def _connections_to_logs(storage: SqliteEventLogStorage, engines: dict[str, Engine]) -> Callable[[str], object]:
-    """A replacement of the method that connects to the event log of a run, or to the index."""
+class _EventLogs:
+    """Connections to the event logs of runs, and to their index."""
+
+    def __init__(self, storage: SqliteEventLogStorage, engines: dict[str, Engine]) -> None:
+        self._storage = storage
+        self._engines = engines
+        self._tables = ""  # SQL that makes an empty event log, faster than Dagster's migrations
 
     @contextmanager
-    def connect(shard: str) -> Iterator[Connection]:
+    def connect(self, shard: str) -> Iterator[Connection]:
+        """Replaces the method of Dagster's storage."""
+        storage, engines = self._storage, self._engines
         with storage._db_lock:
             engines[shard] = engine = engines.pop(shard, None) or _engine(storage.conn_string_for_shard(shard))
             if shard not in storage._initialized_dbs:
-                storage._initdb(engine)
+                self._make_tables(shard, engine)
                 storage._initialized_dbs.add(shard)
             for old in [name for name in engines if name not in _FOR_ALL][:-_OPEN_LOGS]:
                 engines.pop(old).dispose()
             with engine.begin() as connection:
                 yield connection
 
-    return connect
+    def _make_tables(self, shard: str, engine: Engine) -> None:
+        is_new_log = shard not in _FOR_ALL and not Path(self._storage.path_for_shard(shard)).exists()
+        if is_new_log and self._tables:
+            with suppress(sqlite3.OperationalError), _driver(engine) as connection:
+                connection.executescript(self._tables)
+                return
+        self._storage._initdb(engine)  # also if another process makes the same tables at once
+        if is_new_log:
+            with _driver(engine) as connection:
+                self._tables = "\n".join(["PRAGMA journal_mode = WAL;", *connection.iterdump()])
+
+
+@contextmanager
+def _driver(engine: Engine) -> Iterator[sqlite3.Connection]:
+    with engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        yield driver
 
 
 def _engine(url: str) -> Engine:
