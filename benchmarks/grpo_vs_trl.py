@@ -77,10 +77,10 @@ def run_ours(folder: Path) -> list[list[float]]:
     from rft_platform.config.home import Home
     from rft_platform.config.load import dump_config, load_config
     from rft_platform.definitions import defs
-    from rft_platform.jobs.driver import drive
     from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.project.record import read
     from rft_platform.rounds.setup.connections import connect_engine, connect_trainer
+    from rft_platform.run.driver import drive
 
     home = Home(folder / "home")
     write_text(home.config_file, dump_config(load_config(folder / "rft.yaml")))

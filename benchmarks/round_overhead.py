@@ -29,10 +29,10 @@ def run(work: Path, rounds: int) -> list[dict[str, Any]]:
     home = Home(work / "home")
     os.environ["RFT_HOME"] = str(home.root)  # before the definitions are imported: they read it
     from rft_platform.definitions import defs
-    from rft_platform.jobs.driver import drive
     from rft_platform.jobs.instance import open_instance
     from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.setup.connections import connect_engine, connect_trainer
+    from rft_platform.run.driver import drive
 
     recipe_named("arithmetic").write(work / "arithmetic")
     config = load_config(work / "arithmetic" / "rft.yaml")

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from rft_platform.common.files import write_json
-from rft_platform.driver.machine import machine_facts
+from rft_platform.run.machine import machine_facts
 from rft_platform.tuner import AlgorithmConfig, DatasetConfig, JudgeOutput, TuneResult, TunerModelConfig, tune
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "agentscope_tune" / "main.py"

@@ -19,8 +19,7 @@ from rft_platform.cli.exits import exit_codes
 from rft_platform.cluster.this_process import terminable
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import write_json
-from rft_platform.driver.console import notes, output
-from rft_platform.driver.preflight import refuse_bad_target
+from rft_platform.run.console import notes, output, refuse_bad_target
 
 _ALL = "driver,engine,trainer,daemon,webserver,run_worker,code_server,mlflow"
 

@@ -16,11 +16,11 @@ from rft_platform.config.load import build_config, load_config
 from rft_platform.config.paths import resolve_paths
 from rft_platform.config.reference import write_with_schema
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.driver.start import begin, is_in_force
 from rft_platform.project_definitions import definitions_of
 from rft_platform.resources.names import DagsterNames
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.project import Project
+from rft_platform.run.start import begin, is_in_force
 
 _STARTER = """\
 # The least a run needs: a model, tasks, a judge. Every other key has a default (`rft config explain KEY`).

@@ -14,9 +14,8 @@ from rft_platform.cli.exits import exit_codes
 from rft_platform.cluster.this_process import terminable
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import write_json
-from rft_platform.driver.console import notes, output
-from rft_platform.driver.preflight import refuse_bad_target
 from rft_platform.recipes.tiny_model import build_model
+from rft_platform.run.console import notes, output, refuse_bad_target
 
 _ECHOED = "seeded kills and faults of the online service, then the invariants of docs/chaos.md"
 _SERVED = "seeded kills of the processes of `rft serve`, then the invariants of docs/chaos.md"

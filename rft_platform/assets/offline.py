@@ -12,7 +12,7 @@ from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource, RegistryResource, TrainerResource
 
 if TYPE_CHECKING:
-    from rft_platform.config.offline import OfflineKind
+    from rft_platform.config.resolve import OfflineKind
 
 teacher_model = dg.AssetSpec(
     "teacher_model",

@@ -8,9 +8,8 @@ Read in this order:
   online project whose service and training are two commands.
 - ``reference``: descriptions of the keys, for people.
 - ``resolve``: ``RunSettings``, the preset merged with the configuration, batch sizes, number of rounds;
-  ``training_specs`` (what the trainer receives), ``offline`` (trainings on a dataset) and ``rollout_limits`` (bounds on
-  workflow runs) belong to it.
+  ``training_specs`` (what the trainer receives) and ``rollout_limits`` (bounds on workflow runs) belong to it.
 - ``gpu_placement``: which GPUs the engines and the trainer use; ``memory_plan``: how much of their memory.
-- ``checks``: ``check_config`` refuses what cannot work, before anything starts.
+- ``findings``: what a check yields, and the refusal of a start; ``checks``: all checks of a configuration.
 - ``dry_run``: what ``rft run --dry-run`` prints; ``home``: the folders below ``RFT_HOME``.
 """

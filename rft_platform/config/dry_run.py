@@ -1,31 +1,15 @@
-"""Make the text of ``rft run --dry-run``: processes, devices, batch sizes, the order of the launches, and notices.
-
-A notice is one line about a setting that is accepted but has no effect, or that is perhaps not intended.
-"""
+"""Make the text of ``rft run --dry-run``: training, processes, devices, batch sizes, order of the launches, notices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from rft_platform.config.findings import Finding
 from rft_platform.config.gpu_placement import GpuPlacement, engine_kind, place
 from rft_platform.config.memory_plan import memory_lines
 from rft_platform.config.resolve import Batches, RunLength, RunSettings
 from rft_platform.config.schema.buffer import Taskset
-from rft_platform.config.schema.explorer import Explorer, RolloutModel
 from rft_platform.config.schema.rft_config import RftConfig
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessPlan:
-    """A long-lived process, or group of processes, that a run needs."""
-
-    name: str
-    what: str
-    device: str
-    count: int
-    where: str = ""  # which GPUs, if this machine has several
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,78 +17,36 @@ class RunPlan:
     """The resolved plan of a run."""
 
     title: str
-    processes: tuple[ProcessPlan, ...]
-    batches: Batches | None  # None: the run does not explore
-    length: RunLength | None  # None: the run does not explore, or the number of tasks is not known
-    waits: tuple[str, ...]
-    notices: tuple[str, ...]
-    tasksets: tuple[str, ...] = ()  # one line for each task dataset: how it is used
+    sections: dict[str, list[str]]  # lines by heading
     home: str | None = None  # the project's folder
-    memory: tuple[str, ...] = ()  # one line for each process that uses a GPU
-    training: tuple[str, ...] = ()  # what is trained, and by which loss; empty: the run does not train
+    findings: tuple[Finding, ...] = ()  # warnings and notes of the checks
 
 
 def run_plan(
     run: RunSettings, *, gpu_count: int, task_count: int | None = None, gpu_bytes: int | None = None
 ) -> RunPlan:
     """The plan of a run on a machine with ``gpu_count`` GPUs, the smallest of which has ``gpu_bytes``."""
-    config, offline, exploring = run.config, run.offline, run.config.mode in ("both", "explore", "colocate")
-    serves = config.mode != "train" or (offline is not None and bool(config.buffer.explorer_input.eval_tasksets))
+    config, rounds, explores = run.config, run.offline is None, run.config.mode in ("both", "explore", "colocate")
     algorithm, model = config.algorithm.algorithm_type, config.model.model_path
-    length = run.length(task_count) if exploring else None
-    return RunPlan(
-        title=f"{config.project}/{config.name}: mode {config.mode}, {algorithm} on {model}",
-        processes=tuple(_processes(config, gpu_count, serves)),
-        batches=run.batches if exploring and not config.online else None,
-        length=length,
-        waits=tuple(_waits(run) if offline is None else _offline_waits(config)),
-        notices=(*config.notices, *config_notices(config, gpu_count), *_length_notices(run, length, task_count)),
-        tasksets=tuple(_tasksets(config)) if offline is None else (),
-        memory=tuple(memory_lines(run, gpu_count, gpu_bytes)),
-        training=tuple(_training(run)) if config.mode in ("both", "train", "colocate") else (),
-    )
+    batches = _batch_lines(run.batches, run.length(task_count)) if explores and not config.online else []
+    sections = {
+        "tasks": _tasksets(config) if rounds else [],
+        "training": list(_training(run)) if config.mode in ("both", "train", "colocate") else [],
+        "processes": list(_processes(run, gpu_count)),
+        "memory": memory_lines(run, gpu_count, gpu_bytes),
+        "batches": batches,
+        "order": _waits(run) if rounds else _offline_waits(config),
+    }
+    return RunPlan(f"{config.project}/{config.name}: mode {config.mode}, {algorithm} on {model}", sections)
 
 
 def render_plan(plan: RunPlan) -> str:
     """The plan as text for a terminal."""
     lines = [plan.title, *([] if plan.home is None else [f"RFT_HOME {plan.home}"])]
-    if plan.tasksets:
-        lines += ["", "tasks", *(f"  {line}" for line in plan.tasksets)]
-    if plan.training:
-        lines += ["", "training", *(f"  {line}" for line in plan.training)]
-    lines += ["", "processes"]
-    lines += [f"  {each.name:<10} {each.what}, {each.count} x {each.device}{each.where}" for each in plan.processes]
-    if plan.memory:
-        lines += ["", "memory", *(f"  {line}" for line in plan.memory)]
-    if plan.batches is not None:
-        lines += ["", "batches", *(f"  {line}" for line in _batch_lines(plan.batches, plan.length))]
-    lines += ["", "order", *(f"  {wait}" for wait in plan.waits)]
-    if plan.notices:
-        lines += ["", "notices", *(f"  {notice}" for notice in plan.notices)]
+    for heading, said in {**plan.sections, "notices": plan.findings}.items():
+        if said:
+            lines += ["", heading, *(f"  {line}" for line in said)]
     return "\n".join(lines) + "\n"
-
-
-def _length_notices(run: RunSettings, length: RunLength | None, task_count: int | None) -> Iterator[str]:
-    """One line for each setting of the run's length or of a batch that is valid but perhaps not intended."""
-    if length is None:
-        return
-    config, batches, end = run.config, run.batches, run.config.trainer.total_steps
-    if end is not None and end != length.steps:
-        yield (
-            f"trainer.total_steps {end}: the run has {length.steps} optimiser steps, {batches.steps_a_round} in each "
-            f"of {length.rounds} rounds"
-        )
-    warm_ups = {"algorithm.optimizer": config.algorithm.optimizer.lr_warmup_steps}
-    if run.algorithm.critic:
-        warm_ups["algorithm.critic"] = config.algorithm.critic.lr_warmup_steps
-    for key, steps in warm_ups.items():
-        if steps >= length.steps:
-            yield (
-                f"{key}.lr_warmup_steps {steps} is not less than the {length.steps:,} steps of the "
-                "run: the learning rate rises until the end"
-            )
-    if task_count is not None and batches.batch_size > task_count:
-        yield f"buffer.batch_size {batches.batch_size} is more than the {task_count} tasks: a batch repeats tasks"
 
 
 def _training(run: RunSettings) -> Iterator[str]:
@@ -162,33 +104,27 @@ def _judged(taskset: Taskset) -> str:
     return f"workflow {taskset.workflow}, judge {label}"
 
 
-def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessPlan]:
-    device = "cuda" if gpu_count else "cpu"
-    processes = []
-    if serves:
-        kind = engine_kind(config, gpu_count)
-        serving = config.explorer.rollout_model
-        count = serving.engine_num * (serving.tensor_parallel_size if kind == "vllm" else 1)
+def _processes(run: RunSettings, gpu_count: int) -> Iterator[str]:
+    config, device = run.config, "cuda" if gpu_count else "cpu"
+    if config.mode != "train" or (run.offline is not None and config.buffer.explorer_input.eval_tasksets):
+        kind, serving = engine_kind(config, gpu_count), config.explorer.rollout_model
+        size = serving.tensor_parallel_size if kind == "vllm" else 1
         engine_device = device if config.engine.device == "auto" else config.engine.device
         if config.engine.urls:
-            processes.append(ProcessPlan("engine", ", ".join(config.engine.urls), "elsewhere", serving.engine_num))
+            yield f"engine     {', '.join(config.engine.urls)}, {serving.engine_num} x elsewhere"
         else:
-            processes.append(ProcessPlan("engine", f"{kind} engine", engine_device, count))
+            yield f"engine     {kind} engine, {serving.engine_num * size} x {engine_device}"
         for policy in config.policies:
-            label = f"{policy.name}, {kind} engine"
-            processes.append(ProcessPlan("policy", label, engine_device, count // serving.engine_num))
+            yield f"policy     {policy.name}, {kind} engine, {size} x {engine_device}"
         for model in config.explorer.auxiliary_models:
-            where, count = ("elsewhere", 1) if model.base_url else (engine_device, max(model.devices, 1))
-            processes.append(
-                ProcessPlan("auxiliary", f"{model.known_as}, {model.base_url or kind + ' engine'}", where, count)
-            )
+            where = "1 x elsewhere" if model.base_url else f"{max(model.devices, 1)} x {engine_device}"
+            yield f"auxiliary  {model.known_as}, {model.base_url or kind + ' engine'}, {where}"
     if config.mode in ("both", "train", "colocate"):
         where = _trainer_gpus(place(config, gpu_count)) if gpu_count else ""
-        processes.append(ProcessPlan("trainer", "torchrun worker group", device, config.trainer.nproc, where))
+        yield f"trainer    torchrun worker group, {config.trainer.nproc} x {device}{where}"
     if config.online and config.mode != "train":
         address = f"{config.explorer.listen_address}:{config.explorer.proxy_port}"
-        processes.append(ProcessPlan("service", f"online service at {address}", "cpu", 1))
-    return processes
+        yield f"service    online service at {address}, 1 x cpu"
 
 
 def _trainer_gpus(placement: GpuPlacement) -> str:
@@ -308,132 +244,3 @@ def _dynamic_waits(config: RftConfig) -> list[str]:
         evaluated = _every(config.evaluation.every, "explore batch", "explore batches")
         waits.append(f"{evaluated} trained, and after the last, the policy is evaluated")
     return waits
-
-
-_STORAGE_TYPE = "buffer.trainer_input.experience_buffer.storage_type"
-_NO_EFFECT = {
-    "synchronizer.sync_method": "the engine loads weights from checkpoint files",
-    "explorer.service_status_check_interval": "the service looks for new versions of its RFT_HOME twice a second",
-    _STORAGE_TYPE: "experiences are stored as files",
-}
-
-_VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
-
-
-def _keys_of(settings: Any, prefix: str = "") -> list[str]:
-    """The dotted keys of nested settings, without empty sections; for a single value, the value itself."""
-    if not isinstance(settings, dict):
-        return [prefix.removesuffix(".") or str(settings)]
-    return [key for name, value in settings.items() for key in _keys_of(value, f"{prefix}{name}.")]
-
-
-def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]:
-    """One line for each setting that the user changed and that has no effect.
-
-    ``gpu_count``: GPUs of this machine; None: unknown, and lines that depend on this number are left out.
-    """
-    reasons = dict(_NO_EFFECT)
-    if config.mode == "serve" and config.checkpoint_root_dir is not None:
-        del reasons["explorer.service_status_check_interval"]
-    if config.mode not in ("explore", "train"):
-        reasons["synchronizer.sync_timeout"] = "a launch starts when its inputs exist, without a time limit"
-    lines = [
-        f"{key} has no effect here: {reason}"
-        for key, reason in reasons.items()
-        if _value(config, key) != _value(_DEFAULT, key) and not (config.online and key == _STORAGE_TYPE)
-    ]
-    lines += [
-        f"trainer.trainer_config.{section} has no effect here, since it configures another framework's trainer: "
-        + ", ".join(_keys_of(settings))
-        for section, settings in config.trainer.trainer_config.items()
-        if _keys_of(settings)
-    ]
-    if config.engine.kind == "transformers" or (config.engine.kind == "auto" and gpu_count == 0):
-        lines += [
-            f"explorer.rollout_model.{key} has no effect with the transformers engine"
-            for key in _VLLM_ONLY
-            if _value(config.explorer.rollout_model, key) != _value(_DEFAULT.explorer.rollout_model, key)
-        ]
-    if config.algorithm.kl_loss_fn is not None and config.algorithm.beta == 0:
-        lines.append("algorithm.kl_loss_fn has no effect while kl_loss_fn_args.kl_coef is 0")
-    if config.algorithm.kl_loss_fn == "k1" and config.algorithm.beta:
-        lines.append("algorithm.kl_loss_fn k1 has no gradient in expectation as a loss: k2 has the gradient of the KL")
-    if config.algorithm.kl_penalty_fn is not None and config.algorithm.kl_penalty_fn_args.kl_coef == 0:
-        lines.append("algorithm.kl_penalty_fn has no effect while kl_penalty_fn_args.kl_coef is 0")
-    if gpu_count == 0 and config.cluster.gpu_per_node:
-        lines.append(f"cluster.gpu_per_node {config.cluster.gpu_per_node}: this machine has no GPU, so the CPU is used")
-        if (engines := config.explorer.rollout_model.engine_num) > 1:
-            lines.append(f"explorer.rollout_model.engine_num {engines}: these engines share the CPU")
-    if config.cluster.node_num > 1 and config.trainer.rendezvous.endpoint is None:
-        lines.append("cluster.node_num has no effect on training here while trainer.rendezvous.endpoint is not set")
-    if config.trainer.gradient_accumulation_steps > 1 and config.buffer.train_batch_size in (None, "round"):
-        lines.append("trainer.gradient_accumulation_steps has no effect: a step already uses a whole explore batch")
-    for index, taskset in enumerate(config.buffer.explorer_input.eval_tasksets):
-        if taskset.task_selector != type(taskset.task_selector)():
-            key = f"buffer.explorer_input.eval_tasksets[{index}].task_selector"
-            lines.append(f"{key} has no effect here: an evaluation runs every task")
-    explored = config.buffer.explorer_input.explored
-    lines += [
-        f"{key}.weight has no effect here: it is the share among several tasksets, and this is the only one"
-        for key, taskset in explored.items()
-        if len(explored) == 1 and taskset.weight is not None
-    ]
-    lines += _always_on_notices(config.explorer)
-    if not config.online:
-        lines += [
-            f"explorer.{key} has no effect here: it is for the online service (rft serve)"
-            for key in ("listen_address", "proxy_port")
-            if _value(config.explorer, key) != _value(_DEFAULT.explorer, key)
-        ]
-    lines += _single_call_notices(config)
-    lines += [
-        f"monitor.monitor_type {service} has no effect here: its package is not installed; run pip install "
-        f"'rft-platform[{service}]'"
-        for service in config.monitor.services
-        if find_spec(service) is None
-    ]
-    return lines
-
-
-_ALWAYS_ON = {
-    "enable_openai_api": "workflows can always call the policy by OpenAI clients",
-    "enable_history": "every call to the policy is recorded",
-    "enable_auto_tool_choice": "tool calls are parsed whenever a request offers tools",
-}
-
-
-def _always_on_notices(explorer: Explorer) -> Iterator[str]:
-    """One line for each switch that the user set to false.
-
-    A section with all keys gets no line: the platform writes such a section when it stores a configuration.
-    """
-    serving = explorer.rollout_model
-    if serving.model_fields_set == set(RolloutModel.model_fields):
-        return
-    for key, reason in _ALWAYS_ON.items():
-        if key in serving.model_fields_set and not getattr(serving, key):
-            yield f"explorer.rollout_model.{key} false has no effect here: {reason}"
-
-
-def _single_call_notices(config: RftConfig) -> Iterator[str]:
-    """One line for each setting that has no effect because the workflows make a single call."""
-    explored, explorer = config.buffer.explorer_input.explored.values(), config.explorer
-    if not explored or any(taskset.workflow != "single_turn" for taskset in explored):
-        return
-    settings = {
-        "explorer.over_rollout": explorer.over_rollout.ratio > 0,
-        "explorer.dynamic_timeout": explorer.dynamic_timeout.enable,
-        "explorer.workers": explorer.workers.kind == "process",
-    }
-    for key, is_set in settings.items():
-        if is_set:
-            yield f"{key} has no effect on workflow single_turn: the engine gets its runs as one batch"
-
-
-def _value(section: object, key: str) -> object:
-    for name in key.split("."):
-        section = getattr(section, name)
-    return section
-
-
-_DEFAULT = RftConfig()

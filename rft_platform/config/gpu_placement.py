@@ -49,7 +49,7 @@ def engine_kind(config: RftConfig, gpus: int) -> str:
 
 
 def place(config: RftConfig, gpus: int) -> GpuPlacement:
-    """The placement on a machine with ``gpus`` GPUs; ``check_config`` refuses a placement that needs more GPUs."""
+    """The placement on a machine with ``gpus`` GPUs; the checks refuse one that needs more GPUs."""
     engines, ranks = _engine_gpus(config), config.trainer.nproc
     trains = config.mode in ("both", "train", "colocate") or config.online  # mode serve: another process trains
     if not gpus or not engines or not trains:

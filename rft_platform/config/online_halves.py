@@ -6,6 +6,7 @@ the sections ``SERVING``, the file of mode train decides all others. Its mode is
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.allowed_changes import changed_keys, flat_settings
+from rft_platform.config.findings import Finding, warning
 from rft_platform.config.schema.rft_config import RftConfig
 
 SERVING = ("explorer", "service", "engine")
@@ -33,12 +34,12 @@ def joined(stored: RftConfig | None, given: RftConfig) -> RftConfig:
     return whole
 
 
-def without_effect(whole: RftConfig, given: RftConfig) -> list[str]:
-    """A line for each key that ``given`` sets and whose value the other half's file decides."""
+def decided_elsewhere(whole: RftConfig, given: RftConfig) -> list[Finding]:
+    """A warning for each key that ``given`` sets and whose value the other half's file decides."""
     default, own = flat_settings(RftConfig()), flat_settings(given)
     other = "train" if given.mode == "serve" else "serve"
     return [
-        f"{key} {mine!r} has no effect here: the file of mode {other} decides it ({decided!r})"
+        warning(f"{key} {mine!r} has no effect here: the file of mode {other} decides it ({decided!r})")
         for key, (mine, decided) in changed_keys(given, whole).items()
         if key != "mode" and key in own and mine != default.get(key)
     ]

@@ -16,6 +16,13 @@ from rft_platform.config.schema.buffer import REASONING_GYM
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
+
+def is_missing(path: str) -> bool:
+    """Whether ``path`` is that of a data file or folder that does not exist, and not the name of a dataset."""
+    local = Path(path).is_absolute() or path.endswith(DATA_SUFFIXES) or path.count("/") > 1
+    return local and not Path(path).exists()
+
+
 _LOCAL: list[tuple[str, ...]] = [("checkpoint_root_dir",), ("monitor", "tensorboard_dir")]
 _LOCAL_OR_NAME = [
     ("model", "model_path"),

@@ -6,16 +6,18 @@ rounds and optimiser steps. Checks, dry run, driver, assets and stages read the 
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from rft_platform.algorithms.plugins import import_plugins
 from rft_platform.algorithms.presets import Preset, choose
 from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec
 from rft_platform.common.policy_names import DEFAULT_POLICY
-from rft_platform.config.offline import OfflineKind, offline_kind
 from rft_platform.config.rollout_limits import Patience, RolloutLimits
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.config.training_specs import algorithm_spec, lora_spec
 
+#: Trainings on an existing dataset (mode train) instead of explored rows.
+OfflineKind = Literal["sft", "dpo", "distill"]
 #: Rounds of an online run without a limit.
 UNLIMITED_ROUNDS = 10**6
 #: ``Batches.train_batch_size`` if an optimiser step takes a whole round; larger than any number of experiences.
@@ -135,6 +137,21 @@ class RunSettings:
         """Number of optimiser steps of an offline training on a dataset with this number of rows."""
         given, passes = self.config.offline_steps, self.config.buffer.total_epochs
         return given or math.ceil(passes * rows / self.batches.train_batch_size)
+
+
+def offline_kind(config: RftConfig, preset: Preset) -> OfflineKind | None:
+    """The kind of offline training that the configuration requests; None: the run trains on explored rounds.
+
+    ``gkd`` supports both: with mode train and a dataset, it trains offline on that dataset.
+    """
+    if config.mode != "train":
+        return None
+    if preset.trains_on == "preferences":
+        return "dpo"
+    distils = preset.teacher and preset.token_advantage is None
+    if preset.trains_on == "demonstrations":
+        return "distill" if distils else "sft"
+    return "distill" if distils and config.buffer.trainer_input.experience_buffer.path is not None else None
 
 
 def offline_without_plugins(config: RftConfig) -> OfflineKind | None:

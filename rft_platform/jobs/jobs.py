@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
-from rft_platform.config.offline import OfflineKind
+from rft_platform.config.resolve import OfflineKind
 from rft_platform.experience.file_names import is_round_key, round_key
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.rounds.project.code_version import code_version

@@ -7,7 +7,7 @@ from typing import get_args
 import dagster as dg
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.offline import OfflineKind
+from rft_platform.config.resolve import OfflineKind
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.jobs.instance import end_orphaned_runs

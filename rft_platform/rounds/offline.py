@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import UserError
 from rft_platform.config.load import config_digest
-from rft_platform.config.offline import OfflineKind
+from rft_platform.config.resolve import OfflineKind
 from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.experience.file_names import round_key
 from rft_platform.inference.interface import PolicyEngine

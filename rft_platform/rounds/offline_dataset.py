@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import atomic_path, digest_file
-from rft_platform.config.offline import OfflineKind
+from rft_platform.config.resolve import OfflineKind
 from rft_platform.config.schema.buffer import ExperienceBuffer
 from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.project.project import Project, stamps

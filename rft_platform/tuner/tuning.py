@@ -147,10 +147,9 @@ def _run_without_event_loop(
 
 def _run(config: "RftConfig", paths: ExperimentPaths, functions: TunedFunctions, notices: list[str]) -> TuneResult:
     from rft_platform.config.home import private_files
-    from rft_platform.driver.console import notes
-    from rft_platform.driver.run import drive_project, use_home
-    from rft_platform.driver.start import begin
     from rft_platform.rounds.project.project import Project
+    from rft_platform.run.console import notes
+    from rft_platform.run.start import begin, drive_project, use_home
 
     console = notes()
     with _environment_kept(), private_files():
@@ -189,7 +188,7 @@ def _environment_kept() -> Iterator[None]:
 
 
 def _print_how_to_resume(console: "Console", paths: ExperimentPaths, functions: TunedFunctions, what: str) -> None:
-    from rft_platform.driver.next_steps import rft_command
+    from rft_platform.run.next_steps import rft_command
 
     home = paths.home
     lines = [f"{what}: tune(..., experiment_name={paths.experiment!r}) continues this run"]
@@ -201,7 +200,7 @@ def _print_how_to_resume(console: "Console", paths: ExperimentPaths, functions: 
 
 def _print_result(console: "Console", result: TuneResult) -> None:
     from rft_platform.config.home import Home
-    from rft_platform.driver.next_steps import rft_command
+    from rft_platform.run.next_steps import rft_command
 
     facts = {
         "checkpoint": result.checkpoint or "nothing was trained",

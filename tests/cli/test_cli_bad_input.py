@@ -159,9 +159,9 @@ def test_home_that_is_a_file(home: Home, write_config: Callable[..., Path], rft:
 def test_no_room_on_the_disk(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rft_platform.driver import preflight
+    from rft_platform.run import project_checks
 
-    monkeypatch.setattr(preflight, "_LEAST_FREE", 2**80)
+    monkeypatch.setattr(project_checks, "_LEAST_FREE", 2**80)
 
     result = rft("run", "--config", write_config())
 

@@ -19,12 +19,12 @@ from rft_platform.common.sqlite_files import damage_of_database, damaged_databas
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
-from rft_platform.driver import start
-from rft_platform.driver.run_cost import drive_costs, recorded_cost
 from rft_platform.jobs.instance import open_instance
 from rft_platform.judging.answer_store import AnswerStore
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, publish, write
+from rft_platform.run import start
+from rft_platform.run.run_cost import drive_costs, recorded_cost
 from tests.support.records import trained
 
 Rft = Callable[..., subprocess.CompletedProcess[str]]

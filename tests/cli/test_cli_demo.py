@@ -11,8 +11,8 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver import start
 from rft_platform.recipes.recipe import recipe_named
+from rft_platform.run import start
 
 
 def test_moving_aside_keeps_everything(home: Home) -> None:

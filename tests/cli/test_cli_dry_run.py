@@ -15,8 +15,8 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver import preflight, start
-from rft_platform.driver.preflight import check_may_start
+from rft_platform.run import checks, project_checks, start
+from rft_platform.run.project_checks import check_may_start
 
 WriteConfig = Callable[..., Path]
 Rft = Callable[..., Result]
@@ -132,11 +132,11 @@ def test_a_home_is_free_until_a_phase_has_left_something(home: Home, write_confi
 def test_a_finished_project_needs_no_room(
     home: Home, write_config: WriteConfig, rft: Rft, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "_LEAST_FREE", 10**18)
+    monkeypatch.setattr(project_checks, "_LEAST_FREE", 10**18)
     file = write_config()
     assert "no space" in refused(rft("run", "--config", file, "--dry-run"), home)
 
-    monkeypatch.setattr(preflight, "is_finished", lambda project: True)
+    monkeypatch.setattr(project_checks, "is_finished", lambda project: True)
     assert rft("run", "--config", file, "--dry-run").exit_code == 0
 
 
@@ -158,7 +158,7 @@ def test_a_terminal_shows_what_is_checked_and_clears_it(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no model is accepted yet
     shown = io.StringIO()
-    monkeypatch.setattr(preflight, "notes", lambda: Console(file=shown, force_terminal=True, width=80))
-    preflight.check_run(home, load_config(write_config(model={"model_path": str(tiny_model)})), dry=True)
+    monkeypatch.setattr(checks, "notes", lambda: Console(file=shown, force_terminal=True, width=80))
+    checks.check_run(home, load_config(write_config(model={"model_path": str(tiny_model)})), dry=True)
     assert "checking that the trainer accepts the model" in shown.getvalue()  # the checks before it may end too soon
     assert shown.getvalue().endswith("\x1b[2K"), "the line is cleared"

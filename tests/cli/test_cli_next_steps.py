@@ -11,9 +11,9 @@ from rich.console import Console
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver import start
-from rft_platform.driver.next_steps import print_next_steps, rft_command
 from rft_platform.rounds.project.project import Project
+from rft_platform.run import start
+from rft_platform.run.next_steps import print_next_steps, rft_command
 
 
 def test_the_command_works_where_the_environment_is_not_activated(

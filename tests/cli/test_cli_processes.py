@@ -11,15 +11,19 @@ import psutil
 import pytest
 from typer.testing import Result
 
-from rft_platform.cli.views.doctor_checks import config_findings, package_findings, port_findings, process_findings
 from rft_platform.cluster.local.leases import Lease, lease_environment, write_lease
 from rft_platform.cluster.local.local_cluster import processor_seconds
 from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
+from rft_platform.config.findings import Finding
 from rft_platform.config.home import Home
-from rft_platform.driver.run_cost import drive_costs, launch_seconds, recorded_cost
+from rft_platform.config.load import load_config
 from rft_platform.jobs.driver_lock import driver_is_running, refuse_second_driver
+from rft_platform.run import start
+from rft_platform.run.checks import project_findings
+from rft_platform.run.machine import package_findings, port_findings, process_findings
+from rft_platform.run.run_cost import drive_costs, launch_seconds, recorded_cost
 
 _BUSY = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ntime.sleep(600)"
 
@@ -87,30 +91,45 @@ def test_doctor_tells_a_stale_lease_from_an_engine_that_hangs(home: Home, engine
     engine.wait()
     (stale,) = process_findings(home)
 
-    assert hanging.state == "fail"
-    assert f"does not answer (pid {engine.pid}" in hanging.said
-    assert stale.state == "warn"
-    assert "rft stop" in stale.fix
+    assert hanging.level == "error"
+    assert f"does not answer (pid {engine.pid}" in hanging.text
+    assert stale.level == "warning"
+    assert "rft stop" in stale.text
 
 
-def test_doctor_finds_what_is_installed_within_its_bounds() -> None:
-    (finding,) = package_findings()
+def test_doctor_finds_what_is_installed_within_its_bounds(home: Home) -> None:
+    (finding,) = package_findings(home)
 
-    assert finding.state == "ok"
+    assert finding.level == "note"
 
 
 def test_doctor_names_each_fault_of_the_configuration(home: Home) -> None:
-    (none_yet,) = config_findings(home)
+    (none_yet,) = project_findings(home)
     write_text(home.config_file, "sed: 1\nmodel: {model_path: /nowhere}\n")
-    (fault,) = config_findings(home)
+    (fault,) = project_findings(home)
 
-    assert none_yet.state == "ok"
-    assert fault.state == "fail"
-    assert "did you mean seed?" in fault.said
+    assert none_yet.level == "note"
+    assert fault.level == "error"
+    assert "did you mean seed?" in fault.text
+
+
+def test_doctor_finds_what_would_refuse_the_start(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    taskset = {"path": "train.jsonl", "judge": "my_judges:none"}
+    file = write_config(buffer={"batch_size": 8, "total_steps": 2, "explorer_input": {"taskset": taskset}})
+    start.write_config(home, load_config(file))
+
+    refused = rft("run", "--config", file, "--dry-run")
+    found = [Finding(**finding) for finding in json.loads(rft("doctor", "--json").stdout)]
+
+    assert refused.exit_code == 2 and "my_judges" in refused.stderr
+    (fault,) = (finding for finding in found if finding.key == "buffer.explorer_input.taskset.judge")
+    assert fault.level == "error" and fault.text in refused.stderr
 
 
 def test_doctor_looks_at_the_ports() -> None:
-    assert [finding.said.split()[0] for finding in port_findings(Home(Path("none")))] == ["3000", "5000"]
+    assert [finding.text.split()[0] for finding in port_findings(Home(Path("none")))] == ["3000", "5000"]
 
 
 def test_doctor_as_json_ends_with_1_on_a_failure(home: Home, rft: Callable[..., Result]) -> None:
@@ -119,7 +138,7 @@ def test_doctor_as_json_ends_with_1_on_a_failure(home: Home, rft: Callable[..., 
     result = rft("doctor", "--json")
 
     assert result.exit_code == 1
-    assert {finding["state"] for finding in json.loads(result.stdout)} >= {"ok", "fail"}
+    assert {finding["level"] for finding in json.loads(result.stdout)} >= {"note", "error"}
 
 
 def test_a_second_driver_is_refused(home: Home) -> None:

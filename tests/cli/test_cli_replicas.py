@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from rft_platform.cli.views.doctor_checks import process_findings
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver import start
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import connect_engine
+from rft_platform.run import start
+from rft_platform.run.machine import process_findings
 
 pytestmark = pytest.mark.slow
 
@@ -42,11 +42,11 @@ def test_replicas_are_started_found_again_looked_at_ended_and_stopped(
         assert [one.url for one in pool.replicas.serving()] == [one.url for one in again.replicas.serving()]
         assert list(home.cluster.leases()) == ["engine-1", "engine"]
         findings = list(process_findings(home))
-        assert [finding.state for finding in findings] == ["ok", "ok"]
-        assert all("serves policy version 0" in finding.said for finding in findings)
+        assert [finding.level for finding in findings] == ["note", "note"]
+        assert all("serves policy version 0" in finding.text for finding in findings)
         pool.replicas.serving()[1].client.update_weights(tiny_model, 3)
         *_, differing = process_findings(home)
-        assert differing.state == "warn" and "policy versions 0, 3" in differing.said
+        assert differing.level == "warning" and "policy versions 0, 3" in differing.text
 
     with connect_engine(project(1)) as alone:  # type: ignore[attr-defined]
         assert isinstance(alone, EngineClient), "one engine: no pool in between"

@@ -21,17 +21,6 @@ from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
-from rft_platform.driver import start
-from rft_platform.driver.preflight import is_finished
-from rft_platform.driver.round_lines import (
-    EQUAL,
-    RoundNews,
-    champion_notes,
-    describe_round,
-    nothing_trained,
-    round_lines,
-)
-from rft_platform.driver.run_cost import recorded_cost
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.record import JudgedRow
@@ -51,6 +40,17 @@ from rft_platform.rounds.project.record import (
 )
 from rft_platform.rounds.releases.servable_versions import release_commands
 from rft_platform.rounds.warm_start import WarmStartCourse
+from rft_platform.run import start
+from rft_platform.run.project_checks import is_finished
+from rft_platform.run.round_lines import (
+    EQUAL,
+    RoundNews,
+    champion_notes,
+    describe_round,
+    nothing_trained,
+    round_lines,
+)
+from rft_platform.run.run_cost import recorded_cost
 from rft_platform.training.protocol import StepEvent
 from tests.support.records import trained
 

@@ -15,7 +15,6 @@ import psutil
 import pytest
 from typer.testing import Result
 
-from rft_platform.cli.views import doctor_checks
 from rft_platform.cluster.interface import Service
 from rft_platform.cluster.local import supervisor
 from rft_platform.cluster.local.processes import free_port, wait_until_ended
@@ -23,6 +22,7 @@ from rft_platform.cluster.local.supervisor import Children, Server, failing_serv
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.run import machine
 from rft_platform.servers.ports import Port, check_ports, port_is_free
 from rft_platform.servers.ui_servers import answers, ui_ports
 
@@ -126,14 +126,14 @@ def test_a_port_that_this_home_serves_is_fine(tmp_path: Path, monkeypatch: pytes
     ) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        monkeypatch.setattr(doctor_checks, "_PORTS", {port: ("the Dagster interface", "take another")})
+        monkeypatch.setattr(machine, "_PORTS", {port: ("the Dagster interface", "take another")})
         own, others = (
-            next(doctor_checks.port_findings(home)),
-            next(doctor_checks.port_findings(Home(tmp_path / "other"))),
+            next(machine.port_findings(home)),
+            next(machine.port_findings(Home(tmp_path / "other"))),
         )
         server.kill()
-    assert (own.state, own.said) == ("ok", f"{port} serves the Dagster interface of this project (pid {server.pid})")
-    assert others.state == "warn"
+    assert (own.level, own.text) == ("note", f"{port} serves the Dagster interface of this project (pid {server.pid})")
+    assert others.level == "warning"
 
 
 def test_ports_are_checked_before_anything_starts() -> None:

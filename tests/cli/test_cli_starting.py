@@ -13,9 +13,9 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.driver import start
-from rft_platform.driver.preflight import check_may_start
-from rft_platform.driver.start import with_rounds
+from rft_platform.run import start
+from rft_platform.run.project_checks import check_may_start
+from rft_platform.run.start import with_rounds
 
 
 def begin(home: Home, config: RftConfig) -> None:

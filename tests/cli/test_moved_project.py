@@ -13,11 +13,11 @@ from rft_platform.common.errors import UserError
 from rft_platform.component import ConfiguredProject
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver.preflight import check_may_start
-from rft_platform.driver.start import is_in_force, write_config
 from rft_platform.rounds.project.policy import take_snapshot
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, required, snapshot_of
+from rft_platform.run.project_checks import check_may_start
+from rft_platform.run.start import is_in_force, write_config
 
 FILES = ("rft.yaml", "model", "train.jsonl", "test.jsonl", "judge.py")
 Move = Callable[[Path, Path], Any]

@@ -21,7 +21,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.dry_run import render_plan
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver.preflight import check_run
+from rft_platform.run.checks import check_run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COUNT, SEED = int(os.environ.get("RFT_MUTATIONS", "60")), int(os.environ.get("RFT_MUTATIONS_SEED", "0"))

@@ -16,7 +16,7 @@ from rft_platform.cluster.local.local_cluster import wait_for_lease
 from rft_platform.cluster.local.locks import locked
 from rft_platform.cluster.local.processes import start_detached, wait_until_ended
 from rft_platform.config.home import Home
-from rft_platform.driver.run import used_processes_end
+from rft_platform.run.start import used_processes_end
 
 #: argv: the lease to write; none: the process ends up without a lease, like one whose start takes long.
 SERVER = """
@@ -38,7 +38,7 @@ from rich.console import Console
 sys.path.insert(0, sys.argv[1])
 from test_started_processes import find, start
 from rft_platform.config.home import Home
-from rft_platform.driver.run import used_processes_end
+from rft_platform.run.start import used_processes_end
 with used_processes_end(Home(Path(sys.argv[2])), Console(file=sys.stderr)):
     sys.stdin.readline()
     how, lease = sys.argv[4], Path(sys.argv[3])
@@ -53,7 +53,7 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from rft_platform.config.home import Home
-from rft_platform.driver.run import used_processes_end
+from rft_platform.run.start import used_processes_end
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 home = Home(Path(sys.argv[1]))
 with used_processes_end(home, Console(file=sys.stderr)):

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.checks.check_config import check_config
-from rft_platform.config.dry_run import config_notices
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
+from rft_platform.config.findings import refuse
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.driver.service_checks import service_problems
 from rft_platform.rollout.workers.import_check import check_importable
+from rft_platform.run.project_checks import unreachable
+from tests.support.findings import warnings_of
 
 MakeConfig = Callable[..., RftConfig]
 
@@ -30,8 +32,8 @@ def closed_port() -> int:
 def test_mode_train_needs_the_tasks_of_the_rounds(make_config: MakeConfig) -> None:
     config = make_config(mode="train", buffer__train_batch_size=4, buffer__explorer_input__taskset=None)
     with pytest.raises(UserError, match="mode train trains on the rounds of a project"):
-        check_config(resolve(config), cpu_count=2, gpu_count=0)
-    check_config(resolve(make_config(mode="train", buffer__train_batch_size=4)), cpu_count=2, gpu_count=0)
+        refuse(settings_findings(resolve(config), Machine(2, 0)))
+    refuse(settings_findings(resolve(make_config(mode="train", buffer__train_batch_size=4)), Machine(2, 0)))
 
 
 def test_services_that_do_not_answer_are_named(make_config: MakeConfig, closed_port: int) -> None:
@@ -43,7 +45,7 @@ def test_services_that_do_not_answer_are_named(make_config: MakeConfig, closed_p
         buffer__explorer_input__taskset__judge="llm",
         buffer__explorer_input__taskset__judge_args=judge,
     )
-    lines = list(service_problems(config))
+    lines = [finding.text for finding in unreachable(config)]
     assert [line.partition(" http")[0].partition(" (")[0] for line in lines] == [
         "registry.tracking_uri", "explorer.auxiliary_models[0].base_url", "judge_args.model.base_url",
     ]  # fmt: skip
@@ -53,21 +55,21 @@ def test_services_that_do_not_answer_are_named(make_config: MakeConfig, closed_p
 def test_services_that_answer_and_local_stores_are_accepted(make_config: MakeConfig) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
-        assert list(service_problems(make_config(registry__tracking_uri=uri))) == []
-    assert list(service_problems(make_config(registry__tracking_uri="sqlite:////tmp/store.db"))) == []
+        assert list(unreachable(make_config(registry__tracking_uri=uri))) == []
+    assert list(unreachable(make_config(registry__tracking_uri="sqlite:////tmp/store.db"))) == []
 
 
 def test_a_port_out_of_range_is_named(make_config: MakeConfig) -> None:
-    (line,) = service_problems(make_config(registry__tracking_uri="http://localhost:99999"))
-    assert line.startswith("registry.tracking_uri http://localhost:99999: Port out of range")
+    (line,) = unreachable(make_config(registry__tracking_uri="http://localhost:99999"))
+    assert line.text.startswith("registry.tracking_uri http://localhost:99999: Port out of range")
 
 
 def test_the_environment_replaces_the_configured_registry(
     make_config: MakeConfig, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port}")
-    (line,) = service_problems(make_config(registry__tracking_uri="http://localhost:99999"))
-    assert line.startswith("MLFLOW_TRACKING_URI http://127.0.0.1")
+    (line,) = unreachable(make_config(registry__tracking_uri="http://localhost:99999"))
+    assert line.text.startswith("MLFLOW_TRACKING_URI http://127.0.0.1")
 
 
 def test_a_service_behind_a_proxy_is_not_tried(
@@ -75,7 +77,7 @@ def test_a_service_behind_a_proxy_is_not_tried(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
-    assert list(service_problems(make_config(registry__tracking_uri=f"http://127.0.0.1:{closed_port}"))) == []
+    assert list(unreachable(make_config(registry__tracking_uri=f"http://127.0.0.1:{closed_port}"))) == []
 
 
 @pytest.mark.slow
@@ -102,15 +104,15 @@ def test_a_workflow_is_imported_by_the_interpreter_of_the_workers(tmp_path: Path
 @pytest.mark.parametrize("key", ["enable_openai_api", "enable_history", "enable_auto_tool_choice"])
 def test_a_switch_that_is_always_on_says_so(key: str) -> None:
     def lines(**serving: Any) -> list[str]:
-        return config_notices(build_config({"explorer": {"rollout_model": serving}}))
+        return warnings_of(build_config({"explorer": {"rollout_model": serving}}))
 
     assert any(line.startswith(f"explorer.rollout_model.{key} false has no effect") for line in lines(**{key: False}))
     assert not any(key in line for line in [*lines(**{key: True}), *lines()])
     dumped = build_config({}).model_dump(mode="json")
-    assert not any(key in line for line in config_notices(build_config(dumped)))
+    assert not any(key in line for line in warnings_of(build_config(dumped)))
 
 
 def test_the_address_of_the_service_has_no_effect_on_other_modes() -> None:
-    lines = config_notices(build_config({"explorer": {"proxy_port": 9000}}))
+    lines = warnings_of(build_config({"explorer": {"proxy_port": 9000}}))
     assert any(line.startswith("explorer.proxy_port has no effect here") for line in lines)
-    assert not any("proxy_port" in line for line in config_notices(build_config({"mode": "serve"})))
+    assert not any("proxy_port" in line for line in warnings_of(build_config({"mode": "serve"})))

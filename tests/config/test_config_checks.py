@@ -1,5 +1,6 @@
 """Semantic checks: each trap is refused with its fix, and what is sound passes."""
 
+import re
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -9,13 +10,16 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.allowed_changes import changed_keys, check_unchanged
-from rft_platform.config.checks.check_config import check_config
-from rft_platform.config.dry_run import config_notices, render_plan, run_plan
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
+from rft_platform.config.dry_run import render_plan, run_plan
+from rft_platform.config.findings import refuse
 from rft_platform.config.gpu_placement import engine_gpus, gpu_count, place, visible_devices
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.buffer import Taskset
 from rft_platform.config.schema.rft_config import RftConfig
+from tests.support.findings import warnings_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MakeConfig = Callable[..., RftConfig]
@@ -23,8 +27,11 @@ TASKSET = "buffer__explorer_input__taskset"
 
 
 def problems(config: RftConfig, cpu_count: int = 2, gpu_count: int = 0) -> list[str]:
+    """The lines of the errors; every finding is about a key of the file."""
+    found = list(settings_findings(resolve(config), Machine(cpu_count, gpu_count)))
+    assert {re.split(r"[.\[]", finding.key)[0] for finding in found} <= {*RftConfig.model_fields}
     try:
-        check_config(resolve(config), cpu_count=cpu_count, gpu_count=gpu_count)
+        refuse(found)
     except UserError as error:
         return str(error).splitlines()
     return []
@@ -46,7 +53,7 @@ def test_openlineage_needs_its_client(make_config: MakeConfig, monkeypatch: pyte
 def test_the_examples_pass_on_a_gpu_machine() -> None:
     for name in ("rft.yaml", "gsm8k.yaml"):
         config = load_config(EXAMPLES / name)
-        check_config(resolve(config), cpu_count=8, gpu_count=1)
+        refuse(settings_findings(resolve(config), Machine(8, 1)))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +210,7 @@ def test_gpus_are_counted(make_config: MakeConfig) -> None:
     # A file written for a GPU host still runs on a processor; its replicas share the processors.
     elsewhere = make_config(cluster__gpu_per_node=4, **four)
     assert problems(elsewhere, gpu_count=0) == []
-    assert any("tensor_parallel_size has no effect" in line for line in config_notices(elsewhere, gpu_count=0))
+    assert any("tensor_parallel_size has no effect" in line for line in warnings_of(elsewhere))
     assert problems(make_config(explorer__rollout_model__engine_num=2), cpu_count=2) == []
     assert "this machine has 2 processors" in problems(make_config(explorer__rollout_model__engine_num=3))[0]
     assert problems(make_config(explorer__rollout_model__engine_num=3, cluster__gpu_per_node=4)) == []
@@ -304,7 +311,7 @@ def test_a_project_goes_on_only_with_its_own_settings() -> None:
 
 
 def test_notices_name_what_has_no_effect() -> None:
-    assert config_notices(RftConfig()) == []
+    assert warnings_of(RftConfig()) == []
     config = build_config(
         {
             "trainer": {"trainer_config": {"trainer": {"balance_batch": False}}},
@@ -313,7 +320,7 @@ def test_notices_name_what_has_no_effect() -> None:
             "explorer": {"rollout_model": {"enforce_eager": True}},
         }
     )
-    lines = config_notices(config)
+    lines = warnings_of(config)
     assert len(lines) == 3
     for key in ("trainer.trainer_config.trainer has no effect", "kl_coef", "enforce_eager"):
         assert sum(key in line for line in lines) == 1
@@ -322,8 +329,8 @@ def test_notices_name_what_has_no_effect() -> None:
 @pytest.mark.parametrize("service", ["wandb", "swanlab"])
 def test_a_tracker_without_its_package_has_no_effect(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for installed in (None, ModuleSpec(service, None)):
-        monkeypatch.setattr("rft_platform.config.dry_run.find_spec", lambda name, found=installed: found)
-        lines = config_notices(build_config({"monitor": {"monitor_type": ["mlflow", service]}}))
+        monkeypatch.setattr("rft_platform.config.checks.notices.find_spec", lambda name, found=installed: found)
+        lines = warnings_of(build_config({"monitor": {"monitor_type": ["mlflow", service]}}))
         reason = f"monitor.monitor_type {service} has no effect here: its package is not installed; run pip install "
         assert lines == ([] if installed else [f"{reason}'rft-platform[{service}]'"])
 
@@ -367,7 +374,7 @@ def test_auxiliary_models_take_gpus_of_their_own(make_config: MakeConfig) -> Non
         "and 2 for explorer.auxiliary_models needs 3 devices, and 2 are available" in problems(config, gpu_count=2)[0]
     )
     assert problems(config, gpu_count=0) == []  # processors are shared
-    assert not any("auxiliary" in line for line in config_notices(config, gpu_count=0))
+    assert not any("auxiliary" in line for line in warnings_of(config))
 
 
 def test_a_confident_gate_needs_a_metric_that_is_kept_by_task(make_config: MakeConfig) -> None:

@@ -6,10 +6,12 @@ from importlib.util import find_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_platform.config.checks.notices import unusual_length
 from rft_platform.config.dry_run import render_plan, run_plan
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import RunLength, resolve
 from rft_platform.config.schema.rft_config import RftConfig
+from tests.support.findings import warnings_of
 
 MakeConfig = Callable[..., RftConfig]
 
@@ -54,11 +56,12 @@ def test_total_steps_of_the_trainer_end_the_run_and_its_schedule() -> None:
     length = run.length(task_count=16)
     assert length == RunLength(rounds=1, steps=2)  # 4 tasks x 8 runs are two steps; without the key 20 rounds
     text = render_plan(run_plan(run, gpu_count=0, task_count=16))
-    assert "rounds: 1, 2 optimiser steps in all" in text and "trainer.total_steps" not in text
+    assert "rounds: 1, 2 optimiser steps in all" in text and not list(unusual_length(run, task_count=16))
     longer = resolve(build_config(keys | {"trainer": {"total_steps": 3}}))
     text = render_plan(run_plan(longer, gpu_count=0, task_count=16))
     assert "rounds: 2, 4 optimiser steps in all" in text
-    assert "trainer.total_steps 3: the run has 4 optimiser steps, 2 in each of 2 rounds" in text
+    (unusual,) = unusual_length(longer, task_count=16)
+    assert unusual.text == "trainer.total_steps 3: the run has 4 optimiser steps, 2 in each of 2 rounds"
     dynamic = build_config(keys | {"synchronizer": {"sync_style": "dynamic_by_explorer"}})
     assert resolve(dynamic).length(task_count=16) == RunLength(rounds=1, steps=2)
 
@@ -93,7 +96,8 @@ def test_the_plan_says_what_runs_where_and_what_waits(make_config: MakeConfig) -
     assert "every round, and after the last, the new policy is evaluated" in text
     assert "round 1 explores when the warm start has ended" in text
     missing = find_spec("wandb") is None
-    assert ("monitor.monitor_type wandb has no effect here: its package is not installed" in text) == missing
+    unused = [line for line in warnings_of(config) if "wandb has no effect here: its package is not installed" in line]
+    assert bool(unused) == missing
 
 
 def test_the_plan_of_a_dynamic_style(make_config: MakeConfig) -> None:
@@ -112,9 +116,9 @@ def test_the_plan_of_a_dynamic_style(make_config: MakeConfig) -> None:
 
 def test_a_trainer_service_has_no_engine(make_config: MakeConfig) -> None:
     plan = run_plan(resolve(make_config(mode="train", buffer__train_batch_size=16)), gpu_count=4)
-    assert [(process.name, process.device) for process in plan.processes] == [("trainer", "cuda")]
-    assert plan.batches is None
-    assert plan.waits == ("a step waits for 16 experiences",)
+    assert plan.sections["processes"] == ["trainer    torchrun worker group, 1 x cuda, GPU 3"]
+    assert plan.sections["batches"] == []
+    assert plan.sections["order"] == ["a step waits for 16 experiences"]
 
 
 def test_an_offset_in_batches_becomes_rounds() -> None:
@@ -124,7 +128,7 @@ def test_an_offset_in_batches_becomes_rounds() -> None:
 
 def test_the_plan_names_what_is_trained_and_how(make_config: MakeConfig) -> None:
     def training(**keys: object) -> str:
-        return "\n".join(run_plan(resolve(make_config(**keys)), gpu_count=0).training)
+        return "\n".join(run_plan(resolve(make_config(**keys)), gpu_count=0).sections["training"])
 
     assert (
         "loss       ppo, token-mean" in training() and "correction bypass" in training() and "critic" not in training()

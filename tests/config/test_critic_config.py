@@ -7,7 +7,9 @@ import pytest
 
 from rft_platform.algorithms.presets import PRESETS
 from rft_platform.common.errors import UserError
-from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
+from rft_platform.config.findings import refuse
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.algorithm import Critic
 from rft_platform.config.schema.rft_config import RftConfig
@@ -17,7 +19,7 @@ MakeConfig = Callable[..., RftConfig]
 
 def problems(config: RftConfig) -> list[str]:
     try:
-        check_config(resolve(config), cpu_count=2, gpu_count=0)
+        refuse(settings_findings(resolve(config), Machine(2, 0)))
     except UserError as error:
         return str(error).splitlines()
     return []

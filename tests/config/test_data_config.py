@@ -5,11 +5,14 @@ from collections.abc import Callable
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.checks.check_config import check_config
-from rft_platform.config.dry_run import config_notices, render_plan, run_plan
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
+from rft_platform.config.dry_run import render_plan, run_plan
+from rft_platform.config.findings import refuse
 from rft_platform.config.load import build_config, dump_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
+from tests.support.findings import warnings_of
 
 Make = Callable[..., RftConfig]
 SELECTOR = "buffer__explorer_input__taskset__task_selector"
@@ -28,7 +31,7 @@ def test_selectors_by_their_names_and_aliases(make_config: Make) -> None:
         make_config(**{SELECTOR: {"selector_type": "hardest"}})
     unread = make_config(**{SELECTOR: {"feature_keys": ["level"]}})
     with pytest.raises(UserError, match="feature_keys: shuffle does not use the difficulty of tasks"):
-        check_config(resolve(unread), cpu_count=2, gpu_count=0)
+        refuse(settings_findings(resolve(unread), Machine(2, 0)))
 
 
 @pytest.mark.parametrize(("tasksets", "without_effect"), [(1, ["tasksets[0].weight"]), (2, [])])
@@ -37,7 +40,7 @@ def test_the_weight_of_a_single_taskset_has_no_effect(
 ) -> None:
     given = [{"path": f"data-{number}", "weight": 2} for number in range(tasksets)]
     config = make_config(buffer__explorer_input={"tasksets": given})
-    keys = [line.partition(" has no effect")[0] for line in config_notices(config) if ".weight" in line]
+    keys = [line.partition(" has no effect")[0] for line in warnings_of(config) if ".weight" in line]
     assert keys == [f"buffer.explorer_input.{key}" for key in without_effect]
 
 
@@ -45,7 +48,7 @@ def test_an_evaluation_needs_no_selector(make_config: Make) -> None:
     config = make_config(
         buffer__explorer_input__eval_tasksets=[{"path": "x", "task_selector": {"selector_type": "random"}}]
     )
-    assert [line for line in config_notices(config) if "task_selector" in line] == [
+    assert [line for line in warnings_of(config) if "task_selector" in line] == [
         "buffer.explorer_input.eval_tasksets[0].task_selector has no effect here: an evaluation runs every task"
     ]
 

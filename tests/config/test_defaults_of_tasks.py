@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
 from rft_platform.config.dry_run import render_plan, run_plan
+from rft_platform.config.findings import refuse
 from rft_platform.config.load import build_config, dump_config
 from rft_platform.config.resolve import WHOLE_ROUND, RunLength, resolve
 from rft_platform.config.schema.buffer import Taskset
@@ -21,7 +23,7 @@ TASKSET = "buffer__explorer_input__taskset"
 
 def problems(config: RftConfig, algorithm: str = "grpo") -> str:
     try:
-        check_config(resolve(config), cpu_count=2, gpu_count=0)
+        refuse(settings_findings(resolve(config), Machine(2, 0)))
     except UserError as error:
         return str(error)
     return ""

@@ -11,7 +11,6 @@ from rft_platform.algorithms.common.registry import Registry
 from rft_platform.algorithms.losses.registry import LOSSES as LOSSES_HERE
 from rft_platform.algorithms.token_advantages.registry import TOKEN_ADVANTAGES
 from rft_platform.common.errors import UserError
-from rft_platform.config.dry_run import config_notices, run_plan
 from rft_platform.config.foreign.convert import convert
 from rft_platform.config.foreign.keys import KEYS
 from rft_platform.config.foreign.names import (
@@ -28,6 +27,7 @@ from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.judging.execution.compose import MODEL_JUDGES, RULES
 from rft_platform.rollout.workflow import BUILT_IN
+from tests.support.findings import warnings_of
 
 TASKSET = "buffer.explorer_input.taskset"
 
@@ -273,7 +273,7 @@ def test_the_critics_settings_of_another_trainer_are_taken_over() -> None:
     critic = config.algorithm.critic
     assert (critic.lr, critic.weight_decay, critic.value_clip) == (3e-5, 0.1, 0.5)
     because = "has no effect here, since it configures another framework's trainer"
-    assert notices == () and config_notices(config) == [
+    assert notices == () and warnings_of(config) == [
         f"trainer.trainer_config.critic {because}: ppo_max_token_len_per_gpu",
         f"trainer.trainer_config.trainer {because}: max_critic_ckpt_to_keep",
     ]
@@ -281,7 +281,7 @@ def test_the_critics_settings_of_another_trainer_are_taken_over() -> None:
 
 def test_without_a_critic_its_settings_are_named() -> None:
     converted, _ = convert({"trainer": {"trainer_config": {"critic": CRITIC}}}, "a.yaml")
-    (line,) = config_notices(RftConfig.model_validate(converted))
+    (line,) = warnings_of(RftConfig.model_validate(converted))
     assert line.endswith(": optim.lr, optim.weight_decay, cliprange_value, ppo_max_token_len_per_gpu")
 
 
@@ -405,7 +405,7 @@ def test_notices_are_in_the_plan(tmp_path: Path) -> None:
     file.write_text("trainer: {use_remove_padding: false}\n" + yaml.safe_dump(nested(**with_taskset())))
     config = load_config(file)
     assert config.notices == ("trainer.use_remove_padding has no effect here: packs have no padding",)
-    assert config.notices[0] in run_plan(resolve(config), gpu_count=0).notices
+    assert config.notices[0] in warnings_of(config)
 
 
 def test_the_table_names_each_key_once_with_what_becomes_of_it() -> None:

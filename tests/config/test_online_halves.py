@@ -6,7 +6,7 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.load import build_config
-from rft_platform.config.online_halves import before_joining, joined, without_effect
+from rft_platform.config.online_halves import before_joining, decided_elsewhere, joined
 from rft_platform.config.schema.rft_config import RftConfig
 
 
@@ -50,13 +50,13 @@ def test_keys_of_both_halves_must_agree() -> None:
 
 def test_keys_without_effect_are_named() -> None:
     whole = joined(TRAIN, SERVE)
-    assert without_effect(whole, SERVE) == [
+    assert [finding.text for finding in decided_elsewhere(whole, SERVE)] == [
         "buffer.train_batch_size 16 has no effect here: the file of mode train decides it (32)"
     ]
-    assert without_effect(whole, TRAIN) == [
+    assert [finding.text for finding in decided_elsewhere(whole, TRAIN)] == [
         "explorer.proxy_port 9000 has no effect here: the file of mode serve decides it (8011)"
     ]
-    assert without_effect(SERVE, SERVE) == []
+    assert [finding.text for finding in decided_elsewhere(SERVE, SERVE)] == []
 
 
 def test_a_half_that_starts_for_the_first_time_changes_nothing_of_a_started_project() -> None:

@@ -8,8 +8,10 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.allowed_changes import check_unchanged
-from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
 from rft_platform.config.dry_run import run_plan
+from rft_platform.config.findings import refuse
 from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
@@ -20,7 +22,7 @@ PLAYERS = {"buffer__explorer_input__taskset__workflow": "games:play", "algorithm
 
 def problems(config: RftConfig) -> list[str]:
     try:
-        check_config(resolve(config), cpu_count=2, gpu_count=0)
+        refuse(settings_findings(resolve(config), Machine(2, 0)))
     except UserError as error:
         return str(error).splitlines()
     return []
@@ -41,8 +43,8 @@ def test_a_second_policy_is_taken(make_players: MakeConfig) -> None:
     config = make_players()
     assert problems(config) == []
     plan = run_plan(resolve(config), gpu_count=0)
-    assert [(one.name, one.what) for one in plan.processes if one.name == "policy"] == [
-        ("policy", "rival, transformers engine")
+    assert [line for line in plan.sections["processes"] if line.startswith("policy")] == [
+        "policy     rival, transformers engine, 1 x cpu"
     ]
     with pytest.raises(UserError, match=r"(?s)other settings.*policies"):
         check_unchanged(config, make_players(("other",)))

@@ -9,7 +9,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.dry_run import render_plan
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver.preflight import check_run
+from rft_platform.run.checks import check_run
 from tests.config.trinity_files import with_local_files, write_rows
 
 FOLDER = "data/trinity_configs"

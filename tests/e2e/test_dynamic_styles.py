@@ -34,7 +34,7 @@ import importlib, json, os, sys
 os.environ["RFT_HOME"] = sys.argv[1]
 from rft_platform import definitions
 from rft_platform.config.home import Home
-from rft_platform.jobs.driver import drive
+from rft_platform.run.driver import drive
 from rft_platform.rounds.project.project import Project
 for root in sys.argv[1:]:
     os.environ["RFT_HOME"] = root

@@ -23,10 +23,10 @@ from rft_platform.cluster.local.processes import free_port, wait_until_ended
 from rft_platform.common.files import digest_file, read_json, write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver.start import write_config
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.client import EngineClient
 from rft_platform.jobs.instance import open_instance
+from rft_platform.run.start import write_config
 from rft_platform.servers.ui_servers import answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # one test may have to make up for those left out
@@ -35,8 +35,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # one test may have t
 DRIVE = """
 import json, sys
 from rft_platform.definitions import defs
-from rft_platform.jobs.driver import drive
-from rft_platform.driver.run import prints_go_to
+from rft_platform.run.driver import drive
+from rft_platform.run.start import prints_go_to
 from rft_platform.config.home import Home
 from rft_platform.rounds.project.project import Project
 project = Project.open(Home.from_environment())

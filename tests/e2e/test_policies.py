@@ -15,12 +15,12 @@ from rft_platform.cli.commands.trace import find_trace
 from rft_platform.common.files import write_text
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
-from rft_platform.driver.round_lines import round_lines
 from rft_platform.experience.queries import task_outcomes
 from rft_platform.experience.selections import TRAINED_ON, read_selection
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import published, read, required
 from rft_platform.rounds.reporting.lineage import CheckpointTrace, RowTrace
+from rft_platform.run.round_lines import round_lines
 
 pytestmark = pytest.mark.slow
 NAMES = (DEFAULT_POLICY, "rival")
@@ -32,7 +32,7 @@ import json, os, signal, sys, tempfile
 from dataclasses import replace
 from rft_platform import definitions
 from rft_platform.config.home import Home
-from rft_platform.jobs.driver import drive
+from rft_platform.run.driver import drive
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.cluster.local.leases import read_lease
 from rft_platform.rounds import train as rounds_train

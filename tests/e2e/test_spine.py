@@ -19,13 +19,13 @@ from safetensors.numpy import load_file
 from rft_platform.cluster.local.leases import read_lease
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver.start import write_config
 from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.evaluate import evaluate_round
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.round import Round
 from rft_platform.rounds.setup.connections import connect_engine, connect_registry, connect_trainer
 from rft_platform.rounds.warm_start import make_starting_policy
+from rft_platform.run.start import write_config
 
 pytestmark = pytest.mark.slow
 

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.slow
 DRIVE = """
 import sys
 from rft_platform.definitions import defs
-from rft_platform.driver.start import write_config
+from rft_platform.run.start import write_config
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.jobs.driver import drive
+from rft_platform.run.driver import drive
 from rft_platform.rounds.project.project import Project
 home = Home.from_environment()
 write_config(home, load_config(sys.argv[1]))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.cli.views.doctor_checks import database_findings
 from rft_platform.common.errors import DiskFullError
 from rft_platform.common.files import atomic_path, write_json
 from rft_platform.common.sqlite_files import damage_of_database, named_damage
 from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.project import Project
+from rft_platform.run.machine import database_findings
 
 from .conftest import grown, round_rows
 
@@ -76,8 +76,8 @@ def test_a_database_on_a_full_disk_is_not_called_damaged(small_disk):
     assert "is full" in message
     assert "free disk space" in message
     assert "move" not in message
-    assert [finding.state for finding in database_findings(Home(disk))] == ["fail"]
-    assert all("move" not in finding.said + finding.fix for finding in database_findings(Home(disk)))
+    assert [finding.level for finding in database_findings(Home(disk))] == ["error"]
+    assert all("move" not in finding.text for finding in database_findings(Home(disk)))
 
     (disk / "filled").unlink()
-    assert [finding.state for finding in database_findings(Home(disk))] == ["ok"]
+    assert [finding.level for finding in database_findings(Home(disk))] == ["note"]

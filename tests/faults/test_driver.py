@@ -11,11 +11,11 @@ import pytest
 from rft_platform.assets.checks import EVALUATION_CHECKS
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.common.errors import EngineError, RegistryError, RftError, UserError
-from rft_platform.jobs.driver import DriveResult, drive
 from rft_platform.jobs.instance import open_instance
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
+from rft_platform.run.driver import DriveResult, drive
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def drive_with(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 def test_a_retryable_failure_is_repeated_after_a_wait_that_is_logged(drive_with, caplog, monkeypatch):
     monkeypatch.setenv("RFT_RETRY_DELAY_S", "2")  # a busy machine needs less time to plan the retry
     started = time.monotonic()
-    with caplog.at_level(logging.WARNING, logger="rft_platform.jobs.driver"):
+    with caplog.at_level(logging.WARNING, logger="rft_platform.run.driver"):
         result = drive_with(EngineError("the engine is gone"), EngineError("gone again"), None)
     assert [launched.error is None for launched in result.launched] == [False, False, True]
     assert time.monotonic() - started >= 2 + 8
     assert result.failed is None
-    lines = [record.getMessage() for record in caplog.records if record.name == "rft_platform.jobs.driver"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "rft_platform.run.driver"]
     assert [re.sub(r"in \d s", "in N s", line) for line in lines] == [
         "r0001 explore: retry 1 of 3 in N s: the engine is gone",
         "r0001 explore: retry 2 of 3 in N s: gone again",

@@ -5,8 +5,8 @@ import pytest
 
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.common.errors import EngineError, UserError
-from rft_platform.jobs.driver import _fault_of
 from rft_platform.jobs.launches import launches
+from rft_platform.run.driver import _fault_of
 
 
 def run(body, check_specs=()) -> tuple[dg.DagsterRun, list[dg.DagsterEvent], Exception | None]:

@@ -19,18 +19,19 @@ import yaml
 
 from rft_platform.common.user_code import load_object
 from rft_platform.component import RftProjectComponent
+from rft_platform.config.checks import machine
 from rft_platform.config.home import Home
 from rft_platform.config.reference import EDITOR_LINE
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.buffer import ReplayBuffer
-from rft_platform.driver import preflight
-from rft_platform.driver.model_check import ModelCheck
 from rft_platform.experience.queries import connect
 from rft_platform.experience.selections import TRAINED_ON, write_selection
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.rounds.selection.training_groups import Group, priority_of
+from rft_platform.run import checks
+from rft_platform.run.model_check import ModelCheck
 from rft_platform.tasks.task import Task
 from tests.experience.samples import judged, rollouts
 from tests.house.documentation_blocks import BLOCKS, REPOSITORY, Block, block, config_of
@@ -141,8 +142,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A scratch folder, which user code is found in, on a machine with many processors."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(preflight, "cpu_count", lambda: 64)
-    monkeypatch.setattr(preflight, "model_check", lambda _: nullcontext(ModelCheck({}, None)))  # the model is ours
+    monkeypatch.setattr(machine, "cpu_count", lambda: 64)
+    monkeypatch.setattr(checks, "model_check", lambda _: nullcontext(ModelCheck({}, None)))  # the model is ours
     return tmp_path
 
 
@@ -165,8 +166,8 @@ def test_configurations_are_planned(each: Block, folder: Path, address: str, mon
     elif listed(each, CHECKED_IN_PART):
         assert resolve(config).config == config
     else:
-        plan = preflight.check_run(Home(folder / "home"), config, dry=True, service=config.online)
-        assert plan.notices is not None
+        plan = checks.check_run(Home(folder / "home"), config, dry=True, service=config.online)
+        assert all(finding.level != "error" for finding in plan.findings)
 
 
 def check_other(each: Block) -> None:

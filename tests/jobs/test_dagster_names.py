@@ -15,13 +15,13 @@ from rft_platform.component import ConfiguredProject, RftProjectComponent
 from rft_platform.config.home import Home
 from rft_platform.config.reference import EDITOR_LINE, SCHEMA_FILE
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.driver.start import is_in_force
 from rft_platform.jobs.jobs import add_rounds
 from rft_platform.jobs.launches import launches
 from rft_platform.project_definitions import definitions_of
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.project import Project
+from rft_platform.run.start import is_in_force
 
 MODEL = {"model": {"model_path": "m"}}
 ROUNDS = {**MODEL, "buffer": {"explorer_input": {"taskset": {"path": "t.jsonl"}}}}

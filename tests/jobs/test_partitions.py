@@ -5,7 +5,6 @@ import pytest
 
 from rft_platform.assets.common import round_of
 from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, reports_faults
-from rft_platform.cli.views.doctor_checks import partition_findings
 from rft_platform.definitions import defs
 from rft_platform.experience.file_names import is_round_key, round_key, round_number
 from rft_platform.jobs.instance import open_instance
@@ -18,6 +17,7 @@ from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
+from rft_platform.run.machine import partition_findings
 
 ROUNDS = str(PLAIN_NAMES.rounds.name)
 MISTYPED = ("foo", "8", "r9", "r00001", "r²²²²", "R0001", "r0001 ")
@@ -100,5 +100,5 @@ def test_doctor_names_mistyped_partitions(project: Project) -> None:
         assert list(partition_findings(project.home)) == []
         instance.add_dynamic_partitions(ROUNDS, ["foo", "8"])
     (finding,) = partition_findings(project.home)
-    assert finding.state == "warn"
-    assert "foo, 8" in finding.said
+    assert finding.level == "warning"
+    assert "foo, 8" in finding.text

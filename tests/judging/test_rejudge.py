@@ -18,8 +18,6 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, dump_config
 from rft_platform.config.schema.buffer import Taskset
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.driver.preflight import check_may_start
-from rft_platform.driver.start import write_config
 from rft_platform.experience.record import RolloutRow
 from rft_platform.jobs.instance import open_instance
 from rft_platform.judging.answer_store import BudgetSpentError
@@ -27,6 +25,8 @@ from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, read, write
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, check_judge, judge_spec, other_judge
+from rft_platform.run.project_checks import check_may_start
+from rft_platform.run.start import write_config
 
 from .conftest import JudgeServer, a_row
 

@@ -17,11 +17,11 @@ from rft_platform.cluster.local.processes import stop_process
 from rft_platform.definitions import defs
 from rft_platform.jobs.alerts import alert_run_failed, alert_sensor
 from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
-from rft_platform.jobs.driver import drive
 from rft_platform.jobs.instance import open_instance
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.project import Project
+from rft_platform.run.driver import drive
 
 from .conftest import Inbox
 

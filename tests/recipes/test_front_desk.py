@@ -8,7 +8,7 @@ import pytest
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver.preflight import check_run
+from rft_platform.run.checks import check_run
 from tests.support.recipe_projects import modules_of
 
 pytestmark = pytest.mark.timeout(300)  # writing a project takes seconds on a quiet core
@@ -20,7 +20,7 @@ def test_the_recipe_is_an_online_project_that_may_start(project: Callable[[str],
     config = load_config(project("front-desk") / "rft.yaml")
     assert config.online
     plan = check_run(Home(tmp_path / "home"), config, service=True)
-    assert "round k collects rows when 512 are committed" in " ".join(plan.waits)
+    assert "round k collects rows when 512 are committed" in " ".join(plan.sections["order"])
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ from rft_platform.cli.views.recipe_report import PICTURE, REPORT, write_report
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver.preflight import check_run
 from rft_platform.recipes.recipe import PROJECTS, recipe_named, recipes
 from rft_platform.recipes.report import RecipeReport
 from rft_platform.rounds.project.project import Project
+from rft_platform.run.checks import check_run
 
 pytestmark = pytest.mark.timeout(300)  # writing a project takes seconds on a quiet core
 RFT = [sys.executable, "-m", "rft_platform"]
@@ -50,7 +50,7 @@ def test_the_dry_run_of_a_new_project_passes(name: str, project: Callable[[str],
     folder = project(name)
     config = load_config(folder / FIRST.get(name, "rft.yaml"))
     plan = check_run(Home(tmp_path / "home"), config, dry=True, service=config.online)
-    assert plan.notices is not None
+    assert all(finding.level != "error" for finding in plan.findings)
     assert {"README.md", "prepare.py", "rft.schema.json"} <= {file.name for file in folder.iterdir()}
     assert not (folder / "recipe.yaml").exists() and not list(folder.rglob("__pycache__"))
 

@@ -12,13 +12,15 @@ from rft_platform.algorithms.common.registry import REGISTRIES
 from rft_platform.algorithms.presets import PRESETS
 from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, KlPenaltySpec
 from rft_platform.common.errors import UserError
-from rft_platform.config.checks.check_config import check_config
-from rft_platform.config.dry_run import config_notices
+from rft_platform.config.checks.algorithm import loss_problems
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
+from rft_platform.config.findings import refuse
 from rft_platform.config.load import build_config, dump_config, load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.rounds.setup.algorithm import check_operators, pipeline_of
-from rft_platform.rounds.setup.algorithm_checks import check_algorithm
+from tests.support.findings import warnings_of
 
 Configure = Callable[..., RftConfig]
 EXPERTS = {"experts": {"path": "demonstrations.jsonl"}}
@@ -59,8 +61,7 @@ def operators(config: RftConfig) -> list[tuple[str, dict[str, Any]]]:
 def problems(config: RftConfig) -> str:
     """What is wrong with a configuration, all checks together."""
     try:
-        check_config(resolve(config), cpu_count=2, gpu_count=0)
-        check_algorithm(resolve(config))
+        refuse(settings_findings(resolve(config), Machine(2, 0)))
         check_operators(resolve(config))
     except UserError as error:
         return str(error)
@@ -70,7 +71,7 @@ def problems(config: RftConfig) -> str:
 def problems_of_parts(config: RftConfig) -> str:
     """What is wrong with how the parts of the algorithm fit together."""
     try:
-        check_algorithm(resolve(config))
+        refuse(loss_problems(resolve(config)))
     except UserError as error:
         return str(error)
     return ""
@@ -372,9 +373,9 @@ def test_a_stored_mode_of_a_loss_without_a_ratio_is_no_setting(configure: Config
 
 
 def test_what_is_allowed_but_pointless_is_said(configure: Configure) -> None:
-    said = config_notices(configure(kl_loss_fn="k1", kl_loss_fn_args={"kl_coef": 0.1}))
+    said = warnings_of(configure(kl_loss_fn="k1", kl_loss_fn_args={"kl_coef": 0.1}))
     assert any("k1 has no gradient" in line for line in said)
-    said = config_notices(configure("ppo", kl_penalty_fn="k1"))
+    said = warnings_of(configure("ppo", kl_penalty_fn="k1"))
     assert any("kl_penalty_fn has no effect" in line for line in said)
 
 

@@ -10,7 +10,9 @@ import yaml
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_json, write_text
-from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
+from rft_platform.config.findings import refuse
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
@@ -247,7 +249,7 @@ def test_arguments_of_the_judge_and_of_a_rewarding_workflow_are_two_keys(project
     assert workflow.reward_fn_args == {"scale": 2.0}
     orphaned = build_config({"buffer": {"explorer_input": {"taskset": {**taskset, "judge": None}}}})
     with pytest.raises(UserError, match=r"taskset\.judge_args: there is no judge to pass them to; .* reward_fn_args"):
-        check_config(resolve(orphaned), cpu_count=2, gpu_count=0)
+        refuse(settings_findings(resolve(orphaned), Machine(2, 0)))
 
 
 class Rewarding(Workflow):

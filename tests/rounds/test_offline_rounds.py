@@ -12,7 +12,7 @@ from rft_platform.common.errors import DamagedError, StorageError, UserError
 from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, load_config
-from rft_platform.config.offline import offline_kind
+from rft_platform.config.resolve import offline_kind
 from rft_platform.rounds.offline import (
     check_kind,
     evaluate_offline,

@@ -10,7 +10,9 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_sealed_json
-from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
+from rft_platform.config.findings import refuse
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
@@ -184,7 +186,7 @@ def test_a_person_who_is_forgotten_during_a_collection_leaves_no_demonstration(p
 
 
 def test_corrections_are_for_online_projects_only(project: Project, tiny_model: Path) -> None:
-    check_config(resolve(project.config), cpu_count=2, gpu_count=0)
+    refuse(settings_findings(resolve(project.config), Machine(2, 0)))
     offline = build_config(
         {
             "model": {"model_path": str(tiny_model)},
@@ -193,4 +195,4 @@ def test_corrections_are_for_online_projects_only(project: Project, tiny_model: 
         }
     )
     with pytest.raises(UserError, match=r"algorithm\.experts\.path is not set"):
-        check_config(resolve(offline), cpu_count=2, gpu_count=0)
+        refuse(settings_findings(resolve(offline), Machine(2, 0)))

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from rft_platform.common.errors import UserError
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
+from rft_platform.config.findings import refuse
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
@@ -151,10 +154,8 @@ def test_a_task_of_two_tasksets_has_two_ids(start: Any) -> None:
     ],
 )
 def test_settings_that_do_not_fit_are_refused(start: Any, change: dict[str, Any], message: str) -> None:
-    from rft_platform.config.checks.check_config import check_config
-
     with pytest.raises(UserError, match=message):
-        check_config(resolve(start(**change).config), cpu_count=4, gpu_count=0)
+        refuse(settings_findings(resolve(start(**change).config), Machine(4, 0)))
 
 
 def test_a_judge_that_does_not_fit_a_taskset_names_it(start: Any) -> None:

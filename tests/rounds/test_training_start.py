@@ -15,9 +15,10 @@ from rft_platform.common.digests import MANIFEST, digest_weights
 from rft_platform.common.errors import TrainerError, UserError
 from rft_platform.common.files import write_sealed_json
 from rft_platform.common.policy_names import DEFAULT_POLICY
-from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
+from rft_platform.config.findings import refuse
 from rft_platform.config.home import Home
-from rft_platform.driver.round_lines import describe_round, round_line
 from rft_platform.evaluation.metrics import pass_rate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.models import DIGEST_TAG, RegisteredModel
@@ -47,6 +48,7 @@ from rft_platform.rounds.round import Round
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.train_request import train_request
+from rft_platform.run.round_lines import describe_round, round_line
 from rft_platform.servers.project_progress import last_round
 from rft_platform.serving.database import FIRST_IMPORTED
 from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
@@ -178,7 +180,7 @@ def test_a_restart_needs_rounds_that_explore_with_the_version_that_they_train(tm
     chosen = {"evaluation": {"after_refusal": "restart"}, "synchronizer": {"sync_offset": 1}}
     settings = open_project(tmp_path, online=False, **chosen).settings
     with pytest.raises(UserError, match=r"evaluation\.after_refusal restart: each round has to explore"):
-        check_config(settings, cpu_count=2, gpu_count=0)
+        refuse(settings_findings(settings, Machine(2, 0)))
 
 
 def test_versions_that_were_not_evaluated_are_trained_further(tmp_path) -> None:

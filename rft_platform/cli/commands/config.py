@@ -21,7 +21,7 @@ def explain(key: Annotated[str, typer.Argument(help="A key or a section, such as
     from rft_platform.config.foreign.keys import KEYS
     from rft_platform.config.load import nearest_key
     from rft_platform.config.reference import keys
-    from rft_platform.driver.console import output
+    from rft_platform.run.console import output
 
     wanted, known = re.sub(r"\[\d*\]", "[]", key), dict(keys())
     plain = {name.replace("[]", ""): name for name in known}
@@ -51,9 +51,9 @@ def show(
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.config.resolve import resolve
-    from rft_platform.driver.console import output, print_json
-    from rft_platform.driver.run import use_home
     from rft_platform.rounds.project.project import Project
+    from rft_platform.run.console import output, print_json
+    from rft_platform.run.start import use_home
 
     home = Home.from_environment()
     use_home(home)
@@ -89,7 +89,7 @@ def convert(
     from rft_platform.config.load import build_config, read_yaml
     from rft_platform.config.reference import write_with_schema
     from rft_platform.config.schema.rft_config import RftConfig
-    from rft_platform.driver.console import notes
+    from rft_platform.run.console import notes
 
     if to is not None and to.exists():
         raise UserError(f"--to {to}: the file exists; name another one, or remove it first")
@@ -129,7 +129,7 @@ def schema(
 
 def _print_key(name: str, known: "Mapping[str, FieldInfo]") -> None:
     from rft_platform.config.reference import default_of, one_line, sections_of, type_of
-    from rft_platform.driver.console import output
+    from rft_platform.run.console import output
 
     field, console = known[name], output()
     sections = list(sections_of(field.annotation))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rft_platform.driver.debug import DebugRun
+    from rft_platform.run.debug import DebugRun
 
 debug = typer.Typer(
     no_args_is_help=True, help="Try a workflow, a judge or a model on one task. Needs no project, leaves nothing."
@@ -54,7 +54,7 @@ def debug_workflow(
     """Run a workflow on one task; print messages, tool calls, rows and reward."""
     from rft_platform.cli.commands.judge import arguments
     from rft_platform.common.errors import UserCodeError, UserError
-    from rft_platform.driver.debug import Wanted, run_one_task
+    from rft_platform.run.debug import Wanted, run_one_task
 
     if not workflow and config is None:
         raise UserError("name a workflow (`rft debug workflow my_agent.py:workflow`), or a file that has one: --config")
@@ -83,7 +83,7 @@ def debug_judge(
 ) -> None:
     """Judge one response to one task; prints the reward and its parts."""
     from rft_platform.cli.commands.judge import arguments
-    from rft_platform.driver.debug import Wanted, judge_one_response
+    from rft_platform.run.debug import Wanted, judge_one_response
 
     wanted = Wanted(config, taskset, "", None, judge, arguments(judge_args), tasks, task)
     _show(judge_one_response(wanted, response), tokens=False, as_json=as_json)
@@ -102,7 +102,7 @@ def debug_model(
     """Ask a model once; prints the answer and each of its tokens with the log-prob."""
     import json
 
-    from rft_platform.driver.debug import Wanted, run_one_task
+    from rft_platform.run.debug import Wanted, run_one_task
 
     wanted = Wanted(
         config, workflow="single_turn", task=json.dumps({"question": prompt}), model=model, temperature=temperature,
@@ -116,7 +116,7 @@ def _print_traceback(error: BaseException) -> None:
     import traceback
 
     from rft_platform.common.fault_classification import user_place
-    from rft_platform.driver.console import notes
+    from rft_platform.run.console import notes
 
     if error.__cause__ is not None and user_place(error.__cause__) is not None:
         trace = "".join(traceback.format_exception(error.__cause__))
@@ -125,7 +125,7 @@ def _print_traceback(error: BaseException) -> None:
 
 def _show(found: "DebugRun", tokens: bool, as_json: bool, reward: bool = True) -> None:
     from rft_platform.cli.views.transcript import print_run, run_json
-    from rft_platform.driver.console import output, print_json
+    from rft_platform.run.console import output, print_json
 
     if as_json:
         print_json(run_json(found))

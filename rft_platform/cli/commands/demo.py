@@ -32,8 +32,8 @@ def new(
     recipe: Annotated[str, typer.Option(help="Recipe that it starts from; see docs/recipes.md.")] = "arithmetic",
 ) -> None:
     """Write a project that you own and change: configuration, code, and a script that makes model and tasks."""
-    from rft_platform.driver.console import output
     from rft_platform.recipes.recipe import recipe_named
+    from rft_platform.run.console import output
 
     recipe_named(recipe).write(folder)
     output().print(f"{folder}: read README.md there first", markup=False, soft_wrap=True)
@@ -44,9 +44,9 @@ def demo(
 ) -> None:
     """Teach a tiny model arithmetic: generated data, a warm start, then GRPO rounds. Takes minutes on two cores."""
     from rft_platform.cli.views.demo_summary import print_summary, summary_of, write_summary
-    from rft_platform.driver.console import output
-    from rft_platform.driver.next_steps import print_next_steps
     from rft_platform.recipes.recipe import recipe_named
+    from rft_platform.run.console import output
+    from rft_platform.run.next_steps import print_next_steps
 
     project = train(recipe_named("arithmetic"), "demo", seed, fresh, rounds, json_file, engine)
     summary = summary_of(project)
@@ -66,8 +66,8 @@ def recipe(
 ) -> None:
     """Train an agent from scratch by a recipe, and report what it learned: figures, curves, transcripts."""
     from rft_platform.cli.views.recipe_report import print_recipes, print_report, write_report
-    from rft_platform.driver.console import output
     from rft_platform.recipes.recipe import recipe_named
+    from rft_platform.run.console import output
 
     if name is None:
         print_recipes(output())
@@ -90,12 +90,12 @@ def train(
 ) -> "Project":
     """Train the recipe's project in ``RFT_HOME`` to its last round, or continue it; ``command`` continues it again."""
     from rft_platform.config.home import Home
-    from rft_platform.driver.console import notes
-    from rft_platform.driver.next_steps import rft_command
-    from rft_platform.driver.preflight import check_room, check_run, check_writable, is_finished, refuse_bad_target
-    from rft_platform.driver.run import drive_project, use_home
-    from rft_platform.driver.start import with_rounds, write_config
     from rft_platform.rounds.project.project import Project
+    from rft_platform.run.checks import check_run
+    from rft_platform.run.console import notes, refuse_bad_target
+    from rft_platform.run.next_steps import rft_command
+    from rft_platform.run.project_checks import check_room, check_writable, is_finished
+    from rft_platform.run.start import drive_project, use_home, with_rounds, write_config
 
     home, console = Home.from_environment(), notes()
     again = f"`{rft_command(home)} {command}"

@@ -5,24 +5,28 @@ from typing import Annotated
 
 import typer
 
-_MARKS = {"ok": "[green]ok[/]  ", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+_MARKS = {"note": "[green]ok[/]  ", "warning": "[yellow]warn[/]", "error": "[red]fail[/]"}
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Check versions, devices, processes, ports and the project's folder; print a fix for each problem."""
     from rich.markup import escape
 
-    from rft_platform.cli.views.doctor_checks import findings
+    from rft_platform.config.findings import has_errors
     from rft_platform.config.home import Home
-    from rft_platform.driver.console import output, print_json
+    from rft_platform.run.checks import DOCTOR
+    from rft_platform.run.console import output, print_json
+    from rft_platform.run.start import use_home
 
-    found = list(findings(Home.from_environment()))
+    home = Home.from_environment()
+    use_home(home)
+    found = list(dict.fromkeys(finding for check in DOCTOR for finding in check(home)))  # a full disk is found twice
     if as_json:
         print_json([asdict(finding) for finding in found])
     else:
         console = output()
         for finding in found:
-            fix = f"\n{'':<20}-> {escape(finding.fix)}" if finding.fix else ""
-            console.print(f"{_MARKS[finding.state]}  {finding.name:<14}{escape(finding.said)}{fix}", soft_wrap=True)
-    if any(finding.state == "fail" for finding in found):
+            about = "" if finding.text.startswith(finding.key) else f"{finding.key:<14}"
+            console.print(f"{_MARKS[finding.level]}  {about}{escape(finding.text)}", soft_wrap=True)
+    if has_errors(found):
         raise typer.Exit(1)

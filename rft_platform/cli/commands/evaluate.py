@@ -27,8 +27,8 @@ def evaluate(
     """Evaluate a policy on the held-out tasks; by default that of the newest round. Promotes nothing."""
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
-    from rft_platform.driver.run import use_home
     from rft_platform.rounds.project.project import Project
+    from rft_platform.run.start import use_home
 
     project = Project.open(Home.from_environment())
     use_home(project.home)
@@ -43,13 +43,13 @@ def evaluate(
 def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
     """Evaluate one policy and print the results and comparisons; writes nothing to the project."""
     from rft_platform.cluster.this_process import terminable
-    from rft_platform.driver.console import notes, output, print_json
-    from rft_platform.driver.live import showing_progress
-    from rft_platform.driver.run import used_processes_end
     from rft_platform.rounds.heldout_evaluation import measure
     from rft_platform.rounds.project.policy import deploy
     from rft_platform.rounds.releases.promotion import compared, promoted_last
     from rft_platform.rounds.setup.online_engines import connect_evaluation_engine
+    from rft_platform.run.console import notes, output, print_json
+    from rft_platform.run.live import showing_progress
+    from rft_platform.run.start import used_processes_end
 
     console = notes()
     check_engine_is_free(project)
@@ -75,8 +75,8 @@ def evaluate_all(project: "Project", as_json: bool) -> None:
     """Evaluate each policy that has no result, one Dagster run per policy, and print the table of all policies."""
     from rft_platform.cli.views.bench import print_bench
     from rft_platform.cli.views.round_policy import round_policy
-    from rft_platform.driver.console import notes
-    from rft_platform.driver.run import drive_project
+    from rft_platform.run.console import notes
+    from rft_platform.run.start import drive_project
 
     require_tasksets(project)
     round_policy(project)  # UserError if there is none

@@ -31,9 +31,9 @@ def judge(
 ) -> None:
     """Judge stored rollouts with another judge (or the configured one); earlier judgements are kept."""
     from rft_platform.config.home import Home
-    from rft_platform.driver.console import notes, output, print_json
-    from rft_platform.driver.run import use_home
     from rft_platform.rounds.project.project import Project
+    from rft_platform.run.console import notes, output, print_json
+    from rft_platform.run.start import use_home
 
     project = Project.open(Home.from_environment())
     use_home(project.home)
@@ -53,11 +53,11 @@ def judge(
             judges_of(project, other_judge(judge, judge_args, []))  # fails before a run starts
         refuse_second_driver(project.home)
         from rft_platform.cluster.this_process import terminable
-        from rft_platform.driver.live import showing_progress
-        from rft_platform.driver.run import used_processes_end
         from rft_platform.jobs.rejudge import rejudge
         from rft_platform.project_definitions import stored_definitions
         from rft_platform.rounds.judge import figures
+        from rft_platform.run.live import showing_progress
+        from rft_platform.run.start import used_processes_end
 
         before = [figures(project.store, number) for number in numbers]
         with terminable(), used_processes_end(project.home, notes()), showing_progress(notes()):
@@ -124,9 +124,9 @@ def _check_kept(project: "Project", numbers: list[int], version: str, judge: str
 
 def _print_judgements(project: "Project", before: "list[JudgementFigures | None]", notes: list[dict[str, Any]]) -> None:
     """Print each round's earlier and new judgement, the one in force, and the command that restores the earlier one."""
-    from rft_platform.driver.console import output
     from rft_platform.experience.file_names import round_key
     from rft_platform.rounds.judge import figures
+    from rft_platform.run.console import output
 
     console, now = output(), [figures(project.store, note["round"]) for note in notes]
     console.print(_judgements_table(before, now))

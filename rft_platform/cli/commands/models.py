@@ -14,11 +14,11 @@ models = typer.Typer(no_args_is_help=True, help="Manage versions of the policy: 
 def rebuild(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Register all checkpoints again after MLflow's database was lost, with their version numbers and aliases."""
     from rft_platform.config.home import Home
-    from rft_platform.driver.console import output, print_json
     from rft_platform.jobs.driver_lock import refuse_second_driver
     from rft_platform.rounds.maintenance.rebuild_registry import rebuild_registry
     from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.setup.connections import connect_registry
+    from rft_platform.run.console import output, print_json
 
     project = Project.open(Home.from_environment())
     refuse_second_driver(project.home)
@@ -43,12 +43,12 @@ def rollback(
     """
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
-    from rft_platform.driver.console import output
     from rft_platform.jobs.driver_lock import refuse_second_driver
     from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.releases.promotion import roll_back
     from rft_platform.rounds.releases.servable_versions import release_commands
     from rft_platform.rounds.setup.connections import connect_registry
+    from rft_platform.run.console import output
 
     project = Project.open(Home.from_environment())
     if project.config.online:

@@ -27,12 +27,12 @@ def serve(
     from rft_platform.cli.commands.servers import serve_until_interrupted
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
-    from rft_platform.driver.preflight import check_run, check_writable
-    from rft_platform.driver.run import use_home
-    from rft_platform.driver.start import begin
     from rft_platform.jobs.driver_lock import refuse_if_served, servers_lock
     from rft_platform.rounds.exchange.publication import publishing
     from rft_platform.rounds.project.project import Project
+    from rft_platform.run.checks import check_run
+    from rft_platform.run.project_checks import check_writable
+    from rft_platform.run.start import begin, use_home
     from rft_platform.servers.ports import check_ports
     from rft_platform.servers.serving_alias import naming_the_serving_version
     from rft_platform.servers.ui_servers import online_port, online_server, ui_ports, ui_servers
@@ -74,10 +74,10 @@ def forget(
     Weights cannot forget: the report names every model version that was trained on the rows.
     """
     from rft_platform.config.home import Home
-    from rft_platform.driver.console import output, print_json
     from rft_platform.rounds.maintenance.forget import forget as erase
     from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.setup.connections import connect_registry
+    from rft_platform.run.console import output, print_json
 
     project = Project.open(Home.from_environment())
     found = erase(project, connect_registry(project), subject, tenant)

@@ -28,8 +28,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @models.command("list")
 def list_versions(as_json: Json = False) -> None:
     """List the versions of the policy with their held-out pass rates and their share of the traffic."""
-    from rft_platform.driver.console import output, print_json
     from rft_platform.rounds.releases.servable_versions import release_commands, servable_versions
+    from rft_platform.run.console import output, print_json
 
     project = _project()
     if project.config.online:
@@ -56,8 +56,8 @@ def list_versions(as_json: Json = False) -> None:
 @models.command()
 def compare(one: Version, other: Version, as_json: Json = False) -> None:
     """Compare the scores of two versions on held-out tasks."""
-    from rft_platform.driver.console import output, print_json
     from rft_platform.rounds.releases.servable_versions import servable_versions
+    from rft_platform.run.console import output, print_json
     from rft_platform.serving.release_commands import compare_scores
 
     project = _project()
@@ -117,9 +117,9 @@ def import_version(
     """Import weights that another project trained, as a version that can serve. Start a canary of it next."""
     from dataclasses import asdict
 
-    from rft_platform.driver.console import print_json
     from rft_platform.rounds.releases.servable_versions import import_checkpoint
     from rft_platform.rounds.setup.connections import connect_registry
+    from rft_platform.run.console import print_json
 
     project = _project()
     policy = import_checkpoint(project, connect_registry(project), checkpoint)
@@ -187,7 +187,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Compare both versions of a canary or an A/B test: accuracy, latency, satisfaction, with p values."""
-    from rft_platform.driver.console import output, print_json
+    from rft_platform.run.console import output, print_json
 
     found = _commands().report(number)
     if as_json:
@@ -222,7 +222,7 @@ def _sticky(given: str) -> Any:
 
 
 def _print(line: str) -> None:
-    from rft_platform.driver.console import output
+    from rft_platform.run.console import output
 
     output().print(line, markup=False, soft_wrap=True)
 

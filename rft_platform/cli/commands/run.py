@@ -20,12 +20,11 @@ def run(
     from rft_platform.config.dry_run import render_plan
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
-    from rft_platform.driver.console import notes, output
-    from rft_platform.driver.next_steps import model_uri, print_next_steps, rft_command
-    from rft_platform.driver.preflight import check_run
-    from rft_platform.driver.round_lines import round_lines
-    from rft_platform.driver.run import drive_project, use_home
-    from rft_platform.driver.start import begin, with_rounds
+    from rft_platform.run.checks import check_run
+    from rft_platform.run.console import notes, output
+    from rft_platform.run.next_steps import model_uri, print_next_steps, rft_command
+    from rft_platform.run.round_lines import round_lines
+    from rft_platform.run.start import begin, drive_project, use_home, with_rounds
 
     home, console = Home.from_environment(), notes()
     use_home(home)

@@ -38,12 +38,11 @@ def ui(
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config, load_config_of
-    from rft_platform.driver.console import notes
-    from rft_platform.driver.preflight import check_writable
-    from rft_platform.driver.run import use_home
-    from rft_platform.driver.start import begin
     from rft_platform.jobs.driver_lock import refuse_if_served, servers_lock
     from rft_platform.jobs.sensor_interval import sensor_interval_s
+    from rft_platform.run.console import notes
+    from rft_platform.run.project_checks import check_writable
+    from rft_platform.run.start import begin, use_home
     from rft_platform.servers.ports import check_ports
     from rft_platform.servers.ui_servers import ui_ports, ui_servers
 
@@ -70,7 +69,7 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
     """Keep ``servers`` running until Ctrl-C; ``sensors_of`` is the Dagster interface whose sensors are turned on."""
     from rft_platform.cluster.local.supervisor import serving, wait_for_end
     from rft_platform.cluster.this_process import terminable
-    from rft_platform.driver.console import notes, output, print_link
+    from rft_platform.run.console import notes, output, print_link
     from rft_platform.servers.ui_servers import start_sensors
     from rft_platform.web_guard.token import access_token
 
@@ -113,10 +112,10 @@ def metrics(
     from rft_platform.cluster.this_process import terminable
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
-    from rft_platform.driver.console import output
-    from rft_platform.driver.run import use_home
     from rft_platform.metrics.server import serve_metrics
     from rft_platform.observability.logs import configured
+    from rft_platform.run.console import output
+    from rft_platform.run.start import use_home
     from rft_platform.web_guard.token import access_token
 
     end_with_supervisor()  # `rft ui --metrics-port` starts this command
@@ -144,9 +143,9 @@ def view(
     """Serve pages over the stored experiences until Ctrl-C: search runs, read them token by token, compare policies."""
     from rft_platform.cluster.this_process import terminable
     from rft_platform.config.home import Home
-    from rft_platform.driver.console import output, print_link
-    from rft_platform.driver.run import use_home
     from rft_platform.rounds.project.project import Project
+    from rft_platform.run.console import output, print_link
+    from rft_platform.run.start import use_home
     from rft_platform.servers.ports import Port, check_ports
     from rft_platform.viewer.app import serve_view
     from rft_platform.web_guard.sign_in import sign_in_url
@@ -189,10 +188,10 @@ def engine(
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config, load_config_of
-    from rft_platform.driver.run import use_home
     from rft_platform.inference.launch.launcher import engine_service
     from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.setup.connections import base_model_folder, policy_spec
+    from rft_platform.run.start import use_home
     from rft_platform.web_guard.checks import HOSTS_VARIABLE
 
     if len(token := os.environ.get(token_env, "")) < 16:

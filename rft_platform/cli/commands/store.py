@@ -83,10 +83,10 @@ def check(
     as_json: _Json = False,
 ) -> None:
     """Compare every file, note and checkpoint with its digest; exit code 1 if any is damaged."""
-    from rft_platform.driver.console import output, print_json
     from rft_platform.experience.file_names import round_number
     from rft_platform.rounds.maintenance.verification import verify
     from rft_platform.rounds.project.record import set_aside as set_file_aside
+    from rft_platform.run.console import output, print_json
 
     project = _project()
     found = verify(project, digest=not fast)
@@ -161,7 +161,7 @@ def _write_dataset(rows: list[dict[str, Any]], file: Path, name: str) -> None:
     import json
 
     from rft_platform.common.files import atomic_path
-    from rft_platform.driver.console import output
+    from rft_platform.run.console import output
 
     with atomic_path(file) as temp:
         temp.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
@@ -170,7 +170,7 @@ def _write_dataset(rows: list[dict[str, Any]], file: Path, name: str) -> None:
 
 def _report(report: "Upkeep", as_json: bool) -> None:
     """Print the changes that were made; exit code 1 if a round could not be processed."""
-    from rft_platform.driver.console import output, print_json
+    from rft_platform.run.console import output, print_json
 
     if as_json:
         print_json(report.to_json())

@@ -43,10 +43,10 @@ def trace(
     """Show where weights come from (rows, judge, code, config), or which weights a row went into."""
     from rft_platform.cli.views.user_code import print_user_code
     from rft_platform.config.home import Home
-    from rft_platform.driver.console import output, print_json
     from rft_platform.experience.file_names import round_number
     from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.reporting.lineage import CheckpointTrace
+    from rft_platform.run.console import output, print_json
 
     project = Project.open(Home.from_environment())
     found = find_trace(project, target, verify=verify)
@@ -130,8 +130,8 @@ def _of_model(project: "Project", registry: "ModelRegistry", target: str) -> "Mo
 
 def without_steps(project: "Project", number: int) -> str | None:
     """Why a round trained nothing and which weights it ended with; None for a round that trained."""
-    from rft_platform.driver.round_lines import nothing_trained
     from rft_platform.rounds.project.record import read
+    from rft_platform.run.round_lines import nothing_trained
 
     why = nothing_trained(read(project.store, number).trained())
     return None if why is None else f"{why}; the round ended with its parent's weights"

@@ -108,7 +108,7 @@ def tune(
     json_file: _JsonFile = None,
 ) -> None:
     """Train a model on the runs of an agent's workflow; the same as tune() in Python."""
-    from rft_platform.driver.preflight import refuse_bad_target
+    from rft_platform.run.console import refuse_bad_target
 
     refuse_bad_target(json_file)
     _tune(ctx.params)

@@ -7,5 +7,4 @@
 - ``demo_summary``: the last lines of ``rft demo``.
 - ``recipe_report``: the report of ``rft recipe``.
 - ``transcript``: a run's messages, tokens, rows and reward (``rft debug``).
-- ``doctor_checks``: the checks of ``rft doctor``.
 """

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rft_platform.driver.console import notes, output, print_json
+from rft_platform.run.console import notes, output, print_json
 
 if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.files import write_json
-from rft_platform.driver.machine import machine_facts
-from rft_platform.driver.next_steps import model_uri
-from rft_platform.driver.round_lines import RoundLine, champion_notes, round_lines
-from rft_platform.driver.run_cost import drive_costs
+from rft_platform.run.machine import machine_facts
+from rft_platform.run.next_steps import model_uri
+from rft_platform.run.round_lines import RoundLine, champion_notes, round_lines
+from rft_platform.run.run_cost import drive_costs
 
 if TYPE_CHECKING:
     from rich.console import Console

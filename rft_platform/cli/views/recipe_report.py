@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.files import atomic_path, write_json, write_text
-from rft_platform.driver.machine import machine_facts
-from rft_platform.driver.run_cost import drive_costs
 from rft_platform.recipes.recipe import Recipe, recipes
 from rft_platform.recipes.report import ENDS, RecipeReport, change, draw, markdown, report_of, shown
+from rft_platform.run.machine import machine_facts
+from rft_platform.run.run_cost import drive_costs
 
 if TYPE_CHECKING:
     from rich.console import Console

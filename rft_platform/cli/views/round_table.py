@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rft_platform.driver.round_lines import RoundLine, champion_notes, round_lines
 from rft_platform.rounds.releases.servable_versions import pinned_version
 from rft_platform.rounds.releases.training_start import refusal_hint
+from rft_platform.run.round_lines import RoundLine, champion_notes, round_lines
 from rft_platform.servers.next_launches import what_is_next
 
 if TYPE_CHECKING:

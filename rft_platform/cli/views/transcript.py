@@ -10,8 +10,8 @@ from rft_platform.common.redaction import visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rft_platform.driver.debug import DebugRun
     from rft_platform.experience.record import RolloutRow
+    from rft_platform.run.debug import DebugRun
 
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 _UNUSUAL = (

@@ -1,9 +1,9 @@
-"""Semantic checks of a configuration, made before anything starts. Each problem is one line with its fix.
+"""Checks of a configuration, made before anything starts. Each yields findings; a finding of a problem says its fix.
 
-Read ``check_config`` first: it calls all other modules and raises one ``UserError``. The others take the resolved
-settings or the configuration and yield problems:
+Read ``settings`` first: it lists all checks, and has those of single settings, names, tasks, batches and schedules.
 
-- ``algorithm``, ``synchronizer``, ``sizes``, ``data``: settings that do not fit the algorithm or each other.
-- ``models`` (auxiliary models, policies), ``texts`` (names and secrets).
+- ``algorithm``: settings that do not fit the algorithm, its loss or its data.
+- ``models``: auxiliary models and policies.
 - ``machine``: files, processors and GPUs of this machine, and the interpreter of worker processes.
+- ``notices``: settings that have no effect, or are perhaps not intended.
 """

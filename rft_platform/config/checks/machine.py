@@ -1,30 +1,55 @@
-"""Checks against this machine: its files, programs, processors and GPUs."""
+"""Checks against this machine: its files, programs, processors and GPUs, and their memory."""
 
+import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from rft_platform.config.gpu_placement import place
-from rft_platform.config.paths import DATA_SUFFIXES
+from rft_platform.config.findings import Finding, error
+from rft_platform.config.gpu_placement import gpu_count, place
+from rft_platform.config.memory_plan import gpu_bytes, memory_problems
+from rft_platform.config.paths import is_missing
+from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.explorer import RolloutModel
 from rft_platform.config.schema.rft_config import RftConfig
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
-def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the checks compare a configuration with."""
+
+    cpus: int
+    gpus: int  # CUDA devices
+    gpu_bytes: int | None = None  # memory of the smallest GPU; None: unknown, and the memory is not checked
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """This machine."""
+        return cls(cpu_count(), gpu_count(), gpu_bytes())
+
+
+def cpu_count() -> int:
+    """Number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def local_problems(run: RunSettings, machine: Machine) -> Iterator[Finding]:
     """One line for each missing file and for each request that exceeds this machine."""
+    config, cpus, gpus = run.config, machine.cpus, machine.gpus
     root = config.checkpoint_folder
     if root is None and config.checkpoint_root_dir is not None:
         yield from _store_problems(config, config.checkpoint_root_dir)
     elif root is not None and not Path(root).is_absolute():
-        yield (
+        yield error(
             f"checkpoint_root_dir {root}: is not an absolute path; give the folder for checkpoints in full, as in "
             f"/data/checkpoints, or as ./{root} for a folder beside the configuration file"
         )
     if config.monitor.openlineage and find_spec("openlineage") is None:
-        yield (
+        yield error(
             "monitor.openlineage needs the package openlineage-python, which is not installed: run pip install "
             "'rft-platform[openlineage]', or set the key to false"
         )
@@ -32,37 +57,38 @@ def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iter
     yield from _data_problems(config)
     yield from _worker_problems(config)
     if config.mode != "train":
-        yield from _engine_problems(config, cpu_count, gpu_count)
+        yield from _engine_problems(config, cpus, gpus)
     if config.mode in ("both", "train", "colocate"):
-        yield from _trainer_problems(config, cpu_count, gpu_count)
-        yield from _placement_problems(config, gpu_count)
+        yield from _trainer_problems(config, cpus, gpus)
+        yield from _placement_problems(config, gpus)
+    yield from map(error, memory_problems(run, gpus, machine.gpu_bytes))
 
 
-def _store_problems(config: RftConfig, url: str) -> Iterator[str]:
+def _store_problems(config: RftConfig, url: str) -> Iterator[Finding]:
     """One line for each reason why checkpoints cannot be passed on through an object store."""
     from fsspec.core import split_protocol
     from fsspec.registry import get_filesystem_class
 
     if not (config.online and config.mode in ("serve", "train")):
-        yield (
+        yield error(
             f"checkpoint_root_dir {url}: an object store passes versions from mode train to mode serve of an online "
             f"project; in mode {config.mode} give a folder"
         )
     elif config.buffer.trainer_input.experience_buffer.path is None:
-        yield (
+        yield error(
             f"checkpoint_root_dir {url}: both hosts need one database; set buffer.trainer_input.experience_buffer.path "
             "to its URL, as in postgresql+psycopg2://rft@db/traffic"
         )
     try:
         get_filesystem_class(split_protocol(url)[0])
-    except (ImportError, ValueError) as error:
-        yield f"checkpoint_root_dir {url}: {error}"
+    except (ImportError, ValueError) as problem:
+        yield error(f"checkpoint_root_dir {url}: {problem}")
 
 
-def _model_problems(config: RftConfig) -> Iterator[str]:
+def _model_problems(config: RftConfig) -> Iterator[Finding]:
     model = config.model
     if not model.model_path:
-        yield "model.model_path is not set: give a model folder, a Hugging Face name or models:/NAME@alias"
+        yield error("model.model_path is not set: give a model folder, a Hugging Face name or models:/NAME@alias")
     elif not model.model_path.startswith("models:/"):
         yield from _folder_problems("model.model_path", model.model_path)
     for index, auxiliary in enumerate(config.explorer.auxiliary_models):
@@ -76,62 +102,61 @@ def _model_problems(config: RftConfig) -> Iterator[str]:
         given = {f"model.{key} {value}": value for key, value in parts.items() if value}
         if (length := sum(given.values())) > model.max_model_len:
             total = f" = {length}" if len(given) > 1 else ""
-            yield (
+            yield error(
                 f"{' + '.join(given)}{total} exceeds model.max_model_len {model.max_model_len}: raise the limit or "
                 f"lower {'one of them' if total else 'it'}"
             )
 
 
-def _worker_problems(config: RftConfig) -> Iterator[str]:
+def _worker_problems(config: RftConfig) -> Iterator[Finding]:
     workers = config.explorer.workers
     if workers.kind == "inprocess":
         for key, value in (("python", workers.python), ("count", workers.count)):
             if value is not None:
-                yield (
+                yield error(
                     f"explorer.workers.{key} is {value}, but workflows run in this process: set explorer.workers.kind "
                     f"to process, or leave out explorer.workers.{key}"
                 )
     elif workers.python is not None and shutil.which(workers.python) is None:
-        yield (
+        yield error(
             f"explorer.workers.python {workers.python}: no such program; give the interpreter of the environment that "
             "the agent needs, as in /envs/agents/bin/python"
         )
 
 
-def _folder_problems(key: str, path: str) -> Iterator[str]:
+def _folder_problems(key: str, path: str) -> Iterator[Finding]:
     folder = Path(path)
     if not folder.exists():
         if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
             problem = "is a placeholder" if path.startswith("/path/to/") else "no such folder"
-            yield f"{key} {path}: {problem}; give a model folder, or a Hugging Face name such as owner/model"
+            yield error(f"{key} {path}: {problem}; give a model folder, or a Hugging Face name such as owner/model")
     elif not folder.is_dir():
-        yield f"{key} {path}: this is a file; give the folder with config.json, the weights and the tokenizer"
+        yield error(f"{key} {path}: this is a file; give the folder with config.json, the weights and the tokenizer")
     elif not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-        yield f"{key} {path}: contains no config.json; give the folder of a Hugging Face model"
+        yield error(f"{key} {path}: contains no config.json; give the folder of a Hugging Face model")
     elif not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        yield f"{key} {path}: contains no tokenizer; save one there with AutoTokenizer.save_pretrained"
+        yield error(f"{key} {path}: contains no tokenizer; save one there with AutoTokenizer.save_pretrained")
 
 
-def _data_problems(config: RftConfig) -> Iterator[str]:
+def _data_problems(config: RftConfig) -> Iterator[Finding]:
     inputs = config.buffer.explorer_input
     paths = [(f"{key}.path", taskset.path) for key, taskset in inputs.every.items()]
     if config.warm_start is not None:
         paths.append(("warm_start.path", config.warm_start.path))
     for key, path in paths:
-        local = Path(path).is_absolute() or path.endswith(DATA_SUFFIXES) or path.count("/") > 1
-        if local and not Path(path).exists():
-            yield f"{key} {path}: no such file or folder; give a data file, a folder of split files or a dataset's name"
+        if is_missing(path):
+            yield error(f"{key} {path}: no such file or folder; give a file, a folder of splits or a dataset's name")
 
 
-def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[str]:
+def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[Finding]:
     serving, cluster = config.explorer.rollout_model, config.cluster
-    if gpu_count and cluster.node_num == 1 and (cluster.gpu_per_node or 0) > gpu_count:
-        yield f"cluster.gpu_per_node {cluster.gpu_per_node}: this machine has {gpu_count} GPUs; set it to {gpu_count}"
+    if gpu_count and cluster.node_num == 1 and (wanted := cluster.gpu_per_node or 0) > gpu_count:
+        yield error(f"cluster.gpu_per_node {wanted}: this machine has {gpu_count} GPUs; set it to {gpu_count}")
     if config.engine.urls:
         yield from _external_problems(config)
         return
     if gpu_count == 0 and serving.engine_num > cpu_count and not cluster.gpu_per_node:
-        yield (
+        yield error(
             f"explorer.rollout_model.engine_num {serving.engine_num}: this machine has {cpu_count} processors; set it "
             f"to {cpu_count} or less"
         )
@@ -146,62 +171,62 @@ def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Itera
     if needed + auxiliaries + further > available:
         others = f" and {auxiliaries} for explorer.auxiliary_models" if auxiliaries else ""
         others += f" and {further} for policies" if further else ""
-        yield (
+        yield error(
             f"explorer.rollout_model.tensor_parallel_size {serving.tensor_parallel_size} * engine_num "
             f"{serving.engine_num}{others} needs {needed + auxiliaries + further} devices, and {available} "
             "are available: lower one of them, or raise cluster.gpu_per_node on a machine that has more"
         )
 
 
-def _external_problems(config: RftConfig) -> Iterator[str]:
+def _external_problems(config: RftConfig) -> Iterator[Finding]:
     """Problems of engines that somebody else runs."""
     engine, replicas = config.engine, config.explorer.rollout_model.engine_num
     if len(engine.urls) != replicas:
-        yield (
+        yield error(
             f"engine.urls names {len(engine.urls)} engines and explorer.rollout_model.engine_num is {replicas}: set it "
             f"to {len(engine.urls)}"
         )
     if wrong := [url for url in engine.urls if not url.startswith(("http://", "https://"))]:
-        yield f"engine.urls {wrong[0]}: expected http://HOST:PORT or https://HOST:PORT"
+        yield error(f"engine.urls {wrong[0]}: expected http://HOST:PORT or https://HOST:PORT")
     if engine.token_env is None:
-        yield "engine.urls: set engine.token_env to the name of the environment variable with the token of the engines"
+        yield error("engine.urls: set engine.token_env to the name of the environment variable with their token")
     if config.policies:
-        yield "engine.urls: engines that somebody else runs serve one policy; leave out policies, or engine.urls"
+        yield error("engine.urls: engines that somebody else runs serve one policy; leave out policies, or engine.urls")
 
 
-def _sharing_problems(serving: RolloutModel, engines_per_gpu: int) -> Iterator[str]:
+def _sharing_problems(serving: RolloutModel, engines_per_gpu: int) -> Iterator[Finding]:
     key = f"explorer.engines_per_gpu {engines_per_gpu}"
     if serving.tensor_parallel_size > 1:
         size = serving.tensor_parallel_size
-        yield f"{key}: a replica of tensor_parallel_size {size} cannot share its GPUs; set it to 1"
+        yield error(f"{key}: a replica of tensor_parallel_size {size} cannot share its GPUs; set it to 1")
     share = serving.gpu_memory_utilization
     if share is not None and engines_per_gpu * share > 1:
-        yield (
+        yield error(
             f"{key}: {engines_per_gpu} * gpu_memory_utilization {share:g} is more than a GPU has; set "
             f"gpu_memory_utilization to {1 / engines_per_gpu:.2g} or less, or leave it out"
         )
 
 
-def _placement_problems(config: RftConfig, gpu_count: int) -> Iterator[str]:
+def _placement_problems(config: RftConfig, gpu_count: int) -> Iterator[Finding]:
     """One line if the trainer needs GPUs of the engines and the configuration does not permit shared GPUs."""
     placement, ranks = place(config, gpu_count), config.trainer.nproc
     enough = placement.engines <= gpu_count and ranks <= gpu_count  # if false, other checks report the problem
     if placement.shared and config.mode != "colocate" and gpu_count > 1 and enough:
-        yield (
+        yield error(
             f"trainer.nproc {ranks}: the engines use {placement.engines} GPUs, the trainer {ranks}, and this machine "
             f"has {gpu_count}: lower trainer.nproc or explorer.rollout_model.engine_num, or share GPUs by mode: "
             "colocate"
         )
 
 
-def _trainer_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[str]:
+def _trainer_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[Finding]:
     devices, kind = (gpu_count, "GPUs") if gpu_count else (cpu_count, "processors")
-    if config.trainer.nproc > devices:
-        yield f"trainer.nproc {config.trainer.nproc}: this machine has {devices} {kind}; set it to {devices} or less"
+    if (ranks := config.trainer.nproc) > devices:
+        yield error(f"trainer.nproc {ranks}: this machine has {devices} {kind}; set it to {devices} or less")
     if config.trainer.cpu_offload and not gpu_count:
-        yield "trainer.cpu_offload moves parameters from a GPU to the host, and there is no GPU here: set it to false"
+        yield error("trainer.cpu_offload moves parameters off the GPU, and there is no GPU here: set it to false")
     if config.trainer.save_hf_checkpoint == "never" and config.mode != "train":
-        yield (
+        yield error(
             f"trainer.save_hf_checkpoint never: in mode {config.mode} the engine reads every policy as Hugging Face "
             "weights; set it to last"
         )

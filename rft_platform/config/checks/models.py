@@ -1,12 +1,9 @@
-"""Check ``explorer.auxiliary_models`` and ``policies``, the models in addition to section ``model``.
-
-An auxiliary model must be served either here or elsewhere, names must be unique, and some settings cannot be combined
-with several policies.
-"""
+"""Check ``explorer.auxiliary_models`` and ``policies``, the models in addition to section ``model``."""
 
 from collections.abc import Iterator
 
 from rft_platform.common.policy_names import DEFAULT_POLICY
+from rft_platform.config.findings import Finding, error
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.explorer import AuxiliaryModel, RolloutModel
 from rft_platform.config.schema.rft_config import RftConfig
@@ -15,40 +12,41 @@ from rft_platform.config.schema.rft_config import RftConfig
 _OF_SERVING = sorted((set(RolloutModel.model_fields) - {"enable_thinking"}) | {"max_model_len"})
 
 
-def auxiliary_problems(config: RftConfig) -> Iterator[str]:
+def auxiliary_problems(run: RunSettings) -> Iterator[Finding]:
     """One line for each entry with missing or conflicting keys, and for each name that two entries share."""
-    entries = config.explorer.auxiliary_models
+    entries = run.config.explorer.auxiliary_models
     for index, entry in enumerate(entries):
         yield from _problems(f"explorer.auxiliary_models[{index}]", entry)
     leases = [lease for entry in entries for lease in _leases(entry)]
     shared = {entry.known_as for entry in entries if any(leases.count(lease) > 1 for lease in _leases(entry))}
     for name in sorted(shared):
-        yield (
+        yield error(
             f"explorer.auxiliary_models: {name!r} does not identify one model (names must differ in "
             "letters, digits, - or _); give each a unique name"
         )
 
 
-def _problems(key: str, entry: AuxiliaryModel) -> Iterator[str]:
+def _problems(key: str, entry: AuxiliaryModel) -> Iterator[Finding]:
     if not entry.model_path and not entry.base_url:
-        yield (
+        yield error(
             f"{key}: neither model_path nor base_url is set; give a model to serve, or the URL "
             "of one that is already served"
         )
     if entry.base_url is None:
         for name in ("model", "api_key_env"):
             if getattr(entry, name) is not None:
-                yield f"{key}.{name} is only for a model that is served elsewhere: set base_url, or leave it out"
+                yield error(f"{key}.{name} is only for a model that is served elsewhere: set base_url, or leave it out")
         return
     if entry.model_path:
-        yield f"{key}: model_path and base_url are both set; remove one of them"
+        yield error(f"{key}: model_path and base_url are both set; remove one of them")
     if not entry.base_url.startswith(("http://", "https://")):
-        yield f"{key}.base_url {entry.base_url!r}: expected the root of an OpenAI-compatible API, as in https://host/v1"
+        wanted = "the root of an OpenAI-compatible API, as in https://host/v1"
+        yield error(f"{key}.base_url {entry.base_url!r}: expected {wanted}")
     if not entry.model:
-        yield f"{key}.model is not set: {entry.base_url} may serve several models; give the name of one"
+        yield error(f"{key}.model is not set: {entry.base_url} may serve several models; give the name of one")
     written = [name for name in _OF_SERVING if name in entry.model_fields_set and _differs(entry, name)]
     if written:
-        yield f"{key}: {', '.join(written)} cannot be set for a model that is served elsewhere; leave it out"
+        yield error(f"{key}: {', '.join(written)} cannot be set for a model that is served elsewhere; leave it out")
 
 
 def _differs(entry: AuxiliaryModel, name: str) -> bool:
@@ -68,7 +66,7 @@ def _leases(entry: AuxiliaryModel) -> list[str]:
 _TAKEN = ("aside", "intermediate", "warm_start")
 
 
-def policies_problems(run: RunSettings) -> Iterator[str]:
+def policies_problems(run: RunSettings) -> Iterator[Finding]:
     """One line for each invalid name and for each setting that does not support several policies."""
     config = run.config
     if not config.policies:
@@ -76,29 +74,29 @@ def policies_problems(run: RunSettings) -> Iterator[str]:
     yield from _name_problems(config)
     for key, is_set, instead in _unsupported(run):
         if is_set:
-            yield f"{key} cannot be combined with policies: {instead}"
+            yield error(f"{key} cannot be combined with policies: {instead}")
     for key, taskset in config.buffer.explorer_input.explored.items():
         if ":" in taskset.workflow:
             continue
-        yield (
+        yield error(
             f"{key}.workflow {taskset.workflow} calls only the first policy, so the policies "
             f"{', '.join(policy.name for policy in config.policies)} would learn nothing: set your own workflow"
         )
 
 
-def _name_problems(config: RftConfig) -> Iterator[str]:
+def _name_problems(config: RftConfig) -> Iterator[Finding]:
     names = [policy.name for policy in config.policies]
     auxiliary = {entry.known_as.lower() for entry in config.explorer.auxiliary_models}
     for index, name in enumerate(names):
         key = f"policies[{index}].name {name!r}"
         if names.index(name) < index:
-            yield f"{key} is also the name of another policy; give each a unique name"
+            yield error(f"{key} is also the name of another policy; give each a unique name")
         if name == DEFAULT_POLICY:
-            yield f"{key} is the name of the policy of section model; choose another name"
+            yield error(f"{key} is the name of the policy of section model; choose another name")
         if name in auxiliary:
-            yield f"{key} is also the name of an auxiliary model; rename one of them"
+            yield error(f"{key} is also the name of an auxiliary model; rename one of them")
         if name in _TAKEN or name.startswith("global_step_"):
-            yield f"{key} is the name of a folder of checkpoints; choose another name"
+            yield error(f"{key} is the name of a folder of checkpoints; choose another name")
 
 
 _WARM_START_INSTEAD = "run its warm start in its own project and use the resulting checkpoint as model_path"

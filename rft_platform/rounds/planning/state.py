@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rft_platform.config.offline import OfflineKind
+from rft_platform.config.resolve import OfflineKind
 from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.selection.pending_rows import PendingRows
 

@@ -5,7 +5,6 @@
    ``online_engines``: the engines of an online project for evaluations and for the candidate of a release;
 3. ``noted_versions``: address of the model registry, and the model versions that the notes name;
 4. ``algorithm``: operators of the experience pipeline;
-   ``algorithm_checks``: refuse parts of the algorithm that do not fit together;
 5. ``taskset_binding``: workflow, sampling parameters and judge of a taskset;
 6. ``demonstrations``: the file of demonstrations for supervised steps.
 """

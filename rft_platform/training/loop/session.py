@@ -110,7 +110,7 @@ class TrainingSession:
             return result
 
     def _optimise(self, run: TrainingRun, on_step: OnStep, cancelled: Callable[[], bool]) -> list[StepEvent]:
-        """Train ``run.state`` on all steps of the plan, or only on the steps after the last intermediate checkpoint."""
+        """Train the state of ``run`` on all steps of the plan, or on those after the last intermediate checkpoint."""
         expect_rows(run.state.policy, run.request.max_tokens_per_row)
         if run.state.critic is not None:
             expect_rows(run.state.critic.model, run.request.max_tokens_per_row)
@@ -138,7 +138,7 @@ class TrainingSession:
                 on_step(done_steps[-1])
                 if checkpoints.is_due(done_steps[-1].step, remaining=len(run.plan.steps) - len(done_steps)):
                     # Save an intermediate checkpoint if it is due. A resumed training continues at ``position`` of its
-                    # demonstrations or pairs. ``run.manifest`` makes the manifest from the steps that the state
+                    # demonstrations or pairs. ``manifest`` of the run makes the manifest from the steps that the state
                     # contains.
                     position = run.plan.position_after(len(done_steps))
                     with run.watch.time("save"):

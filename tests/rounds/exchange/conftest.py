@@ -9,12 +9,12 @@ from rft_platform.common.digests import MANIFEST, digest_weights
 from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
-from rft_platform.driver.start import write_config
 from rft_platform.inference.canary import Canary
 from rft_platform.rounds.exchange.records import EXCHANGE_KEY
 from rft_platform.rounds.exchange.shared_place import SharedPlace, shared_place
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
+from rft_platform.run.start import write_config
 from rft_platform.training.checkpoint.manifest import describe_files
 
 

@@ -7,7 +7,6 @@ import pytest
 from rft_platform.common.digests import THINNED
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_json
-from rft_platform.driver.preflight import check_may_start
 from rft_platform.rounds.exchange.following import VersionFollower, followed_home
 from rft_platform.rounds.exchange.publication import VersionPublisher
 from rft_platform.rounds.maintenance.forget import forget
@@ -15,6 +14,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, publish, published, read
 from rft_platform.rounds.releases.servable_versions import released_policy, servable_versions
 from rft_platform.rounds.selection.production_rows import database_url
+from rft_platform.run.project_checks import check_may_start
 from tests.rounds.exchange.conftest import DIGEST, host, place_of, train
 
 

@@ -12,8 +12,8 @@ from rft_platform.config.home import Home
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rft_platform.driver.round_lines import RoundLine
     from rft_platform.rounds.project.project import Project
+    from rft_platform.run.round_lines import RoundLine
 
 
 def rft_command(home: Home) -> str:

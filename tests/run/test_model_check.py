@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from rft_platform.common.errors import RftError
-from rft_platform.driver import model_check
-from rft_platform.driver.model_check import ModelCheck
+from rft_platform.run import model_check
+from rft_platform.run.model_check import ModelCheck
 
 PROGRAMS = {
     "dies": "import os; os.kill(os.getpid(), 9)",

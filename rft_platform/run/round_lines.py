@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.driver.run_cost import launch_seconds
 from rft_platform.evaluation.gate import promotion_rule
 from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.project.record import RoundEvaluation, Trained, read
 from rft_platform.rounds.releases.training_start import describe_start
 from rft_platform.rounds.reporting.round_history import time_split
+from rft_platform.run.run_cost import launch_seconds
 
 if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project

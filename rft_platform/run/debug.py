@@ -18,12 +18,12 @@ from rft_platform.common.files import write_text
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, read_settings
-from rft_platform.driver.console import notes
-from rft_platform.driver.run import use_home, used_processes_end
 from rft_platform.experience.record import ModelCall, RolloutRow, row_id
 from rft_platform.judging.execution.judge_rollouts import TasksetJudge, judge_runs
 from rft_platform.judging.run_judgement import RunJudgement
 from rft_platform.rounds.project.project import Project
+from rft_platform.run.console import notes
+from rft_platform.run.start import use_home, used_processes_end
 
 if TYPE_CHECKING:
     from rft_platform.config.schema.buffer import Taskset

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -13,12 +14,13 @@ import yaml
 from rft_platform.assets.run_failure import FAULT_TAG, reports_faults
 from rft_platform.common.errors import TrainerError
 from rft_platform.common.files import write_text
-from rft_platform.jobs import driver
-from rft_platform.jobs.driver import drive
+from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write, write_snapshot
+from rft_platform.run import driver
+from rft_platform.run.driver import drive
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -68,13 +70,20 @@ class Stages:
 
 
 @pytest.fixture
-def stages(project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
-    """The project with rounds that overlap, after its start."""
-    monkeypatch.setenv("RFT_HOME", str(project.home.root))
+def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
+    """A project of two rounds that overlap, after its start."""
+    home, tasks = Home(tmp_path / "home"), tmp_path / "tasks.jsonl"
+    monkeypatch.setenv("RFT_HOME", str(home.root))
     monkeypatch.setattr(driver, "_INTERRUPTED_S", 1.0)
-    config = yaml.safe_load(project.home.config_file.read_text()) | {"synchronizer": {"sync_offset": 1}}
-    write_text(project.home.config_file, yaml.safe_dump(config))
-    stages = Stages(Project.open(project.home))
+    tasks.write_text('{"question": "1+1=", "answer": "2"}\n{"question": "1+2=", "answer": "3"}\n')
+    config = {
+        "model": {"model_path": "unused"},
+        "algorithm": {"repeat_times": 2},
+        "buffer": {"batch_size": 2, "total_steps": 2, "explorer_input": {"taskset": {"path": str(tasks)}}},
+        "synchronizer": {"sync_offset": 1},
+    }
+    write_text(home.config_file, yaml.safe_dump(config))
+    stages = Stages(Project.open(home))
     publish(stages.project.store, Policy("base", 0, "d0", 0))
     write(stages.project.store, 0, RoundEvaluation())
     yield stages

@@ -5,19 +5,28 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+from rich.spinner import Spinner
+from rich.table import Column
+from rich.text import Text
 
 from rft_platform.common.progress import LOGGER, Progress
 from rft_platform.observability.log_context import LOG as PHASES
 from rft_platform.observability.log_context import open_phases
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from rft_platform.driver.live_table import LiveTable
-
 _PACKAGE = logging.getLogger("rft_platform")
-_DRIVER = "rft_platform.jobs.driver"
+_DRIVER = "rft_platform.run.driver"
 _PLAIN_EVERY_S = 5.0
 _SILENT_S = 30.0  # longest time without a printed line if the output is not a terminal
 _BEAT_S = 1.0
@@ -27,7 +36,7 @@ News = Callable[[], Iterable[str]]
 
 
 @contextmanager
-def showing_progress(console: "Console", news: News = tuple) -> Iterator["Screen"]:
+def showing_progress(console: Console, news: News = tuple) -> Iterator["Screen"]:
     """During the block, show the reports to ``rft_platform.common.progress``, the news, and the package's warnings.
 
     Yields the screen. A caller that prints the last failure itself calls ``take_back_failure`` of the screen.
@@ -54,7 +63,7 @@ class PlainLines:
     After ``silent_s`` seconds without a line it prints which work is still running.
     """
 
-    def __init__(self, console: "Console", every_s: float = _PLAIN_EVERY_S, silent_s: float = _SILENT_S) -> None:
+    def __init__(self, console: Console, every_s: float = _PLAIN_EVERY_S, silent_s: float = _SILENT_S) -> None:
         self._console = console
         self._every_s = every_s
         self._silent_s = silent_s
@@ -100,6 +109,83 @@ class PlainLines:
         self._console.print(f"{time.strftime('%H:%M:%S')}  {line}", markup=False, soft_wrap=True)
 
 
+class LiveTable:
+    """Shows a row for each running piece of work; finished work is a line above. Use it inside ``with table.bars``."""
+
+    def __init__(self, console: Console) -> None:
+        self.bars = _Bars(
+            TextColumn("  [bold]{task.description:<20}", table_column=_one_line()),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(table_column=_one_line()),
+            TimeElapsedColumn(table_column=_one_line()),
+            _Remaining(table_column=_one_line()),
+            TextColumn("{task.fields[numbers]}", style="cyan", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def update(self, progress: Progress) -> None:
+        """Update the table from a progress report."""
+        task = self._tasks.get(progress.what)
+        if task is None:
+            task = self.bars.add_task(progress.what, total=progress.total, numbers="", until="")
+            self._tasks[progress.what] = task
+        until = f"until {progress.until}" if progress.until else ""
+        numbers = "  ".join(part for part in (until, progress.watched.strip()) if part)
+        self.bars.update(
+            task, completed=progress.done, total=progress.total, numbers=numbers, until=bool(progress.until)
+        )
+        if progress.done >= progress.total:
+            self._finish(progress)
+
+    def announce(self, line: str) -> None:
+        """Print the line of a completed round and clear the table; work still in the table ended below its total."""
+        for task in self._tasks.values():
+            self.bars.remove_task(task)
+        self._tasks.clear()
+        self.bars.console.print(line, style="bold", markup=False, soft_wrap=True)
+
+    def say(self, line: str) -> None:
+        """Print a line above the table."""
+        self.bars.console.print(line, markup=False, soft_wrap=True)
+
+    def _finish(self, progress: Progress) -> None:
+        task = self._tasks.pop(progress.what)
+        seconds = next(row.elapsed or 0.0 for row in self.bars.tasks if row.id == task)
+        self.bars.remove_task(task)
+        line = Text.assemble(
+            ("✓ ", "green"), f"{progress.what:<20} {progress.total:>8,}  {seconds:6.1f} s", (progress.watched, "cyan")
+        )
+        self.bars.console.print(line, soft_wrap=True)
+
+
+def _one_line() -> Column:
+    """A column without line breaks; a narrow terminal cuts the numbers at the end of the row."""
+    return Column(no_wrap=True)
+
+
+class _Remaining(TimeRemainingColumn):
+    """The estimated remaining time; an upper bound for work that may end earlier."""
+
+    def render(self, task: Task) -> Text:
+        """``0:01:20 left``, ``at most 0:01:20 left``, or nothing without an estimate."""
+        if task.time_remaining is None:
+            return Text("")
+        return Text.assemble("at most " if task.fields["until"] else "", super().render(task), " left")
+
+
+class _Bars(Bars):
+    """A spinner above the rows of progress. It also moves without progress reports, e.g. while processes start."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The spinner, then the rows."""
+        if not hasattr(self, "_spinner"):
+            self._spinner = Spinner("dots", text="running; Ctrl-C stops it, the same command continues it")
+        yield self._spinner
+        yield self.make_tasks_table(self.tasks)
+
+
 class Screen:
     """Shared by the log handlers: a view, the news, and the pending message about a failed stage.
 
@@ -107,7 +193,7 @@ class Screen:
     the error that ends a command, comes first: both name the same cause, so that each failure is printed once.
     """
 
-    def __init__(self, view: "PlainLines | LiveTable", news: News) -> None:
+    def __init__(self, view: PlainLines | LiveTable, news: News) -> None:
         self.view = view
         self._news = news
         self._failure: str | None = None
@@ -168,16 +254,14 @@ class WarningHandler(logging.Handler):
 
 
 @contextmanager
-def _live(console: "Console") -> Iterator["LiveTable"]:
-    from rft_platform.driver.live_table import LiveTable
-
+def _live(console: Console) -> Iterator[LiveTable]:
     table = LiveTable(console)
     with table.bars:
         yield table
 
 
 @contextmanager
-def _plain(console: "Console") -> Iterator[PlainLines]:
+def _plain(console: Console) -> Iterator[PlainLines]:
     lines, ended = PlainLines(console), threading.Event()
 
     def beat() -> None:

@@ -8,9 +8,8 @@ import time
 from rich.console import Console
 
 from rft_platform.common.progress import LOGGER, Progress, announce, report
-from rft_platform.driver.live import PlainLines, showing_progress
-from rft_platform.driver.live_table import LiveTable
 from rft_platform.observability.log_context import phase_context
+from rft_platform.run.live import LiveTable, PlainLines, showing_progress
 
 
 def test_plain_lines_carry_the_time_and_end_with_the_total() -> None:
@@ -149,7 +148,7 @@ def test_work_with_a_mark_shows_it_and_an_upper_bound_of_the_time() -> None:
 def test_a_failure_is_told_once_and_after_what_came_before_it() -> None:
     console = Console(file=io.StringIO(), width=160)
     news = iter([["start  policy v0"], [], [], [], []])
-    phases, driver = logging.getLogger("rft_platform.phase"), logging.getLogger("rft_platform.jobs.driver")
+    phases, driver = logging.getLogger("rft_platform.phase"), logging.getLogger("rft_platform.run.driver")
 
     with showing_progress(console, lambda: next(news, [])) as screen:
         phases.error("rollout_batches of r0001 failed after 1.0 s: boom")

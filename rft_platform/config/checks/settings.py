@@ -1,19 +1,17 @@
-"""Semantic checks of a configuration, made before anything starts; every problem is reported with its fix."""
+"""Check the settings of a run for each other, on any machine: names, sizes, tasks, batches, schedules, secrets."""
 
+import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 
 from rft_platform.algorithms.presets import Preset
-from rft_platform.common.errors import UserError
-from rft_platform.config.checks.algorithm import algorithm_problems
-from rft_platform.config.checks.data import data_problems
-from rft_platform.config.checks.machine import local_problems
+from rft_platform.common.redaction import holds_secret, redact
+from rft_platform.config.allowed_changes import flat_settings
+from rft_platform.config.checks.algorithm import algorithm_problems, data_problems, loss_problems, offline_problems
+from rft_platform.config.checks.machine import Machine, local_problems
 from rft_platform.config.checks.models import auxiliary_problems, policies_problems
-from rft_platform.config.checks.sizes import gate_problems, size_problems
-from rft_platform.config.checks.synchronizer import sync_problems
-from rft_platform.config.checks.texts import name_problems, secret_problems
-from rft_platform.config.memory_plan import memory_problems
-from rft_platform.config.offline import offline_kind, offline_problems
+from rft_platform.config.checks.notices import without_effect, without_effect_here
+from rft_platform.config.findings import Finding, error
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.buffer import ROW_WORKFLOWS, ExplorerInput
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
@@ -23,83 +21,49 @@ _WITHOUT_REWARD = ("single_turn", "calculator", "agentscope_react", "tool_call")
 _EXPLORING = ("both", "explore", "colocate")
 
 
-def check_config(run: RunSettings, *, cpu_count: int, gpu_count: int, gpu_bytes: int | None = None) -> None:
-    """Raise ``UserError`` with one line for each problem.
-
-    Args:
-        run: the settings to check; their ``config`` is the configuration as loaded from the user's file.
-        cpu_count: processors of this machine.
-        gpu_count: CUDA devices of this machine.
-        gpu_bytes: memory of its smallest GPU; None: unknown, and the memory is not checked.
-    """
-    config = run.config
-    problems = [
-        *local_problems(config, cpu_count=cpu_count, gpu_count=gpu_count),
-        *name_problems(config),
-        *size_problems(run),
-        *gate_problems(config),
-        *secret_problems(config),
-        *auxiliary_problems(config),
-        *_evaluation_problems(config),
-        *_input_problems(config, run.algorithm),
-        *offline_problems(config, run.algorithm),
-        *algorithm_problems(run),
-        *data_problems(run),
-        *_batch_problems(run),
-        *_sampling_problems(config, run.algorithm),
-        *_schedule_problems(run),
-        *policies_problems(run),
-        *_online_problems(config),
-        *_unbuilt_problems(config),
-        *memory_problems(run, gpu_count, gpu_bytes),
-    ]
-    if problems:
-        raise UserError("\n".join(problems))
-
-
-def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
-    inputs = config.buffer.explorer_input
+def _input_problems(run: RunSettings) -> Iterator[Finding]:
+    config, preset, inputs = run.config, run.algorithm, run.config.buffer.explorer_input
     if config.mode in _EXPLORING and not inputs.explored and not config.online:
-        yield f"buffer.explorer_input.taskset is not set: mode {config.mode} needs tasks; give it a path"
-    explored = config.mode == "train" and preset.trains_on == "rollouts" and offline_kind(config, preset) is None
+        yield error(f"buffer.explorer_input.taskset is not set: mode {config.mode} needs tasks; give it a path")
+    explored = config.mode == "train" and preset.trains_on == "rollouts" and run.offline is None
     if explored and not inputs.explored and not config.online:
-        yield (
+        yield error(
             "buffer.explorer_input.taskset is not set: mode train trains on the rounds of a project that explores "
             "tasks; give it the path of those tasks, or set experience_buffer.storage_type: sql for production traffic"
         )
     if config.mode == "bench" and not inputs.eval_tasksets:
-        yield "buffer.explorer_input.eval_tasksets is empty: mode bench needs at least one"
+        yield error("buffer.explorer_input.eval_tasksets is empty: mode bench needs at least one")
     names = [taskset.known_as for taskset in inputs.eval_tasksets]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"buffer.explorer_input.eval_tasksets: two entries are called {name!r}; give each a unique name"
+        yield error(f"buffer.explorer_input.eval_tasksets: two entries are called {name!r}; give each a unique name")
     yield from _mix_problems(config, inputs)
     for key, taskset in inputs.every.items():
         if taskset.format.prompt_key is None and ":" not in taskset.workflow and taskset.workflow not in ROW_WORKFLOWS:
-            yield (
+            yield error(
                 f"{key}.format.prompt_key is null: the workflow {taskset.workflow} reads its question from a "
                 "column; name the column, or use your own workflow, which reads the whole row"
             )
         if taskset.judge is None and taskset.judge_args:
-            yield (
+            yield error(
                 f"{key}.judge_args: there is no judge to pass them to; set judge, or use reward_fn_args, "
                 "which a class-style workflow reads from its task"
             )
         if taskset.judge is None and taskset.workflow in _WITHOUT_REWARD and preset.needs_reward:
-            yield (
+            yield error(
                 f"{key}.judge: the workflow {taskset.workflow} computes no reward; set a judge "
                 "(the default, exact_match, is for tasks with format.response_key)"
             )
     if config.warm_start and config.warm_start.stop_at is not None and not inputs.eval_tasksets:
-        yield "warm_start.stop_at is a pass rate on the first of eval_tasksets, and there is none: add one"
+        yield error("warm_start.stop_at is a pass rate on the first of eval_tasksets, and there is none: add one")
 
 
-def _mix_problems(config: RftConfig, inputs: ExplorerInput) -> Iterator[str]:
+def _mix_problems(config: RftConfig, inputs: ExplorerInput) -> Iterator[Finding]:
     names = [taskset.known_as for taskset in inputs.explored.values()]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"buffer.explorer_input.tasksets: two entries are called {name!r}; give each a unique name"
+        yield error(f"buffer.explorer_input.tasksets: two entries are called {name!r}; give each a unique name")
     unweighted = [key for key, taskset in inputs.explored.items() if taskset.weight is None]
     if 0 < len(unweighted) < len(names):
-        yield (
+        yield error(
             f"{unweighted[0]}.weight is not set, but other tasksets have a weight: set it for all of them or for none "
             "(default: the number of tasks)"
         )
@@ -110,33 +74,34 @@ def _mix_problems(config: RftConfig, inputs: ExplorerInput) -> Iterator[str]:
     }
     for key, is_on in derived.items():
         if is_on and len(names) > 1:
-            yield (
+            yield error(
                 f"{key}: with several tasksets it would stop the runs of the slowest one, because it compares the "
                 "durations of all runs of a batch; leave it out"
             )
 
 
-def _evaluation_problems(config: RftConfig) -> Iterator[str]:
+def _evaluation_problems(run: RunSettings) -> Iterator[Finding]:
+    config = run.config
     gate = config.evaluation.gate
     if gate.confident and gate.metric not in PAIRED_METRICS:
-        yield (
+        yield error(
             f"evaluation.gate.confident: scores by {gate.metric} are not stored per task; set evaluation.gate.metric "
             f"to one of {', '.join(PAIRED_METRICS)}"
         )
     if gate.needs_interval and gate.metric == "greedy_pass" and not config.evaluation.greedy:
-        yield (
+        yield error(
             "evaluation.gate.metric greedy_pass: evaluation.greedy is false, so it is not measured; "
             "set evaluation.greedy to true"
         )
     sync = config.synchronizer
     if config.restarts_after_refusal and not config.online and (sync.dynamic or sync.sync_offset or config.policies):
-        yield (
+        yield error(
             "evaluation.after_refusal restart: each round has to explore with the version that it trains; leave out "
             "policies, and set synchronizer.sync_style fixed and sync_offset 0, or evaluation.after_refusal continue"
         )
 
 
-def _whole_round_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
+def _whole_round_problems(config: RftConfig, preset: Preset) -> Iterator[Finding]:
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
     counted = {
         f"mode {config.mode} explores no rounds": config.mode == "train",
@@ -149,23 +114,23 @@ def _whole_round_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     }
     why = [reason for reason, holds in counted.items() if holds]
     if why:
-        yield f"buffer.train_batch_size round: {', and '.join(why)}; give the number of experiences of a step"
+        yield error(f"buffer.train_batch_size round: {', and '.join(why)}; give the number of experiences of a step")
 
 
-def _batch_problems(run: RunSettings) -> Iterator[str]:
+def _batch_problems(run: RunSettings) -> Iterator[Finding]:
     config, preset, plan = run.config, run.algorithm, run.batches
     if config.buffer.train_batch_size == "round":
         yield from _whole_round_problems(config, preset)
     if config.mode == "train" and config.buffer.train_batch_size is None:
-        yield "buffer.train_batch_size is not set: mode train explores nothing, so it has no default; set it"
+        yield error("buffer.train_batch_size is not set: mode train explores nothing, so it has no default; set it")
     if config.mode not in _EXPLORING:
         return
     if plan.repeat_times < preset.min_group:
-        yield (
+        yield error(
             f"algorithm.repeat_times is {plan.repeat_times}: {config.algorithm.algorithm_type} compares the runs "
             f"of a task, so one run gives no signal; set it to {max(preset.min_group, preset.repeat_times)}"
         )
-    yield from sync_problems(run)
+    yield from _sync_problems(run)
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable  # fills short steps
     if config.synchronizer.dynamic or replay or not plan.exact:
         return
@@ -176,12 +141,12 @@ def _batch_problems(run: RunSettings) -> Iterator[str]:
     if plan.whole_round:
         return
     if plan.train_batch_size > plan.experiences_a_round:
-        yield (
+        yield error(
             f"buffer.train_batch_size {plan.train_batch_size} is never reached: a round has {product} "
             f"experiences; set it to {plan.experiences_a_round} or a divisor of that"
         )
     elif plan.experiences_a_round % plan.train_batch_size:
-        yield (
+        yield error(
             f"buffer.train_batch_size {plan.train_batch_size} does not divide the experiences of a round, {product}: "
             f"the last step would be smaller; set it to {_divisor(plan.experiences_a_round, plan.train_batch_size)}"
         )
@@ -192,7 +157,8 @@ def _divisor(total: int, near: int) -> int:
     return min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: abs(n - near))
 
 
-def _sampling_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
+def _sampling_problems(run: RunSettings) -> Iterator[Finding]:
+    config, preset = run.config, run.algorithm
     if (preset.advantage is None and preset.token_advantage is None) or config.mode == "bench":
         return
     explored = config.buffer.explorer_input.explored
@@ -204,7 +170,7 @@ def _sampling_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
         for key, value in values.items():
             if is_whole(value):
                 continue
-            yield (
+            yield error(
                 f"{key} is {value}: {config.algorithm.algorithm_type} needs samples from the distribution that the "
                 f"trainer computes, and this setting changes the engine's distribution; set it to {wanted}"
             )
@@ -245,10 +211,10 @@ def _without_names(field: str, names: Sequence[str]) -> str:
     return re.sub(r"[a-zA-Z]+", lambda found: numbers.get(found[0].lower(), found[0]), field)
 
 
-def _schedule_problems(run: RunSettings) -> Iterator[str]:
+def _schedule_problems(run: RunSettings) -> Iterator[Finding]:
     config, preset = run.config, run.algorithm
     if config.evaluation.schedule is not None and not _is_cron(config.evaluation.schedule):
-        yield (
+        yield error(
             f"evaluation.schedule {config.evaluation.schedule!r}: expected the five fields of cron (minute, hour, day, "
             "month, weekday), as in '0 3 * * *'"
         )
@@ -261,20 +227,21 @@ def _schedule_problems(run: RunSettings) -> Iterator[str]:
     for key, optimizer in optimizers.items():
         needs_end = optimizer.lr_scheduler_type != "constant" and optimizer.total_steps is None
         if needs_end and not ends:
-            yield (
+            yield error(
                 f"{key}.lr_scheduler_type {optimizer.lr_scheduler_type} needs the end of the run: set "
                 f"{key}.total_steps, trainer.total_steps or buffer.total_steps"
             )
         decays = optimizer.lr_scheduler_type != "constant"
         if optimizer.total_steps is not None and optimizer.lr_warmup_steps + decays > optimizer.total_steps:
-            yield (
+            yield error(
                 f"{key}.lr_warmup_steps {optimizer.lr_warmup_steps} does not end before {key}.total_steps "
                 f"{optimizer.total_steps}: lower the first, or raise the second"
             )
 
 
-def _online_problems(config: RftConfig) -> Iterator[str]:
+def _online_problems(run: RunSettings) -> Iterator[Finding]:
     """One line for each setting that has no meaning for rounds of production traffic."""
+    config = run.config
     if not config.online:
         return
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
@@ -285,20 +252,194 @@ def _online_problems(config: RftConfig) -> Iterator[str]:
     }
     for key, is_set in refused.items():
         if is_set:
-            yield f"{key}: rounds of production traffic take committed rows once, in the style fixed; leave it out"
+            yield error(f"{key}: rounds of production traffic take committed rows once, in style fixed; leave it out")
     service, replicas = config.service, config.explorer.rollout_model.engine_num
     if service.weight_update == "rolling" and service.least_in_service >= replicas:
-        yield (
+        yield error(
             f"service.least_in_service {service.least_in_service}: a rolling update takes one of "
             f"{replicas} replicas out of service; lower it, or raise explorer.rollout_model.engine_num"
         )
 
 
-def _unbuilt_problems(config: RftConfig) -> Iterator[str]:
+def _unbuilt_problems(run: RunSettings) -> Iterator[Finding]:
+    config = run.config
     if config.trainer.ulysses_sequence_parallel_size > 1:
-        yield (
+        yield error(
             f"trainer.ulysses_sequence_parallel_size is {config.trainer.ulysses_sequence_parallel_size}: sequences are "
             "not split over GPUs; set it to 1"
         )
     if len(config.model.lora_configs) > 1:
-        yield f"model.lora_configs has {len(config.model.lora_configs)} entries: one adapter is trained at a time"
+        yield error(f"model.lora_configs has {len(config.model.lora_configs)} entries: a run trains one adapter")
+
+
+_MOST_RUNS = 10_000_000  # runs of an explore batch: memory must hold their rows
+_MOST_TOKENS = 10_000_000  # tokens of a sequence
+_HIGHEST_RATE = 1.0  # AdamW changes a weight by about the learning rate in a step
+_GATE_METRICS = ("sampled_pass", "greedy_pass", "mean_reward", "truncated_share", "failed_runs")
+
+
+def _size_problems(run: RunSettings) -> Iterator[Finding]:
+    """One line for each number that is too large to compute with."""
+    config, buffer, model = run.config, run.config.buffer, run.config.model
+    runs = run.batches.batch_size * run.batches.repeat_times
+    if runs > _MOST_RUNS:
+        yield error(
+            f"buffer.batch_size {buffer.batch_size:,} means {runs:,} runs a batch: expected at most "
+            f"{_MOST_RUNS:,}; lower it, or algorithm.repeat_times"
+        )
+    if model.max_model_len is not None and model.max_model_len > _MOST_TOKENS:
+        yield error(
+            f"model.max_model_len {model.max_model_len:,}: expected at most {_MOST_TOKENS:,} tokens; leave it out for "
+            "the model's own limit"
+        )
+    rates = {"algorithm.optimizer.lr": config.algorithm.optimizer.lr}
+    if run.algorithm.critic:
+        rates["algorithm.critic.lr"] = config.algorithm.critic.lr
+    if config.warm_start is not None:
+        rates["warm_start.optimizer.lr"] = config.warm_start.optimizer.lr
+    for key, rate in rates.items():
+        if rate > _HIGHEST_RATE:
+            yield error(f"{key} {rate:g}: expected at most {_HIGHEST_RATE:g}; 1e-6 is usual for large models")
+
+
+def _gate_problems(run: RunSettings) -> Iterator[Finding]:
+    """One line if no evaluation reports the gate's metric. Names with / or @ may come from a judge and are accepted."""
+    metric = run.config.evaluation.gate.metric
+    known = [*_GATE_METRICS, *(f"{name}_{end}" for name in _GATE_METRICS[:2] for end in ("low", "high"))]
+    if metric not in known and not {"/", "@"} & set(metric):
+        near = difflib.get_close_matches(metric, known, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        yield error(f"evaluation.gate.metric {metric!r}: expected one of {', '.join(_GATE_METRICS)}{meant}")
+
+
+_LONGEST = 100  # characters: folder names and MLflow allow 250 bytes, and a character may take four
+_FORBIDDEN = "/\\:'\""
+
+
+def _name_problems(run: RunSettings) -> Iterator[Finding]:
+    """One line for each invalid name."""
+    config = run.config
+    names = {"project": config.project, "name": config.name}
+    if config.registry.model_name is not None:
+        names["registry.model_name"] = config.registry.model_name
+    tasksets = config.buffer.explorer_input.every
+    names |= {f"{key}.name": taskset.name for key, taskset in tasksets.items() if taskset.name is not None}
+    for key, name in names.items():
+        if (fault := _fault(name)) is not None:
+            yield error(f"{key} {name!r}: {fault}; expected a name such as gsm8k-first")
+
+
+def _fault(name: str) -> str | None:
+    if not name.strip():
+        return "is empty"
+    if name != name.strip():
+        return "begins or ends with a space"
+    if name in (".", ".."):
+        return "refers to another folder"
+    if found := [character for character in _FORBIDDEN if character in name]:
+        return f"has the character {found[0]!r}, which folder names or MLflow do not allow"
+    if not name.isprintable():
+        return "has characters that cannot be printed"
+    return f"is longer than {_LONGEST} characters" if len(name) > _LONGEST else None
+
+
+_QUERY_SECRET = re.compile(r"https?://[^\s?]+\?\S*(?:key|token|secret|password|sig)\S*=", re.IGNORECASE)
+_INSTEAD = {
+    "base_url": "put the key into an environment variable and name that in api_key_env, as in api_key_env: HELPER_KEY",
+    "tracking_uri": "leave it out and set the environment variable MLFLOW_TRACKING_URI to it",
+    "database": "leave out the password, and give it by the environment variable PGPASSWORD or the file ~/.pgpass",
+}
+_DATABASE = "buffer.trainer_input.experience_buffer.path"
+_ELSEWHERE = "put it into an environment variable and read that in your code"
+
+
+def _secret_problems(run: RunSettings) -> Iterator[Finding]:
+    """One line for each setting that contains a secret, also within a URL. The line masks the secret."""
+    config = run.config
+    for key, value in flat_settings(config).items():
+        if any(isinstance(text, str) and _is_secret(text) for text in (value if isinstance(value, list) else [value])):
+            field = "database" if key == _DATABASE else re.split(r"[.\[]", key)[-1]
+            yield error(
+                f"{key} {redact(str(value))!r} contains a secret, and configurations are stored as plain text: "
+                f"{_INSTEAD.get(field, _ELSEWHERE)}"
+            )
+
+
+def _is_secret(text: str) -> bool:
+    return holds_secret(text) or _QUERY_SECRET.match(text) is not None
+
+
+def _sync_problems(run: RunSettings) -> Iterator[Finding]:
+    """One line for each synchronisation setting that cannot work."""
+    yield from _dynamic_problems(run) if run.batches.dynamic else _fixed_problems(run)
+
+
+def _fixed_problems(run: RunSettings) -> Iterator[Finding]:
+    sync, limit = run.config.synchronizer, run.config.synchronizer.max_staleness
+    old = sync.offset_rounds * run.batches.steps_a_round
+    if limit is not None and run.batches.exact and old > limit:
+        yield error(
+            f"synchronizer.max_staleness is {limit}: with sync_offset {sync.sync_offset} the rows of a round are {old} "
+            f"policy versions old when they train, so all would be dropped; set it to {old} or more"
+        )
+
+
+def _dynamic_problems(run: RunSettings) -> Iterator[Finding]:
+    """Check the dynamic styles. Skipped if a run can have several experiences: then their number is unknown."""
+    sync, plan, length = run.config.synchronizer, run.batches, run.length()
+    by_trainer = sync.sync_style == "dynamic_by_trainer"
+    needed = plan.train_batch_size * (sync.sync_interval if by_trainer else 1)
+    setting = f"buffer.train_batch_size {plan.train_batch_size}" + (
+        f" * synchronizer.sync_interval {sync.sync_interval} = {needed}" if by_trainer else ""
+    )
+    replay = run.config.buffer.trainer_input.experience_buffer.replay_buffer.enable
+    if not plan.exact or plan.whole_round or replay:
+        return
+    if length is not None and needed > length.rounds * plan.experiences_a_round:
+        yield error(
+            f"{setting} is never reached: the whole run explores {length.rounds} batches of {plan.experiences_a_round} "
+            "experiences; set it lower, or explore more"
+        )
+    elif sync.sync_offset and needed > sync.sync_offset * plan.experiences_a_round:
+        least = -(-needed // plan.experiences_a_round)
+        yield error(
+            f"{setting} is never reached: the explorer waits when synchronizer.sync_offset "
+            f"{sync.sync_offset} batches of "
+            f"{plan.experiences_a_round} experiences are stored; set it to {least} or more, or to 0 (no bound)"
+        )
+
+
+Check = Callable[[RunSettings], Iterator[Finding]]
+CheckHere = Callable[[RunSettings, Machine], Iterator[Finding]]
+
+#: The checks that need only the configuration, in the order of their findings.
+CONFIGURATION: tuple[Check, ...] = (
+    _name_problems,
+    _size_problems,
+    _gate_problems,
+    _secret_problems,
+    auxiliary_problems,
+    _evaluation_problems,
+    _input_problems,
+    offline_problems,
+    algorithm_problems,
+    loss_problems,
+    data_problems,
+    _batch_problems,
+    _sampling_problems,
+    _schedule_problems,
+    policies_problems,
+    _online_problems,
+    _unbuilt_problems,
+    without_effect,
+)
+#: The checks that also need this machine.
+THIS_MACHINE: tuple[CheckHere, ...] = (local_problems, without_effect_here)
+
+
+def settings_findings(run: RunSettings, machine: Machine) -> Iterator[Finding]:
+    """What the checks of ``CONFIGURATION`` and ``THIS_MACHINE`` find."""
+    for check in CONFIGURATION:
+        yield from check(run)
+    for check_here in THIS_MACHINE:
+        yield from check_here(run, machine)

@@ -1,8 +1,10 @@
 """The consoles that commands print to. Colour only on a terminal, never with NO_COLOR; secrets are masked."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.common.errors import UserError
 from rft_platform.observability.masked_output import masked, unmasked
 
 if TYPE_CHECKING:
@@ -33,6 +35,14 @@ def print_json(value: Any) -> None:
     import typer
 
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def refuse_bad_target(json_file: Path | None) -> None:
+    """Raise UserError if ``json_file`` cannot be written. Called before a run, which takes minutes."""
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise UserError(f"--json {json_file}: its folder does not exist; create it first")
+    if json_file is not None and json_file.is_dir():
+        raise UserError(f"--json {json_file}: this is a folder; give a file")
 
 
 def _console(stderr: bool) -> "Console":

@@ -1,0 +1,166 @@
+"""Find settings that are accepted but have no effect, or that are perhaps not intended."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.findings import Finding, warning
+from rft_platform.config.resolve import RunSettings
+from rft_platform.config.schema.explorer import Explorer, RolloutModel
+from rft_platform.config.schema.rft_config import RftConfig
+
+_STORAGE_TYPE = "buffer.trainer_input.experience_buffer.storage_type"
+_NO_EFFECT = {
+    "synchronizer.sync_method": "the engine loads weights from checkpoint files",
+    "explorer.service_status_check_interval": "the service looks for new versions of its RFT_HOME twice a second",
+    _STORAGE_TYPE: "experiences are stored as files",
+}
+
+_VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
+
+
+def _keys_of(settings: Any, prefix: str = "") -> list[str]:
+    """The dotted keys of nested settings, without empty sections; for a single value, the value itself."""
+    if not isinstance(settings, dict):
+        return [prefix.removesuffix(".") or str(settings)]
+    return [key for name, value in settings.items() for key in _keys_of(value, f"{prefix}{name}.")]
+
+
+def without_effect(run: RunSettings) -> Iterator[Finding]:
+    """One line for each setting that the user changed and that has no effect."""
+    config = run.config
+    yield from map(warning, config.notices)
+    yield from _ignored_keys(config)
+    algorithm = config.algorithm
+    if algorithm.kl_loss_fn is not None and algorithm.beta == 0:
+        yield warning("algorithm.kl_loss_fn has no effect while kl_loss_fn_args.kl_coef is 0")
+    if algorithm.kl_loss_fn == "k1" and algorithm.beta:
+        yield warning("algorithm.kl_loss_fn k1 has no gradient in expectation as a loss: k2 has the gradient of the KL")
+    if algorithm.kl_penalty_fn is not None and algorithm.kl_penalty_fn_args.kl_coef == 0:
+        yield warning("algorithm.kl_penalty_fn has no effect while kl_penalty_fn_args.kl_coef is 0")
+    if config.cluster.node_num > 1 and config.trainer.rendezvous.endpoint is None:
+        yield warning("cluster.node_num has no effect on training here while trainer.rendezvous.endpoint is not set")
+    if config.trainer.gradient_accumulation_steps > 1 and config.buffer.train_batch_size in (None, "round"):
+        yield warning("trainer.gradient_accumulation_steps has no effect: a step already uses a whole explore batch")
+    for index, taskset in enumerate(config.buffer.explorer_input.eval_tasksets):
+        if taskset.task_selector != type(taskset.task_selector)():
+            key = f"buffer.explorer_input.eval_tasksets[{index}].task_selector"
+            yield warning(f"{key} has no effect here: an evaluation runs every task")
+    explored = config.buffer.explorer_input.explored
+    for key, taskset in explored.items():
+        if len(explored) == 1 and taskset.weight is not None:
+            why = "it is the share among several tasksets, and this is the only one"
+            yield warning(f"{key}.weight has no effect here: {why}")
+    yield from _always_on(config.explorer)
+    yield from _single_call(config)
+
+
+def without_effect_here(run: RunSettings, machine: Machine) -> Iterator[Finding]:
+    """One line for each setting that has no effect on this machine."""
+    config, serving = run.config, run.config.explorer.rollout_model
+    if config.engine.kind == "transformers" or (config.engine.kind == "auto" and machine.gpus == 0):
+        for key in _VLLM_ONLY:
+            if _value(serving, key) != _value(_DEFAULT.explorer.rollout_model, key):
+                yield warning(f"explorer.rollout_model.{key} has no effect with the transformers engine")
+    if machine.gpus == 0 and (declared := config.cluster.gpu_per_node):
+        yield warning(f"cluster.gpu_per_node {declared}: this machine has no GPU, so the CPU is used")
+        if serving.engine_num > 1:
+            yield warning(f"explorer.rollout_model.engine_num {serving.engine_num}: these engines share the CPU")
+    for service in config.monitor.services:
+        if find_spec(service) is None:
+            yield warning(
+                f"monitor.monitor_type {service} has no effect here: its package is not installed; run pip install "
+                f"'rft-platform[{service}]'"
+            )
+
+
+def _ignored_keys(config: RftConfig) -> Iterator[Finding]:
+    """One line for each key that no part of the platform reads in this mode."""
+    reasons = dict(_NO_EFFECT)
+    if config.mode == "serve" and config.checkpoint_root_dir is not None:
+        del reasons["explorer.service_status_check_interval"]
+    if config.mode not in ("explore", "train"):
+        reasons["synchronizer.sync_timeout"] = "a launch starts when its inputs exist, without a time limit"
+    if config.online:
+        del reasons[_STORAGE_TYPE]
+    else:
+        for key in ("listen_address", "proxy_port"):
+            reasons[f"explorer.{key}"] = "it is for the online service (rft serve)"
+    for key, reason in reasons.items():
+        if _value(config, key) != _value(_DEFAULT, key):
+            yield warning(f"{key} has no effect here: {reason}")
+    for section, settings in config.trainer.trainer_config.items():
+        if keys := _keys_of(settings):
+            yield warning(
+                f"trainer.trainer_config.{section} has no effect here, since it configures another framework's "
+                f"trainer: {', '.join(keys)}"
+            )
+
+
+_ALWAYS_ON = {
+    "enable_openai_api": "workflows can always call the policy by OpenAI clients",
+    "enable_history": "every call to the policy is recorded",
+    "enable_auto_tool_choice": "tool calls are parsed whenever a request offers tools",
+}
+
+
+def _always_on(explorer: Explorer) -> Iterator[Finding]:
+    """One line for each switch that the user set to false.
+
+    A section with all keys gets no line: the platform writes such a section when it stores a configuration.
+    """
+    serving = explorer.rollout_model
+    if serving.model_fields_set == set(RolloutModel.model_fields):
+        return
+    for key, reason in _ALWAYS_ON.items():
+        if key in serving.model_fields_set and not getattr(serving, key):
+            yield warning(f"explorer.rollout_model.{key} false has no effect here: {reason}")
+
+
+def _single_call(config: RftConfig) -> Iterator[Finding]:
+    """One line for each setting that has no effect because the workflows make a single call."""
+    explored, explorer = config.buffer.explorer_input.explored.values(), config.explorer
+    if not explored or any(taskset.workflow != "single_turn" for taskset in explored):
+        return
+    settings = {
+        "explorer.over_rollout": explorer.over_rollout.ratio > 0,
+        "explorer.dynamic_timeout": explorer.dynamic_timeout.enable,
+        "explorer.workers": explorer.workers.kind == "process",
+    }
+    for key, is_set in settings.items():
+        if is_set:
+            yield warning(f"{key} has no effect on workflow single_turn: the engine gets its runs as one batch")
+
+
+def _value(section: object, key: str) -> object:
+    for name in key.split("."):
+        section = getattr(section, name)
+    return section
+
+
+_DEFAULT = RftConfig()
+
+
+def unusual_length(run: RunSettings, task_count: int | None) -> Iterator[Finding]:
+    """One line for each setting of the run's length or of a batch that is valid but perhaps not intended."""
+    config, batches, end = run.config, run.batches, run.config.trainer.total_steps
+    length = run.length(task_count) if config.mode in ("both", "explore", "colocate") else None
+    if length is None:
+        return
+    if end is not None and end != length.steps:
+        yield warning(
+            f"trainer.total_steps {end}: the run has {length.steps} optimiser steps, {batches.steps_a_round} in each "
+            f"of {length.rounds} rounds"
+        )
+    warm_ups = {"algorithm.optimizer": config.algorithm.optimizer.lr_warmup_steps}
+    if run.algorithm.critic:
+        warm_ups["algorithm.critic"] = config.algorithm.critic.lr_warmup_steps
+    for key, steps in warm_ups.items():
+        if steps >= length.steps:
+            yield warning(
+                f"{key}.lr_warmup_steps {steps} is not less than the {length.steps:,} steps of the "
+                "run: the learning rate rises until the end"
+            )
+    if task_count is not None and (size := batches.batch_size) > task_count:
+        yield warning(f"buffer.batch_size {size} is more than the {task_count} tasks: a batch repeats tasks")

@@ -1,0 +1,230 @@
+"""Checks of a project's data before its start: tasks, prompt lengths, workflows, judges, demonstrations, datasets.
+
+Prompt lengths are compared with the context length. Tokens are counted with the model folder's ``tokenizer.json``,
+which loads in milliseconds. The chat template adds tokens to each prompt, and very long prompts are cut, so the counts
+are lower bounds. Without ``tokenizer.json``, four characters count as a token.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import read_json
+from rft_platform.config.checks.notices import unusual_length
+from rft_platform.config.findings import Finding, error, note, raised, warning
+from rft_platform.rounds.project.project import Project, load_taskset
+
+if TYPE_CHECKING:
+    from rft_platform.config.schema.buffer import Taskset
+
+_COUNTED = 2000  # number of the longest prompts whose tokens are counted, which takes about a second
+_TRIED = 50  # number of the shortest prompts that are tried; if these do not fit, no prompt fits
+_CHARACTERS_A_TOKEN = 4
+_LONGEST_COUNTED = 1_000_000  # characters of a prompt, enough for any context
+
+
+def task_problems(project: Project) -> Iterator[Finding]:
+    """Tasks that cannot be read or selected, workflows and judges that cannot be loaded, prompts that are too long."""
+    from rft_platform.rounds.selection.task_selection import check_selector
+    from rft_platform.rounds.setup.taskset_binding import check_judge, check_workflow
+
+    inputs = project.config.buffer.explorer_input
+    if inputs.explored:
+        yield from raised(check_selector, project)  # also reads the tasks
+    yield from raised(lambda: project.eval_tasks)
+    for key, taskset in inputs.every.items():
+        yield from raised(check_workflow, project, taskset, key=f"{key}.workflow")
+        yield from raised(check_judge, project, taskset, key=f"{key}.judge")
+        yield from raised(_check_prompt_lengths, project, taskset, key=f"{key}.path")
+
+
+def demonstration_findings(project: Project) -> Iterator[Finding]:
+    """Demonstrations that cannot be read, and the size of a warm start that has not ended."""
+    from rft_platform.rounds.project.record import published
+    from rft_platform.rounds.setup.demonstrations import most_steps, read_demonstrations
+
+    settings, experts = project.config.warm_start, project.config.algorithm.experts
+    if experts is not None and experts.path is not None and project.settings.spec.expert_weight is not None:
+        yield from raised(read_demonstrations, experts, "algorithm.experts", key="algorithm.experts")
+    if settings is None or published(project.store, 0) is not None:
+        return
+    try:
+        columns, _ = read_demonstrations(settings)
+    except UserError as problem:
+        yield error(str(problem), "warm_start")
+        return
+    rows = len(next(iter(columns.values())))
+    goal = "" if settings.stop_at is None else f", until sampled_pass reaches {settings.stop_at:g}"
+    yield note(
+        f"warm start {settings.path}: {rows:,} rows, {settings.batch_size:,} a step, at most "
+        f"{most_steps(settings, rows):,} optimiser steps{goal}",
+        key="warm_start",
+    )
+
+
+def dataset_problems(project: Project) -> Iterator[Finding]:
+    """Problems that would make an offline training fail. Reads the whole dataset."""
+    from rft_platform.inference.launch.launcher import check_model_folder
+    from rft_platform.rounds.offline_dataset import load_dataset
+
+    config = project.config
+    if project.settings.offline is None:
+        return
+    yield from raised(load_dataset, project)
+    model = Path(config.model.model_path)
+    if model.is_dir() and config.model.custom_chat_template is None and not _has_chat_template(model):
+        yield error(f"model.model_path {model}: its tokenizer has no chat template, needed to render conversations")
+    teacher = config.algorithm.teacher_model_path
+    if teacher is not None and Path(teacher).is_dir():
+        for finding in raised(check_model_folder, Path(teacher)):
+            yield error(f"algorithm.teacher_model_path: {finding}")
+    yield from _changed_length(project)
+
+
+def dataset_notices(project: Project) -> Iterator[Finding]:
+    """Of an offline training: the size of its dataset, rows left out, and held-out tasks that occur in the dataset."""
+    from rft_platform.rounds.offline import ROUND
+    from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset
+    from rft_platform.rounds.project.record import read
+
+    if project.settings.offline is None:
+        return
+    dataset, trained = load_dataset(project), read(project.store, ROUND).trained()
+    source, steps = dataset.report.source, project.settings.offline_steps(len(dataset.rows))
+    yield note(f"{source}: {len(dataset.rows):,} rows, {steps:,} optimiser steps")
+    if said := dataset.report.left_out():
+        yield warning(f"{source}: {said}")
+    if trained is not None and (count := int(trained.metrics.get("rows_too_long", 0))):
+        yield warning(f"{source}: {count:,} rows longer than max_model_len are dropped")
+    if leaks := leaked_tasks(project, dataset):
+        held_out = sum(len(tasks.tasks) for _, tasks in project.eval_tasks)
+        yield warning(f"{source}: {len(leaks)} of {held_out} held-out tasks occur in it")
+
+
+def task_notices(project: Project) -> Iterator[Finding]:
+    """An unusual length of the run, rows left out of datasets, and held-out tasks that are also explored."""
+    from rft_platform.tasks.leakage import find_leaks
+
+    explores = bool(project.config.buffer.explorer_input.explored)
+    yield from unusual_length(project.settings, len(project.tasks.tasks) if explores else None)
+    explored = list(project.datasets.values()) if explores else []
+    held_out = [dataset for _, dataset in project.eval_tasks]
+    for dataset in [*explored, *held_out]:
+        report = dataset.report
+        if report.duplicates or report.empty:
+            left_out = f"{report.duplicates} duplicate and {report.empty} empty of {report.rows} rows"
+            yield warning(f"{report.source}: left out {left_out}")
+    for dataset in held_out if explored else []:
+        if leaks := find_leaks(project.tasks.tasks, dataset.tasks):
+            leaked = f"{len(leaks)} of {len(dataset.tasks)} held-out tasks are also explored"
+            yield warning(f"{dataset.report.source}: {leaked}")
+
+
+def _has_chat_template(model: Path) -> bool:
+    """Whether the tokenizer in a model folder has a chat template."""
+    if any(model.glob("*.jinja")) or (model / "chat_template.json").exists():
+        return True
+    file = model / "tokenizer_config.json"
+    return file.exists() and bool(read_json(file).get("chat_template"))
+
+
+def _changed_length(project: Project) -> Iterator[Finding]:
+    """A line if the settings require another number of steps than a finished training made: it cannot be extended."""
+    from rft_platform.rounds.offline import ROUND
+    from rft_platform.rounds.project.record import read
+
+    record = read(project.store, ROUND)
+    trained, dataset = record.trained(), record.dataset
+    if trained is None or dataset is None:
+        return
+    wanted = project.settings.offline_steps(dataset.rows - int(trained.metrics.get("rows_too_long", 0)))
+    if trained.steps not in (0, wanted):
+        yield error(
+            f"{project.config.project}/{project.config.name} has trained {trained.steps} steps and its settings "
+            f"now require {wanted}: restore the previous values, or start a new run in another RFT_HOME with "
+            f"model.model_path models:/{project.model_name}@candidate"
+        )
+
+
+def _check_prompt_lengths(project: Project, taskset: "Taskset") -> None:
+    """Raise UserError if no prompt of a taskset leaves space for an answer; estimated counts never raise.
+
+    A taskset with a user workflow is skipped, because the workflow builds its own prompts.
+    """
+    context, tokenizer = _context_of(project), _tokenizer(project)
+    if context is None or tokenizer is None or ":" in taskset.workflow:
+        return
+    counts = _token_counts(_shortest_first(project, taskset)[:_TRIED], tokenizer)
+    if min(counts) >= context:
+        raise UserError(
+            f"{taskset.path}: no prompt fits: the shortest have {min(counts):,} tokens, and the context is {context:,} "
+            "(model.max_model_len, or the model's own limit): raise it, or give shorter tasks"
+        )
+
+
+def task_lines(project: Project) -> Iterator[str]:
+    """Lines of the plan about each taskset: rows, tasks, the longest prompt, and how many prompts are too long."""
+    inputs, context, tokenizer = project.config.buffer.explorer_input, _context_of(project), _tokenizer(project)
+    for taskset in inputs.every.values():
+        dataset = load_taskset(taskset)
+        limited = "" if taskset.limit is None else f" (limit {taskset.limit:,})"
+        counts = _token_counts(_shortest_first(project, taskset)[-_COUNTED:], tokenizer)
+        about = "" if tokenizer is not None else "about "
+        line = (
+            f"read       {dataset.report.source}: {dataset.report.rows:,} rows, {len(dataset.tasks):,} tasks{limited}; "
+            f"longest prompt {about}{max(counts):,} tokens"
+        )
+        if ":" in taskset.workflow:
+            line += " without what the workflow adds (system prompt, tools)"
+        if context is not None:
+            line += f" in a context of {context:,}"
+            too_long = sum(count >= context for count in counts)
+            line += f", {too_long:,} prompts are too long" if too_long else ""
+        yield line
+
+
+def _context_of(project: Project) -> int | None:
+    """Maximum tokens of prompt and answer: the smaller of the configured and the model's limit; None if unknown."""
+    model = project.config.model
+    limits = [model.max_model_len, _model_limit(Path(model.model_path))]
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _model_limit(folder: Path) -> int | None:
+    """The longest sequence that the model's ``config.json`` allows; None if it is unknown."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        config = read_json(file)
+        own = (config.get("text_config") or config).get("max_position_embeddings")
+    except (ValueError, AttributeError):
+        return None  # the check of the model's folder reports the error
+    return own if isinstance(own, int) and own > 0 else None
+
+
+def _token_counts(prompts: Sequence[str], tokenizer: Any | None) -> list[int]:
+    """Tokens of each prompt, at least 1; estimated without a ``tokenizer``."""
+    if tokenizer is None:
+        return [max(1, len(prompt) // _CHARACTERS_A_TOKEN) for prompt in prompts]
+    texts = [prompt[:_LONGEST_COUNTED] for prompt in prompts]
+    return [max(1, len(found.ids)) for found in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def _shortest_first(project: Project, taskset: "Taskset") -> list[str]:
+    system = taskset.format.system_prompt or ""
+    return sorted((system + task.prompt for task in load_taskset(taskset).tasks), key=len)
+
+
+def _tokenizer(project: Project) -> Any | None:
+    """The tokenizer in the model's folder; None if there is no ``tokenizer.json`` that can be read."""
+    file = Path(project.config.model.model_path) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception:  # the library raises plain Exception; the engine reports the error
+        return None
