@@ -45,7 +45,7 @@ _INTERRUPTED_S = 20.0  # time for a training to end after Ctrl-C; the next drive
 
 #: Launches between full garbage collections. A Dagster run leaves half a megabyte of reference cycles. Python itself
 #: collects old objects only after their number grew by a quarter, which takes 30 rounds with all libraries loaded.
-_COLLECT_EVERY = 30
+_COLLECT_EVERY = 10
 
 
 @dataclass(slots=True)
