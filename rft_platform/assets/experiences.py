@@ -91,7 +91,7 @@ def judged_experiences(
     judged = restore(opened, number, config.restore) if config.restore else Round(opened, number).judge(other)
     # Dagster's event log cannot be erased: text of production traffic stays out of it.
     transcripts = (
-        {} if opened.config.online else {"transcripts": dg.MetadataValue.md(sample_transcripts(opened, number))}
+        {} if opened.traffic is not None else {"transcripts": dg.MetadataValue.md(sample_transcripts(opened, number))}
     )
     return dg.MaterializeResult(
         metadata={

@@ -79,7 +79,7 @@ def release_report(
     context: dg.AssetExecutionContext, config: ReleaseConfig, project: ProjectResource
 ) -> dg.MaterializeResult:
     """Versions in production with their traffic, and the newest canary or A/B test with its p values."""
-    from rft_platform.rounds.releases.servable_versions import release_commands
+    from rft_platform.online.releases.versions import release_commands
 
     commands = release_commands(project.open())
     commands.decide(config.decision, config.version, config.share, config.reason)

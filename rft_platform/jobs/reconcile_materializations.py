@@ -322,7 +322,7 @@ def _chain(project: Project) -> list[_Asset]:
     """The assets of a round of the project."""
     kind = project.settings.offline
     if kind is None:
-        return [*(_COLLECTED if project.config.online else _EXPLORED), _JUDGED, _TRAINED, _EVALUATED]
+        return [*(_COLLECTED if project.traffic is not None else _EXPLORED), _JUDGED, _TRAINED, _EVALUATED]
     dataset, weights = OFFLINE_ASSETS[kind]
     return [
         _Asset(dataset, attrgetter("dataset"), lambda _, __, file: file.digest, checks=_dataset_checks),

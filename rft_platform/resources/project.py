@@ -15,6 +15,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.experience.file_names import is_round_key, round_number
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.round_tables import as_frame, round_table
 
@@ -30,7 +31,7 @@ class ProjectResource(dg.ConfigurableResource):
 
     def open(self) -> Project:
         """Read the project's configuration; raises UserError if no project has been started in the folder."""
-        return Project.open(Home(Path(self.home).absolute()))
+        return open_project(Home(Path(self.home).absolute()))
 
 
 class EngineResource(dg.ConfigurableResource):

@@ -8,6 +8,6 @@ Read in this order:
    ``train``, ``evaluate``; before round 1 ``warm_start``;
 2. ``project`` (what a stage works with) and ``setup`` (its configuration turned into running parts);
 3. ``selection`` (tasks and rows), ``releases`` (which versions are promoted, serve and are trained further),
-   ``planning`` (what runs next), ``reporting``, ``maintenance``; ``exchange`` (versions for a service on another host);
+   ``planning`` (what runs next), ``reporting``, ``maintenance``;
 4. ``offline``: a training on a dataset, the only round of its project.
 """

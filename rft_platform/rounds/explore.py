@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 
-from rft_platform.common.errors import StorageError
+from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.progress import announce, report
 from rft_platform.experience.file_names import round_key
-from rft_platform.experience.notes import ASIDE
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rollout.recording.history import group_id
@@ -27,14 +26,10 @@ from rft_platform.rounds.project.policy import deploy, explorer_of, is_published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, Policy, read, snapshot_of, write
 from rft_platform.rounds.project.repair import repair_on_failure
-from rft_platform.rounds.releases.servable_versions import round_rule
 from rft_platform.rounds.releases.training_start import settle_start
-from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
-from rft_platform.rounds.selection.production_rows import rows_of_traffic, traffic_store
 from rft_platform.rounds.selection.task_selection import SignalCount, TaskSelection
 from rft_platform.rounds.setup.side_engines import serving_auxiliaries, serving_policies
 from rft_platform.rounds.setup.taskset_binding import how_to_run
-from rft_platform.serving.traffic import TrafficStore
 from rft_platform.tasks.task import Task
 
 _log = logging.getLogger(__name__)
@@ -252,15 +247,12 @@ def collect(project: Project, round_number: int) -> Explored:
     The database first records which rows the round takes. So a repeated call after a crash writes the same rows: no row
     is lost, and no row is used by two rounds. Raises StorageError if no row is committed.
     """
-    started, traffic = perf_counter(), traffic_store(project)
-    _refuse_rows_of_another_home(project, traffic, round_number)
-    calls = traffic.settle(round_number, round_rule(project))
-    if not calls:
-        raise StorageError(
-            f"{round_key(round_number)} has no committed rows of production traffic: commit feedback first"
-        )
-    demonstrations = collect_demonstrations(project, round_number)
-    rows = rows_of_traffic(calls, round_number)
+    started, traffic = perf_counter(), project.traffic
+    if traffic is None:
+        raise UserError("this project serves no production traffic: start one with `rft serve`")
+    taken = traffic.take(round_number)
+    rows = taken.rows
+    demonstrations = traffic.demonstrations(round_number)
     project.store.write_rollouts(round_number, 0, rows)
     versions = [row.call.policy_version for row in rows if row.call.policy_version is not None]
     parent = settle_start(project, round_number)
@@ -274,7 +266,7 @@ def collect(project: Project, round_number: int) -> Explored:
         figures={
             "runs": len({row.run_id for row in rows}),
             "tasks": len({row.task_id for row in rows}),
-            "subjects": len({call.subject for call in calls if call.subject is not None}),
+            "subjects": taken.subjects,
             "demonstrations": demonstrations.rows,
             "tokens": sum(len(row.call.response_ids) for row in rows),
             "oldest_policy_version": min(versions, default=parent.policy_version),
@@ -283,18 +275,3 @@ def collect(project: Project, round_number: int) -> Explored:
     write(project.store, round_number, explored)
     traffic.consume(round_number)
     return explored
-
-
-def _refuse_rows_of_another_home(project: Project, traffic: TrafficStore, round_number: int) -> None:
-    """Raise StorageError if the rows of this round were exported by another project, or by a home that is gone.
-
-    If this home exported the rows, it has the round's rollout files, or its damaged ones in the folder ``aside``.
-    """
-    store = project.store
-    here = bool(store.rollout_files(round_number)) or (store.round_folder(round_number) / ASIDE).is_dir()
-    if traffic.is_consumed(round_number) and not here:
-        raise StorageError(
-            f"the database of production traffic has given its rows of {round_key(round_number)} to another home: each "
-            "project needs its own database (buffer.trainer_input.experience_buffer.path), also a project that was "
-            "started again in an empty home"
-        )

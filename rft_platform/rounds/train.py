@@ -43,15 +43,9 @@ from rft_platform.rounds.project.record import (
 )
 from rft_platform.rounds.project.repair import repair_on_failure
 from rft_platform.rounds.releases.training_start import settle_start
-from rft_platform.rounds.selection.production_demonstrations import (
-    CORRECTIONS_UNTIL,
-    EXPERTS,
-    experts_of_traffic,
-    trains_on_corrections,
-)
 from rft_platform.rounds.selection.row_selection import select_rows
 from rft_platform.rounds.setup.connections import free_gpus, model_folder
-from rft_platform.rounds.setup.demonstrations import write_demonstrations
+from rft_platform.rounds.setup.demonstrations import EXPERTS, write_demonstrations
 from rft_platform.training.protocol import StepEvent, TrainRequest
 
 if TYPE_CHECKING:
@@ -62,6 +56,7 @@ _CANARY_ROWS = 8
 
 
 LOG = logging.getLogger(__name__)
+CORRECTIONS_UNTIL = "corrections_until"  #: lineage: the training read all corrections up to this round
 #: Metrics shown in the progress line.
 _WATCHED = ("loss", "grad_norm", "entropy")
 
@@ -179,6 +174,12 @@ def _canary(trainer: "TrainerClient", sequences: list[list[int]]) -> Canary | No
     return Canary(sequences, trainer.score(sequences)) if sequences else None
 
 
+def _trains_on_corrections(project: Project) -> bool:
+    """Whether the rounds of the project mix corrections of users into their rows."""
+    experts = project.config.algorithm.experts
+    return project.traffic is not None and experts is not None and experts.path is None
+
+
 def train_request(
     project: Project, parent: Policy, round_number: int, selection: RowSelection, dagster_run_id: str
 ) -> TrainRequest:
@@ -248,7 +249,8 @@ def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) 
         return None
     if experts.path is None:
         model = Path(required(project.store, 0).folder)  # all policies have its tokenizer and chat template
-        corrections = experts_of_traffic(project, round_number, model)
+        assert project.traffic is not None  # the check of the configuration
+        corrections = project.traffic.experts(round_number, model)
         return None if corrections is None else str(corrections)
     target = project.store.round_folder(0) / EXPERTS
     write_demonstrations(experts, target, section="algorithm.experts")
@@ -270,7 +272,7 @@ def lineage(
         **({"refused_versions": ", ".join(map(str, start.refused))} if start else {}),
         "algorithm": config.algorithm.algorithm_type,
         "taskset_digest": project.tasks.digest,
-        **({CORRECTIONS_UNTIL: round_number} if trains_on_corrections(project) else {}),
+        **({CORRECTIONS_UNTIL: round_number} if _trains_on_corrections(project) else {}),
         **_data_lineage(store, selection),
         "config_digest": config_digest(config),
         "code_version": code_version(),

@@ -12,7 +12,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.rounds.exchange.records import EXCHANGE_KEY
+from rft_platform.online.releases.shared_place import EXCHANGE_KEY
 from rft_platform.run.checks import check_run
 
 PRINTED = Path(__file__).with_name("data")

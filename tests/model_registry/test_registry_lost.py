@@ -17,6 +17,7 @@ from rft_platform.common.sqlite_files import backup_of
 from rft_platform.config.home import Home
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.models import ModelRegistry
+from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, published, read, write
 from rft_platform.rounds.releases.promotion import promote_version, roll_back
@@ -39,7 +40,7 @@ def project(tmp_path: Path, empty_store: Path) -> Project:
     home.mlflow.mkdir()
     for database in (home.mlflow / "mlflow.db", home.root / "empty.db"):
         shutil.copy(empty_store, database)
-    project = Project.open(home)
+    project = open_project(home)
     publish(project.store, Policy(str(tmp_path / "base"), 0, "digest-0", 0))
     for number in range(1, ROUNDS + 1):
         train_round(project, new_registry(project), number)

@@ -97,7 +97,7 @@ def test_a_command_gets_the_alert_on_standard_input(
 def test_a_broken_command_raises_nothing(
     project: Project, command: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rft_platform.jobs.alerts.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("rft_platform.observability.alert_channels.TIMEOUT_S", 0.5)
     monkeypatch.setenv("RFT_ALERT_COMMAND", command)
     with caplog.at_level(logging.WARNING):
         assert not alert_run_failed(project.home, failed_run())

@@ -27,10 +27,10 @@ def evaluate(
     """Evaluate a policy on the held-out tasks; by default that of the newest round. Promotes nothing."""
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
     from rft_platform.run.start import use_home
 
-    project = Project.open(Home.from_environment())
+    project = open_project(Home.from_environment())
     use_home(project.home)
     if everything:
         if any(option is not None for option in (round_number, checkpoint, model)):

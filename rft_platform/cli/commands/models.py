@@ -12,9 +12,9 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from rft_platform.online.releases.commands import ReleaseCommands
+    from rft_platform.online.releases.store import Release
     from rft_platform.rounds.project.project import Project
-    from rft_platform.serving.release_commands import ReleaseCommands
-    from rft_platform.serving.release_store import Release
 
 
 models = typer.Typer(no_args_is_help=True, help="Manage versions of the policy: in MLflow, and in production traffic.")
@@ -33,14 +33,14 @@ def rollback(
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
     from rft_platform.jobs.driver_lock import refuse_second_driver
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
+    from rft_platform.online.releases.versions import release_commands
     from rft_platform.rounds.releases.promotion import roll_back
-    from rft_platform.rounds.releases.servable_versions import release_commands
     from rft_platform.rounds.setup.connections import connect_registry
     from rft_platform.run.console import output
 
-    project = Project.open(Home.from_environment())
-    if project.config.online:
+    project = open_project(Home.from_environment())
+    if project.traffic is not None:
         served = release_commands(project).roll_back(version)
         return output().print(f"version {served} serves again")
     if version is not None:
@@ -64,11 +64,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @models.command("list")
 def list_versions(as_json: Json = False) -> None:
     """List the versions of the policy with their held-out pass rates and their share of the traffic."""
-    from rft_platform.rounds.releases.servable_versions import release_commands, servable_versions
+    from rft_platform.online.releases.versions import release_commands, servable_versions
     from rft_platform.run.console import output, print_json
 
     project = _project()
-    if project.config.online:
+    if project.traffic is not None:
         status = release_commands(project).status()
     else:
         from dataclasses import asdict
@@ -78,7 +78,7 @@ def list_versions(as_json: Json = False) -> None:
     if as_json:
         print_json(status)
         return
-    output().print(_versions_table(status["versions"], _aliases(project), online=project.config.online))
+    output().print(_versions_table(status["versions"], _aliases(project), online=project.traffic is not None))
     if status["release"] is not None:
         release = status["release"]
         line = (
@@ -92,9 +92,9 @@ def list_versions(as_json: Json = False) -> None:
 @models.command()
 def compare(one: Version, other: Version, as_json: Json = False) -> None:
     """Compare the scores of two versions on held-out tasks."""
-    from rft_platform.rounds.releases.servable_versions import servable_versions
+    from rft_platform.online.releases.commands import compare_scores
+    from rft_platform.online.releases.versions import servable_versions
     from rft_platform.run.console import output, print_json
-    from rft_platform.serving.release_commands import compare_scores
 
     project = _project()
     found = compare_scores(servable_versions(project), one, other)
@@ -123,7 +123,7 @@ def promote(
     if (version is None) != newest:
         raise UserError("rft models promote: expected a version, or --newest")
     project = _project()
-    if not project.config.online:
+    if project.traffic is None:
         return _promote_champion(project, version, reason)
     _commands().promote(version, reason)
     served = "the newest released version" if newest else f"version {version}"
@@ -153,7 +153,7 @@ def import_version(
     """Import weights that another project trained, as a version that can serve. Start a canary of it next."""
     from dataclasses import asdict
 
-    from rft_platform.rounds.releases.servable_versions import import_checkpoint
+    from rft_platform.online.releases.versions import import_checkpoint
     from rft_platform.rounds.setup.connections import connect_registry
     from rft_platform.run.console import print_json
 
@@ -169,10 +169,10 @@ def import_version(
 def resume(reason: Reason = "resumed by hand") -> None:
     """Continue a training that alerts have paused (service.pause_training_on_alert). A new alert pauses it again."""
     from rft_platform.common.errors import UserError
-    from rft_platform.rounds.selection.production_rows import traffic_store
+    from rft_platform.online.traffic.project_traffic import traffic_store
 
     project = _project()
-    if not project.config.online:
+    if project.traffic is None:
         raise UserError("rft models resume is for online projects (`rft serve`)")
     alerts = traffic_store(project).resume_training(reason)
     _print(f"training continues in spite of: {', '.join(alerts)}" if alerts else "no alert pauses the training")
@@ -191,9 +191,9 @@ def canary(
     reason: Reason = "started by hand",
 ) -> None:
     """Give a share of the traffic to a version until its success rate promotes it or rolls it back."""
-    from rft_platform.serving.releases.canary import CanaryRule
+    from rft_platform.online.releases.rules import canary_rule
 
-    rule = CanaryRule(least_runs, looks, margin=margin)
+    rule = canary_rule(least_runs, looks, margin=margin)
     _print_started(_commands().canary(version, share=share, sticky=_sticky(sticky), rule=rule, reason=reason))
 
 
@@ -209,9 +209,9 @@ def ab(
     reason: Reason = "started by hand",
 ) -> None:
     """Compare a version with the served one on live traffic; the winner serves in the end."""
-    from rft_platform.serving.releases.ab_test import ABRule
+    from rft_platform.online.releases.rules import ab_rule
 
-    rule = ABRule(units, alpha)
+    rule = ab_rule(units, alpha)
     _print_started(_commands().ab_test(version, share=share, sticky=_sticky(sticky), rule=rule, reason=reason))
 
 
@@ -238,13 +238,13 @@ def report(
 
 def _project() -> "Project":
     from rft_platform.config.home import Home
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
 
-    return Project.open(Home.from_environment())
+    return open_project(Home.from_environment())
 
 
 def _commands() -> "ReleaseCommands":
-    from rft_platform.rounds.releases.servable_versions import release_commands
+    from rft_platform.online.releases.versions import release_commands
 
     return release_commands(_project())
 

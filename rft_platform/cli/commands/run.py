@@ -35,9 +35,9 @@ def run(
     plan = begin(home, loaded)
 
     from rft_platform.cli.views.round_table import print_rounds
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
 
-    project = Project.open(home).in_mode(loaded.mode)
+    project = open_project(home).in_mode(loaded.mode)
     console.print(plan.title, style="bold", markup=False)
     try:
         drive_project(project, console, detach_engines)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import round_key
+from rft_platform.online.releases.versions import pinned_version
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, read, required
-from rft_platform.rounds.releases.servable_versions import pinned_version
 from rft_platform.rounds.releases.training_start import refusal_hint
 from rft_platform.run.console import notes, output, print_json
 from rft_platform.run.round_lines import RoundLine, champion_notes, round_lines

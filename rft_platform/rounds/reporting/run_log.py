@@ -37,8 +37,7 @@ from rft_platform.model_registry.tracking import (
 )
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, Trained, all_figures, parent_of, publish, read, required
-from rft_platform.rounds.selection.production_rows import traffic_database
-from rft_platform.serving.reports.user_feedback import feedback_on
+from rft_platform.rounds.project.traffic_source import TrafficSource
 from rft_platform.training.protocol import StepEvent
 
 if TYPE_CHECKING:
@@ -280,8 +279,9 @@ def transcripts(project: Project, round_number: int, count: int) -> list[JudgedT
     chosen = spread(sorted(judged, key=lambda run_id: (judged[run_id]["reward"], run_id)), count)
     table = store.read_rollouts(round_number)
     rows = table_to_rows(table.filter(pc.is_in(table["run_id"], pa.array(chosen, pa.string()))))
-    texts = not project.config.online  # of production traffic MLflow gets no messages
-    feedback = {} if texts else _feedback(project, rows)
+    traffic = project.traffic
+    texts = traffic is None  # of production traffic MLflow gets no messages
+    feedback = {} if traffic is None else _feedback(traffic, rows)
     names = (read(store, round_number).judged or Judged()).judge_names
     judge = f"{names.get(version, '')} {version}".strip()
     return [
@@ -298,9 +298,9 @@ def transcripts(project: Project, round_number: int, count: int) -> list[JudgedT
     ]
 
 
-def _feedback(project: Project, rows: Sequence["RolloutRow"]) -> dict[str, list[GivenFeedback]]:
+def _feedback(traffic: TrafficSource, rows: Sequence["RolloutRow"]) -> dict[str, list[GivenFeedback]]:
     """What users said about the runs of production traffic, by run; each feedback once."""
-    given = feedback_on(traffic_database(project), sorted({row.call.msg_id for row in rows}))
+    given = traffic.feedback_on(sorted({row.call.msg_id for row in rows}))
     found: dict[str, dict[str, GivenFeedback]] = {}
     for row in rows:
         for each in given.get(row.call.msg_id, ()):

@@ -2,6 +2,5 @@
 
 1. ``task_selection`` (``TaskSelection``, ``SignalCount``): task batches, and their number (dynamic sampling);
 2. ``row_selection`` (``select_rows``): the rows of a training, recorded before it starts; ``PendingRows``: rows that no
-   training has used yet; replay of used groups;
-3. ``production_rows``, ``production_demonstrations``: rows and demonstrations of online projects, from their database.
+   training has used yet; replay of used groups.
 """

@@ -323,7 +323,7 @@ def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
     """
     (fresh, landed), config, step = _fresh(project, number, parent), project.config, project.batches.train_batch_size
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer
-    limit = None if config.online else config.synchronizer.max_staleness  # the database leaves old traffic out
+    limit = config.synchronizer.max_staleness if project.traffic is None else None  # traffic leaves old rows out
     current, stale = split_stale(fresh, parent.policy_version, limit)
     all_at_once = config.synchronizer.sync_style != "dynamic_by_trainer"
     later = [] if all_at_once else [group for group in current if group.round > number and group.kept]

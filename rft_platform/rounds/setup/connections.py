@@ -89,7 +89,7 @@ def start_all(project: Project) -> None:
     """
     with ThreadPoolExecutor(3) as pool:
         starts: tuple[Callable[[Project], object], ...] = (connect_engine, connect_policies, connect_trainer)
-        if project.config.online and project.config.mode == "train":
+        if project.traffic is not None and project.config.mode == "train":
             starts = (connect_trainer,)
         started = [pool.submit(start, project) for start in starts]
         connect_registry(project).prepare()

@@ -9,6 +9,7 @@ from rft_platform.common.files import atomic_path, digest_file, digest_json
 from rft_platform.config.schema.algorithm import Experts
 from rft_platform.config.schema.trainer import WarmStart
 
+EXPERTS = "experts.parquet"  #: what a training mixes into its rows
 MESSAGES = "messages"  # column name of a dataset of conversations
 Cells = dict[str, list[str | None]]
 

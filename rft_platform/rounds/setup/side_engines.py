@@ -183,7 +183,7 @@ def serving_policies(project: Project, policies: Mapping[str, Policy]) -> Iterat
 
 def connect_evaluation_engine(project: Project) -> PolicyEngine:
     """The engine that evaluations and warm starts use."""
-    if not project.config.online or shares_engine(project):
+    if project.traffic is None or shares_engine(project):
         return connect_engine(project)
     return start_engine(project, EVALUATION_ENGINE, base_model_folder(project), policy_spec(project))
 
