@@ -19,7 +19,7 @@ from rft_platform.inference.transformers_engine.generator import Generator
 from rft_platform.inference.transformers_engine.model import PolicyModel
 from rft_platform.inference.transformers_engine.request import Request
 from rft_platform.inference.transformers_engine.weights import replace_weights
-from rft_platform.judging.rules.matching import exact_match
+from rft_platform.judging.rules.patterns import exact_match
 from rft_platform.openai_api.templates import ChatTemplate
 from rft_platform.openai_api.tokenizer import PolicyTokenizer
 from rft_platform.training.checkpoint.reading import load_state

@@ -19,14 +19,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 REPEAT = 8
 TOKENS = 32
-PATTERN = r"\\boxed\{(\d+)\}"
 
 
 def make_round(work: Path, rows: int) -> Any:
     """A project whose round 1 holds ``rows`` stored rollouts."""
     from rft_platform.config.home import Home
     from rft_platform.experience.record import RolloutRow, row_id
-    from rft_platform.rollout.recording.run_ids import group_id, run_id
+    from rft_platform.rollout.recording.history import group_id, run_id
     from rft_platform.rounds.project.project import Project
 
     tasks = work / "tasks.jsonl"
@@ -81,22 +80,6 @@ def _answer(index: int, repeat: int) -> str:
     return f"Try {repeat}: {index} and {index + 1} make \\boxed{{{2 * index + 1 + repeat % 2}}}."
 
 
-def pattern_rates(texts: list[str], turns: int = 7) -> dict[str, int]:
-    """Answers that the judge ``regex`` scores in a second of processor time: the best of ``turns`` turns each."""
-    from rft_platform.judging.rules import pattern_search
-    from rft_platform.judging.rules.patterns import regex
-
-    free, best = pattern_search._FREE_STEPS, {"every search limited": 0.0, "as it is": 0.0}
-    for _ in range(turns):
-        for name, steps in (("every search limited", -1), ("as it is", free)):
-            pattern_search._FREE_STEPS = steps
-            started = process_time()
-            for text in texts:
-                regex({"answer": "1"}, text, pattern=PATTERN)
-            best[name] = max(best[name], len(texts) / (process_time() - started))
-    return {name: round(rate) for name, rate in best.items()}
-
-
 def main() -> None:
     """Judge twice and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,7 +108,6 @@ def main() -> None:
         "cpu_seconds": cpu_seconds,
         "rows_per_s": {name: round(given.rows / each) for name, each in seconds.items()},
         "judgements_kept": len(versions),
-        "regex_answers_per_cpu_s": pattern_rates([_answer(index, 0) for index in range(given.rows)]),
     }
     given.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))

@@ -41,7 +41,7 @@ class Size:
 
 def make_project(home: Home, size: Size) -> dict[str, float]:
     """Make the project below ``home``; returns the seconds that each part took."""
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
     from rft_platform.rounds.setup.connections import connect_registry
 
     tasks = home.root / "tasks.jsonl"
@@ -59,7 +59,7 @@ def make_project(home: Home, size: Size) -> dict[str, float]:
         "synchronizer": {"sync_interval": size.batches},
     }
     write_text(home.config_file, yaml.safe_dump(config))
-    project = Project.open(home)
+    project = open_project(home)
     connect_registry(project).prepare()  # before any note names a version
     seconds: dict[str, float] = {}
     for name, make in (("rows", make_rounds), ("registry", make_versions), ("runs", make_runs)):

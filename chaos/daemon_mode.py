@@ -16,9 +16,8 @@ from rft_platform.cluster.local.processes import free_port
 from rft_platform.cluster.local.supervisor import Children, Server, serving
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
-from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.plan import Plan, plan_next
 from rft_platform.rounds.planning.project_state import observe
-from rft_platform.rounds.planning.state import Plan
 from rft_platform.rounds.project.project import Project
 from rft_platform.servers.ui_servers import start_sensors, ui_servers
 from rft_platform.web_guard.token import access_token

@@ -29,8 +29,7 @@ from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_eng
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import TasksetJudge, judge_rollouts
 from rft_platform.recipes.recipe import recipe_named
-from rft_platform.rollout.runner.run_rollouts import run_rollouts
-from rft_platform.rollout.runner.single_turn import SingleTurn
+from rft_platform.rollout.runner.run_rollouts import SingleTurn, run_rollouts
 from rft_platform.tasks.dataset import load_tasks
 from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import TrainRequest

@@ -15,7 +15,7 @@ LOG = logging.getLogger(__name__)
 
 def _of_home() -> dg.Definitions:
     """The definitions of the project in RFT_HOME; all where there is none, or where its file cannot be read."""
-    home = Home.from_environment()
+    home = Home.from_environment()  # at import: tests in this process set RFT_HOME and the working folder before
     if not home.config_file.exists():
         return all_definitions()
     try:

@@ -11,19 +11,8 @@ from datetime import timedelta
 
 import dagster as dg
 
-from rft_platform.assets import (
-    checkpoints,
-    evaluation,
-    experiences,
-    offline,
-    offline_data,
-    online,
-    policy,
-    releases,
-    rollouts,
-    tasks,
-)
-from rft_platform.assets.project_asset import ProjectAsset
+from rft_platform.assets import evaluation, experiences, offline, online, policy, tasks
+from rft_platform.assets.common import ProjectAsset
 from rft_platform.config.gpu_placement import engine_kind, gpu_count
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
@@ -34,8 +23,13 @@ from rft_platform.jobs.jobs import asset_jobs
 from rft_platform.jobs.maintenance import maintenance_jobs
 from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
-from rft_platform.resources.project import EngineResource, ProjectResource, RegistryResource, TrainerResource
-from rft_platform.resources.tables import RoundTables
+from rft_platform.resources.project import (
+    EngineResource,
+    ProjectResource,
+    RegistryResource,
+    RoundTables,
+    TrainerResource,
+)
 from rft_platform.rounds.project.code_version import code_of, release
 
 _Asset = ProjectAsset | dg.AssetSpec
@@ -51,24 +45,24 @@ class _Part:
 
 
 _START: list[_Asset] = [tasks.task_dataset, tasks.eval_task_dataset, policy.base_model]
-_TRAINED: list[_Asset] = [experiences.judged_experiences, checkpoints.policy_checkpoint]
+_TRAINED: list[_Asset] = [experiences.judged_experiences, policy.policy_checkpoint]
 _ROUNDS = _Part(
-    [*_START, policy.warm_start_checkpoint, policy.policy_snapshot, rollouts.rollout_batches, *_TRAINED],
+    [*_START, policy.warm_start_checkpoint, policy.policy_snapshot, experiences.rollout_batches, *_TRAINED],
     ["warm_start_job", "explore_job", "sync_round_job", "judge_job"],
 )
 _ONLINE = _Part(
     [
         *(*_START, policy.warm_start_checkpoint, online.online_experiences, online.online_demonstrations),
-        *(*_TRAINED, releases.release_report),
+        *(*_TRAINED, online.release_report),
     ],
     ["warm_start_job", "collect_job", "sync_round_job", "judge_job", "release_job"],
 )
 _HELD_OUT: list[_Asset] = [tasks.eval_task_dataset, policy.base_model]
 _OFFLINE = {
-    "sft": _Part([*_HELD_OUT, offline_data.sft_dataset, offline.sft_checkpoint], ["sft_job"], rounds=False),
-    "dpo": _Part([*_HELD_OUT, offline_data.preference_pairs, offline.dpo_checkpoint], ["dpo_job"], rounds=False),
+    "sft": _Part([*_HELD_OUT, offline.sft_dataset, offline.sft_checkpoint], ["sft_job"], rounds=False),
+    "dpo": _Part([*_HELD_OUT, offline.preference_pairs, offline.dpo_checkpoint], ["dpo_job"], rounds=False),
     "distill": _Part(
-        [*_HELD_OUT, offline.teacher_model, offline_data.sft_dataset, offline.distilled_checkpoint],
+        [*_HELD_OUT, offline.teacher_model, offline.sft_dataset, offline.distilled_checkpoint],
         ["distill_job"],
         rounds=False,
     ),

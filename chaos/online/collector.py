@@ -6,7 +6,8 @@ from pathlib import Path
 from rft_platform.common.errors import StorageError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
-from rft_platform.rounds.collect import collect
+from rft_platform.online.project import project_in
+from rft_platform.rounds.explore import collect
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, published
 
@@ -21,7 +22,7 @@ def project_of(home: Path, model: Path) -> Project:
         "algorithm": {"algorithm_type": "reinforce++"},
         "buffer": buffer,
     }
-    return Project(Home(home), build_config(config))
+    return project_in(Home(home), build_config(config))
 
 
 def collect_rounds(arguments: Sequence[str]) -> None:

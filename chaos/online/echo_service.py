@@ -18,16 +18,17 @@ from chaos.online import echo_engine
 from rft_platform.cluster.this_process import keep_imports
 from rft_platform.inference.interface import EngineStatus, SamplingParams
 from rft_platform.inference.serving.http_server import ConnectionLimits, server_config
+from rft_platform.online.gateway.app import CommitRule, build_app
+from rft_platform.online.gateway.proxy import TrafficApp
+from rft_platform.online.gateway.release_routes import release_routes
+from rft_platform.online.releases.commands import ReleaseCommands, ServableVersion
+from rft_platform.online.releases.routing import ServedEngine
+from rft_platform.online.releases.store import ReleaseStore
+from rft_platform.online.traffic.database import open_database
+from rft_platform.online.traffic.selection import Selection
+from rft_platform.online.traffic.store import TrafficStore
+from rft_platform.online.traffic.writer import SWITCH_INTERVAL_S, TrafficWriter
 from rft_platform.rollout.recording.clients import RecordingClients
-from rft_platform.serving.app import CommitRule, build_app
-from rft_platform.serving.database import open_database
-from rft_platform.serving.gateway import ServedEngine, TrafficApp
-from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
-from rft_platform.serving.release_routes import release_routes
-from rft_platform.serving.release_store import ReleaseStore
-from rft_platform.serving.selection import Selection
-from rft_platform.serving.traffic import TrafficStore
-from rft_platform.serving.writer import SWITCH_INTERVAL_S, TrafficWriter
 
 GROUP_SIZE = 2  #: runs of a task that are committed together
 _GROUP_DEADLINE_S = 1e9  # no jump of the clock reaches it

@@ -27,8 +27,8 @@ from rft_platform.cluster.local.processes import free_port
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import last_lines
 from rft_platform.config.home import Home
+from rft_platform.online.project import open_project
 from rft_platform.recipes.tiny_model import build_model
-from rft_platform.rounds.project.project import Project
 
 CUSTOMERS = 4
 _TIMEOUT = aiohttp.ClientTimeout(30)
@@ -70,7 +70,7 @@ class ServedCampaign:
             asyncio.run(self._run(kills))
         finally:
             self._stop()
-        found = check(Project.open(self.home), self.home.root / "online" / "traffic.db", self.customers.diary)
+        found = check(open_project(self.home), self.home.root / "online" / "traffic.db", self.customers.diary)
         diary = self.customers.diary
         return {
             "seed": self.seed,

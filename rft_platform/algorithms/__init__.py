@@ -1,6 +1,6 @@
 """Algorithms: advantages, losses, KL, aggregation, and the presets that combine them. Pure functions.
 
-Functions are registered by name, one per file, in three subpackages: ``losses``, ``advantages`` (computed from rewards
+Functions are registered by name in three subpackages: ``losses``, ``advantages`` (computed from rewards
 when a round is judged) and ``token_advantages`` (computed by the trainer). Read in this order:
 
 1. ``presets`` (an ``algorithm_type`` as a ``Preset``; ``choose``: a preset with parts replaced);

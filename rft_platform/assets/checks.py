@@ -9,8 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from rft_platform.assets.common import rounded
-from rft_platform.assets.project_asset import round_check
+from rft_platform.assets.common import round_check, rounded
 from rft_platform.experience.quality import JudgedQuality, RolloutQuality
 from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import StepEvent

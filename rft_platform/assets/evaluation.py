@@ -6,8 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from rft_platform.assets.checks import EVALUATION_CHECKS, evaluation_results
-from rft_platform.assets.common import ENGINE_POOL, links, numbers, path, report_table, round_of
-from rft_platform.assets.project_asset import ProjectAsset
+from rft_platform.assets.common import ENGINE_POOL, ProjectAsset, links, numbers, path, report_table, round_of
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import EngineResource, ProjectResource, RegistryResource
 

@@ -1,4 +1,8 @@
-"""Judgement asset: reward and advantage of every row. It can be repeated with another judge on stored rollouts."""
+"""Assets of a round's experiences.
+
+Exploration stores the policy's rollouts on the round's tasks, one row per model call. The judgement adds reward and
+advantage of every row, and can be repeated with another judge on stored rollouts.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,14 +13,43 @@ import dagster as dg
 from pydantic import Field
 
 from rft_platform.assets.checks import EXPERIENCE_CHECKS, experience_results
-from rft_platform.assets.common import columns_of, numbers, path, round_of, rounded
-from rft_platform.assets.project_asset import ProjectAsset
+from rft_platform.assets.common import ENGINE_POOL, ProjectAsset, columns_of, numbers, path, round_of, rounded
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources.project import EngineResource, ProjectResource
 
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
     from rft_platform.judging.execution.experience_pipeline import OperatorReport
+
+
+@partial(
+    ProjectAsset,
+    group_name="rollouts",
+    kinds={"parquet", "vllm"},
+    deps=["policy_snapshot", "task_dataset"],
+    pool=ENGINE_POOL,
+)
+@reports_faults
+def rollout_batches(
+    context: dg.AssetExecutionContext, project: ProjectResource, engine: EngineResource
+) -> dg.MaterializeResult:
+    """Runs of the workflow on this round's tasks: token ids, rollout log-probs, messages. Written once."""
+    from rft_platform.experience.schema import DESCRIPTIONS, ROLLOUT_SCHEMA
+    from rft_platform.rounds.project.record import all_figures
+    from rft_platform.rounds.round import Round
+
+    opened, number = project.open(), round_of(context)
+    explored = Round(opened, number).explore(engine.connect())
+    return dg.MaterializeResult(
+        metadata={
+            "dagster/partition_row_count": explored.rows,
+            "dagster/column_schema": columns_of(ROLLOUT_SCHEMA, DESCRIPTIONS),
+            "folder": path(opened.store.rollout_files(number)[0].parent),
+            **numbers(all_figures(explored)),
+            **numbers(explored.task_selection.statistics if explored.task_selection else {}),
+        },
+        data_version=dg.DataVersion(opened.store.rollouts_digest(number)),
+    )
 
 
 class JudgeConfig(dg.Config):
@@ -58,7 +91,7 @@ def judged_experiences(
     judged = restore(opened, number, config.restore) if config.restore else Round(opened, number).judge(other)
     # Dagster's event log cannot be erased: text of production traffic stays out of it.
     transcripts = (
-        {} if opened.config.online else {"transcripts": dg.MetadataValue.md(sample_transcripts(opened, number))}
+        {} if opened.traffic is not None else {"transcripts": dg.MetadataValue.md(sample_transcripts(opened, number))}
     )
     return dg.MaterializeResult(
         metadata={

@@ -5,8 +5,7 @@ from functools import partial
 import dagster as dg
 
 from rft_platform.assets.checks import leak_result, leak_spec
-from rft_platform.assets.common import path, report_table
-from rft_platform.assets.project_asset import ProjectAsset
+from rft_platform.assets.common import ProjectAsset, path, report_table
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.project import Project
@@ -63,7 +62,7 @@ def eval_task_dataset(context: dg.AssetExecutionContext, project: ProjectResourc
 
 def held_out_leaks(project: Project) -> list[Task]:
     """The held-out tasks that are also explored."""
-    from rft_platform.tasks.leakage import find_leaks
+    from rft_platform.tasks.dataset import find_leaks
 
     explored = project.tasks.tasks if project.config.buffer.explorer_input.explored else ()
     return [task for _, dataset in project.eval_tasks for task in find_leaks(explored, dataset.tasks)]

@@ -12,8 +12,8 @@ from rft_platform.cli.commands.demo import demo, new, recipe
 from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
 from rft_platform.cli.commands.judge import judge
+from rft_platform.cli.commands.models import models
 from rft_platform.cli.commands.online import forget, serve
-from rft_platform.cli.commands.releases import models
 from rft_platform.cli.commands.rounds import rounds
 from rft_platform.cli.commands.run import run
 from rft_platform.cli.commands.servers import engine, metrics, stop, ui, view

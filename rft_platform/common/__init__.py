@@ -7,7 +7,7 @@ Read in this order:
 - ``files``: durable, atomic writes and digests; ``digests``: files of a checkpoint and identity of weights;
   ``recorded_paths``: paths stored relative to a home; ``policy_names``: names of notes, files and metrics of a policy;
   ``sqlite_files``: damaged SQLite files.
-- ``user_code`` and ``call_signature``: references to the user's functions, and their parameters; ``code_snapshot``:
+- ``user_code``: references to the user's functions, and their parameters; ``code_snapshot``:
   the source of the user's code, stored for lineage.
 - ``threads``: user code in threads, which may hang, and in event loops; ``progress``: progress reports of long work.
 - ``json_codec``: strict and fast JSON.

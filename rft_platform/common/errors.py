@@ -163,7 +163,7 @@ class RegistryLostError(RegistryError):
     """MLflow does not know a model version that the project registered: its database was deleted or replaced."""
 
     retryable = False
-    hint = "restore MLflow's database or run `rft models rebuild`, then launch the job again"
+    hint = "restore MLflow's database, for example from mlflow.db.backup beside it, then launch the job again"
 
 
 def some(names: Sequence[str]) -> str:

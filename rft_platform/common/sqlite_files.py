@@ -46,6 +46,11 @@ def database_file(uri: str) -> Path | None:
     return Path(uri.removeprefix(SQLITE_URI)) if uri.startswith(SQLITE_URI) else None
 
 
+def backup_of(file: Path) -> Path:
+    """The copy of MLflow's database ``file`` that each registration of a model version renews."""
+    return file.with_name(f"{file.name}.backup")
+
+
 def compact(uri: str) -> None:
     """Remove deleted bytes from the SQLite file at ``uri``; other databases do so themselves.
 
@@ -123,7 +128,10 @@ def remedy(path: Path) -> str:
     """What to do about a damaged database, and what is lost."""
     move = f"move it away (with {path.name}-wal and {path.name}-shm) and start again"
     if path.name == "mlflow.db":
-        return f"move it away (with {path.name}-wal and {path.name}-shm) and run `rft models rebuild`"
+        return (
+            f"move it away (with {path.name}-wal and {path.name}-shm) and copy {backup_of(path).name} "
+            f"to {path.name}: it is as new as the newest registered version"
+        )
     if path.parent.name == "judging":
         return f"{move}; answers of judge models are then requested again, and their cost is counted from zero"
     return f"{move}; only Dagster's run history is lost"

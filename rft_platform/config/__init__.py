@@ -3,7 +3,7 @@
 Read in this order:
 
 - ``schema``: ``RftConfig``, the whole file, and its sections.
-- ``load`` (YAML to ``RftConfig``) with ``interpolation`` (``${...}``), ``foreign`` (files of Trinity-RFT) and
+- ``load`` (YAML to ``RftConfig``, with ``${...}``), ``foreign`` (files of Trinity-RFT) and
   ``paths``; ``allowed_changes``: which settings a started project may change; ``online_halves``: the files of an
   online project whose service and training are two commands.
 - ``reference``: descriptions of the keys, for people.

@@ -3,7 +3,7 @@
 ``evaluate`` runs the tasks with a workflow and a judge and returns an ``EvaluationResult``. ``gate``
 decides whether the policy becomes champion. Read in this order:
 
-1. ``evaluate`` (runs and judgements), ``results`` (``EvaluationResult``), ``transcripts`` (runs kept for reading);
+1. ``evaluate`` (runs and judgements), ``results`` (``EvaluationResult``, with runs kept for reading);
 2. ``metrics`` (pass rates, mean@n, best@k, intervals), ``comparison`` (``compare``: two policies, paired over tasks);
 3. ``gate`` (``GateDecision``);
 4. ``plots`` (the learning curve as PNG), ``report`` (the Markdown report).

@@ -9,12 +9,21 @@ from rft_platform.common.errors import EngineError, UserError
 from rft_platform.config.rollout_limits import Patience, RolloutLimits
 from rft_platform.config.schema.buffer import MAX_ABS_REWARD
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
-from rft_platform.evaluation.results import GREEDY, SAMPLED, EvaluationResult, RunScore, result_of, tasks_digest
-from rft_platform.evaluation.transcripts import Transcript, choose, transcript
+from rft_platform.evaluation.results import (
+    GREEDY,
+    SAMPLED,
+    EvaluationResult,
+    RunScore,
+    Transcript,
+    choose,
+    result_of,
+    tasks_digest,
+    transcript,
+)
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.judging.execution.compose import JudgeSpec
 from rft_platform.judging.execution.judge_rollouts import judge_runs
-from rft_platform.judging.run_judgement import RunJudgement
+from rft_platform.judging.types import RunJudgement
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport
 from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import Workflow

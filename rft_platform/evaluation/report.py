@@ -11,8 +11,7 @@ from rft_platform.common.files import atomic_path, write_text
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.gate import GateDecision
 from rft_platform.evaluation.metrics import PassRate
-from rft_platform.evaluation.results import EvaluationResult
-from rft_platform.evaluation.transcripts import Transcript
+from rft_platform.evaluation.results import EvaluationResult, Transcript
 
 _MESSAGE_CHARS = 800
 _MESSAGES = 8

@@ -2,10 +2,10 @@
 
 Read in this order:
 
-- ``record``: ``RolloutRow`` and ``JudgedRow``; ``schema`` and ``columns``: records to Arrow tables and back.
+- ``record``: ``RolloutRow`` and ``JudgedRow``; ``schema``: records to Arrow tables and back.
 - ``file_names`` and ``notes`` (round folders); ``file_ledger`` (which files are stored); ``parquet`` (how files are
   written and read).
-- ``store``: ``ExperienceStore``, the main type, with ``row_checks`` and ``integrity``.
+- ``store``: ``ExperienceStore``, the main type, with ``integrity``.
 - ``queries``: ``connect``, DuckDB views over all rounds; ``quality``: checks of a round's data.
 - ``selections``: which rows a training took; ``maintenance``: compaction, removal of old rollouts.
 - ``responses``: what a workflow returned, as JSON, and as the class that a judge declares.

@@ -1,9 +1,14 @@
 """The ledger of a round (``files.json``): every stored Parquet file, with digest, rows and size.
 
-A file counts as stored when it is in the ledger; readers ignore other files. Under the round's lock a file is renamed
-into place, then ``files.json`` is replaced atomically. A crash between the two steps leaves a file that nobody reads
-and that the repeated launch replaces. A round that lost its ledger gets a ledger of all files in its folder when it is
-next read.
+Invariants:
+
+- A file is stored if and only if it is in the ledger; readers ignore other files.
+- Only the holder of the round's lock changes files or ledger.
+- A file is renamed into place, then ``files.json`` is replaced atomically. A crash between the two steps leaves a file
+  that nobody reads and that the repeated launch replaces.
+- The ledger never gives a file the digest of other bytes: the entry of a replaced file is removed before the rename.
+- The digests of the originally written files survive every rewrite, because a lineage identifies its rows by them.
+- A round that lost its ledger gets a ledger of all files in its folder when it is next read.
 """
 
 import time

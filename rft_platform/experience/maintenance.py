@@ -20,11 +20,10 @@ import pyarrow as pa
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.common.recorded_paths import to_record
-from rft_platform.experience.columns import same_rows
 from rft_platform.experience.file_ledger import ROLLOUTS, Contents, FileEntry, Ledger, RetiredFile
 from rft_platform.experience.file_names import batches_in, merged_file, round_key
 from rft_platform.experience.parquet import read_table, read_tables, write_table
-from rft_platform.experience.schema import ROLLOUT_SCHEMA
+from rft_platform.experience.schema import ROLLOUT_SCHEMA, same_rows
 
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from rft_platform.common.errors import NAMED
 from rft_platform.config.rollout_limits import GroupPolicy, may_train
-from rft_platform.experience.columns import list_lengths
+from rft_platform.experience.schema import list_lengths
 
 #: Columns that ``check_rollouts`` reads.
 ROLLOUT_COLUMNS = [

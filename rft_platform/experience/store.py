@@ -16,7 +16,7 @@ from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.notes import RoundNotes
 from rft_platform.experience.parquet import read_table, read_tables, unreadable, write_table
 from rft_platform.experience.record import JudgedRow, RolloutRow
-from rft_platform.experience.row_checks import check_judge, check_lengths, check_round, check_unique
+from rft_platform.experience.schema import check_judge, check_lengths, check_round, check_unique
 
 _CURRENT = f"{JUDGED}/current.json"
 

@@ -7,7 +7,7 @@ Read in this order:
 - What is launched: ``jobs`` has jobs, tags of their runs and round partitions; ``launches`` reads Dagster's record of
   past launches.
 - What launches: ``sensors`` with ``sensor_interval``, ``rejudge``; ``driver_lock`` keeps two drivers apart.
-- The instance: ``instance``, ``init_dagster_home``, ``singleton_lock``.
+- The instance: ``instance``, ``init_dagster_home``.
 - After runs: ``alerts``, ``reconcile_materializations`` (Dagster against the disk), ``maintenance``.
 - ``dagster_internals``: the adaptations that need Dagster's private modules.
 """

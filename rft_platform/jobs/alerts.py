@@ -1,38 +1,31 @@
-"""Alerts about failed runs, through a webhook, a command or both; used by the daemon's sensor and the driver.
+"""Alerts about failed runs, through ``observability.alert_channels``; used by the daemon's sensor and the driver.
 
-``RFT_ALERT_URL`` receives the alert as a JSON POST (Slack and similar services show its field ``text``);
-``RFT_ALERT_COMMAND`` receives it on standard input. If neither is set, nothing is sent. A failed delivery is logged and
-never fails a run. Each run gets one alert, from whichever process sees the failure first.
+A failed delivery never fails a run. Each run gets one alert, from whichever process sees the failure first.
 """
 
-import json
 import logging
 import os
-import shlex
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import dagster as dg
 
 from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, fault_of
-from rft_platform.cluster.child import Program
 from rft_platform.cluster.local.locks import locked
-from rft_platform.common.errors import UserError
 from rft_platform.common.fault_classification import described
 from rft_platform.common.files import write_json
 from rft_platform.common.redaction import redact
 from rft_platform.config.home import Home
 from rft_platform.jobs.sensor_interval import sensor_interval_s
+from rft_platform.observability.alert_channels import COMMAND, URL, deliver, has_channels
+from rft_platform.online.project import open_project
 from rft_platform.resources.names import DagsterNames
 from rft_platform.resources.project import ProjectResource
-from rft_platform.rounds.project.project import Project
 
 LOG = logging.getLogger(__name__)
 
-URL, COMMAND, UI_URL = "RFT_ALERT_URL", "RFT_ALERT_COMMAND", "RFT_UI_URL"
-TIMEOUT_S = 10.0  # for each of webhook and command
+UI_URL = "RFT_UI_URL"
 _DEFAULT_UI = "http://127.0.0.1:3000"
 _KEPT_S = 30 * 24 * 3600.0  # how long an alert is remembered as sent
 _UNKNOWN = "the run ended without an error message: its process died, or it never started"
@@ -58,18 +51,17 @@ def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
 
     ``cause`` is used if the run has no tag ``rft/cause``. Raises nothing.
     """
-    channels, claim = _channels(), home.alerts / f"{run.run_id}.json"
+    claim = home.alerts / f"{run.run_id}.json"
     try:
-        if not channels or not _claim(claim):
+        if not has_channels() or not _claim(claim):
             return False
-        alert = build_alert(_project_name(home), run, cause)
-        delivered = [_deliver(channel, alert) for channel in channels]
-        if not any(delivered):
+        delivered = deliver(f"run {run.run_id}", asdict(build_alert(_project_name(home), run, cause)))
+        if not delivered:
             claim.unlink()  # another process may still be able to deliver the alert
     except Exception as error:  # an alert must not turn one failure into two
         LOG.warning("no alert was sent for run %s: %s", run.run_id, described(error))
         return False
-    return any(delivered)
+    return delivered
 
 
 def build_alert(project: str, run: dg.DagsterRun, cause: str = "") -> Alert:
@@ -109,37 +101,6 @@ def alert_sensor(names: DagsterNames) -> dg.SensorDefinition:
     )(names.bound(alert_on_run_failure))
 
 
-def _channels() -> list[Callable[[bytes], None]]:
-    return [channel for name, channel in ((URL, _post), (COMMAND, _pipe)) if os.environ.get(name)]
-
-
-def _deliver(channel: Callable[[bytes], None], alert: Alert) -> bool:
-    try:
-        channel(json.dumps(asdict(alert), ensure_ascii=False).encode())
-    except Exception as error:  # any error of the network or of the user's command
-        LOG.warning("the alert for run %s was not delivered: %s", alert.run_id, described(error))
-        return False
-    LOG.info("sent an alert for failed run %s", alert.run_id)
-    return True
-
-
-def _post(payload: bytes) -> None:
-    import httpx
-
-    headers = {"content-type": "application/json"}
-    httpx.post(os.environ[URL], content=payload, headers=headers, timeout=TIMEOUT_S).raise_for_status()
-
-
-def _pipe(payload: bytes) -> None:
-    command = shlex.split(os.environ[COMMAND])
-    done = Program(command, wall_s=TIMEOUT_S, stdin=payload).run()
-    if done.timed_out:
-        raise UserError(f"{COMMAND} was killed after {TIMEOUT_S:g} s")
-    if not done.ok:
-        output = done.stderr.decode(errors="replace").strip()[-500:]
-        raise UserError(f"{COMMAND} ended with exit code {done.exit_code}: {output or 'no output'}")
-
-
 def _claim(file: Path) -> bool:
     """Whether this caller is the first to send an alert for the run that ``file`` is named after."""
     with locked(file.with_name("alerts")):
@@ -153,5 +114,5 @@ def _claim(file: Path) -> bool:
 
 
 def _project_name(home: Home) -> str:
-    config = Project.open(home).config
+    config = open_project(home).config
     return f"{config.project}/{config.name}"

@@ -20,8 +20,8 @@ from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
-from rft_platform.jobs.dagster_internals.driver_instance import load_instance
-from rft_platform.jobs.dagster_internals.run_workers import driver_is_alive, driver_of
+from rft_platform.jobs.dagster_internals.masked_instance import load_instance
+from rft_platform.jobs.dagster_internals.run_launcher import driver_is_alive, driver_of
 
 #: Sections that the platform adds, each with the section that a user may have written instead.
 _NEEDED = {"instance_class": "instance_class", "run_launcher": "run_launcher", "run_queue": "run_coordinator"}

@@ -14,7 +14,7 @@ import dagster as dg
 from pydantic import Field
 
 from rft_platform.experience.file_names import round_number
-from rft_platform.jobs.dagster_internals.driver_instance import event_log_file
+from rft_platform.jobs.dagster_internals.masked_instance import event_log_file
 from rft_platform.jobs.jobs import kinds_by_job
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.resources.project import ProjectResource, RegistryResource

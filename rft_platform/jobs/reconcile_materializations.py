@@ -32,7 +32,7 @@ from rft_platform.assets.tasks import explored_count, held_out_leaks, held_out_v
 from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import RftError, TransientError
 from rft_platform.experience.file_names import round_key
-from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckExecutionRecord, check_results
+from rft_platform.jobs.dagster_internals.masked_instance import AssetCheckExecutionRecord, check_results
 from rft_platform.jobs.jobs import OFFLINE_ASSETS
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.rounds.project.project import Project
@@ -257,7 +257,7 @@ def _evaluation_checks(_: Project, __: RoundRecord, evaluated: RoundEvaluation) 
 
 
 def _dataset_checks(project: Project, _: RoundRecord, __: DatasetFile) -> list[dg.AssetCheckResult]:
-    from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset
+    from rft_platform.rounds.offline import leaked_tasks, load_dataset
 
     return [leak_result(leaked_tasks(project, load_dataset(project)))]
 
@@ -322,7 +322,7 @@ def _chain(project: Project) -> list[_Asset]:
     """The assets of a round of the project."""
     kind = project.settings.offline
     if kind is None:
-        return [*(_COLLECTED if project.config.online else _EXPLORED), _JUDGED, _TRAINED, _EVALUATED]
+        return [*(_COLLECTED if project.traffic is not None else _EXPLORED), _JUDGED, _TRAINED, _EVALUATED]
     dataset, weights = OFFLINE_ASSETS[kind]
     return [
         _Asset(dataset, attrgetter("dataset"), lambda _, __, file: file.digest, checks=_dataset_checks),

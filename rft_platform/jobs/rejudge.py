@@ -9,7 +9,7 @@ import dagster as dg
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.fault_classification import as_fault
 from rft_platform.experience.file_names import round_key
-from rft_platform.jobs.dagster_internals.run_workers import driver_tags
+from rft_platform.jobs.dagster_internals.run_launcher import driver_tags
 from rft_platform.jobs.driver_lock import driver_lock
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.jobs import run_tags

@@ -17,11 +17,10 @@ from rft_platform.jobs.reconcile_materializations import reconcile_materializati
 from rft_platform.jobs.sensor_interval import sensor_interval_s
 from rft_platform.resources.names import DagsterNames
 from rft_platform.resources.project import ProjectResource
-from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.plan import Plan, plan_next
 from rft_platform.rounds.planning.project_state import observe
-from rft_platform.rounds.planning.state import Plan
 from rft_platform.rounds.project.record import published
-from rft_platform.rounds.selection.pending_rows import rounds_ahead
+from rft_platform.rounds.selection.row_selection import rounds_ahead
 
 LOG = logging.getLogger(__name__)
 _TICK_S = sensor_interval_s()
@@ -142,7 +141,7 @@ def _requests(plan: Plan, names: DagsterNames, kinds: tuple[str, ...]) -> Iterat
     for action in plan.actions:
         if action.kind in kinds:
             yield dg.RunRequest(
-                run_key=action.run_key,
+                run_key=action.run_key,  # with the attempt: Dagster launches a key only once, even if the run fails
                 job_name=names.name(JOB_OF_KIND[action.kind]),
                 partition_key=action.partition,
                 run_config=evaluation_config(names, promote=False) if action.kind == "evaluate" else {},

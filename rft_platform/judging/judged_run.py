@@ -1,4 +1,7 @@
-"""What a judge may read of a run besides its response: the conversation, its steps, tool calls and their results."""
+"""What a judge may read of a run besides its response: the conversation, its steps, tool calls and their results.
+
+``response_text`` extracts the text of a response, whatever type the workflow returned.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,7 +10,34 @@ from typing import Any
 
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import RolloutRow
-from rft_platform.judging.response_text import response_text
+
+
+def response_text(response: Any) -> str:
+    """Return the text of a response: a string, a chat message, a list of content parts, or an object with such content.
+
+    Anything else is converted by ``str``; None is the empty text.
+    """
+    if response is None:
+        return ""
+    if isinstance(response, str):
+        return response
+    if isinstance(response, dict):
+        key = next((key for key in ("content", "text") if key in response), None)
+        return str(response) if key is None else response_text(response[key])
+    if isinstance(response, list | tuple):
+        return "\n".join(response_text(part) for part in response)
+    content = getattr(response, "content", None)
+    return str(response) if content is None else response_text(content)
+
+
+def reference_text(task: dict[str, Any], answer_key: str) -> str:
+    """Text of the task's answer column. Raises KeyError if there is no such column, ValueError if it is empty."""
+    if answer_key not in task:
+        raise KeyError(f"the task has no column {answer_key!r}; its columns are {', '.join(task)}")
+    text = response_text(task[answer_key])
+    if not text.strip():
+        raise ValueError(f"the task's reference answer (column {answer_key!r}) is empty")
+    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
 from rft_platform.metrics.catalogue import Sample, families
 from rft_platform.metrics.round_metrics import RowTotals, outcome_samples, plan_samples
-from rft_platform.rounds.project.project import Project
-from rft_platform.serving.database import FIRST_IMPORTED
+from rft_platform.online.project import open_project
+from rft_platform.online.traffic.database import FIRST_IMPORTED
 from rft_platform.training.launch import TRAINER
 from rft_platform.training.protocol import PREFIX
 
@@ -122,7 +122,7 @@ class PlatformCollector(Collector):
 
     def _sources(self) -> dict[str, Callable[[], Iterator[Sample]]]:
         try:
-            project = Project.open(self._home)
+            project = open_project(self._home)
         except UserError:
             return {}
         return {

@@ -5,9 +5,10 @@ checkpoint as a version; the alias ``champion`` marks the promoted one. Read in 
 1. ``mlflow_client`` (``open_client``: an SQLite file or a server; MLflow errors become a ``RegistryError``);
    ``moved_database`` (the SQLite file of a copied or moved home);
 2. ``models`` (``ModelRegistry``, ``RegisteredModel``), ``sqlite_reader`` (reads versions without importing MLflow);
-   ``pages`` (links to MLflow's interface); ``mlflow_model`` (a checkpoint in MLflow's format), ``upload`` (the same on
-   a server, for other machines);
-3. ``tracking`` (``TrainingRun``: parameters and metrics in MLflow), ``sinks`` (TensorBoard, Weights & Biases, SwanLab);
-   ``run_lineage`` (datasets and LoggedModels of a run), ``run_traces`` (transcripts), ``system_metrics``;
+   ``pages`` (links to MLflow's interface); ``mlflow_model`` (a checkpoint in MLflow's format, also
+   uploaded to a server, for other machines);
+3. ``tracking`` (``TrainingRun``: parameters, metrics, use of the machine, datasets and LoggedModels of a run in
+   MLflow), ``run_traces`` (transcripts), ``metric_sinks`` (TensorBoard, plug-ins) and ``experiment_trackers`` (Weights
+   & Biases, SwanLab);
 4. ``manifests`` (checkpoints and their parents).
 """

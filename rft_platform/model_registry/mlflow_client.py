@@ -3,10 +3,11 @@
 import logging
 import os
 import re
+import sqlite3
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,7 @@ from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import (
     SQLITE_URI,
     DamagedDatabase,
+    backup_of,
     damage_of_database,
     database_file,
     is_damage,
@@ -115,6 +117,19 @@ def make_database(tracking_uri: str) -> None:
 
             with registry_errors(tracking_uri), atomic_path(file) as temp, MIGRATING:
                 SqlAlchemyStore(f"{SQLITE_URI}{temp}", str(file.parent / "artifacts")).engine.dispose()
+
+
+def back_up(tracking_uri: str) -> None:
+    """Copy an SQLite store to a file beside it (``backup_of``). Does nothing for other databases and servers."""
+    file = database_file(tracking_uri)
+    if file is None:
+        return
+    with (
+        atomic_path(backup_of(file)) as temp,
+        closing(sqlite3.connect(file)) as store,
+        closing(sqlite3.connect(temp)) as copy,
+    ):
+        store.backup(copy)
 
 
 def is_server(tracking_uri: str) -> bool:

@@ -1,21 +1,29 @@
-"""Describe a checkpoint as a model in MLflow's format, so that MLflow loads it in place, without a copy of its weights.
+"""A checkpoint as a model in MLflow's format: MLflow loads it in place, without a copy of its weights.
 
 ``mlflow.transformers.load_model`` and ``mlflow.pyfunc.load_model`` read the file ``MLmodel`` in the folder of the
 checkpoint. It says that the weights are in this folder, too. MLflow expects the tokenizer in a subfolder, whose files
 are hard links. An adapter's description names the folder of the full weights, relative to the checkpoint if both are in
-one home.
+one home. ``upload_model`` sends the same to an MLflow server, for other machines.
 """
 
+import logging
 import os
 import platform
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rft_platform.common.digests import MANIFEST
+from rft_platform.common.errors import RftError
 from rft_platform.common.files import atomic_path, read_sealed_json
 from rft_platform.common.recorded_paths import from_manifest
+from rft_platform.common.redaction import redact
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
 
 MLMODEL = "MLmodel"
 TASK = "llm/v1/chat"  # requests and answers in the form of OpenAI's chat API
@@ -120,3 +128,34 @@ def _link(file: Path, target: Path) -> None:
         os.link(file, target)
     except OSError:  # a file system without hard links
         shutil.copyfile(file, target)
+
+
+LOG = logging.getLogger(__name__)
+
+
+def upload_model(client: "MlflowClient", run_id: str, folder: Path, artifact_path: str, max_bytes: float) -> bool:
+    """Upload ``folder`` to ``artifact_path`` of a run; returns whether the run has the model now.
+
+    ``folder`` has MLflow's description (``mlflow_model``), whose file ``MLmodel`` is uploaded last and marks the upload
+    as complete. A folder without full weights (a LoRA adapter, a policy between two saves), or with weights of more
+    than ``max_bytes``, is left out. A failure is logged as a warning: the version can still be served from its folder.
+    """
+    from mlflow.exceptions import MlflowException
+
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if not has_weights(folder) or size > max_bytes:
+        return False
+    try:
+        known = {file.path for file in client.list_artifacts(run_id, artifact_path)}
+        if f"{artifact_path}/{MLMODEL}" not in known:
+            for file in uploaded_files(folder):
+                below = file.parent.relative_to(folder).as_posix()
+                client.log_artifact(run_id, str(file), artifact_path if below == "." else f"{artifact_path}/{below}")
+    except (RftError, MlflowException, OSError) as error:
+        LOG.warning(
+            "%s was not uploaded to MLflow: %s; other machines cannot load it. registry.upload_max_gb: 0 uploads no "
+            "weights",
+            folder, redact(str(error)),
+        )  # fmt: skip
+        return False
+    return True

@@ -13,12 +13,11 @@ from rft_platform.common.digests import checkpoint_damage, digest_once
 from rft_platform.common.errors import DamagedError, RegistryLostError, StorageError, UserError
 from rft_platform.common.policy_names import DEFAULT_POLICY, stored_name
 from rft_platform.common.redaction import redact
-from rft_platform.common.sqlite_files import database_file
-from rft_platform.model_registry.mlflow_client import check_name, is_server, open_client
-from rft_platform.model_registry.mlflow_model import describe_checkpoint
+from rft_platform.common.sqlite_files import backup_of, database_file
+from rft_platform.model_registry.mlflow_client import back_up, check_name, is_server, open_client
+from rft_platform.model_registry.mlflow_model import describe_checkpoint, upload_model
 from rft_platform.model_registry.pages import run_link
 from rft_platform.model_registry.tracking import TrainingRun
-from rft_platform.model_registry.upload import upload_model
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -34,7 +33,6 @@ PREVIOUS_TAG = "previous_champion"
 #: For MLflow servers before 3.17, whose page of an experiment asks for its kind. Later ones ignore the tag (``pages``).
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _HELD_OUT = {"sampled_pass": "of the sampled runs pass", "greedy_pass": "pass with greedy decoding"}
-_SKIPPED = "skipped"  # source of a version that is created only to be deleted
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
 
 
@@ -158,6 +156,7 @@ class ModelRegistry:
         candidate = self._by_alias(self.model_name, CANDIDATE)
         if candidate is None or candidate.version < version:
             client.set_registered_model_alias(self.model_name, CANDIDATE, str(version))
+        back_up(self.tracking_uri)
         return version
 
     def find(self, folder: Path, digest: str) -> int | None:
@@ -166,17 +165,6 @@ class ModelRegistry:
         found = self._open()[0].search_model_versions(condition, max_results=1000)
         return next((int(version.version) for version in found if _folder(version) == folder.absolute()), None)
 
-    def skip_version(self) -> int:
-        """Use up the next version number and return it: MLflow assigns version numbers itself and never reuses one."""
-        client = self._open()[0]
-        version = client.create_model_version(self.model_name, source=_SKIPPED, await_creation_for=0).version
-        client.delete_model_version(self.model_name, str(version))
-        return int(version)
-
-    def set_champion(self, version: int) -> None:
-        """Set the alias ``champion`` to a version that was promoted before; use ``promote`` for a new champion."""
-        self._open()[0].set_registered_model_alias(self.model_name, CHAMPION, str(version))
-
     def set_serving(self, version: int | None) -> None:
         """Set the alias ``serving`` to the version that serves; None: no version of this model serves."""
         client, current = self._open()[0], self._by_alias(self.model_name, SERVING)
@@ -184,19 +172,6 @@ class ModelRegistry:
             client.set_registered_model_alias(self.model_name, SERVING, str(version))
         elif version is None and current is not None:
             client.delete_registered_model_alias(self.model_name, SERVING)
-
-    def model_tag(self, name: str) -> str | None:
-        """Return a tag of the registered model itself (not of a version)."""
-        value = self._open()[0].get_registered_model(self.model_name).tags.get(name)
-        return None if value is None else str(value)
-
-    def set_model_tag(self, name: str, value: str | None) -> None:
-        """Set a tag of the registered model; None removes it."""
-        client = self._open()[0]
-        if value is not None:
-            client.set_registered_model_tag(self.model_name, name, value)
-        elif self.model_tag(name) is not None:
-            client.delete_registered_model_tag(self.model_name, name)
 
     def annotate(self, version: int, tags: Mapping[str, Any]) -> None:
         """Add tags to a version, such as the results of its evaluation and gate. Tags that are None are left out."""
@@ -218,6 +193,7 @@ class ModelRegistry:
         previous = {} if current is None else {PREVIOUS_TAG: current.version}
         self.annotate(version, {"promoted_at": _now(), **previous})
         self._open()[0].set_registered_model_alias(self.model_name, CHAMPION, str(version))
+        back_up(self.tracking_uri)
 
     def rollback(self) -> RegisteredModel:
         """Make the champion's predecessor champion again and return it; repeated calls go further back.
@@ -228,6 +204,7 @@ class ModelRegistry:
         client.set_registered_model_alias(self.model_name, CHAMPION, current.tags[PREVIOUS_TAG])
         client.delete_model_version_tag(self.model_name, str(current.version), PREVIOUS_TAG)
         self.annotate(current.version, {"rolled_back_at": _now()})
+        back_up(self.tracking_uri)
         return self.resolve(f"models:/{self.model_name}@{CHAMPION}")
 
     def last_promoted(self) -> RegisteredModel:
@@ -284,7 +261,7 @@ class ModelRegistry:
         """Raise RegistryLostError if the SQLite file is gone, before a new database would be created."""
         file = database_file(self.tracking_uri)
         if file is not None and not file.exists():
-            raise lost(f"{file} does not exist", noted, self.model_name)
+            raise lost(f"{file} does not exist", noted, self.model_name, file)
 
     def _refuse_unknown(self, client: "MlflowClient", noted: NotedVersion) -> None:
         from mlflow.exceptions import MlflowException
@@ -297,7 +274,8 @@ class ModelRegistry:
             known = None
         if known != noted.weights_digest:
             has = "does not know this version" if known is None else "has other weights under this version"
-            raise lost(f"MLflow {redact(self.tracking_uri)} {has}", noted, self.model_name)
+            file = database_file(self.tracking_uri)
+            raise lost(f"MLflow {redact(self.tracking_uri)} {has}", noted, self.model_name, file)
 
     def _make_project(self, client: "MlflowClient") -> str:
         """Return the experiment's id; create the experiment and the registered model if they are missing."""
@@ -397,11 +375,12 @@ class ModelRegistry:
         return f"{name} has versions {known[0].version}..{known[-1].version} and aliases {', '.join(aliases) or 'none'}"
 
 
-def lost(what: str, noted: NotedVersion, model_name: str) -> RegistryLostError:
+def lost(what: str, noted: NotedVersion, model_name: str, file: Path | None) -> RegistryLostError:
     """Build the error for a registry that lacks a version named by a note; ``what`` describes the problem."""
+    copied = "" if file is None else f" (a copy is {backup_of(file)})"
     return RegistryLostError(
-        f"{what}, but {noted.note} names version {noted.version} of model {model_name}: restore MLflow's database "
-        "(or correct its address), or run `rft models rebuild`, which registers the project's checkpoints again"
+        f"{what}, but {noted.note} names version {noted.version} of model {model_name}: restore MLflow's database"
+        f"{copied}, or correct its address"
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.cluster.this_process import importing
 from rft_platform.common.sqlite_files import compact
-from rft_platform.model_registry.mlflow_client import opening
+from rft_platform.model_registry.mlflow_client import back_up, opening
 from rft_platform.model_registry.tracking import TrainingRun
 
 if TYPE_CHECKING:
@@ -55,14 +55,15 @@ class GivenFeedback:
 def delete_traces(run: TrainingRun, tracking_uri: str, round_number: int, workflow_runs: Collection[str]) -> int:
     """Delete the traces of these runs of a round, with their assessments; returns their number.
 
-    The bytes are removed from an SQLite file, too. Raises StorageError while another process uses that file, and
-    MlflowException if MLflow does not delete them.
+    The bytes are removed from an SQLite file and its copy, too. Raises StorageError while another process uses that
+    file, and MlflowException if MLflow does not delete them.
     """
     known = _known(run, round_number)
     found = [trace.info.trace_id for name, trace in known.items() if name in workflow_runs]
     if found:
         run.client.delete_traces(run.experiment_id, trace_ids=found)
         compact(tracking_uri)
+    back_up(tracking_uri)  # always: an earlier call may have been killed here
     return len(found)
 
 

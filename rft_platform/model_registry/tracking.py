@@ -1,23 +1,31 @@
-"""Log a training to MLflow: parameters, step and round metrics, reports.
+"""Log a training to MLflow: parameters, step and round metrics, reports, use of the machine, lineage.
 
 MLflow appends every metric value that it receives and cannot remove one. A stage that is repeated after a kill would
 duplicate its points. A metric is therefore logged once per name and step; the first value is kept.
+
+The lineage of a run names the datasets that it read and a LoggedModel for each checkpoint that it made. A LoggedModel
+is linked to its run as an output, and to the datasets by its metrics: those of its last optimiser step were measured on
+the rows of the round, those of its evaluation on held-out tasks. It has no files: the weights are those of the model
+version that its tags name.
 """
 
 import hashlib
+import json
 import logging
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rft_platform.common.errors import DiskFullError
 from rft_platform.common.redaction import redact
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+
 
 LOG = logging.getLogger(__name__)
 _warned: set[tuple[str, str]] = set()  # destination and value
@@ -229,3 +237,93 @@ def flatten(value: Mapping[str, Any], separator: str, prefix: str = "") -> Itera
             yield from flatten(item, separator, f"{prefix}{key}{separator}")
         else:
             yield f"{prefix}{key}", item
+
+
+WEIGHTS_TAG = "weights_digest"
+VERSION_TAG = "model_version"
+_DIGEST_LIMIT = 36  # characters that MLflow accepts
+_CONTEXT = "mlflow.data.context"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDataset:
+    """Data that a run read: rows that it trained on, or tasks of an evaluation."""
+
+    name: str
+    digest: str
+    source: Path | str
+    context: Literal["training", "evaluation"]
+    profile: Mapping[str, Any]  # plain values, shown with the dataset
+
+    def link(self, model_id: str | None = None) -> MetricLink:
+        """Link metrics to this dataset and to a LoggedModel."""
+        return MetricLink(model_id, self.name, self.digest[:_DIGEST_LIMIT])
+
+
+def log_dataset(run: TrainingRun, dataset: RunDataset) -> None:
+    """Add a dataset to the inputs of a run. MLflow stores an equal dataset only once."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    entity = Dataset(
+        name=dataset.name,
+        digest=dataset.digest[:_DIGEST_LIMIT],
+        source_type="local",
+        source=json.dumps({"uri": str(dataset.source)}),
+        profile=json.dumps({**dataset.profile, "digest": dataset.digest}),
+    )
+    run.client.log_inputs(run.run_id, [DatasetInput(entity, [InputTag(_CONTEXT, dataset.context)])])
+
+
+def log_model(run: TrainingRun, name: str, step: int, tags: Mapping[str, Any]) -> str:
+    """Create the LoggedModel of a checkpoint as an output of the run at an optimiser step; return its id.
+
+    ``tags`` must contain ``weights_digest``: the same run with the same weights always has the same LoggedModel.
+    """
+    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+
+    given = {key: str(value) for key, value in tags.items() if value is not None}
+    known = find_model(run, given[WEIGHTS_TAG])
+    if known is None:
+        made = run.client.create_logged_model(run.experiment_id, name, run.run_id, given, model_type="policy")
+    model_id = str(made.model_id) if known is None else known
+    run.client.finalize_logged_model(model_id, LoggedModelStatus.READY)  # again if a kill interrupted the first time
+    outputs = None if known is None else run.client.get_run(run.run_id).outputs
+    if outputs is None or model_id not in {output.model_id for output in outputs.model_outputs}:
+        run.client.log_outputs(run.run_id, [LoggedModelOutput(model_id, step)])
+    return model_id
+
+
+def set_model_version(run: TrainingRun, model_id: str, name: str, version: int) -> None:
+    """Name the model version of a LoggedModel's weights in its tags."""
+    run.client.set_logged_model_tags(model_id, {"registered_model": name, VERSION_TAG: str(version)})
+
+
+def find_model(run: TrainingRun, weights_digest: str) -> str | None:
+    """The id of the run's LoggedModel with these weights, or None."""
+    condition = f"tags.`{WEIGHTS_TAG}` = '{weights_digest}' AND source_run_id = '{run.run_id}'"
+    found = run.client.search_logged_models([run.experiment_id], condition, max_results=1)
+    return str(found[0].model_id) if found else None
+
+
+_MONITOR = "mlflow.system_metrics.system_metrics_monitor"
+
+
+@contextmanager
+def system_metrics(run: TrainingRun, tracking_uri: str, interval_s: float = 10.0) -> Iterator[None]:
+    """Sample every ``interval_s`` seconds; ``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL`` replaces it.
+
+    The x axis of these metrics is the number of the sample; a continued run continues it. MLflow samples in a thread,
+    and only while the status of the run is RUNNING.
+    """
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    logging.getLogger(_MONITOR).setLevel(logging.WARNING)
+    run.reopen()
+    monitor = SystemMetricsMonitor(
+        run.run_id, sampling_interval=interval_s, resume_logging=True, tracking_uri=tracking_uri
+    )
+    monitor.start()
+    try:
+        yield
+    finally:
+        monitor.finish()

@@ -1,4 +1,4 @@
-"""Logging of all processes: format, context, masking of secrets, and bounded log files.
+"""Logging of all processes: format, context, masking of secrets, and bounded log files; delivery of alerts.
 
 Read in this order:
 
@@ -6,4 +6,5 @@ Read in this order:
   phases.
 - ``log_context``: ``PhaseContext``, the round, run and phase of a log line, passed on in an HTTP header.
 - ``masked_output``: standard output and error with secrets masked.
+- ``alert_channels``: deliver alerts by webhook or command.
 """

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.evaluation.results import EvaluationResult
-from rft_platform.evaluation.transcripts import Transcript
+from rft_platform.evaluation.results import EvaluationResult, Transcript
 from rft_platform.recipes.recipe import Figure
 from rft_platform.rounds.reporting.round_history import evaluation_of
 

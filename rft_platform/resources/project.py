@@ -1,17 +1,23 @@
 """The project, its processes and its registry as Dagster resources, by which the assets reach them.
 
-Engine and trainer are found by their leases or else started, and outlive the run.
+Engine and trainer are found by their leases or else started, and outlive the run. ``RoundTables`` is the IO manager by
+which assets of other people read the rounds of a project as tables.
 """
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+import pyarrow as pa
 
+from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
+from rft_platform.experience.file_names import is_round_key, round_number
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.round_tables import as_frame, round_table
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
@@ -25,7 +31,7 @@ class ProjectResource(dg.ConfigurableResource):
 
     def open(self) -> Project:
         """Read the project's configuration; raises UserError if no project has been started in the folder."""
-        return Project.open(Home(Path(self.home).absolute()))
+        return open_project(Home(Path(self.home).absolute()))
 
 
 class EngineResource(dg.ConfigurableResource):
@@ -35,7 +41,7 @@ class EngineResource(dg.ConfigurableResource):
 
     def connect(self) -> PolicyEngine:
         """A healthy engine that serves some version of the project's policy."""
-        from rft_platform.rounds.setup.online_engines import connect_evaluation_engine
+        from rft_platform.rounds.setup.side_engines import connect_evaluation_engine
 
         return connect_evaluation_engine(self.project.open())
 
@@ -63,3 +69,27 @@ class RegistryResource(dg.ConfigurableResource):
         from rft_platform.rounds.setup.connections import connect_registry
 
         return connect_registry(self.project.open(), self.tracking_uri or None)
+
+
+class RoundTables(dg.ConfigurableIOManager):
+    """Loads rollouts, judged experiences and evaluation reports: ``def mine(judged_experiences: pd.DataFrame)``.
+
+    An input of one round has the rows of that round. An input of several rounds, or of an asset without partitions, has
+    those of all of them in one table, whose column ``round`` tells them apart.
+    """
+
+    project: dg.ResourceDependency[ProjectResource]
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        """The rows as ``pandas.DataFrame`` (also without an annotation) or ``pyarrow.Table``."""
+        wanted = context.dagster_type.typing_type
+        name = f"{getattr(wanted, '__module__', '').partition('.')[0]}.{getattr(wanted, '__name__', wanted)}"
+        if wanted is not Any and wanted is not pa.Table and name != "pandas.DataFrame":
+            raise UserError(f"input {context.name}: annotated {name}; expected pandas.DataFrame or pyarrow.Table")
+        rounds = [round_number(key) for key in context.asset_partition_keys if is_round_key(key)]
+        table = round_table(self.project.open().store, context.asset_key.path[-1], rounds)
+        return table if wanted is pa.Table else as_frame(table)
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Refuse: the platform's assets store their rows themselves."""
+        raise UserError(f"{context.name}: this IO manager only loads the project's own assets; choose another one")

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from rft_platform.common.call_signature import check_parameters
 from rft_platform.common.errors import UserError
-from rft_platform.common.user_code import load_object
+from rft_platform.common.user_code import check_parameters, load_object
 from rft_platform.rollout.class_style import ClassWorkflow, FormatArgs, is_class_style
 from rft_platform.tasks.task import Task
 
@@ -75,7 +74,7 @@ Workflow = LocalWorkflow | WorkerWorkflow
 
 #: Built-in workflows by their name in a configuration.
 BUILT_IN = {
-    "single_turn": "rft_platform.rollout.runner.single_turn:SingleTurn",
+    "single_turn": "rft_platform.rollout.runner.run_rollouts:SingleTurn",
     "calculator": "rft_platform.rollout.workflows.calculator:CalculatorWorkflow",
     "agentscope_react": "rft_platform.rollout.workflows.agentscope:AgentScopeReActWorkflow",
     "tool_call": "rft_platform.rollout.workflows.tool_call:ToolCallWorkflow",

@@ -5,9 +5,9 @@ repeated call after a crash continues or repeats it with the same result. Sub-fo
 
 Read in this order:
 1. ``round`` (``Round``: the stages of a round in order), then the stages: ``explore`` (online ``collect``), ``judge``,
-   ``train`` with ``train_request``, ``evaluate`` with ``heldout_evaluation``; before round 1 ``warm_start``;
+   ``train``, ``evaluate``; before round 1 ``warm_start``;
 2. ``project`` (what a stage works with) and ``setup`` (its configuration turned into running parts);
 3. ``selection`` (tasks and rows), ``releases`` (which versions are promoted, serve and are trained further),
-   ``planning`` (what runs next), ``reporting``, ``maintenance``; ``exchange`` (versions for a service on another host);
-4. ``offline`` and ``offline_dataset``: a training on a dataset, the only round of its project.
+   ``planning`` (what runs next), ``reporting``, ``maintenance``;
+4. ``offline``: a training on a dataset, the only round of its project.
 """

@@ -1,6 +1,7 @@
 """Explore stage of a round: choose the policy that explores, roll out its explore batches, and store the rows.
 
-A retry after an interruption continues from the rollouts that are stored already.
+A retry after an interruption continues from the rollouts that are stored already. In an online round ``collect`` takes
+the committed rows of production traffic instead, and corrections that no round has taken become its demonstrations.
 """
 
 import logging
@@ -9,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 
-from rft_platform.common.errors import StorageError
+from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.progress import announce, report
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rollout.recording.run_ids import group_id
+from rft_platform.rollout.recording.history import group_id
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, row_counts
 from rft_platform.rollout.runner.run_rollouts import nothing_whole, run_rollouts
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
-from rft_platform.rounds.planning.dynamic_sync import versions_ahead
+from rft_platform.rounds.planning.plan import versions_ahead
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.project.code_version import keep_user_code
 from rft_platform.rounds.project.policy import deploy, explorer_of, is_published, take_snapshot
@@ -238,3 +239,39 @@ def _rows_of_unfinished(project: Project, round_number: int) -> list[RolloutRow]
     except StorageError as error:
         _log.warning("%s is explored again: %s", round_key(round_number), error)
         return []
+
+
+def collect(project: Project, round_number: int) -> Explored:
+    """Write the round's rows of production traffic to the store, then mark them as consumed; returns the report.
+
+    The database first records which rows the round takes. So a repeated call after a crash writes the same rows: no row
+    is lost, and no row is used by two rounds. Raises StorageError if no row is committed.
+    """
+    started, traffic = perf_counter(), project.traffic
+    if traffic is None:
+        raise UserError("this project serves no production traffic: start one with `rft serve`")
+    taken = traffic.take(round_number)
+    rows = taken.rows
+    demonstrations = traffic.demonstrations(round_number)
+    project.store.write_rollouts(round_number, 0, rows)
+    versions = [row.call.policy_version for row in rows if row.call.policy_version is not None]
+    parent = settle_start(project, round_number)
+    explored = Explored(
+        rows=len(rows),
+        policy_version=max(versions, default=parent.policy_version),
+        policy_round=parent.round,
+        weights_digest=parent.weights_digest,
+        workflow_code=keep_user_code(project),
+        seconds=perf_counter() - started,
+        figures={
+            "runs": len({row.run_id for row in rows}),
+            "tasks": len({row.task_id for row in rows}),
+            "subjects": taken.subjects,
+            "demonstrations": demonstrations.rows,
+            "tokens": sum(len(row.call.response_ids) for row in rows),
+            "oldest_policy_version": min(versions, default=parent.policy_version),
+        },
+    )
+    write(project.store, round_number, explored)
+    traffic.consume(round_number)
+    return explored

@@ -36,10 +36,10 @@ from rft_platform.rounds.project.code_version import keep_user_code
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, read, write
 from rft_platform.rounds.project.repair import refuse_damaged_rows
-from rft_platform.rounds.selection.production_rows import tasks_of_traffic
 from rft_platform.rounds.setup.algorithm import pipeline_of
 from rft_platform.rounds.setup.side_engines import auxiliaries_for_judges
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, judges_of
+from rft_platform.tasks.task import Task
 
 LOG = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     with auxiliaries_for_judges(project, judges) as auxiliaries:
         judged = judge_rollouts(
             rows,
-            tasks_of_traffic(rows) if project.config.online else project.tasks.by_id(),
+            _tasks_of_traffic(rows) if project.traffic is not None else project.tasks.by_id(),
             judges,
             advantage_fn=chosen.advantage,
             advantage_args=chosen.advantage_args,
@@ -142,13 +142,26 @@ def _named_by(other: OtherJudge | None) -> list[Any]:
     return [judges, dict(other.args)]
 
 
+def _tasks_of_traffic(rows: Sequence[RolloutRow]) -> dict[str, Task]:
+    """The tasks of an online round's rows, by task id. A judge gets the messages of a task's first request as the task.
+
+    The tasks are made from the requests, because no dataset holds them.
+    """
+    tasks: dict[str, Task] = {}
+    for row in rows:
+        messages = row.call.messages
+        prompt = next((str(each.get("content")) for each in reversed(messages) if each.get("role") == "user"), "")
+        tasks.setdefault(row.task_id, Task(row.task_id, row.taskset, prompt, None, {"messages": messages}))
+    return tasks
+
+
 def quality(project: Project, round_number: int, judge_version: str) -> tuple[RolloutQuality, JudgedQuality]:
     """The results of the checks on a round's rollouts and on one judgement of them."""
     store = project.store
     rollouts = store.read_rollouts(round_number, columns=ROLLOUT_COLUMNS)
     judged = store.read_judged(round_number, judge_version, columns=JUDGED_COLUMNS)
     policy = project.config.explorer.group_policy
-    repeat_times = None if project.config.online else project.batches.repeat_times  # production traffic decides
+    repeat_times = None if project.traffic is not None else project.batches.repeat_times  # production traffic decides
     return check_rollouts(rollouts, repeat_times, policy), check_judged(judged, rollouts)
 
 

@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds.collect import collect
 from rft_platform.rounds.evaluate import evaluate_round
-from rft_platform.rounds.explore import explore, snapshot_for
+from rft_platform.rounds.explore import collect, explore, snapshot_for
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
@@ -22,7 +21,6 @@ from rft_platform.rounds.project.record import (
     snapshot_of,
 )
 from rft_platform.rounds.reporting.run_log import machine_watched, record_training
-from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
 from rft_platform.rounds.setup.taskset_binding import OtherJudge
 from rft_platform.rounds.train import refuse_if_next_round_is_trained, train
 
@@ -74,7 +72,8 @@ class Round:
 
     def demonstrations(self) -> Demonstrations:
         """Online projects: the corrections of users that ``collect`` stored; a lost file is written again."""
-        return collect_demonstrations(self.project, self.number)
+        assert self.project.traffic is not None
+        return self.project.traffic.demonstrations(self.number)
 
     def judge(self, other: OtherJudge | None = None) -> Judged:
         """Give every run a reward, filter the rows, and compute advantages.

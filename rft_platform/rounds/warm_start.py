@@ -15,7 +15,7 @@ from rft_platform.config.schema.trainer import WarmStart
 from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.inference.canary import Canary
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds.heldout_evaluation import sampled_pass
+from rft_platform.rounds.evaluate import sampled_pass
 from rft_platform.rounds.project.code_version import code_version
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, WarmStartRun, publish, published, write

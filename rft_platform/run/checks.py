@@ -11,6 +11,7 @@ from rft_platform.config.findings import Finding, error, has_errors, note, raise
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.online.project import project_in
 from rft_platform.rounds.project.project import Project
 from rft_platform.run import data_checks, machine, project_checks
 from rft_platform.run.console import notes
@@ -63,7 +64,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
     wrong = list(_wrong_command(config, service))
     if not dry:
         refuse(wrong)
-    project, here = Project(home, config), Machine.here()
+    project, here = project_in(home, config), Machine.here()
     found = findings(project, here, dry)
     refuse(found)
     if not dry:
@@ -80,7 +81,7 @@ def project_findings(home: Home) -> Iterator[Finding]:
         yield note("none yet; `rft demo` or `rft run --config FILE` starts one", key="project")
         return
     try:
-        project = Project(home, load_config_of(home))
+        project = project_in(home, load_config_of(home))
         found = findings(project, Machine.here(), dry=True)
     except RftError as problem:
         yield from (error(line, key="project") for line in str(problem).splitlines())
@@ -94,7 +95,7 @@ def project_findings(home: Home) -> Iterator[Finding]:
 def _check_records(project: Project) -> None:
     """Raise the error of a registry or a judgement that was lost, with its remedy."""
     from rft_platform.rounds.maintenance.verification import check_judgements
-    from rft_platform.rounds.setup.noted_versions import check_registry
+    from rft_platform.rounds.setup.connections import check_registry
 
     check_registry(project)
     check_judgements(project.store)

@@ -66,7 +66,7 @@ def demonstration_findings(project: Project) -> Iterator[Finding]:
 def dataset_problems(project: Project) -> Iterator[Finding]:
     """Problems that would make an offline training fail. Reads the whole dataset."""
     from rft_platform.inference.launch.launcher import check_model_folder
-    from rft_platform.rounds.offline_dataset import load_dataset
+    from rft_platform.rounds.offline import load_dataset
 
     config = project.config
     if project.settings.offline is None:
@@ -84,8 +84,7 @@ def dataset_problems(project: Project) -> Iterator[Finding]:
 
 def dataset_notices(project: Project) -> Iterator[Finding]:
     """Of an offline training: the size of its dataset, rows left out, and held-out tasks that occur in the dataset."""
-    from rft_platform.rounds.offline import ROUND
-    from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset
+    from rft_platform.rounds.offline import ROUND, leaked_tasks, load_dataset
     from rft_platform.rounds.project.record import read
 
     if project.settings.offline is None:
@@ -104,7 +103,7 @@ def dataset_notices(project: Project) -> Iterator[Finding]:
 
 def task_notices(project: Project) -> Iterator[Finding]:
     """An unusual length of the run, rows left out of datasets, and held-out tasks that are also explored."""
-    from rft_platform.tasks.leakage import find_leaks
+    from rft_platform.tasks.dataset import find_leaks
 
     explores = bool(project.config.buffer.explorer_input.explored)
     yield from unusual_length(project.settings, len(project.tasks.tasks) if explores else None)

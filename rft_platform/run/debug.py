@@ -20,7 +20,8 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, read_settings
 from rft_platform.experience.record import ModelCall, RolloutRow, row_id
 from rft_platform.judging.execution.judge_rollouts import TasksetJudge, judge_runs
-from rft_platform.judging.run_judgement import RunJudgement
+from rft_platform.judging.types import RunJudgement
+from rft_platform.online.project import project_in
 from rft_platform.rounds.project.project import Project
 from rft_platform.run.console import notes
 from rft_platform.run.start import use_home, used_processes_end
@@ -119,7 +120,7 @@ def _scratch_project(wanted: Wanted) -> Iterator[Project]:
         use_home(home)
         config = build_config(_settings(wanted, home), str(wanted.config or "rft debug"))
         with terminable(), used_processes_end(home, notes()):
-            yield Project(home, config)
+            yield project_in(home, config)
 
 
 def _settings(wanted: Wanted, home: Home) -> dict[str, Any]:

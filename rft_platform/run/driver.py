@@ -18,17 +18,17 @@ from rft_platform.cluster.this_process import interrupt
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
 from rft_platform.jobs.alerts import alert_run_failed
-from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckFailedError
-from rft_platform.jobs.dagster_internals.run_workers import driver_tags
+from rft_platform.jobs.dagster_internals.masked_instance import AssetCheckFailedError
+from rft_platform.jobs.dagster_internals.run_launcher import driver_tags
 from rft_platform.jobs.driver_lock import driver_lock, is_half, other_half_runs
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.jobs import JOB_OF_KIND, add_rounds, evaluation_config, run_tags
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
+from rft_platform.online.project import open_project
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.plan import Action, Plan, plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
-from rft_platform.rounds.planning.state import Action, Plan
 from rft_platform.rounds.project.project import Project
 
 LOG = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
         _alert(
             project, instance, end_orphaned_runs(instance), "the process that drove this run ended before the run did"
         )
-        known, stored = launches(instance), Project.open(project.home)  # ``project`` may be in mode bench
+        known, stored = launches(instance), open_project(project.home)  # ``project`` may be in mode bench
         reconcile_materializations(stored, instance, known.failures, known.running)
         add_rounds(instance, stored)
         driven = _Drive(project, definitions, instance, max_launches)
@@ -192,7 +192,7 @@ class _Drive:
         if len(self.result.launched) % _COLLECT_EVERY == 0:
             gc.collect()
         if launched.error is not None:  # if it failed after its last note, the plan does not repeat the launch
-            stored, running = Project.open(self._project.home), launches(self._instance).running
+            stored, running = open_project(self._project.home), launches(self._instance).running
             reconcile_materializations(stored, self._instance, [(launched.kind, launched.round)], running)
             _alert(self._project, self._instance, [launched.run_id], cause_line(launched.error))
 

@@ -39,7 +39,7 @@ def folder_problems(project: Project) -> Iterator[Finding]:
 
 def algorithm_problems(project: Project) -> Iterator[Finding]:
     """Operators and priorities that do not exist or do not fit."""
-    from rft_platform.rounds.selection.training_groups import priority_of
+    from rft_platform.rounds.selection.row_selection import priority_of
     from rft_platform.rounds.setup.algorithm import check_operators
 
     yield from raised(check_operators, project.settings)
@@ -48,8 +48,8 @@ def algorithm_problems(project: Project) -> Iterator[Finding]:
 
 def service_problems(project: Project) -> Iterator[Finding]:
     """Missing keys and functions of services, and services that cannot be reached."""
-    from rft_platform.rounds.exchange.records import exchange_key
-    from rft_platform.rounds.selection.production_rows import check_database
+    from rft_platform.online.releases.shared_place import exchange_key
+    from rft_platform.online.traffic.project_traffic import check_database
     from rft_platform.rounds.setup.side_engines import check_keys
 
     config = project.config
@@ -106,7 +106,7 @@ def _models(config: RftConfig) -> dict[str, str]:
 
 def check_may_start(home: Home, config: RftConfig) -> None:
     """Raise UserError if the folder has results of another project, or of this project with other settings."""
-    from rft_platform.rounds.exchange.following import followed_home
+    from rft_platform.online.releases.exchange import followed_home
 
     if not home.config_file.exists() or not home.holds_results:
         return

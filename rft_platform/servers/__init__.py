@@ -6,8 +6,6 @@
 - ``ports``: refuse taken ports before anything starts.
 - ``dagster_server``, ``mlflow_server``: Dagster's webserver and MLflow behind the web guard; ``mlflow_redirect``
   redirects MLflow links of Dagster's interface to MLflow.
-- ``online_service``: the process of ``rft serve``; ``release_controller`` deploys the versions that people or rules
-  chose, and ``implicit_feedback`` rewards answers by the user's next message.
-- ``serving_alias``: keeps MLflow's alias ``serving`` on the version that serves.
-- ``next_launches``, ``project_progress``, ``traffic_watch``: data for the status page and the metrics of the service.
+- ``online_service``: the process of the online service, which ``rft serve`` starts.
+- ``next_launches``: what a project launches next, in words.
 """

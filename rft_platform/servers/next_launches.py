@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rft_platform.rounds.planning.plan import Plan
     from rft_platform.rounds.planning.project_state import Launches
-    from rft_platform.rounds.planning.state import Plan
     from rft_platform.rounds.project.project import Project
 
 

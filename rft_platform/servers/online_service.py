@@ -4,171 +4,19 @@
 """
 
 import logging
-import os
 import sys
-import threading
-from collections.abc import Callable, Sequence
-
-import uvicorn
 
 from rft_platform.cluster.local.supervisor import end_with_supervisor
 from rft_platform.cluster.this_process import keep_imports
 from rft_platform.common.errors import RftError, UserError
-from rft_platform.common.user_code import load_object
 from rft_platform.config.home import Home
-from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.serving.http_server import ConnectionLimits, server_config
 from rft_platform.observability.logs import configure
-from rft_platform.rounds.exchange.following import VersionFollower
-from rft_platform.rounds.exchange.shared_place import shared_place
-from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.releases.servable_versions import release_commands
-from rft_platform.rounds.selection.production_rows import home_id, traffic_database, traffic_store
-from rft_platform.servers.implicit_feedback import ImplicitRewards
-from rft_platform.servers.project_progress import ProjectProgress
-from rft_platform.servers.release_controller import ReleaseController
-from rft_platform.servers.traffic_watch import TrafficWatch
-from rft_platform.serving.app import CommitRule, build_app
-from rft_platform.serving.erasure import TrafficErasure
-from rft_platform.serving.gateway import TrafficApp
-from rft_platform.serving.owner import claim
-from rft_platform.serving.pages.reader import TrafficReader
-from rft_platform.serving.pages.routes import PageData, page_routes
-from rft_platform.serving.preferences import PreferenceStore
-from rft_platform.serving.release_routes import release_routes
-from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, Metric
-from rft_platform.serving.rules.rate_limits import RateLimits
-from rft_platform.serving.rules.redaction import Redaction
-from rft_platform.serving.selection import SamplingRateStrategy, Selection, SelectionStrategy
-from rft_platform.serving.traffic import TrafficStore
-from rft_platform.serving.writer import SWITCH_INTERVAL_S, TrafficWriter
+from rft_platform.online.project import open_project
+from rft_platform.online.service import serve
+from rft_platform.online.traffic.writer import SWITCH_INTERVAL_S
+from rft_platform.servers.next_launches import what_is_next
 
 LOG = logging.getLogger(__name__)
-
-API_KEYS = "RFT_API_KEYS"  #: ``tenant:key,tenant:key``; if unset, the service needs no key and serves loopback only
-_GRACE_S = 30
-_BODY_S = 30.0  # a request's body must arrive within this time
-_UPKEEP_S = 60.0
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-def tenants_from_environment() -> dict[str, str]:
-    """The tenant of each API key, from ``RFT_API_KEYS``. Raises UserError if the value is not a list of tenant:key."""
-    tenants: dict[str, str] = {}
-    for entry in filter(None, os.environ.get(API_KEYS, "").split(",")):
-        tenant, colon, key = entry.strip().partition(":")
-        if not (tenant and colon and len(key) >= 16):
-            raise UserError(f"{API_KEYS}: expected tenant:key, tenant:key, ... with keys of at least 16 characters")
-        tenants[key] = tenant
-    return tenants
-
-
-def serve(project: Project) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises UserError if the address is not loopback and no API keys are set."""
-    config, tenants = project.config, tenants_from_environment()
-    host = config.explorer.listen_address
-    if not tenants and host not in _LOOPBACK:
-        raise UserError(f"explorer.listen_address {host}: set {API_KEYS}, or listen on 127.0.0.1 only")
-    claim(traffic_database(project), home_id(project), f"{config.project}/{config.name}")
-    redaction = redaction_of(project)
-    store = traffic_store(project, redaction)
-    writer = TrafficWriter(store, config.service.most_waiting)
-    sampling = SamplingParams(
-        max_tokens=config.model.response_limit,
-        temperature=config.model.temperature,
-        top_p=config.model.top_p,
-        top_k=config.model.top_k,
-    )
-    releases = release_commands(project)
-    controller = ReleaseController(project, releases.store)
-    limits = RateLimits(
-        config.service.requests_per_minute,
-        config.service.concurrent_requests,
-        tokens_per_minute=config.service.tokens_per_minute,
-    )
-    most_bytes = round(config.service.max_body_mib * (1 << 20))
-    gateway = TrafficApp(
-        controller.find_engine, writer, selection_of(project), sampling,
-        tenants=tenants, timeout_s=config.explorer.max_timeout, engine_needed=not any(store.counts().values()),
-        model_name=f"{config.project}/{config.name}", limits=limits, most_choices=config.service.most_choices,
-        most_bytes=most_bytes,
-    )  # fmt: skip
-    rule = CommitRule(project.batches.repeat_times, config.service.group_deadline_s)
-    wanted = config.service.implicit_feedback
-    implicit = None if wanted is None else ImplicitRewards(project, traffic_database(project), store, wanted)
-    watch = TrafficWatch(project, traffic_database(project), store)
-    place = shared_place(project)
-    follower = None if place is None else VersionFollower(project, place)
-    progress = ProjectProgress(
-        project, lambda: [controller.engine_starts.problem, follower.problem if follower else None]
-    )
-    pages = PageData(
-        f"{config.project}/{config.name}", releases,
-        PreferenceStore(traffic_database(project), redaction=redaction), store, writer, TrafficReader(),
-        gateway.tenant_of, progress, watch,
-    )  # fmt: skip
-    app = build_app(
-        gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
-        [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages),
-        lambda: {
-            **watch.metrics(), "problems": len(progress.problems()), "calls_redacted": redaction.calls,
-            **(implicit.metrics() if implicit else {}),
-        },
-        limits, metrics_of(project), most_bytes,
-    )  # fmt: skip
-    stop = threading.Event()
-    if implicit is not None:
-        threading.Thread(target=implicit.run, args=(stop,), name="implicit", daemon=True).start()
-    follow = threading.Thread(target=controller.run, args=(gateway.router, stop), name="releases", daemon=True)
-    follow.start()
-    upkeep = threading.Thread(target=keep, args=(project, store, rule, stop), name="upkeep", daemon=True)
-    upkeep.start()
-    if follower is not None:
-        threading.Thread(target=follower.run, args=(stop,), name="follow", daemon=True).start()
-    threading.Thread(target=watch.run, args=(stop,), name="watch", daemon=True).start()
-    server = uvicorn.Server(
-        server_config(
-            app, _GRACE_S, limits=ConnectionLimits.within_open_files(_BODY_S, config.service.max_connections),
-            host=host, port=config.explorer.proxy_port, log_config=None, proxy_headers=False,
-        )
-    )  # fmt: skip
-    try:
-        server.run()
-    finally:
-        stop.set()
-
-
-def selection_of(project: Project) -> Selection:
-    """Select calls by the configured strategies first, then by the sampling rate."""
-    own: Sequence[SelectionStrategy] = [
-        load_object(reference, "service.selection")() for reference in project.config.service.selection
-    ]
-    return Selection([*own, SamplingRateStrategy(project.config.service.record_rate, priority=-1)])
-
-
-def metrics_of(project: Project) -> DeclaredMetrics:
-    """The metrics that feedback may have."""
-    return DeclaredMetrics.of_service(Metric(**each.model_dump()) for each in project.config.service.metrics)
-
-
-def redaction_of(project: Project) -> Redaction:
-    """The configured redaction of texts. Raises UserError if its function cannot be imported."""
-    reference = project.config.service.redaction
-    return Redaction(None if reference is None else load_object(reference, "service.redaction"))
-
-
-def keep(project: Project, store: TrafficStore, rule: CommitRule, stop: threading.Event) -> None:
-    """Until ``stop`` is set: erase old calls without feedback, and commit if the configuration says so."""
-    service, erasure = project.config.service, TrafficErasure(traffic_database(project))
-    while not stop.wait(service.commit_interval_s or _UPKEEP_S):
-        steps: list[Callable[[], object]] = [lambda: erasure.expire(service.retention_days * 86_400)]
-        if service.commit_interval_s is not None:
-            steps.append(lambda: store.commit(group_size=rule.group_size, group_deadline_s=rule.group_deadline_s))
-        for step in steps:
-            try:
-                step()
-            except Exception as error:
-                LOG.warning("upkeep of the traffic database failed and will be retried: %s", error)
 
 
 def main() -> None:
@@ -178,7 +26,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     configure("service")
     try:
-        serve(Project.open(Home.from_environment()))
+        serve(open_project(Home.from_environment()), what_is_next)
     except RftError as error:
         LOG.error("%s", error)
         raise SystemExit(2 if isinstance(error, UserError) else 1) from None

@@ -20,7 +20,7 @@ from rft_platform.model_registry.pages import ADDRESS, run_page
 from rft_platform.observability.logs import wants_json
 from rft_platform.servers import dagster_server, mlflow_server
 from rft_platform.servers.ports import Port
-from rft_platform.web_guard.sign_in import sign_in_url
+from rft_platform.web_guard.asgi import sign_in_url
 from rft_platform.web_guard.token import access_token
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
     from rft_platform.config.load import load_config_of
     from rft_platform.jobs.instance import open_instance
     from rft_platform.jobs.jobs import add_rounds
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
 
     instance = open_instance(home)
     instance.get_runs_count()  # creates the databases here, so that two servers do not race to create them
     config = load_config_of(home) if home.config_file.exists() else None
     if config is not None:
-        add_rounds(instance, Project.open(home))
+        add_rounds(instance, open_project(home))
     env, workspace = _environment(home, port), ("-w", str(_workspace(home)))
     token, url, tracking_uri = access_token(home.web_token), f"http://{_HOST}:{port}", _tracking_uri(home, config)
     elsewhere = _runs_elsewhere(tracking_uri)

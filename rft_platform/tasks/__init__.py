@@ -3,11 +3,12 @@
 Read in this order:
 
 - ``task``: ``Task``, one row of a dataset.
-- ``sources`` (file, folder or Hugging Face hub), ``splits`` and ``readers``: how rows are read; ``reasoning_gym``: rows
+- ``sources`` (file, folder or Hugging Face hub) and ``readers``: how rows are read; ``reasoning_gym``: rows
   that the package reasoning-gym generates.
-- ``dataset``: ``load_tasks``, rows become a ``TaskDataset``; ``leakage``: evaluation tasks that were trained on.
-- for offline trainings: ``messages`` and ``column_mapping`` (rows become conversations or pairs), ``offline_dataset``
-  (``load_conversations``, ``load_pairs``).
+- ``dataset``: ``load_tasks``, rows become a ``TaskDataset``; ``find_leaks``: evaluation tasks that were trained on.
+- for offline trainings: ``messages``, and ``offline_dataset`` (``load_conversations``, ``load_pairs``: rows become
+  conversations or pairs).
 - ``enclosed_text``: marked parts of an answer, for workflows and judges.
-- ``selectors``: choose the tasks of each explore batch; ``mixture``: how many each of several tasksets gives.
+- ``selectors``: choose the tasks of each explore batch, with the decorator ``selector``; ``mixture``: how many each of
+  several tasksets gives.
 """

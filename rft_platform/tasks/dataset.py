@@ -1,7 +1,11 @@
-"""Load a taskset: convert rows to tasks, drop and report invalid rows, compute the content's digest."""
+"""Load a taskset: convert rows to tasks, drop and report invalid rows, compute the content's digest.
+
+``find_leaks`` finds evaluation tasks that were trained on.
+"""
 
 import difflib
 import json
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -178,3 +182,17 @@ def _only_message(prompt: Any) -> Any:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
+
+
+def find_leaks(train: Iterable[Task], evaluation: Iterable[Task]) -> list[Task]:
+    """The evaluation tasks whose prompt is also a training prompt.
+
+    The comparison ignores case, white space and Unicode form.
+    """
+    seen = {normalise(task.prompt) for task in train}
+    return [task for task in evaluation if normalise(task.prompt) in seen]
+
+
+def normalise(prompt: str) -> str:
+    """The normalised form in which prompts are compared."""
+    return " ".join(unicodedata.normalize("NFKC", prompt).casefold().split())

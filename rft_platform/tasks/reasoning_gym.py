@@ -18,8 +18,7 @@ from urllib.parse import parse_qsl
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.buffer import REASONING_GYM as PREFIX
-from rft_platform.tasks.readers import NumberedRow
-from rft_platform.tasks.splits import ALIASES
+from rft_platform.tasks.readers import ALIASES, NumberedRow
 
 COLUMN = "reasoning_gym"  # of a row: dataset, options, index
 SIZE = 500

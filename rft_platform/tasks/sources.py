@@ -11,9 +11,8 @@ from typing import Any
 from rft_platform.common.errors import UserError
 from rft_platform.config.paths import DATA_SUFFIXES
 from rft_platform.config.schema.buffer import REASONING_GYM
-from rft_platform.tasks.readers import NumberedRow, plain, read_rows, split_files
+from rft_platform.tasks.readers import NumberedRow, SplitPart, plain, read_rows, split_files, split_parts
 from rft_platform.tasks.reasoning_gym import GymSource
-from rft_platform.tasks.splits import SplitPart, split_parts
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 

@@ -5,27 +5,29 @@ Source-compatible with ``agentscope.tuner``; AgentScope itself is needed only if
 
 Read in this order:
 
-- ``tuning``: ``tune()``, also from notebooks; ``types``: workflow and judge types and their outputs.
+- ``tuning``: ``tune()``, also from notebooks; ``types``: workflow and judge types and their outputs, and names of the
+  API that this platform does not support.
 - ``sections``: the settings that users give for model, dataset and algorithm.
-- ``translation``: converts the arguments to the platform's configuration, with ``functions`` and
-  ``experiment_paths``.
-- ``model_selection``: ``select_model()``; ``refused``: names of the API that this platform does not support.
+- ``translation``: converts the arguments to the platform's configuration.
+- ``model_selection``: ``select_model()``.
 - ``result``: ``TuneResult``.
 """
 
 from rft_platform.rollout.class_style import Experience, ModelWrapper, Task, Workflow
 from rft_platform.tuner.model_selection import select_model
-from rft_platform.tuner.refused import PromptTuneConfig, TinkerConfig, tune_prompt
 from rft_platform.tuner.result import TuneResult
 from rft_platform.tuner.sections import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from rft_platform.tuner.tuning import tune
 from rft_platform.tuner.types import (
     JudgeOutput,
     JudgeType,
+    PromptTuneConfig,
+    TinkerConfig,
     WorkflowOutput,
     WorkflowType,
     check_judge_function,
     check_workflow_function,
+    tune_prompt,
 )
 
 __all__ = [

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.user_code import file_being_loaded
-from rft_platform.tuner.experiment_paths import ExperimentPaths
-from rft_platform.tuner.functions import TunedFunctions, tuned_functions
-from rft_platform.tuner.result import TuneResult, result_of
+from rft_platform.tuner.result import ExperimentPaths, TuneResult, result_of
 from rft_platform.tuner.sections import AlgorithmConfig, DatasetConfig, TunerModelConfig
-from rft_platform.tuner.translation import TuneArguments, translate
+from rft_platform.tuner.translation import TuneArguments, TunedFunctions, translate, tuned_functions
 from rft_platform.tuner.types import JudgeType, WorkflowType
 
 if TYPE_CHECKING:
@@ -147,7 +145,7 @@ def _run_without_event_loop(
 
 def _run(config: "RftConfig", paths: ExperimentPaths, functions: TunedFunctions, notices: list[str]) -> TuneResult:
     from rft_platform.config.home import private_files
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
     from rft_platform.run.console import notes
     from rft_platform.run.start import begin, drive_project, use_home
 
@@ -160,7 +158,7 @@ def _run(config: "RftConfig", paths: ExperimentPaths, functions: TunedFunctions,
         for notice in notices:
             console.print(f"note: {notice}", markup=False, soft_wrap=True)
         console.print(f"{plan.title}, kept in {paths.folder}", style="bold", markup=False, soft_wrap=True)
-        project = Project.open(paths.home)
+        project = open_project(paths.home)
         try:
             drive_project(project, console)
         except (KeyboardInterrupt, RftError) as error:

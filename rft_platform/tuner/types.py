@@ -3,11 +3,14 @@
 The outputs are pydantic models, as in ``agentscope.tuner``. ``rollout.workflow`` and
 ``judging.types`` have dataclasses of the same names and fields, for worker processes in whose environments only
 ``openai`` is sure to be installed. Either kind may be returned anywhere.
+
+Names of ``agentscope.tuner`` that this platform does not support raise an error with the reason.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from rft_platform.common.errors import UserError
 from rft_platform.judging.types import check_judge_function
 from rft_platform.rollout.workflow import check_workflow_function
 from rft_platform.tuner.sections import TunerSection
@@ -50,3 +53,33 @@ class JudgeOutput(TunerSection):
     """Further numbers, stored as parts of the reward."""
     rewards: dict[str, float] | None = None
     """Rewards of policies of section ``policies``, by name, if they differ from ``reward``."""
+
+
+_PROMPTS = (
+    "this platform trains weights and does not search for prompts; call tune() with the same workflow, or use the "
+    "prompt tuning of agentscope.tuner"
+)
+
+
+class TinkerConfig:
+    """Settings of Tinker, a paid training service."""
+
+    def __init__(self, *_positional: Any, **_fields: Any) -> None:
+        """Raises UserError: trainings run on this machine."""
+        raise UserError(
+            "TinkerConfig: Tinker is a paid service, and trainings run on this machine; leave it out. For an adapter "
+            "give tune() a config_path with model: {lora_configs: [{lora_rank: 16}]}"
+        )
+
+
+class PromptTuneConfig:
+    """Settings of ``tune_prompt()``."""
+
+    def __init__(self, *_positional: Any, **_fields: Any) -> None:
+        """Raises UserError: prompts are not tuned."""
+        raise UserError(f"PromptTuneConfig: {_PROMPTS}")
+
+
+def tune_prompt(*_positional: Any, **_arguments: Any) -> NoReturn:
+    """Raises UserError: prompts are not tuned."""
+    raise UserError(f"tune_prompt: {_PROMPTS}")

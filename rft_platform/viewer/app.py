@@ -19,9 +19,10 @@ from fastapi.responses import PlainTextResponse, Response
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
 from rft_platform.inference.serving.http_server import server_config
+from rft_platform.online.pages.shell import html, static_routes
+from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import published
-from rft_platform.serving.pages.shell import html, static_routes
 from rft_platform.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
 from rft_platform.web_guard.asgi import WebGuard
 
@@ -121,7 +122,7 @@ def serve_view(home: Home, host: str, port: int, token: str) -> None:
 
 
 def _runs_page(home: Home, given: dict[str, str]) -> Response:
-    project, search = Project.open(home), _search(given)
+    project, search = open_project(home), _search(given)
     found = find_runs(project.store, search)
     kept = {name: value for name, value in given.items() if value and name != "page"}
     return _html(
@@ -131,7 +132,7 @@ def _runs_page(home: Home, given: dict[str, str]) -> Response:
 
 
 def _run_page(home: Home, number: int, run_id: str, colour: str) -> Response:
-    project = Project.open(home)
+    project = open_project(home)
     if colour not in COLOURS:
         raise UserError(f"colour {colour!r}: expected one of {', '.join(COLOURS)}")
     rows = rows_of_run(project.store, number, run_id)
@@ -145,7 +146,7 @@ def _run_page(home: Home, number: int, run_id: str, colour: str) -> Response:
 
 def _task_page(home: Home, task_id: str, rounds: str, one: int | None, other: int | None) -> Response:
     """The runs of a task under two policy versions side by side; by default the oldest and the newest version."""
-    project = Project.open(home)
+    project = open_project(home)
     first, _, last = rounds.partition("-")
     chosen = _search({"first": first, "last": last or first}).rounds(project.store) if rounds else newest(project.store)
     runs = runs_of_task(project.store, task_id, chosen)

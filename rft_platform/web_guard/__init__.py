@@ -4,6 +4,5 @@ Read in this order:
 
 - ``checks.py``: framework-neutral checks of one request (``check_host``, ``check_origin``, ``tokens_match``).
 - ``token.py``: ``access_token``, the project's access token.
-- ``sign_in.py``: how a browser exchanges the token for a cookie.
-- ``asgi.py``: ``WebGuard``, the middleware that applies all of them.
+- ``asgi.py``: ``WebGuard``, the middleware that applies all of them; a browser exchanges the token for a cookie.
 """

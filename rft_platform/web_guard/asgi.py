@@ -1,10 +1,17 @@
-"""ASGI middleware that passes only authorised HTTP requests and WebSockets to an application."""
+"""ASGI middleware that passes only authorised HTTP requests and WebSockets to an application.
 
+A browser signs in by a link with the token, which a cookie replaces.
+"""
+
+import hashlib
+import hmac
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from html import escape
+from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode
 
 from rft_platform.web_guard.checks import (
     Refused,
@@ -12,15 +19,16 @@ from rft_platform.web_guard.checks import (
     check_host,
     check_origin,
     configured_hosts,
+    headers_of,
     tokens_match,
 )
-from rft_platform.web_guard.sign_in import cookie_is_valid, set_cookie, sign_in_page, take_token
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+TOKEN_PARAMETER = "token"  #: of a query string
 HOW = (
     "Open the link that the server's command printed (`rft ui`), or send `Authorization: Bearer TOKEN` "
     "with the content of RFT_HOME/web_token."
@@ -53,7 +61,7 @@ class WebGuard:
         if method == "GET" and scope["path"] in self.public:
             await self.app(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = headers_of(scope)
         try:
             signed_in = self._authorise(method, scope, headers)
         except Refused as refusal:
@@ -133,3 +141,55 @@ async def _answer(status: int, content_type: bytes, text: str, send: Send, *more
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def sign_in_url(url: str, token: str, page: str = "/") -> str:
+    """The address to open in a browser: ``page`` of the server ``url``, with the token as a query parameter."""
+    return f"{url}{page}?{urlencode({TOKEN_PARAMETER: token})}"
+
+
+def cookie_is_valid(headers: Mapping[str, str], token: str) -> bool:
+    """Whether the request has the cookie that belongs to ``token``."""
+    try:
+        morsel = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(token))
+    except CookieError:
+        return False
+    return morsel is not None and tokens_match(morsel.value, _cookie_value(token))
+
+
+def set_cookie(token: str, secure: bool) -> str:
+    """The ``Set-Cookie`` header. Scripts cannot read the cookie; browsers do not send it with cross-site requests."""
+    attributes = ["Path=/", "HttpOnly", "SameSite=Strict", *(["Secure"] if secure else [])]
+    return "; ".join([f"{_cookie_name(token)}={_cookie_value(token)}", *attributes])
+
+
+def take_token(query: str) -> tuple[str | None, str]:
+    """The token parameter of a query string, and the query string without it."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    tokens = [value for name, value in pairs if name == TOKEN_PARAMETER]
+    rest = urlencode([(name, value) for name, value in pairs if name != TOKEN_PARAMETER])
+    return (tokens[-1] if tokens else None), rest
+
+
+def sign_in_page(path: str, what: str) -> str:
+    """HTML for a browser without a valid cookie, with a form for the token.
+
+    A signed-in browser that follows a link from another site does not send the cookie either. The page's "Continue"
+    link repeats the request from this site, with the cookie.
+    """
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Access token needed</title>"
+        f"<h1>Access token needed</h1><p>{escape(what)}</p>"
+        f'<p>Signed in already, and following a link? <a href="{escape(path)}">Continue</a></p>'
+        f'<form method=get action="{escape(path)}"><label>Access token '
+        f"<input type=password name={TOKEN_PARAMETER} autocomplete=off required></label> <button>Open</button></form>"
+    )
+
+
+def _cookie_name(token: str) -> str:
+    """The cookie's name: equal for all servers of a project, because browsers send a cookie to every port of a host."""
+    return f"rft_web_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
+
+
+def _cookie_value(token: str) -> str:
+    return hmac.new(token.encode(), b"cookie of the platform's web servers", hashlib.sha256).hexdigest()

@@ -7,6 +7,7 @@ Headers are mappings with lower-case names.
 import hmac
 import os
 from collections.abc import Collection, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -58,6 +59,11 @@ def check_origin(method: str, headers: Mapping[str, str], hosts: Collection[str]
     origin = headers.get("origin")
     if origin is not None and not _is_own(origin, headers.get("host", ""), hosts):
         raise Refused(403, f"requests from the origin {origin[:100]!r} are refused")
+
+
+def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
+    """The headers of a request in ASGI's form, by lower-case name."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def bearer_token(headers: Mapping[str, str]) -> str | None:

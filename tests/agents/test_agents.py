@@ -15,7 +15,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.judging.response_text import response_text
+from rft_platform.judging.judged_run import response_text
 from rft_platform.openai_api.messages import normalised
 from rft_platform.rollout.class_style import FormatArgs
 from rft_platform.rollout.workers.import_check import check_importable
@@ -76,7 +76,7 @@ def test_recorded_ids_are_the_engines_own(runs: Runs, agents_engine: PolicyEngin
 
 
 @pytest.mark.parametrize("stack", ["agentscope", "agentscope2", "langgraph", "openai_agents", "openai2", "openai3"])
-def test_the_second_prompt_goes_on_from_the_first_answer(runs: Runs, stack: str) -> None:
+def test_the_second_prompt_continues_from_the_first_answer(runs: Runs, stack: str) -> None:
     calling, answering = first_run(runs(stack))
     begun = [*calling.prompt_ids, *calling.response_ids]
     assert answering.prompt_ids[: len(begun)] == begun
@@ -100,7 +100,7 @@ def test_smolagents_rewrites_its_history(runs: Runs) -> None:
     assert call_of(answering)["name"] == "final_answer"
 
 
-def test_pydantic_ai_writes_arguments_anew(runs: Runs) -> None:
+def test_pydantic_ai_serialises_arguments_again(runs: Runs) -> None:
     calling, answering = first_run(runs("pydantic_ai"))
     (sent_back,) = (call for message in answering.messages for call in message.get("tool_calls") or [])
     assert sent_back["function"]["arguments"] != call_of(calling)["arguments"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.serving.database import COMMITTED
-from tests.serving.test_service import Service
+from rft_platform.online.traffic.database import COMMITTED
+from tests.online.gateway.test_service import Service
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "openai_node"
 KEY = "node-key-of-16-characters"

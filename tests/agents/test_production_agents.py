@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.serving.database import COMMITTED
-from tests.serving.test_service import Service
+from rft_platform.online.traffic.database import COMMITTED
+from tests.online.gateway.test_service import Service
 
 from .conftest import EXAMPLES, STACKS, required
 from .teacher import ANSWER, QUESTION

@@ -10,7 +10,7 @@ from rft_platform.algorithms.losses.registry import LOSSES
 from rft_platform.common.errors import UserError
 
 
-def test_every_module_of_the_package_is_found_without_being_named() -> None:
+def test_every_module_of_the_package_is_imported_automatically() -> None:
     assert ADVANTAGES.names() == ["asymre", "gigpo", "grpo", "opmd", "remax", "rloo", "step_wise_grpo"]
     assert LOSSES.names() == [
         "cispo", "clip_b", "clip_cov", "clip_v", "dpo", "gkd", "gmpo", "gspo", "hinge", "ipo", "kl_cov", "kto", "mix",

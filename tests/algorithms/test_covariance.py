@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.algorithms.losses.entropy.covariance import in_band, kth_largest, largest
+from rft_platform.algorithms.losses.entropy import in_band, kth_largest, largest
 from rft_platform.algorithms.losses.registry import StepTokens, bind
 from rft_platform.common.errors import UserError
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_covariance import alone, on_ranks
 
-from rft_platform.algorithms.losses.entropy.entropy_clip import below_the_batch, below_the_vocabulary
+from rft_platform.algorithms.losses.entropy import below_the_batch, below_the_vocabulary
 from rft_platform.algorithms.losses.registry import StepTokens, bind
 from rft_platform.common.errors import UserError
 

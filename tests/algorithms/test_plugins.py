@@ -55,7 +55,7 @@ def test_its_functions_are_chosen_by_name(plugin: Path) -> None:
     assert bound.function(tokens).loss.item() == 4.0
 
 
-def test_a_changed_file_is_imported_anew(plugin: Path) -> None:
+def test_a_changed_file_is_imported_again(plugin: Path) -> None:
     import_plugins([NAME])
     before = plugins_digest([NAME])
     import_plugins([NAME])
@@ -130,7 +130,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         registry.forget(NAME)
 
 
-def test_any_changed_file_of_a_package_is_imported_anew(package: Path) -> None:
+def test_a_change_of_any_file_reloads_the_package(package: Path) -> None:
     import_plugins([NAME])
     digests = [plugins_digest([NAME])]
     assert compute_advantages("signs", [1.0], ["x"], ["a"], [0]).tolist() == [2.0]

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from rft_platform.algorithms.token_advantages.discount import discounted
 from rft_platform.algorithms.token_advantages.registry import (
     TOKEN_ADVANTAGES,
     Trajectories,
     check_token_advantage,
     compute_token_advantages,
+    discounted,
+    whiten,
 )
-from rft_platform.algorithms.token_advantages.whiten import whiten
 from rft_platform.common.errors import UserError
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from rft_platform.assets import experiences, online, round_lock
 from rft_platform.config.home import Home
+from rft_platform.online.project import open_project
+from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
+from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.resources.names import PLAIN_NAMES
-from rft_platform.resources.project import ProjectResource
-from rft_platform.resources.tables import RoundTables
+from rft_platform.resources.project import ProjectResource, RoundTables
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish
-from rft_platform.rounds.selection.production_rows import traffic_store
-from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
     (home / "rft.yaml").write_text(json.dumps(config))
     monkeypatch.setenv("RFT_HOME", str(home))
     monkeypatch.chdir(tmp_path)
-    project = Project.open(Home(home))
+    project = open_project(Home(home))
     publish(project.store, Policy(str(tiny_model), 0, "0" * 64, round=0))
     traffic = traffic_store(project)
     for number in range(4):

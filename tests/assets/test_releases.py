@@ -7,13 +7,14 @@ import dagster as dg
 import pytest
 import yaml
 
-from rft_platform.assets.releases import release_report
+from rft_platform.assets.online import release_report
 from rft_platform.config.home import Home
+from rft_platform.online.project import open_project
+from rft_platform.online.releases.versions import release_commands
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish
-from rft_platform.rounds.releases.servable_versions import release_commands
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def project(tmp_path: Path) -> Project:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     (home / "rft.yaml").write_text(yaml.safe_dump(config))
-    opened = Project.open(Home(home))
+    opened = open_project(Home(home))
     for version in range(3):
         publish(opened.store, Policy(str(tmp_path), version, f"digest {version}", round=version))
     return opened

@@ -47,7 +47,7 @@ def other(home):
     process.communicate()
 
 
-def test_a_second_run_is_refused_and_told_which_one_works_on_the_round(home, other):
+def test_a_second_run_is_refused_with_the_id_of_the_run_that_holds_the_round(home, other):
     with pytest.raises(RoundBusyError, match=rf"r0001 is in use by run run-a \(process {other.pid}\)"):
         hold_round(home, "r0001", "run-b", wait_s=0.3)
     assert hold_round(home, "r0002", "run-b", wait_s=0.3) is None
@@ -58,7 +58,7 @@ def test_a_second_process_of_the_same_run_is_refused(home, other):
         hold_round(home, "r0001", "run-a", wait_s=0.3)
 
 
-def test_a_killed_run_leaves_the_round_to_the_next_which_learns_of_it(home, other):
+def test_the_next_run_takes_over_the_round_of_a_killed_run_and_reports_it(home, other):
     other.kill()
     other.wait()
     assert hold_round(home, "r0001", "run-b") == "run-a"

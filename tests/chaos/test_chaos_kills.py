@@ -82,7 +82,7 @@ def test_the_undisturbed_project_breaks_no_invariant(reference):
     assert [broken(check, reference) for check in checks] == [""] * len(checks)
 
 
-def test_lost_and_doubled_rows_are_told(reference):
+def test_lost_and_duplicate_rows_are_reported(reference):
     first, second = (reference.project.store.rollout_files(number)[0] for number in (1, 2))
     table = pq.read_table(first)
     pq.write_table(table.slice(1), first)
@@ -94,7 +94,7 @@ def test_lost_and_doubled_rows_are_told(reference):
     assert "r0002 has rows of policy versions [0]" in broken(stored.rows_are_of_one_version, reference)
 
 
-def test_a_damaged_checkpoint_and_other_weights_are_told(reference, scratch):
+def test_a_damaged_checkpoint_and_different_weights_are_reported(reference, scratch):
     policy = published(reference.project.store, 1)
     assert policy is not None
     with changed(Path(policy.folder) / "model.safetensors"):
@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_and_other_weights_are_told(reference, scratch):
     assert "weights differ" in broken(stored.weights_equal_the_undisturbed_run, other)
 
 
-def test_a_changed_row_note_metric_and_checkpoint_are_told(reference, scratch):
+def test_a_changed_row_note_metric_or_checkpoint_is_reported(reference, scratch):
     compared = Context(reference.project, reference.rounds, reference=Project.open(scratch.home("reference")))
     checks = [references.rows_equal_the_undisturbed_run, references.notes_equal_the_undisturbed_run]
     checks += [references.metrics_equal_the_undisturbed_run, references.checkpoints_equal_the_undisturbed_run]
@@ -136,13 +136,13 @@ def test_a_changed_row_note_metric_and_checkpoint_are_told(reference, scratch):
     assert "r0002: trainer_state/random.safetensors differ" in said[3]
 
 
-def test_a_run_left_open_is_told(reference):
+def test_an_open_run_is_reported(reference):
     with open_instance(reference.home) as instance:
         instance.add_run(dg.DagsterRun(job_name="explore_job", status=dg.DagsterRunStatus.STARTED))
     assert "of explore_job is still STARTED" in broken(services.no_run_is_open, reference)
 
 
-def test_a_stale_lease_an_orphan_and_a_half_written_file_are_told(tmp_path):
+def test_a_stale_lease_an_orphan_and_a_partial_file_are_reported(tmp_path):
     home = Home(tmp_path / "home")
     write_lease(home.leases / "engine.json", Lease("engine", 1, 1.0, "127.0.0.1", 1, "t", "", 0.0, {}))
     temporary_path(home.root / "rounds").mkdir()

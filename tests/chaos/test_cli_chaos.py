@@ -20,7 +20,7 @@ def test_a_folder_of_other_things_is_refused_and_left_as_it_was(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["rft.yaml"]
 
 
-def test_an_earlier_scratch_folder_is_made_anew(tmp_path):
+def test_an_existing_scratch_folder_is_replaced(tmp_path):
     (tmp_path / MARKER).write_text("")
     (tmp_path / "driver-1").mkdir()
     scratch = make_scratch(tmp_path)

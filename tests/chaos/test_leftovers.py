@@ -55,7 +55,7 @@ def test_a_living_writer_is_not_disturbed(tmp_path):
     assert target.read_text() == "slow"
 
 
-def test_names_of_temporaries_are_told_from_others(tmp_path):
+def test_temporary_names_are_recognised(tmp_path):
     assert is_temporary(temporary_path(tmp_path / "a.parquet").name)
     assert is_temporary(temporary_path(tmp_path / "global_step_3", "old").name)
     assert not is_temporary(".hidden.tmp")

@@ -97,7 +97,7 @@ def test_a_window_that_no_row_outgrows_is_accepted(
     assert rft("run", "--config", config, "--dry-run").exit_code == 0
 
 
-def test_every_problem_is_told_at_once(
+def test_all_problems_are_reported_together(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
     config = write_config(buffer=buffer(judge="exact_mtch", format={"prompt_key": "questoin"}))

@@ -20,7 +20,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
 from rft_platform.jobs.instance import open_instance
-from rft_platform.judging.answer_store import AnswerStore
+from rft_platform.judging.judge_context import AnswerStore
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, publish, write
 from rft_platform.run import start
@@ -127,7 +127,7 @@ def test_a_damaged_registry_is_named_in_one_line(project: Home, run: Rft) -> Non
     assert_one_line(
         run("trace", "models:/sums-one@champion"), 1, f"{database} is damaged (file is not a database): move it"
     )
-    assert_one_line(run("models", "rebuild"), 1, "run `rft models rebuild`")
+    assert "copy mlflow.db.backup" in run("models", "rollback").stderr
     found = run("doctor")
     assert found.returncode == 1
     assert f"{database} is damaged" in found.stdout

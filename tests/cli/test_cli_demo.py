@@ -15,7 +15,7 @@ from rft_platform.recipes.recipe import recipe_named
 from rft_platform.run import start
 
 
-def test_moving_aside_keeps_everything(home: Home) -> None:
+def test_move_aside_keeps_all_files(home: Home) -> None:
     assert move_aside(home) is None
     write_text(home.config_file, "project: arithmetic\n")
     write_text(home.root / "rounds" / "r0001" / "note.json", "{}")

@@ -86,7 +86,7 @@ def test_a_finished_training_is_not_made_longer(
     home: Home, offline: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
     from rft_platform.config.load import load_config
-    from rft_platform.rounds.offline_dataset import make_dataset
+    from rft_platform.rounds.offline import make_dataset
     from rft_platform.rounds.project.project import Project
 
     config = offline()
@@ -102,7 +102,7 @@ def test_rows_that_were_too_long_take_no_steps(
     home: Home, offline: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
     from rft_platform.config.load import load_config
-    from rft_platform.rounds.offline_dataset import make_dataset
+    from rft_platform.rounds.offline import make_dataset
     from rft_platform.rounds.project.project import Project
 
     config = offline()

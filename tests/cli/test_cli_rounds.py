@@ -24,8 +24,10 @@ from rft_platform.definitions import defs
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.record import JudgedRow
-from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
+from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
+from rft_platform.online.project import open_project
+from rft_platform.online.releases.versions import release_commands
 from rft_platform.rounds.project.code_version import keep_user_code, user_code_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
@@ -38,7 +40,6 @@ from rft_platform.rounds.project.record import (
     read,
     write,
 )
-from rft_platform.rounds.releases.servable_versions import release_commands
 from rft_platform.rounds.warm_start import WarmStartCourse
 from rft_platform.run import start
 from rft_platform.run.project_checks import is_finished
@@ -172,7 +173,7 @@ def test_a_service_that_ignores_released_versions_is_reported(
 ) -> None:
     buffer = {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
     start.write_config(home, load_config(write_config(buffer=buffer, algorithm={"algorithm_type": "reinforce++"})))
-    project = Project.open(home)
+    project = open_project(home)
     for number in range(3):
         publish(project.store, Policy(str(home.root), 8 * number, "0" * 64, number))
         write(project.store, number, RoundEvaluation("no tasks"))
@@ -232,7 +233,7 @@ def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..
     assert f"{NOTHING}; the round ended with its parent's weights" in " ".join(traced.output.split())
 
 
-def test_a_later_judgement_is_told_from_the_one_that_was_trained_on(
+def test_the_table_distinguishes_a_later_judgement_from_the_trained_one(
     project: Project, rft: Callable[..., Result]
 ) -> None:
     store = project.store

@@ -205,7 +205,7 @@ def test_the_waits_before_restarts_grow_to_a_minute_and_forget_old_failures() ->
     assert supervisor.recent([0.0, 400.0, 900.0], 1000.0) == [900.0]
 
 
-def test_work_that_a_dead_server_left_goes_on_until_the_end(tmp_path: Path, server: Make) -> None:
+def test_work_of_a_dead_server_is_completed(tmp_path: Path, server: Make) -> None:
     started = tmp_path / "started"
     program = f"""
 import pathlib, subprocess, sys, time

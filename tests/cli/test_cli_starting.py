@@ -55,7 +55,9 @@ def test_another_project_is_refused(home: Home, write_config: Callable[..., Path
         check_may_start(home, load_config(write_config(name="two")))
 
 
-def test_changed_settings_are_named(home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]) -> None:
+def test_the_error_names_changed_settings(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
     begin(home, load_config(write_config()))
 
     result = rft("run", "--config", write_config(seed=7, algorithm={"repeat_times": 2}))
@@ -91,7 +93,7 @@ def test_a_new_project_has_the_correction_of_its_preset(home: Home, write_config
     check_may_start(home, config)
 
 
-def test_starting_anew_over_old_rounds_is_refused(home: Home, write_config: Callable[..., Path]) -> None:
+def test_a_new_start_over_existing_rounds_is_refused(home: Home, write_config: Callable[..., Path]) -> None:
     config = load_config(write_config(continue_from_checkpoint=False))
     start.write_config(home, config)
     check_may_start(home, config)

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from rft_platform.cluster.child import AnswerTimeoutError, CallError, Child, ChildError, LimitExceededError, Program
+from tests.support.builders import alive
 
 TESTS = Path(__file__).parents[1]
 MODULE = "cluster.child_functions"
@@ -34,17 +35,10 @@ def child() -> Iterator[Child]:
 
 def wait_until_ended(*pids: int) -> None:
     for _ in range(1000):
-        if not any(runs(pid) for pid in pids):
+        if not any(alive(pid) for pid in pids):
             return
         time.sleep(0.02)
     raise AssertionError(f"some of {pids} still run")
-
-
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_values_errors_and_notes(child: Child) -> None:
@@ -231,7 +225,7 @@ def test_threads_start_and_end_children_at_the_same_time() -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_a_child_outlives_the_thread_that_started_it() -> None:
+def test_a_child_survives_the_thread_that_started_it() -> None:
     started: list[Child] = []
     thread = threading.Thread(target=lambda: started.append(start()))
     thread.start()

@@ -18,7 +18,7 @@ for line in open(sys.argv[1]):
 """
 
 
-def test_a_large_log_is_set_aside_and_its_writer_goes_on(tmp_path: Path) -> None:
+def test_a_large_log_is_rotated_while_its_writer_continues(tmp_path: Path) -> None:
     log, orders, answers = tmp_path / "engine.log", tmp_path / "orders", tmp_path / "answers"
     os.mkfifo(orders)
     os.mkfifo(answers)
@@ -48,7 +48,7 @@ def _hold(lock: Path) -> subprocess.Popen[bytes]:
     return held
 
 
-def test_only_one_process_at_a_time_sets_aside(tmp_path: Path) -> None:
+def test_only_one_process_rotates_a_log(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("x" * 100)
     held = _hold(tmp_path / ".bounding.lock")
     assert bound_logs(tmp_path, max_bytes=10) == []

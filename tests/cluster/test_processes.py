@@ -128,7 +128,7 @@ def test_a_deaf_process_is_killed_with_its_children(tmp_path: Path) -> None:
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_what_a_process_started_in_a_session_of_its_own_is_told_after_it(tmp_path: Path) -> None:
+def test_descendants_in_another_session_are_listed_after_the_process(tmp_path: Path) -> None:
     process = start(tmp_path, READY.format(before=APART.format(said=str(tmp_path / "said"))))
     wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
     family = [process, *process.children()]

@@ -88,7 +88,7 @@ def test_what_user_code_raises_is_its_fault_at_its_line():
     assert f"{__file__}:{line}" in str(found)
 
 
-def test_a_chained_user_error_is_told_with_its_place():
+def test_a_chained_user_error_has_its_location():
     def judge() -> None:
         raise ValueError("no digits")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ANSWERS = """
-from rft_platform.judging.answer_store import AnswerStore
+from rft_platform.judging.judge_context import AnswerStore
 
 def use(folder, name):
     store = AnswerStore(folder / "answers.sqlite")

@@ -4,7 +4,6 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,7 +35,7 @@ def test_mode_train_needs_the_tasks_of_the_rounds(make_config: MakeConfig) -> No
     refuse(settings_findings(resolve(make_config(mode="train", buffer__train_batch_size=4)), Machine(2, 0)))
 
 
-def test_services_that_do_not_answer_are_named(make_config: MakeConfig, closed_port: int) -> None:
+def test_the_error_names_services_that_do_not_answer(make_config: MakeConfig, closed_port: int) -> None:
     url = f"http://127.0.0.1:{closed_port}/v1"
     judge = {"model": {"base_url": url, "model": "m"}}
     config = make_config(
@@ -59,7 +58,7 @@ def test_services_that_answer_and_local_stores_are_accepted(make_config: MakeCon
     assert list(unreachable(make_config(registry__tracking_uri="sqlite:////tmp/store.db"))) == []
 
 
-def test_a_port_out_of_range_is_named(make_config: MakeConfig) -> None:
+def test_the_error_names_a_port_out_of_range(make_config: MakeConfig) -> None:
     (line,) = unreachable(make_config(registry__tracking_uri="http://localhost:99999"))
     assert line.text.startswith("registry.tracking_uri http://localhost:99999: Port out of range")
 
@@ -99,17 +98,6 @@ def test_a_workflow_is_imported_by_the_interpreter_of_the_workers(tmp_path: Path
         check_importable(sys.executable, f"{file}:other", {})
     with pytest.raises(UserError, match="cannot be run"):
         check_importable(str(tmp_path / "nowhere"), f"{file}:solve", {})
-
-
-@pytest.mark.parametrize("key", ["enable_openai_api", "enable_history", "enable_auto_tool_choice"])
-def test_a_switch_that_is_always_on_says_so(key: str) -> None:
-    def lines(**serving: Any) -> list[str]:
-        return warnings_of(build_config({"explorer": {"rollout_model": serving}}))
-
-    assert any(line.startswith(f"explorer.rollout_model.{key} false has no effect") for line in lines(**{key: False}))
-    assert not any(key in line for line in [*lines(**{key: True}), *lines()])
-    dumped = build_config({}).model_dump(mode="json")
-    assert not any(key in line for line in warnings_of(build_config(dumped)))
 
 
 def test_the_address_of_the_service_has_no_effect_on_other_modes() -> None:

@@ -91,7 +91,6 @@ def test_the_examples_pass_on_a_gpu_machine() -> None:
          "model.max_response_tokens 200 exceeds model.max_model_len 100: raise the limit or lower it"),
         ({"model__max_model_len": 100, "model__max_prompt_tokens": 60, "model__max_response_tokens": 80},
          "model.max_prompt_tokens 60 + model.max_response_tokens 80 = 140 exceeds model.max_model_len 100"),
-        ({"trainer__ulysses_sequence_parallel_size": 2}, "set it to 1"),
         ({"evaluation__schedule": "daily"}, "five fields of cron"),
         ({"evaluation__schedule": "0 24 * * *"}, "five fields of cron"),
         ({"evaluation__schedule": "0 0 30 2 *"}, "five fields of cron"),
@@ -230,7 +229,7 @@ def test_engines_take_the_first_gpus_and_the_trainer_the_last_ones(make_config: 
     assert place(beside, 2).trainer is None and not place(beside, 2).shared
 
 
-def test_a_trainer_shares_the_engines_gpus_only_if_that_is_wanted_or_there_is_one(make_config: MakeConfig) -> None:
+def test_a_trainer_shares_the_engines_gpus_only_if_configured_or_if_there_is_one_gpu(make_config: MakeConfig) -> None:
     crowded = {"explorer__rollout_model__engine_num": 8, "trainer__nproc": 4}
     (problem,) = problems(make_config(**crowded), cpu_count=8, gpu_count=8)[:1]
     assert "the engines use 8 GPUs, the trainer 4, and this machine has 8" in problem
@@ -295,7 +294,7 @@ def test_replicas_that_share_a_gpu_must_fit_it(make_config: MakeConfig) -> None:
     assert "a replica of tensor_parallel_size 2 cannot share" in problems(make_config(**wide), gpu_count=2)[0]
 
 
-def test_a_project_goes_on_only_with_its_own_settings() -> None:
+def test_a_project_continues_only_with_its_stored_settings() -> None:
     old = build_config({"buffer": {"total_steps": 10}, "algorithm": {"optimizer": {"lr": 1e-6}}})
     longer = build_config({"buffer": {"total_steps": 20}, "algorithm": {"optimizer": {"lr": 1e-6}}})
     other = build_config({"buffer": {"total_steps": 10}, "algorithm": {"optimizer": {"lr": 1e-5}}, "seed": 1})
@@ -314,15 +313,14 @@ def test_notices_name_what_has_no_effect() -> None:
     assert warnings_of(RftConfig()) == []
     config = build_config(
         {
-            "trainer": {"trainer_config": {"trainer": {"balance_batch": False}}},
             "algorithm": {"kl_loss_fn": "k2"},
             "engine": {"kind": "transformers"},
             "explorer": {"rollout_model": {"enforce_eager": True}},
         }
     )
     lines = warnings_of(config)
-    assert len(lines) == 3
-    for key in ("trainer.trainer_config.trainer has no effect", "kl_coef", "enforce_eager"):
+    assert len(lines) == 2
+    for key in ("kl_coef", "enforce_eager"):
         assert sum(key in line for line in lines) == 1
 
 

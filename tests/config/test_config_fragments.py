@@ -12,7 +12,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.rounds.exchange.records import EXCHANGE_KEY
+from rft_platform.online.releases.shared_place import EXCHANGE_KEY
 from rft_platform.run.checks import check_run
 
 PRINTED = Path(__file__).with_name("data")
@@ -35,7 +35,7 @@ def test_the_explorer_service_parses() -> None:
     assert (config.mode, config.model.temperature, config.cluster.gpu_per_node) == ("serve", 0.7, 4)
     serving = config.explorer.rollout_model
     assert (serving.engine_num, serving.tensor_parallel_size, serving.dtype, serving.seed) == (2, 2, "bfloat16", 42)
-    assert (serving.enable_openai_api, serving.enable_history, serving.tool_call_parser) == (True, True, "hermes")
+    assert serving.tool_call_parser == "hermes"
     assert (config.explorer.service_status_check_interval, config.explorer.proxy_port) == (10, 8010)
     assert config.buffer.trainer_input.experience_buffer.storage_type == "sql"
     assert config.monitor.monitor_type == ("tensorboard",)
@@ -45,14 +45,12 @@ def test_the_trainer_service_parses() -> None:
     config = load_config(PRINTED / "trainer_service.yaml")
     assert (config.mode, config.buffer.train_batch_size, config.trainer.save_interval) == ("train", 32, 16)
     assert (config.trainer.save_hf_checkpoint, config.trainer.max_checkpoints_to_keep) == ("always", 5)
-    assert config.trainer.trainer_config["trainer"]["max_actor_ckpt_to_keep"] == 5
 
 
 @pytest.mark.parametrize("name", ["react_agent.yaml", "react_agent_zh.yaml"])
 def test_the_agent_sections_parse_and_mean_the_same_algorithm(name: str) -> None:
     config = load_config(PRINTED / name)
     serving = config.explorer.rollout_model
-    assert serving.enable_openai_api
     assert serving.enable_thinking
     assert (serving.tool_call_parser, serving.reasoning_parser) == ("hermes", "deepseek_r1")
     assert (config.synchronizer.sync_style, config.synchronizer.sync_interval) == ("dynamic_by_explorer", 2)

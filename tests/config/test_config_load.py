@@ -10,15 +10,10 @@ from hypothesis import strategies as st
 from rft_platform.common.errors import UserError
 from rft_platform.config.load import build_config, config_digest, dump_config, load_config
 from rft_platform.config.schema.rft_config import RftConfig
+from tests.support.builders import load_text
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 INPUT = "buffer: {explorer_input: {taskset: {?}}}"
-
-
-def load_text(folder: Path, text: str) -> RftConfig:
-    path = folder / "rft.yaml"
-    path.write_text(text, encoding="utf-8")
-    return load_config(path)
 
 
 def fault(folder: Path, text: str) -> str:
@@ -71,7 +66,6 @@ def test_taskset_aliases() -> None:
 def test_one_setting_written_in_two_places_is_read_in_one() -> None:
     config = build_config(
         {
-            "trainer": {"grad_clip": 0.5},
             "explorer": {"eval_interval": 10},
             "synchronizer": {"sync_interval": 4},
             "buffer": {
@@ -80,12 +74,12 @@ def test_one_setting_written_in_two_places_is_read_in_one() -> None:
             },
         }
     )
-    assert config.algorithm.optimizer.clip_grad == 0.5
     assert config.algorithm.repeat_times == 6
     assert config.evaluation.every == 3
     assert [taskset.path for taskset in config.buffer.explorer_input.eval_tasksets] == ["y"]
     with pytest.raises(UserError, match="same setting"):
-        build_config({"trainer": {"grad_clip": 0.5}, "algorithm": {"optimizer": {"clip_grad": 1.0}}})
+        taskset = {"path": "x", "rollout_args": {"n": 6}}
+        build_config({"buffer": {"explorer_input": {"taskset": taskset}}, "algorithm": {"repeat_times": 4}})
 
 
 @pytest.mark.parametrize(
@@ -98,7 +92,7 @@ def test_one_setting_written_in_two_places_is_read_in_one() -> None:
         ("batch_size: 1", "did you mean buffer.batch_size?"),
         ("buffer: {eval_tasksets: [{path: x, splt: y}]}", "did you mean buffer.explorer_input.eval_tasksets[0].split?"),
         (INPUT.replace("?", "path: x, judge: [{judge: a, wait: 1}]"), "taskset.judge[0].wait; did you mean"),
-        ("explorer: {rollout_model: {enable_openai_clint: true}}", "did you mean explorer.rollout_model.enable_open"),
+        ("explorer: {rollout_model: {enable_prefix_cachin: true}}", "explorer.rollout_model.enable_prefix_caching?"),
         ("qwertyuiop: 1", "unknown key qwertyuiop"),
         ("buffer: {batch_size: many}", "buffer.batch_size: got 'many'; input should be a valid integer"),
         ("buffer: {batch_size: 0}", "buffer.batch_size: got 0; input should be greater than 0"),
@@ -182,7 +176,6 @@ def test_any_dump_loads_back_equal(lr: float, batch: int, prompt: str, interval:
                 "explorer_input": {"taskset": {"path": "a/b", "format": {"system_prompt": prompt}}},
             },
             "explorer": {"eval_interval": interval},
-            "trainer": {"grad_clip": 2},
             "monitor": {"monitor_type": monitors},
             "warm_start": {"path": "x", "stop_at": 0.4},
         }

@@ -83,7 +83,7 @@ def test_an_argument_called_like_patience_is_one_of_model_judges_alone() -> None
         check({f"{TASKSET}.judge": [parts[0], {**parts[1], "args": {"budget": 2}}]}, started)
 
 
-def test_every_key_that_may_change_is_one() -> None:
+def test_the_list_of_changeable_keys_has_only_existing_keys() -> None:
     served = {**SERVED, "base_url": None}
     known = build_config(merged(STARTED, {"explorer": {"auxiliary_models": [served]}})).model_dump(mode="json")
     known["explorer"]["auxiliary_models[]"] = known["explorer"]["auxiliary_models"][0]

@@ -6,23 +6,12 @@ from typing import Any
 import pytest
 
 from rft_platform.algorithms.presets import PRESETS
-from rft_platform.common.errors import UserError
-from rft_platform.config.checks.machine import Machine
-from rft_platform.config.checks.settings import settings_findings
-from rft_platform.config.findings import refuse
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.algorithm import Critic
 from rft_platform.config.schema.rft_config import RftConfig
+from tests.support.builders import problems
 
 MakeConfig = Callable[..., RftConfig]
-
-
-def problems(config: RftConfig) -> list[str]:
-    try:
-        refuse(settings_findings(resolve(config), Machine(2, 0)))
-    except UserError as error:
-        return str(error).splitlines()
-    return []
 
 
 def test_ppo_has_a_critic_with_settings_of_its_own(make_config: MakeConfig) -> None:

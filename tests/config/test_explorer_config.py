@@ -31,7 +31,7 @@ def test_workers_that_cannot_be_are_refused(make_config: MakeConfig, workers: di
     refuse(settings_findings(resolve(sound), Machine(2, 0)))
 
 
-def test_what_does_not_concern_a_single_turn_is_said(make_config: MakeConfig) -> None:
+def test_settings_without_effect_on_single_turn_are_reported(make_config: MakeConfig) -> None:
     explorer = {"over_rollout": {"ratio": 0.1, "wait_after_min": 5}, "dynamic_timeout": {"enable": True}}
     config = make_config(explorer=explorer | {"workers": {"kind": "process"}})
     said = [line for line in warnings_of(config) if "single_turn" in line]

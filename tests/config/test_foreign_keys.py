@@ -273,16 +273,30 @@ def test_the_critics_settings_of_another_trainer_are_taken_over() -> None:
     critic = config.algorithm.critic
     assert (critic.lr, critic.weight_decay, critic.value_clip) == (3e-5, 0.1, 0.5)
     because = "has no effect here, since it configures another framework's trainer"
-    assert notices == () and warnings_of(config) == [
+    assert notices == (
         f"trainer.trainer_config.critic {because}: ppo_max_token_len_per_gpu",
         f"trainer.trainer_config.trainer {because}: max_critic_ckpt_to_keep",
-    ]
+    )
 
 
-def test_without_a_critic_its_settings_are_named() -> None:
-    converted, _ = convert({"trainer": {"trainer_config": {"critic": CRITIC}}}, "a.yaml")
-    (line,) = warnings_of(RftConfig.model_validate(converted))
+def test_critic_settings_without_a_critic_are_reported() -> None:
+    _, (line,) = convert({"trainer": {"trainer_config": {"critic": CRITIC}}}, "a.yaml")
     assert line.endswith(": optim.lr, optim.weight_decay, cliprange_value, ppo_max_token_len_per_gpu")
+
+
+@pytest.mark.parametrize(
+    "key", ["enable_openai_api", "enable_openai_client", "enable_history", "enable_auto_tool_choice"]
+)
+def test_a_switch_that_is_always_on_is_accepted(key: str) -> None:
+    _, (line,) = convert({"explorer": {"rollout_model": {key: False}}}, "a.yaml")
+    assert line.startswith(f"explorer.rollout_model.{key} has no effect here")
+    assert convert({"explorer": {"rollout_model": {key: True}}}, "a.yaml") == ({"explorer": {"rollout_model": {}}}, ())
+
+
+def test_the_clip_of_the_gradient_is_a_setting_of_the_optimizer() -> None:
+    assert convert({"trainer": {"grad_clip": 0.5}}, "a.yaml")[0]["algorithm"] == {"optimizer": {"clip_grad": 0.5}}
+    with pytest.raises(UserError, match=r"trainer.grad_clip and algorithm.optimizer.clip_grad are the same setting"):
+        convert({"trainer": {"grad_clip": 0.5}, "algorithm": {"optimizer": {"clip_grad": 1.0}}}, "a.yaml")
 
 
 def test_a_critics_learning_rate_with_two_values_is_refused() -> None:

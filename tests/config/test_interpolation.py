@@ -10,17 +10,10 @@ from hypothesis import strategies as st
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
-from rft_platform.config.interpolation import escaped, interpolate, unescaped
-from rft_platform.config.load import dump_config, load_config, load_config_of
-from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.config.load import dump_config, escaped, interpolate, load_config, load_config_of, unescaped
+from tests.support.builders import load_text
 
 TEXT = st.lists(st.sampled_from([*"ab$\\{}:,.'\" \n", "${", "\\${"]), max_size=8).map("".join)
-
-
-def load_text(folder: Path, text: str) -> RftConfig:
-    path = folder / "rft.yaml"
-    path.write_text(text, encoding="utf-8")
-    return load_config(path)
 
 
 def test_a_variable_its_default_and_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_keys_of_both_halves_must_agree() -> None:
         joined(SERVE, file_of("train", model={"temperature": 0.5}))
 
 
-def test_keys_without_effect_are_named() -> None:
+def test_keys_without_effect_are_reported() -> None:
     whole = joined(TRAIN, SERVE)
     assert [finding.text for finding in decided_elsewhere(whole, SERVE)] == [
         "buffer.train_batch_size 16 has no effect here: the file of mode train decides it (32)"

@@ -8,24 +8,14 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.allowed_changes import check_unchanged
-from rft_platform.config.checks.machine import Machine
-from rft_platform.config.checks.settings import settings_findings
 from rft_platform.config.dry_run import run_plan
-from rft_platform.config.findings import refuse
 from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
+from tests.support.builders import problems
 
 MakeConfig = Callable[..., RftConfig]
 PLAYERS = {"buffer__explorer_input__taskset__workflow": "games:play", "algorithm__repeat_times": 4}
-
-
-def problems(config: RftConfig) -> list[str]:
-    try:
-        refuse(settings_findings(resolve(config), Machine(2, 0)))
-    except UserError as error:
-        return str(error).splitlines()
-    return []
 
 
 @pytest.fixture

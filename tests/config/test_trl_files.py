@@ -81,7 +81,7 @@ def test_what_cannot_be_supported_is_refused(given: dict[str, Any], message: str
         converted(**given)
 
 
-def test_a_setting_without_an_equal_is_named() -> None:
+def test_a_setting_without_equivalent_is_reported() -> None:
     settings, notices = converted(reward_weights=[1, 2], push_to_hub=True, no_such_setting=3)
     assert not {"no_such_setting", "push_to_hub"} & settings.keys()
     assert any("push_to_hub has no equivalent here" in line for line in notices)

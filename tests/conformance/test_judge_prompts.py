@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from rft_platform.inference.client import EngineClient
 from rft_platform.judging.inert_text import control_tokens
-from rft_platform.judging.llm.prompts import COMPARING, SCORING, SYSTEM, prompt_of
+from rft_platform.judging.llm.judges import COMPARING, SCORING, SYSTEM, prompt_of
 
 
 @pytest.mark.parametrize("template", [SCORING, COMPARING])

@@ -95,7 +95,7 @@ def test_pause_abort_ends_running_requests(
     pytest.fail(f"no answer ended with 'abort' in {ATTEMPTS} requests")
 
 
-def test_pause_keep_freezes_and_resume_goes_on(
+def test_pause_with_keep_freezes_requests_and_resume_continues_them(
     engine: EngineClient, start_request: Callable[[], Future[list[str]]]
 ) -> None:
     for _ in range(ATTEMPTS):

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from rft_platform.config.home import Home
-from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.selection.production_rows import traffic_store
-from rft_platform.serving.incoming import NewCall, NewFeedback
+from rft_platform.online.project import open_project
+from rft_platform.online.traffic.incoming import NewCall, NewFeedback
+from rft_platform.online.traffic.project_traffic import traffic_store
 from tests.e2e.conftest import ProjectFolder, small_config
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ def test_corrections_become_weights_that_are_traced_to_calls_and_feedback(make_p
     buffer = {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
     settings = small_config(tmp_path, tiny_model) | {"algorithm": {"algorithm_type": "reinforce++"}, "buffer": buffer}
     (online.home / "rft.yaml").write_text(json.dumps(settings))
-    traffic = traffic_store(Project.open(Home(online.home)))
+    traffic = traffic_store(open_project(Home(online.home)))
     for number in range(8):
         question = [{"role": "user", "content": f"{number}+1="}]
         answer = {"messages": question, "tools": [], "response": {"role": "assistant", "content": "?"}}

@@ -22,7 +22,7 @@ from rft_platform.assets.run_failure import CAUSE_TAG
 from rft_platform.cluster.local.leases import read_lease
 from rft_platform.common.files import digest_file
 from rft_platform.config.home import Home
-from rft_platform.jobs.dagster_internals.run_workers import RunWorkers
+from rft_platform.jobs.dagster_internals.run_launcher import RunWorkers
 from rft_platform.jobs.instance import open_instance
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import connect_engine, connect_trainer
@@ -272,7 +272,7 @@ def test_of_two_trainings_launched_at_once_the_later_waits_and_changes_nothing(d
     launch_twice(ui, project, "sync_round_job", "r0002", lambda: weights(project))
 
 
-def test_a_backfill_judges_old_rounds_anew_and_keeps_both_judgements(disturbed):
+def test_a_backfill_judges_old_rounds_again_and_keeps_both_judgements(disturbed):
     ui, project = disturbed
     config = {"ops": {"judged_experiences": {"config": {"judge": "judge_by_digits:share_of_ones"}}}}
     before = project.note(1, "judge")["judge_version"]

@@ -27,7 +27,7 @@ from rft_platform.rollout.workflows.chat_models import framework_models
 from rft_platform.tasks.task import Task
 from tests.experience.samples import rollouts
 from tests.house.documentation_blocks import block
-from tests.serving.test_service import Service
+from tests.online.gateway.test_service import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

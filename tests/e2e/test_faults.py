@@ -28,6 +28,7 @@ from rft_platform.inference.client import EngineClient
 from rft_platform.jobs.instance import open_instance
 from rft_platform.run.start import write_config
 from rft_platform.servers.ui_servers import answers
+from tests.support.builders import flip_a_byte
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # one test may have to make up for those left out
 
@@ -112,12 +113,6 @@ def wait_until(condition: Any, what: str, timeout: float = 120, poll_s: float = 
         time.sleep(poll_s)
 
 
-def flip_a_byte(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(bytes(data))
-
-
 class SmallDisk:
     """A separate file system, whose size can be set; an ordinary folder where this user may not mount one."""
 
@@ -197,7 +192,7 @@ def mlflow(faulty: Faulty) -> Iterator[MlflowServer]:
     made.end()
 
 
-def test_an_interrupted_warm_start_begins_anew_and_ends_in_the_same_weights(faulty: Faulty, mlflow: MlflowServer):
+def test_an_interrupted_warm_start_restarts_and_gives_the_same_weights(faulty: Faulty, mlflow: MlflowServer):
     command = faulty.project.command("run", "--config", str(faulty.project.config), "--detach-engines")
     driver = subprocess.Popen(
         command, env=faulty.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -321,7 +316,9 @@ def test_weights_that_the_canary_refuses_stop_the_round_and_the_old_ones_stay(fa
     write_sealed_json(note, policy)
 
 
-def test_a_bug_in_the_judge_is_told_by_its_line_and_the_run_goes_on_once_mended(faulty: Faulty, mlflow: MlflowServer):
+def test_a_bug_in_the_judge_is_reported_with_its_line_and_the_run_continues_after_the_fix(
+    faulty: Faulty, mlflow: MlflowServer
+):
     faulty.reach(3)
     faulty.fuse("bug")
     failed = faulty.run()

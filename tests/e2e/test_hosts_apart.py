@@ -20,12 +20,12 @@ from sqlalchemy import create_engine, make_url
 
 from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
+from rft_platform.online.project import open_project
+from rft_platform.online.releases.shared_place import EXCHANGE_KEY
+from rft_platform.online.traffic.database import CONSUMED
+from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.recipes.recipe import recipe_named
-from rft_platform.rounds.exchange.records import EXCHANGE_KEY
-from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import published
-from rft_platform.rounds.selection.production_rows import traffic_store
-from rft_platform.serving.database import CONSUMED
 from tests.deploy.conftest import postgres  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -152,7 +152,7 @@ def test_traffic_of_one_host_is_trained_on_another_and_served_again(
     tally = json.loads(talked.stdout)
     versions = sorted(map(int, tally["answers"]))
     assert tally["failures"] == [] and versions[0] == 0 and len(versions) >= 2, logs
-    on_a, on_b = Project.open(serving.home), Project.open(training.home)
+    on_a, on_b = open_project(serving.home), open_project(training.home)
     assert (on_a.config.mode, on_b.config.mode) == ("serve", "train")
     rounds = [number for number in on_a.store.rounds() if published(on_a.store, number) is not None]
     for number in rounds:

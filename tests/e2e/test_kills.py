@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -11,15 +10,9 @@ from safetensors.numpy import load_file
 
 from rft_platform.cluster.local.leases import read_lease
 from rft_platform.cluster.local.processes import wait_until_ended
+from tests.support.builders import wait_until
 
 pytestmark = pytest.mark.slow
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.005)
 
 
 def assert_equal_weights(project, reference) -> None:

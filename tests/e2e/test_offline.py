@@ -1,9 +1,6 @@
 """Offline trainings on real processes: a killed one goes on, and each leaves weights that are traced to their rows."""
 
-import json
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,29 +14,17 @@ from safetensors.numpy import load_file
 from rft_platform.cluster.local.leases import read_lease
 from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
-from rft_platform.rounds.offline import offline_request
-from rft_platform.rounds.offline_dataset import required_dataset
+from rft_platform.rounds.offline import offline_request, required_dataset
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import required
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.training.service.trainer_client import find_or_start_trainer
+from tests.support.builders import wait_until, write_rows
 
 pytestmark = pytest.mark.slow
 
 ADDITIONS = [(a, b) for a in range(6) for b in range(6)]
 STEPS = 60
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.005)
-
-
-def write_rows(file: Path, rows: list[dict[str, Any]]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
 
 
 def offline(data: str, algorithm: dict[str, Any], steps: int, held_out: str | None = None) -> dict[str, Any]:
@@ -114,7 +99,7 @@ def start(project) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_sft_learns_and_is_registered_evaluated_and_shown(taught):
+def test_sft_is_trained_registered_evaluated_and_shown(taught):
     trained, policy = taught.note(1, "train"), taught.note(1, "policy")
     losses = [event["metrics"]["loss"] for event in trained["step_events"]]
     assert len(losses) == trained["steps"] == policy["policy_version"] == STEPS

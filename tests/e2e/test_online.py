@@ -11,11 +11,11 @@ import pytest
 from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.experience.record import row_id
+from rft_platform.online.project import open_project
+from rft_platform.online.traffic.database import COMMITTED, CONSUMED, FORGOTTEN, LABELLED, STALE, Call
+from rft_platform.online.traffic.project_traffic import traffic_store
+from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.recipes.recipe import recipe_named
-from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.selection.production_rows import traffic_store
-from rft_platform.serving.database import COMMITTED, CONSUMED, FORGOTTEN, LABELLED, STALE, Call
-from rft_platform.serving.traffic import TrafficStore
 from tests.support.recipe_projects import modules_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1700)]
@@ -40,7 +40,7 @@ def outcome(home: Home) -> Any:
 
 @pytest.fixture(scope="module")
 def traffic(outcome: Any, home: Home) -> TrafficStore:
-    return traffic_store(Project.open(home))
+    return traffic_store(open_project(home))
 
 
 def test_the_success_rate_rises_and_no_request_fails_during_weight_updates(outcome: Any) -> None:
@@ -59,7 +59,7 @@ def test_every_acknowledged_rating_is_in_the_database(outcome: Any, traffic: Tra
 def test_every_consumed_row_is_in_the_parquet_files_of_one_round(
     outcome: Any, traffic: TrafficStore, home: Home
 ) -> None:
-    store = Project.open(home).store
+    store = open_project(home).store
     consumed: list[Call] = [call for call in traffic.calls(outcome.rated) if call.state == CONSUMED]
     expected = {
         row_id(call.msg_id, 0, call.choice): (call.batch, call.reward, call.policy_version) for call in consumed
@@ -78,13 +78,13 @@ def test_a_consumed_row_is_traced_to_the_weights_that_were_trained_on_it(
     assert [checkpoint["round"] for checkpoint in trace["trained"]] == [1]
 
 
-def test_a_forgotten_customer_is_erased_and_the_trained_versions_are_named(
+def test_forget_erases_a_customer_and_lists_the_trained_versions(
     outcome: Any, traffic: TrafficStore, home: Home
 ) -> None:
     found = rft(home, "forget", "--subject", "customer-0", "--json")
     assert found["rows"] == traffic.counts()[FORGOTTEN] > 0
     assert {checkpoint["round"] for checkpoint in found["trained"]} >= {1}
-    rows = Project.open(home).store.rollout_rows(1)
+    rows = open_project(home).store.rollout_rows(1)
     assert 0 < sum(not row.call.messages for row in rows) < len(rows)
 
 

@@ -9,13 +9,14 @@ import pytest
 from rft_platform.config.home import Home
 from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 from rft_platform.model_registry.manifests import read_manifest
+from rft_platform.online.project import open_project
+from rft_platform.online.releases.versions import policy_of_version
+from rft_platform.online.traffic.incoming import NewCall
+from rft_platform.online.traffic.preferences import PreferenceStore
+from rft_platform.online.traffic.project_traffic import traffic_database, traffic_store
 from rft_platform.rounds.project.policy import deploy
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish
-from rft_platform.rounds.releases.servable_versions import policy_of_version
-from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
-from rft_platform.serving.incoming import NewCall
-from rft_platform.serving.preferences import PreferenceStore
 from tests.e2e.conftest import ProjectFolder, small_config
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ def test_preferences_become_weights_that_serve_a_canary(make_project, tmp_path: 
     buffer = {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
     settings = small_config(tmp_path, tiny_model) | {"algorithm": {"algorithm_type": "reinforce++"}, "buffer": buffer}
     (online.home / "rft.yaml").write_text(json.dumps(settings))
-    project = Project.open(Home(online.home))
+    project = open_project(Home(online.home))
     publish(project.store, Policy(str(tiny_model), 0, "0" * 64, round=0))
     prefer_sums(project)
     file = tmp_path / "pairs.jsonl"

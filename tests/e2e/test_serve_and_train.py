@@ -17,10 +17,10 @@ import yaml
 from rft_platform.cluster.local.processes import free_port, wait_until_ended
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
+from rft_platform.online.project import open_project
+from rft_platform.online.traffic.database import CONSUMED
+from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.recipes.recipe import recipe_named
-from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.selection.production_rows import traffic_store
-from rft_platform.serving.database import CONSUMED
 from tests.support.recipe_projects import modules_of
 
 (customers_of,) = modules_of("front-desk", "customers")
@@ -131,6 +131,6 @@ def test_a_service_and_a_training_share_one_home(halves: Halves) -> None:
     config = load_config_of(halves.home)
     assert (config.mode, config.buffer.train_batch_size, config.explorer.proxy_port) == ("both", 64, halves.port)
     assert "train_batch_size" not in halves.said("serve"), "the service started first"
-    calls = traffic_store(Project.open(halves.home)).calls(customers.tally.rated)
+    calls = traffic_store(open_project(halves.home)).calls(customers.tally.rated)
     consumed = [call for call in calls if call.state == CONSUMED]
     assert len(consumed) >= 256 and len({call.batch for call in consumed}) >= 2

@@ -39,7 +39,7 @@ def folder(project, number: int) -> Path:
     return Path(project.note(number, "policy")["folder"])
 
 
-def test_a_trainer_killed_after_three_unsaved_rounds_goes_on_to_the_same_weights(make_project) -> None:
+def test_a_trainer_killed_after_three_unsaved_rounds_repeats_the_same_weights(make_project) -> None:
     straight = make_project("straight")
     skipping = make_project("skipping")
     for project, trainer in ((straight, {"save_in_background": False}), (skipping, {"save_interval": 1000})):

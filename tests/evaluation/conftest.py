@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from rft_platform.evaluation.metrics import PassRate
-from rft_platform.evaluation.results import EvaluationResult, tasks_digest
-from rft_platform.evaluation.transcripts import Transcript
+from rft_platform.evaluation.results import EvaluationResult, Transcript, tasks_digest
 
 CONVERSATION = [{"role": "user", "content": "12+7="}, {"role": "assistant", "content": "19"}]
 

@@ -11,11 +11,10 @@ from pydantic import TypeAdapter
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.config.schema.buffer import WeightedJudge
 from rft_platform.evaluation.evaluate import evaluate
-from rft_platform.evaluation.results import EvaluationResult
-from rft_platform.evaluation.transcripts import Transcript, choose
+from rft_platform.evaluation.results import EvaluationResult, Transcript, choose
 from rft_platform.inference.interface import Completion, EngineStatus, Generation, SamplingParams
 from rft_platform.judging.execution.compose import build_judge
-from rft_platform.rollout.runner.single_turn import SingleTurn
+from rft_platform.rollout.runner.run_rollouts import SingleTurn
 from rft_platform.tasks.task import Task
 
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.7)

@@ -34,7 +34,7 @@ def test_what_is_hard_for_both_does_not_widen_the_interval() -> None:
     assert low > 0
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_has_its_nominal_coverage() -> None:
     generator, covered = np.random.default_rng(7), 0
     for _ in range(300):
         better, worse = generator.random(80) < 0.6, generator.random(80) < 0.5

@@ -82,7 +82,7 @@ def test_before_the_first_promotion_a_tie_with_the_start_passes(make_result: Mak
     assert not gate(make_result(0.5, 16), start, to_beat="start").passed, "the interval is about 0"
 
 
-def test_the_interval_decides_by_default_where_there_is_one() -> None:
+def test_the_interval_decides_by_default_if_there_is_one() -> None:
     assert Gate().needs_interval
     assert not Gate(confident=False).needs_interval
     assert not Gate(metric="eval/sums/reward/mean@4").needs_interval

@@ -12,8 +12,7 @@ from pydantic import TypeAdapter
 from rft_platform.evaluation.gate import GateDecision
 from rft_platform.evaluation.plots import CurvePoint, learning_curve
 from rft_platform.evaluation.report import data_uri, markdown_report, write_report
-from rft_platform.evaluation.results import EvaluationResult
-from rft_platform.evaluation.transcripts import Transcript
+from rft_platform.evaluation.results import EvaluationResult, Transcript
 
 CURVE = [
     CurvePoint(1, 8, 0.6, 0.56, 0.64, 0.7, 0.55, 2e-7, 0.5),

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
-from rft_platform.rollout.recording.run_ids import group_id, run_id
+from rft_platform.rollout.recording.history import group_id, run_id
 
 
 def step_row(run: str, step: int, *, response_ids: list[int], **columns: Any) -> RolloutRow:

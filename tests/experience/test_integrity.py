@@ -142,7 +142,7 @@ def break_the_footer(path: Path) -> None:
     ids=["missing", "truncated", "footer", "flipped"],
 )
 @pytest.mark.parametrize("kind", ["rollouts", "judged"])
-def test_damage_is_named(
+def test_the_error_names_the_damage(
     store: ExperienceStore, kind: str, harm: Callable[[Path], None], digest: bool, why: str
 ) -> None:
     (path,) = (store.round_folder(1) / kind).glob("*.parquet")
@@ -160,7 +160,7 @@ def test_a_flipped_byte_needs_the_digest(store: ExperienceStore) -> None:
         store.digest(1, verify=True)
 
 
-def test_what_is_set_aside_is_gone_with_the_notes_that_rest_on_it(store: ExperienceStore) -> None:
+def test_quarantine_removes_a_file_and_the_notes_that_depend_on_it(store: ExperienceStore) -> None:
     where = set_aside(store, 1, DamagedFile(file_of(store), "was changed after it was written"))
     assert where == store.round_folder(1) / "aside" / "batch-0000.parquet" and where.exists()
     reason = read_json(where.with_name(where.name + ".why.json"))
@@ -172,7 +172,7 @@ def test_what_is_set_aside_is_gone_with_the_notes_that_rest_on_it(store: Experie
     assert again != where and again.exists() and where.exists()
 
 
-def test_a_judgement_set_aside_leaves_the_rollouts(store: ExperienceStore) -> None:
+def test_quarantine_of_a_judgement_keeps_the_rollouts(store: ExperienceStore) -> None:
     store.write_judged(1, "other", judged(rollouts(), "other"), make_current=False)
     spare = store.judged_file(1, "other")
     assert spare is not None
@@ -186,7 +186,7 @@ def test_a_judgement_set_aside_leaves_the_rollouts(store: ExperienceStore) -> No
     assert read(store, 1).explored == Explored(rows=4)
 
 
-def test_a_kill_while_setting_a_judgement_aside_leaves_no_note_standing(
+def test_a_kill_during_quarantine_leaves_no_dependent_note(
     store: ExperienceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
@@ -217,7 +217,7 @@ def test_a_round_that_trained_keeps_its_notes(store: ExperienceStore) -> None:
     assert read(store, 1).explored and read(store, 1).judged and store.batches(1) == []
 
 
-def test_a_broken_ledger_is_named_and_made_anew(store: ExperienceStore) -> None:
+def test_a_broken_ledger_is_reported_and_rebuilt(store: ExperienceStore) -> None:
     path = store.round_folder(1) / LEDGER
     path.write_text('{"format": 1, "files": {')
     (found,) = store.damaged(1, digest=False)
@@ -228,7 +228,7 @@ def test_a_broken_ledger_is_named_and_made_anew(store: ExperienceStore) -> None:
     assert store.count_rollouts(1) == 4 and store.damaged(1, digest=True) == []
 
 
-def test_a_withdrawn_note_is_kept_aside(store: ExperienceStore) -> None:
+def test_a_withdrawn_note_is_kept_in_quarantine(store: ExperienceStore) -> None:
     withdraw(store, 1, Judged)
     assert read_sealed_json(store.round_folder(1) / "aside" / "judge.json")["sound"]
     assert not read(store, 1).has(Judged) and read(store, 1).has(Explored)

@@ -64,7 +64,7 @@ def test_an_archive_that_holds_another_projects_rows_is_refused(store: Experienc
     assert digest_file(copy) == before and store.count_rollouts(1) == 8
 
 
-def test_archiving_goes_on_where_a_killed_one_stopped(store: ExperienceStore, tmp_path: Path) -> None:
+def test_archiving_continues_after_a_kill(store: ExperienceStore, tmp_path: Path) -> None:
     copy = tmp_path / "archive" / "r0001" / "rollouts" / "batch-0000.parquet"
     copy.parent.mkdir(parents=True)
     copy.write_bytes(store.rollout_files(1)[0].read_bytes())

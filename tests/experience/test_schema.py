@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from rft_platform.common.errors import StorageError
 from rft_platform.experience.parquet import read_table, write_table
 from rft_platform.experience.record import CALL_COLUMNS, JudgedRow, ModelCall, RolloutRow
-from rft_platform.experience.row_checks import check_storable
 from rft_platform.experience.schema import (
     JUDGED_SCHEMA,
     ROLLOUT_SCHEMA,
     VERSION_KEY,
     check_schema,
+    check_storable,
     judged_to_table,
     rows_to_table,
     table_to_judged,

@@ -13,7 +13,7 @@ from rft_platform.common.digests import MANIFEST
 from rft_platform.common.files import digest_file, write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import RolloutRow
-from rft_platform.rollout.recording.run_ids import group_id, run_id
+from rft_platform.rollout.recording.history import group_id, run_id
 from rft_platform.rounds.project.project import Project
 from tests.experience.samples import step_row
 

@@ -71,7 +71,7 @@ def trained(project: Project, make_checkpoint: Callable[[int], Path]) -> Callabl
 
 
 @pytest.mark.parametrize(("harm", "why"), DAMAGES.items(), ids=[harm.__name__ for harm in DAMAGES])
-def test_a_damaged_checkpoint_is_set_aside_and_its_round_trained_again(project: Project, trained, harm, why):
+def test_a_damaged_checkpoint_is_quarantined_and_its_round_trained_again(project: Project, trained, harm, why):
     trained(0, 0)
     policy = trained(1, 2)
     repair_checkpoint(project, policy)  # whole: nothing happens

@@ -14,6 +14,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Policy, RoundEvaluation, publish, write
 from rft_platform.rounds.round import Round
 from rft_platform.rounds.train import train
+from tests.support.builders import flip_a_byte
 
 from .conftest import round_rows
 
@@ -29,18 +30,12 @@ def explored(project: Project) -> Project:
     return project
 
 
-def flip_a_byte(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(bytes(data))
-
-
 def cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
 
 
 @pytest.mark.parametrize("harm", [flip_a_byte, cut_short, Path.unlink])
-def test_damaged_rollouts_are_named_set_aside_and_explored_again(explored: Project, harm):
+def test_damaged_rollouts_are_reported_quarantined_and_explored_again(explored: Project, harm):
     (file,) = explored.store.rollout_files(1)
     harm(file)
     with pytest.raises(DamageRepairedError, match="the exploration of r0001 is repeated") as told:
@@ -81,7 +76,7 @@ def test_a_round_without_a_judgement_in_force_is_not_trained(explored: Project):
         train(explored, None, 1, "run")
 
 
-def test_a_spare_judgement_of_a_round_that_has_trained_is_set_aside_with_a_warning(explored: Project, caplog):
+def test_an_unused_judgement_of_a_trained_round_is_quarantined_with_a_warning(explored: Project, caplog):
     publish(explored.store, Policy("checkpoint", 2, "d2", 1))
     in_force, rows = explored.store.judged_file(1), explored.store.judged_rows(1)
     others = [replace(row, judge_version="other") for row in rows]

@@ -70,7 +70,7 @@ def test_four_failures_in_a_row_end_the_drive(drive_with):
 
 
 @pytest.mark.slow
-def test_a_failure_that_no_retry_helps_ends_the_drive_and_the_next_drive_goes_on(drive_with):
+def test_a_permanent_failure_ends_the_drive_and_the_next_drive_continues(drive_with):
     result = drive_with(UserError("no column 'question'"), None)
     assert len(result.launched) == 1
     assert "r0001 explore failed: no column 'question'" in str(result.failed)

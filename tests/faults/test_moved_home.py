@@ -13,8 +13,7 @@ from rft_platform.model_registry.sqlite_reader import read_versions
 from rft_platform.rounds.project.policy import take_snapshot
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, required, snapshot_of
-from rft_platform.rounds.setup.connections import connect_registry
-from rft_platform.rounds.setup.noted_versions import local_uri
+from rft_platform.rounds.setup.connections import connect_registry, local_uri
 
 
 @pytest.mark.slow

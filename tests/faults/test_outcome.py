@@ -56,7 +56,7 @@ def test_a_known_error_is_a_one_line_failure_with_tags(error, tags):
     assert _fault_of(raised) is error  # the in-process driver is told the very same
 
 
-def test_a_bug_in_user_code_is_told_with_file_and_line():
+def test_a_bug_in_user_code_is_reported_with_file_and_line():
     def thing(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         return dg.MaterializeResult(metadata={"share": 1 / len([])})
 

@@ -218,7 +218,7 @@ def test_a_run_does_not_start_on_a_broken_judgement(trained: Project) -> None:
         check_judgements(trained.store)
 
 
-def test_a_broken_current_file_can_be_set_aside(trained: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_current_file_can_be_quarantined(trained: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_HOME", str(trained.home.root))
     current = trained.store.current_file(1)
     current.write_text("{")

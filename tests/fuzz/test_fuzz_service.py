@@ -10,15 +10,15 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from rft_platform.serving.app import CommitRule, build_app
-from rft_platform.serving.database import open_database
-from rft_platform.serving.gateway import GatewayCounts
-from rft_platform.serving.incoming import NewCall
-from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
-from rft_platform.serving.release_routes import release_routes
-from rft_platform.serving.release_store import ReleaseStore
-from rft_platform.serving.traffic import TrafficStore
-from rft_platform.serving.writer import TrafficWriter
+from rft_platform.online.gateway.app import CommitRule, build_app
+from rft_platform.online.gateway.proxy import GatewayCounts
+from rft_platform.online.gateway.release_routes import release_routes
+from rft_platform.online.releases.commands import ReleaseCommands, ServableVersion
+from rft_platform.online.releases.store import ReleaseStore
+from rft_platform.online.traffic.database import open_database
+from rft_platform.online.traffic.incoming import NewCall
+from rft_platform.online.traffic.store import TrafficStore
+from rft_platform.online.traffic.writer import TrafficWriter
 from tests.fuzz.bodies import ODD_STRINGS, Bodies
 
 COUNT = 1500

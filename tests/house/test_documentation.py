@@ -105,7 +105,7 @@ def test_keys_exist(page: Path) -> None:
             and not NO_KEYS.match(name)
         ):
             mapping = name.rpartition(".")[0]
-            if name not in known and mapping.rpartition(".")[2] not in ("args", "trainer_config", "vllm_args"):
+            if name not in known and mapping.rpartition(".")[2] not in ("args", "vllm_args"):
                 unknown.append(code)
     assert not unknown
 
@@ -166,11 +166,3 @@ def test_modules_exist(page: Path) -> None:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rft_platform")
     ]
     assert [name for name in {*started, *imported} if importlib.util.find_spec(name) is None] == []
-
-
-def test_the_readme_takes_two_minutes_and_agents_is_one_page() -> None:
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    assert len(readme.splitlines()) <= 120
-    figures = readme.split("## Measured")[1].split("##")[0]
-    assert len(re.findall(r"^\|", figures, re.MULTILINE)) - 2 == 6
-    assert len((REPOSITORY / "AGENTS.md").read_text(encoding="utf-8").splitlines()) <= 110

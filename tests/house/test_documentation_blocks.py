@@ -29,7 +29,7 @@ from rft_platform.experience.selections import TRAINED_ON, write_selection
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_runs
-from rft_platform.rounds.selection.training_groups import Group, priority_of
+from rft_platform.rounds.selection.row_selection import Group, priority_of
 from rft_platform.run import checks
 from rft_platform.run.model_check import ModelCheck
 from rft_platform.tasks.task import Task

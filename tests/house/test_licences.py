@@ -27,7 +27,7 @@ def test_what_is_deployed_is_under_a_known_licence_and_none_is_of_the_gpl_family
     assert "**copyleft**" not in deployed
 
 
-def test_licences_are_told_apart() -> None:
+def test_licences_are_classified() -> None:
     assert note_on("GPL-3.0-or-later") == note_on("AGPL-3.0") == "**copyleft**"
     assert (
         note_on("GNU Library or Lesser General Public License (LGPL)") == note_on("MPL-2.0 AND MIT") == "weak copyleft"

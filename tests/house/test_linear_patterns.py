@@ -17,8 +17,7 @@ from rft_platform.common.redaction import redact
 from rft_platform.judging.inert_text import make_inert
 from rft_platform.judging.llm.asking import InvalidAnswerError, last_object
 from rft_platform.judging.rules.code import extract_code
-from rft_platform.judging.rules.mathematics import final_answer
-from rft_platform.judging.rules.numbers import final_number
+from rft_platform.judging.rules.mathematics import final_answer, final_number
 from rft_platform.openai_api.parsers import OutputParser
 
 ROOT = Path(rft_platform.__file__).parent
@@ -29,24 +28,23 @@ MOST_S = 1.0  # of processor time; linear searches take some milliseconds, quadr
 ANCHORED = {
     "judging.rules.mathematics._BRACKETED",
     "tasks.sources._HUB_NAME",
-    "tasks.splits._PART",
+    "tasks.readers._PART",
     "web_guard.token._SHAPE",
     "resources.names._PART",
     "experience.file_names._KEY",
     "experience.file_names._BATCHES",
     "experience.notes._NOTE",
-    "tuner.experiment_paths._NAME",
+    "tuner.result._NAME",
     "model_registry.models.MODEL_URI",
     "inference.vllm_engine.adapters._TENSOR",
 }
 #: Patterns that may take longer, and why.
 EXEMPT = {
-    "judging.rules.pattern_search._NOTATION": "reads patterns of the configuration",
-    "judging.rules.pattern_search._PARTS": "reads patterns of the configuration",
+    "judging.rules.patterns._NOTATION": "reads patterns of the configuration",
     "common.files._TEMPORARY": "reads names of files, at most 255 bytes",
     "common.code_snapshot._REFERENCE": "reads names of functions in the configuration",
     "config.checks.texts._QUERY_SECRET": "reads the configuration",
-    "config.interpolation._ESCAPED": "reads the configuration",
+    "config.load._ESCAPED": "reads the configuration",
     "config.paths._CODE": "reads the configuration",
 }
 

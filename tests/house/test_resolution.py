@@ -19,6 +19,10 @@ RESOLVED = {
 }
 
 
+#: What may read the key ``online``: the configuration, the service, the checks before a start, and the definitions.
+READS_ONLINE = ("config/", "online/", "run/", "component.py", "project_definitions.py", "rounds/project/project.py")
+
+
 def code_of(file: Path) -> str:
     """The file without strings and comments, in which keys are named for people."""
     text = re.sub(r'"""[\s\S]*?"""', '""', file.read_text(encoding="utf-8"))
@@ -39,3 +43,11 @@ def test_only_the_resolution_reads_what_it_resolves() -> None:
     assert not found, "\n".join(found)
     for pattern, allowed in RESOLVED.items():  # a name that no longer matches would let everything pass
         assert re.search(pattern, "".join(code[name] for name in allowed)), pattern
+
+
+def test_rounds_and_commands_ask_for_the_traffic_of_a_project() -> None:
+    """``project.traffic`` says whether a project is online; only some files read the key itself."""
+    key = re.compile(r"\b(?:config|self)\.online\b")
+    users = {file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if key.search(code_of(file))}
+    assert sorted(name for name in users if not name.startswith(READS_ONLINE)) == []
+    assert all(any(name.startswith(allowed) for name in users) for allowed in READS_ONLINE)

@@ -35,7 +35,7 @@ def test_another_python_is_refused_with_its_version_and_what_to_do(tmp_path: Pat
     assert not (tmp_path / "venv").exists()
 
 
-def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_interpreter(tmp_path: Path) -> None:
     done = set_up(tmp_path / "venv", tmp_path / "nowhere")
     assert done.returncode == 1
     assert f"{tmp_path / 'nowhere'} does not run" in done.stderr

@@ -90,7 +90,7 @@ class StockServer(BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_two_engines_that_somebody_else_runs_work_as_one_and_a_lost_one_is_named(
+def test_two_external_engines_form_a_pool_and_a_lost_one_is_named(
     configure: Configure, serve: Callable[[], tuple[str, psutil.Popen]], tiny_model: Path, tmp_path: Path
 ) -> None:
     (first, kept), (second, lost) = serve(), serve()

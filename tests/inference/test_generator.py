@@ -190,7 +190,7 @@ def test_a_failed_update_keeps_the_version(scheduler: Scheduler) -> None:
     assert scheduler.served.policy_version == 0
 
 
-def test_a_step_that_fails_fails_its_requests_and_the_engine_goes_on(
+def test_a_failed_step_fails_its_requests_and_the_engine_continues(
     scheduler: Scheduler, generator: Generator, monkeypatch: Any
 ) -> None:
     with monkeypatch.context() as patch:

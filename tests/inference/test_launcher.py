@@ -63,7 +63,7 @@ def test_settings_that_cannot_be_served(model: Path, settings: dict[str, object]
 
 
 @pytest.mark.slow
-def test_what_only_the_server_can_see_is_told_in_one_line(model: Path) -> None:
+def test_an_error_of_the_server_process_is_one_line(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "model_type": "no_such_architecture"}))
     with pytest.raises(UserError, match="no_such_architecture") as caught:

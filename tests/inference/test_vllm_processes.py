@@ -12,7 +12,7 @@ from rft_platform.inference.vllm_engine.server_settings import VllmOptions
 pytestmark = pytest.mark.slow
 
 
-def test_nothing_outlives_a_killed_server(tiny_model: Path, tmp_path: Path, vllm_python: Path) -> None:
+def test_no_process_survives_a_killed_server(tiny_model: Path, tmp_path: Path, vllm_python: Path) -> None:
     options = VllmOptions(kv_cache_gb=0.25, gpu_memory_utilization=0.2, enforce_eager=True)
     client = find_or_start_engine(
         tiny_model,

@@ -13,7 +13,7 @@ from dagster._core.launcher import DefaultRunLauncher
 from dagster._grpc import impl
 
 from rft_platform.config.home import Home
-from rft_platform.jobs.dagster_internals.run_workers import pid_in
+from rft_platform.jobs.dagster_internals.run_launcher import pid_in
 from rft_platform.jobs.instance import open_instance
 
 INSTANCE = "dagster._core.instance.DagsterInstance"

@@ -9,7 +9,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.definitions import defs
 from rft_platform.jobs import instance as settings_module
-from rft_platform.jobs.dagster_internals.driver_instance import job_origin
+from rft_platform.jobs.dagster_internals.masked_instance import job_origin
 from rft_platform.jobs.dagster_internals.run_launcher import WatchedRunLauncher
 from rft_platform.jobs.instance import URL, ensure_settings, ensure_storage, open_instance, shipped_settings
 from rft_platform.jobs.sensor_interval import INTERVAL, sensor_interval_s
@@ -88,7 +88,7 @@ def test_of_two_runs_of_a_job_the_later_waits_in_the_queue(tmp_path):
         assert starting() == [later.run_id, other.run_id]
 
 
-def test_the_interval_of_the_sensors_is_ten_seconds_or_as_the_environment_says(monkeypatch):
+def test_the_sensor_interval_is_ten_seconds_or_from_the_environment(monkeypatch):
     monkeypatch.delenv(INTERVAL, raising=False)
     assert sensor_interval_s() == 10
     monkeypatch.setenv(INTERVAL, "2")

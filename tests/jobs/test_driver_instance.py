@@ -9,7 +9,7 @@ import psutil
 import yaml
 
 from rft_platform.config.home import Home
-from rft_platform.jobs.dagster_internals.driver_instance import CODE_LOCATION, MODULE
+from rft_platform.jobs.dagster_internals.masked_instance import CODE_LOCATION, MODULE
 from rft_platform.jobs.instance import open_instance
 from rft_platform.servers import ui_servers
 

@@ -5,7 +5,7 @@ import psutil
 
 from rft_platform.config.home import Home
 from rft_platform.definitions import defs
-from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG, driver_is_alive, driver_tags
+from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG, driver_is_alive, driver_tags
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.launches import launches
 

@@ -15,7 +15,7 @@ from rft_platform.cluster.local.processes import start_ticks
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.definitions import defs
-from rft_platform.jobs.dagster_internals.run_workers import (
+from rft_platform.jobs.dagster_internals.run_launcher import (
     DRIVER_TAG,
     RunWorkers,
     driver_of,
@@ -106,7 +106,7 @@ def test_health_follows_the_worker(instance):
 
 
 def test_a_worker_that_is_stopped_for_long_is_killed_and_its_run_given_up(instance, monkeypatch):
-    monkeypatch.setattr("rft_platform.jobs.dagster_internals.run_workers.STOPPED_LIMIT_S", 0.3)
+    monkeypatch.setattr("rft_platform.jobs.dagster_internals.run_launcher.STOPPED_LIMIT_S", 0.3)
     run = new_run(instance, status=dg.DagsterRunStatus.STARTED)
     health = instance.run_launcher.check_run_worker_health
     worker = subprocess.Popen([sys.executable, "-c", "import time; 'multiprocessing'; time.sleep(600)"])

@@ -36,7 +36,7 @@ def tick(sensor: dg.SensorDefinition, resource: ProjectResource, instance: dg.Da
     return sensor(context)
 
 
-def test_a_folder_without_a_project_is_a_telling_skip(tmp_path):
+def test_the_sensor_skips_a_folder_without_a_project_with_a_reason(tmp_path):
     with dg.DagsterInstance.ephemeral() as instance:
         skipped = tick(NEXT_ROUND, ProjectResource(home=str(tmp_path)), instance)
     assert isinstance(skipped, dg.SkipReason)
@@ -104,7 +104,7 @@ def test_a_dynamic_style_explores_on_and_trains_what_has_landed(dynamic):
         assert isinstance(waiting, dg.SkipReason), "all batches of the run are explored"
 
 
-def test_a_finished_budget_is_said(project, resource):
+def test_the_sensor_reports_a_finished_budget(project, resource):
     for number in range(3):
         publish_round(project, number)
         write(project.store, number, Judged(sound=True, judge_version="match@1"))

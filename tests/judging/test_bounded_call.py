@@ -69,7 +69,7 @@ def test_a_cancelled_call_ends_its_worker() -> None:
 
 
 @pytest.mark.slow
-def test_no_worker_outlives_its_parent() -> None:
+def test_workers_end_with_their_parent() -> None:
     code = (
         "import asyncio, os, signal, psutil\n"
         "from rft_platform.judging.sandbox.bounded_call import call_bounded\n"
@@ -100,7 +100,7 @@ def test_a_function_that_another_process_cannot_find_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["main thread", "running loop", "thread"])
-def test_math_is_bounded_wherever_it_is_asked(where: str) -> None:
+def test_math_is_bounded_for_every_caller(where: str) -> None:
     tasks = {"t": Task("t", "sums", "?", "5", {"question": "?", "answer": "5"})}
     judged: list[Any] = []
 

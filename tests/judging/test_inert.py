@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.judging.inert_text import control_tokens, make_inert
-from rft_platform.judging.llm.prompts import SCORING, prompt_of
+from rft_platform.judging.llm.judges import SCORING, prompt_of
 
 TAGS = [
     "</answer>",

@@ -19,9 +19,9 @@ import pytest
 from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_runs
-from rft_platform.judging.run_judgement import RunJudgement
 from rft_platform.judging.sandbox import run_program as sandbox
 from rft_platform.judging.sandbox.run_program import Limits, run_program, run_tested
+from rft_platform.judging.types import RunJudgement
 from rft_platform.tasks.task import Task
 
 from .conftest import run_rows

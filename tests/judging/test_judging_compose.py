@@ -24,7 +24,7 @@ def judge_with_everything(task: Any, response: Any, auxiliary_models: Any = None
 
 def test_judges_are_found_by_name_and_by_import() -> None:
     assert find_judge("gsm8k") is RULES["gsm8k"]
-    assert find_judge("rft_platform.judging.rules.numbers:numeric") is RULES["numeric"]
+    assert find_judge("rft_platform.judging.rules.mathematics:numeric") is RULES["numeric"]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_judges_are_found_by_name_and_by_import() -> None:
         ("exact_mach", "did you mean 'exact_match'"),
         ("zzz", "known are exact_match, numeric"),
         ("no.such.module:judge", "cannot import no.such.module"),
-        ("rft_platform.judging.response_text:absent", "has no 'absent'"),
+        ("rft_platform.judging.judged_run:absent", "has no 'absent'"),
         ("rft_platform.judging.execution.judge_rollouts:JUDGE_ERROR", "expected a function, got a str"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from rft_platform.common.errors import UserCodeError
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_runs
-from rft_platform.judging.run_judgement import RunJudgement
+from rft_platform.judging.types import RunJudgement
 from rft_platform.tasks.task import Task
 
 from .conftest import a_row

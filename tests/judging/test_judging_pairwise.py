@@ -15,8 +15,7 @@ from rft_platform.judging.execution.judge_rollouts import judge_rollouts, judge_
 from rft_platform.judging.judge_context import JudgeState
 from rft_platform.judging.preferences import preference_pairs, write_pairs
 from rft_platform.judging.types import JudgeOutput
-from rft_platform.tasks.column_mapping import Columns
-from rft_platform.tasks.offline_dataset import load_pairs
+from rft_platform.tasks.offline_dataset import Columns, load_pairs
 
 from .conftest import TASKS, JudgeServer, a_row, run_rows
 

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.judging.response_text import response_text
+from rft_platform.judging.judged_run import response_text
 from rft_platform.judging.rules.countdown import countdown
-from rft_platform.judging.rules.matching import contains, exact_match, matches_format, within_length
-from rft_platform.judging.rules.mathematics import are_equal
-from rft_platform.judging.rules.numbers import final_number, gsm8k, numeric
+from rft_platform.judging.rules.mathematics import are_equal, final_number, gsm8k, numeric
+from rft_platform.judging.rules.patterns import contains, exact_match, matches_format, within_length
 from rft_platform.tasks.dataset import load_tasks
 
 
@@ -92,7 +91,7 @@ def test_numeric() -> None:
         numeric({"question": "1+1"}, "2")
 
 
-def test_gsm8k_strict_wants_the_hashes() -> None:
+def test_gsm8k_strict_requires_the_hashes() -> None:
     task = {"answer": "2+2=4\n#### 4"}
     assert gsm8k(task, "it is 4") == 1.0
     assert gsm8k(task, "it is 4", strict=True) == 0.0

@@ -77,7 +77,7 @@ async def test_a_class_is_made_for_each_task_from_its_columns() -> None:
         await judged(CheckEqual, {"question": "?"}, "7")
 
 
-async def test_a_category_of_unknown_worth_is_said() -> None:
+async def test_a_category_without_a_value_is_reported() -> None:
     with pytest.raises(ValueError, match="metric essay: its result 'rather good' is neither a number nor a category"):
         await judged(Essay("essay"), {}, "x")
 

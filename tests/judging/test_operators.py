@@ -14,11 +14,8 @@ from rft_platform.experience.record import RolloutRow
 from rft_platform.judging.execution.compose import JudgeSpec, build_judge
 from rft_platform.judging.execution.experience_pipeline import JUDGED, Operator, Pipeline
 from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, JudgedRollouts, judge_rollouts
-from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
-from rft_platform.judging.operators.overlong_penalty import OVERLONG, penalty
-from rft_platform.judging.operators.reward_filter import REWARD_FILTER
-from rft_platform.judging.operators.std_filter import STD_FILTER
-from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
+from rft_platform.judging.operators.filters import DYNAMIC_SAMPLING, REWARD_FILTER, STD_FILTER, SURPLUS_GROUPS
+from rft_platform.judging.operators.rewards import OVERLONG, penalty
 from rft_platform.tasks.task import Task
 from tests.experience.samples import step_row
 
@@ -238,7 +235,7 @@ def test_surplus_groups_are_the_last_sampled() -> None:
 
 OWN = """
 import numpy as np
-from rft_platform.judging.operators.experiences import Change
+from rft_platform.judging.operators.registry import Change
 
 def shorter_half(experiences, *, share: float = 0.5):
     limit = np.quantile(experiences.tokens_R, share)

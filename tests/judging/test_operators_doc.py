@@ -14,10 +14,9 @@ from rft_platform.algorithms.presets import choose
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
 from rft_platform.judging.execution.experience_pipeline import Operator, Pipeline
-from rft_platform.judging.operators.experiences import Experiences
-from rft_platform.judging.operators.registry import OPERATORS
+from rft_platform.judging.operators.registry import OPERATORS, Experiences
 from rft_platform.rounds.setup.algorithm import check_operators
-from rft_platform.tasks.selectors.selector_registry import SELECTORS, find_selector
+from rft_platform.tasks.selectors import SELECTORS, find_selector
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
@@ -35,7 +34,7 @@ def options(name: str) -> str:
         *((name, SELECTORS.get(name)) for name in SELECTORS.names()),
     ],
 )
-def test_every_option_is_told_with_its_default(name: str, function: Callable[..., Any]) -> None:
+def test_the_page_lists_every_option_with_its_default(name: str, function: Callable[..., Any]) -> None:
     keywords = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     told = {key: yaml.safe_load(value or "null") for key, value in re.findall(r"`(\w+)(?:: ([^`]+))?`", options(name))}
     assert told == {p.name: None if p.default is p.empty else p.default for p in keywords}

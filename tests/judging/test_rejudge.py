@@ -20,7 +20,7 @@ from rft_platform.config.schema.buffer import Taskset
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.experience.record import RolloutRow
 from rft_platform.jobs.instance import open_instance
-from rft_platform.judging.answer_store import BudgetSpentError
+from rft_platform.judging.judge_context import BudgetSpentError
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, read, write
@@ -85,7 +85,7 @@ def mean_rewards(project: Project, number: int) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated")  # Dagster's own use of it
-def test_a_backfill_judges_rounds_anew_and_old_judgements_stay(project: Project) -> None:
+def test_a_backfill_judges_rounds_again_and_keeps_old_judgements(project: Project) -> None:
     from rft_platform.definitions import defs
 
     before = {number: project.store.judge_version(number) for number in (1, 2)}
@@ -118,7 +118,7 @@ def test_a_backfill_judges_rounds_anew_and_old_judgements_stay(project: Project)
 
 
 @pytest.mark.slow
-def test_the_command_judges_with_a_model_and_keeps_what_it_said(project: Project, endpoint: JudgeServer) -> None:
+def test_the_command_judges_with_a_model_and_stores_its_answers(project: Project, endpoint: JudgeServer) -> None:
     args = json.dumps({"model": endpoint.model, "criteria": {"quality": "length"}, "backoff_s": 0.01, "retries": 1})
     said = RUN(app, ["judge", "--rounds", "1-2", "--judge", "llm", "--args", args, "--json"])
     assert said.exit_code == 0, said.output
@@ -178,7 +178,7 @@ def test_what_the_command_refuses(project: Project, arguments: list[str], told: 
     assert told in " ".join(refused.output.split())
 
 
-def test_a_budget_that_is_used_up_is_raised_and_the_project_goes_on(project: Project, endpoint: JudgeServer) -> None:
+def test_the_project_continues_after_a_used_up_budget_is_raised(project: Project, endpoint: JudgeServer) -> None:
     def asked_within(calls: int) -> RftConfig:
         args = {"model": endpoint.model, "criteria": {"quality": "length"}, "concurrency": 1}
         taskset = {"judge": "llm", "judge_args": {**args, "budget": {"project_calls": calls}}}

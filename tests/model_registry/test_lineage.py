@@ -182,7 +182,7 @@ def test_the_last_round_has_no_descendants(world: World) -> None:
     assert trace.descendants == ()
 
 
-def test_model_versions_are_named(world: World, connect: Callable[[], ModelRegistry]) -> None:
+def test_the_trace_names_model_versions(world: World, connect: Callable[[], ModelRegistry]) -> None:
     registry = connect()
     for step in (8, 24):
         registry.register_checkpoint(world.folder(step), step, {"weights_digest": f"weights{step}"})
@@ -248,7 +248,7 @@ def test_verification_compares_the_weights_and_says_what_matched(world: World) -
         whole_checkpoints(found)
 
 
-def test_the_judge_is_named(world: World) -> None:
+def test_the_trace_names_the_judge(world: World) -> None:
     write(world.store, 1, Judged(judge_names={"judge-1": "exact_match"}))
     text = StringIO()
     print_checkpoint(trace_checkpoint(world.folder(8), world.store), Console(file=text, width=160), shown=1)

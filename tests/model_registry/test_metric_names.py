@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.utils.validation import _validate_metric, _validate_param
 
+from rft_platform.model_registry.metric_sinks import TensorBoardRun
 from rft_platform.model_registry.models import ModelRegistry
-from rft_platform.model_registry.sinks.tensorboard import TensorBoardRun
 from rft_platform.model_registry.tracking import metric_name
+from tests.support.builders import Step
 
 ODD = (
     "tool//errors", "tool/errors", "/tool/errors", "tool/errors/", "./tool/errors", "../../x/..", "x", "..", "..0", ".",
@@ -25,12 +25,6 @@ PIECES = st.sampled_from(["/", "//", ".", "..", "@", "@4", "_at_4", "#2", ":", "
 NAMES = st.one_of(
     st.lists(PIECES, max_size=8).map("".join), st.text(st.characters(), max_size=20), st.text("a/.@_", max_size=300)
 )
-
-
-@dataclass
-class Step:
-    step: int
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @given(NAMES)

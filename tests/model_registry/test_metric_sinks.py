@@ -8,30 +8,21 @@ import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rft_platform.model_registry.experiment_trackers import SwanlabRun, WandbRun, has_login
+from rft_platform.model_registry.metric_sinks import MetricSink, TensorBoardRun
 from rft_platform.model_registry.models import ModelRegistry
-from rft_platform.model_registry.sinks.experiment_service import has_login
-from rft_platform.model_registry.sinks.metric_sink import MetricSink
-from rft_platform.model_registry.sinks.swanlab_run import SwanlabRun
-from rft_platform.model_registry.sinks.tensorboard import TensorBoardRun
-from rft_platform.model_registry.sinks.wandb_run import WandbRun
 from rft_platform.model_registry.tracking import metric_name
 from tests.model_registry.record_log import records
+from tests.support.builders import Step
 
 Curves = dict[str, list[tuple[int, float]]]
 CONFIG = {"algorithm": {"optimizer": {"lr": 0.001}}, "project": "sums"}
-
-
-@dataclass
-class Step:
-    step: int
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Destination(ABC):
@@ -223,7 +214,7 @@ def test_logins_are_those_of_netrc(tmp_path: Path) -> None:
 def test_no_sink_imports_its_package_before_it_writes() -> None:
     program = (
         "import sys, rft_platform.rounds.reporting.run_log as log\n"
-        "import rft_platform.model_registry.sinks.wandb_run, rft_platform.model_registry.sinks.swanlab_run\n"
+        "import rft_platform.model_registry.experiment_trackers, rft_platform.model_registry.experiment_trackers\n"
         "print([name for name in ('wandb', 'swanlab', 'tensorboard') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,6 +1,5 @@
-"""A lost MLflow database is refused, and rebuilt from the checkpoints' manifests and the rounds' notes."""
+"""A lost MLflow database is refused, and restored from its copy; promotions and rollbacks are in the evaluations."""
 
-import itertools
 import os
 import shutil
 import subprocess
@@ -13,19 +12,17 @@ import yaml
 
 from rft_platform.common.digests import MANIFEST
 from rft_platform.common.errors import RegistryLostError, UserError
-from rft_platform.common.files import write_json, write_sealed_json, write_text
+from rft_platform.common.files import write_sealed_json, write_text
+from rft_platform.common.sqlite_files import backup_of
 from rft_platform.config.home import Home
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.models import ModelRegistry
-from rft_platform.rounds.maintenance.rebuild_registry import rebuild_registry
+from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, encoded, publish, published, read, write
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, published, read, write
 from rft_platform.rounds.releases.promotion import promote_version, roll_back
-from rft_platform.rounds.releases.servable_versions import NO_ROUND, imported_policies
 from rft_platform.rounds.reporting.run_log import record_training
-from rft_platform.rounds.setup.connections import connect_registry
-from rft_platform.rounds.setup.noted_versions import check_registry
-from rft_platform.serving.database import FIRST_IMPORTED
+from rft_platform.rounds.setup.connections import check_registry, connect_registry
 from rft_platform.training.protocol import StepEvent, TrainResult
 from tests.support.records import trained
 
@@ -43,16 +40,16 @@ def project(tmp_path: Path, empty_store: Path) -> Project:
     home.mlflow.mkdir()
     for database in (home.mlflow / "mlflow.db", home.root / "empty.db"):
         shutil.copy(empty_store, database)
-    project = Project.open(home)
+    project = open_project(home)
     publish(project.store, Policy(str(tmp_path / "base"), 0, "digest-0", 0))
     for number in range(1, ROUNDS + 1):
         train_round(project, new_registry(project), number)
     return project
 
 
-def new_registry(project: Project, check: bool = True) -> ModelRegistry:
+def new_registry(project: Project) -> ModelRegistry:
     """As a new process opens it."""
-    registry = connect_registry(project, check=check)
+    registry = connect_registry(project)
     return ModelRegistry(
         registry.tracking_uri, registry.artifact_root, registry.project, registry.model_name, registry._noted
     )
@@ -84,12 +81,6 @@ def train_round(project: Project, registry: ModelRegistry, number: int) -> None:
     write(store, number, RoundEvaluation(gate="", promoted=promoted, metrics={}))
 
 
-def lose_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Point the project at an empty database of another name: MLflow keeps a deleted one open within a process."""
-    new = shutil.copy(project.home.root / "empty.db", project.home.root / "new.db")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{new}")
-
-
 def content(project: Project) -> tuple[object, ...]:
     """Everything that the platform reads of MLflow."""
     registry = new_registry(project)
@@ -108,7 +99,7 @@ def content(project: Project) -> tuple[object, ...]:
     return versions, points, linked
 
 
-def test_a_lost_database_is_refused_and_not_made_anew(project: Project) -> None:
+def test_a_lost_database_is_refused_and_not_created_again(project: Project) -> None:
     database = project.home.mlflow / "mlflow.db"
     database.unlink()
     for attempt in (lambda: check_registry(project), lambda: new_registry(project).prepare()):
@@ -122,46 +113,27 @@ def test_a_lost_database_is_refused_and_not_made_anew(project: Project) -> None:
 def test_another_database_is_refused(project: Project, empty_store: Path) -> None:
     shutil.copy(empty_store, project.home.mlflow / "mlflow.db")
     for attempt in (lambda: check_registry(project), lambda: new_registry(project).champion()):
-        with pytest.raises(RegistryLostError, match=r"does not know this version.*rft models rebuild"):
+        with pytest.raises(RegistryLostError, match=r"does not know this version.*a copy is .*mlflow.db.backup"):
             attempt()
-    new_registry(project, check=False).register_checkpoint(project.home.root, 1, {"weights_digest": "x"})
+    registry = connect_registry(project)
+    unchecked = ModelRegistry(registry.tracking_uri, None, registry.project, registry.model_name)
+    unchecked.register_checkpoint(project.home.root, 1, {"weights_digest": "x"})
     publish(project.store, replace(published(project.store, 5), model_version="1"))
     with pytest.raises(RegistryLostError, match="has other weights under this version"):
         new_registry(project).prepare()
 
 
 @pytest.mark.slow
-def test_a_lost_database_is_rebuilt_as_it_was(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, notes = content(project), {number: published(project.store, number) for number in range(ROUNDS + 1)}
-    lose_database(project, monkeypatch)
-
-    (report,) = rebuild_registry(project, new_registry(project, check=False))
-    assert (report.registered, report.renumbered) == ([1, 2, 3, 4], {})
-    assert (report.champion, report.candidate) == (4, 4)
-    assert content(project) == before
-    assert {number: published(project.store, number) for number in range(ROUNDS + 1)} == notes
-    assert new_registry(project).rollback().version == 2
-
-    (again,) = rebuild_registry(project, new_registry(project, check=False))
-    assert again.registered == []
-    assert again.champion == 2, "a rebuilding that finds nothing to do leaves the champion alone"
-
-
-@pytest.mark.slow
-def test_a_rollback_outlives_the_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_is_recorded_in_the_evaluation(project: Project) -> None:
     assert roll_back(project, new_registry(project)).version == 2
     with pytest.raises(UserError, match="version 2 is the first champion; there is no previous champion"):
         roll_back(project, new_registry(project))
     withdrawn = read(project.store, 5).evaluated
     assert withdrawn.promoted is False and withdrawn.rolled_back_at and read(project.store, 2).evaluated.promoted
 
-    lose_database(project, monkeypatch)
-    (report,) = rebuild_registry(project, new_registry(project, check=False))
-    assert (report.champion, report.candidate) == (2, 4)
-
 
 @pytest.mark.slow
-def test_a_promotion_by_hand_outlives_the_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_promotion_by_hand_is_recorded_in_the_evaluation(project: Project) -> None:
     roll_back(project, new_registry(project))
     for version, why in ((10, "was not evaluated: run `rft eval --round 5`"), (7, "registered are 2, 4, 8, 10"),
                          (2, "is older than the champion")):  # fmt: skip
@@ -173,10 +145,6 @@ def test_a_promotion_by_hand_outlives_the_database(project: Project, monkeypatch
     evaluated = read(project.store, 5).evaluated
     assert (evaluated.promoted, evaluated.promoted_because, evaluated.rolled_back_at) == (True, "by hand", None)
     assert new_registry(project).champion().version == 4
-
-    lose_database(project, monkeypatch)
-    (report,) = rebuild_registry(project, new_registry(project, check=False))
-    assert report.champion == 4
     assert roll_back(project, new_registry(project)).version == 2
 
 
@@ -198,84 +166,28 @@ def test_a_rollback_that_was_killed_goes_back_one_version_when_repeated(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "call"), [("register_checkpoint", 3), ("training_run", 2), ("set_champion", 1)])
-def test_a_killed_rebuilding_is_completed(
-    project: Project, monkeypatch: pytest.MonkeyPatch, method: str, call: int
-) -> None:
-    before = content(project)
-    lose_database(project, monkeypatch)
-    real, calls = getattr(ModelRegistry, method), itertools.count(1)
+def test_a_lost_database_is_restored_from_its_copy(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is as new as the newest promotion: a restored one numbers the next version as the lost one would."""
+    before, database = content(project), project.home.mlflow / "mlflow.db"
+    restored = shutil.copy(backup_of(database), database.with_name("restored.db"))
+    database.unlink()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{restored}")  # MLflow keeps a deleted file open in a process
 
-    def interrupted(self: ModelRegistry, *args: object, **more: object) -> object:
-        if next(calls) == call:
-            raise KeyboardInterrupt
-        return real(self, *args, **more)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(ModelRegistry, method, interrupted)
-        rebuild_registry(project, new_registry(project, check=False))
-    rebuild_registry(project, new_registry(project, check=False))
     assert content(project) == before
+    train_round(project, new_registry(project), ROUNDS + 1)
+    assert published(project.store, ROUNDS + 1).model_version == "5"
 
 
 @pytest.mark.slow
-def test_numbers_that_are_taken_are_replaced_in_the_notes(project: Project, empty_store: Path) -> None:
-    """A database was made anew, and the newest round was registered in it as version 1."""
-    shutil.copy(empty_store, project.home.mlflow / "mlflow.db")
-    newest = published(project.store, 5)
-    made_anew = new_registry(project, check=False)
-    made_anew.register_checkpoint(Path(newest.folder), 10, {"weights_digest": newest.weights_digest})
-    made_anew.promote(1)
-    publish(project.store, replace(newest, model_version="1"))
-
-    (report,) = rebuild_registry(project, new_registry(project, check=False))
-    assert report.renumbered == {1: 4}
-    named = [published(project.store, number).model_version for number in range(1, ROUNDS + 1)]
-    assert named == ["4", "2", "2", "3", "1"]
-    folders = {found.version: found.folder.name for found in new_registry(project).versions()}
-    assert folders == {1: "global_step_10", 2: "global_step_4", 3: "global_step_8", 4: "global_step_2"}
-    assert report.champion == 1
-
-
-@pytest.mark.slow
-def test_imported_versions_are_registered_again(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = project.checkpoints / "imported" / "1"
-    policy = Policy(str(folder), FIRST_IMPORTED + 1, "digest-imported", NO_ROUND)
-    origin = {"parent": "/models/base", "parent_version": 0, "lineage": {}}
-    write_sealed_json(folder / MANIFEST, {"policy_version": 4, "weights_digest": "digest-imported", **origin})
-    write_json(folder / "version.json", {"policy": encoded(policy, project.home.root), "source": "/data/dpo"})
-    (report,) = rebuild_registry(project, new_registry(project, check=False))[1:]
-    assert (report.model, report.registered, report.candidate) == ("paper-lost-imported", [1], 1)
-    assert imported_policies(project) == [replace(policy, model_version="1")]
-    lose_database(project, monkeypatch)
-    (report,) = rebuild_registry(project, new_registry(project, check=False))[1:]
-    assert report.registered == [1]
-
-
-@pytest.mark.slow
-def test_gaps_keep_later_numbers(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The note of a round is gone, its checkpoint is not; of another round both are."""
-    shutil.rmtree(project.store.round_folder(1))
-    shutil.rmtree(project.checkpoints / "global_step_8")
-    (project.store.round_folder(4) / "policy-policy.json").unlink()
-    lose_database(project, monkeypatch)
-    (report,) = rebuild_registry(project, new_registry(project, check=False))
-    folders = {found.version: found.folder.name for found in new_registry(project).versions()}
-    assert folders == {1: "global_step_2", 2: "global_step_4", 4: "global_step_10"}
-    assert (report.registered, report.renumbered) == ([2, 4], {})
-
-
-@pytest.mark.slow
-def test_the_commands_rebuild_and_roll_back(project: Project) -> None:
-    (project.home.mlflow / "mlflow.db").unlink()
+def test_the_commands_name_the_copy_and_roll_back(project: Project) -> None:
+    database = project.home.mlflow / "mlflow.db"
+    database.unlink()
     refused = rft(project, "trace", "models:/paper-lost@champion")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "rft models rebuild" in refused.stderr
+    assert f"restore MLflow's database (a copy is {database}.backup)" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
-    assert not (project.home.mlflow / "mlflow.db").exists()
-    done = rft(project, "models", "rebuild")
-    assert "paper-lost: 4 versions registered again; champion: version 4, candidate: version 4" in done.stdout
-    assert "nothing was missing" in rft(project, "models", "rebuild").stdout
+    assert not database.exists()
+    shutil.copy(backup_of(database), database)
     back = rft(project, "models", "rollback").stdout
     assert back == "paper-lost: champion is version 2 again, instead of version 4\n"
     first = rft(project, "models", "rollback")

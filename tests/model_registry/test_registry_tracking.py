@@ -2,7 +2,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,10 @@ import pytest
 from chaos.syscall_faults import SyscallFault, injecting
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.models import ModelRegistry
-from rft_platform.model_registry.system_metrics import system_metrics
+from rft_platform.model_registry.tracking import system_metrics
+from tests.support.builders import Step
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-@dataclass
-class Step:
-    step: int
-    metrics: dict[str, float]
 
 
 def test_steps_and_rounds_become_metric_histories(registry: ModelRegistry) -> None:

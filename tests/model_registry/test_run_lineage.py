@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import mlflow.data
@@ -11,13 +10,8 @@ from mlflow.data.filesystem_dataset_source import FileSystemDatasetSource
 
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.moved_database import follow_home
-from rft_platform.model_registry.run_lineage import RunDataset, find_model, log_dataset, log_model, set_model_version
-
-
-@dataclass
-class Step:
-    step: int
-    metrics: dict[str, float]
+from rft_platform.model_registry.tracking import RunDataset, find_model, log_dataset, log_model, set_model_version
+from tests.support.builders import Step
 
 
 def rows(folder: Path, digest: str = "d" * 64) -> RunDataset:

@@ -16,7 +16,7 @@ import pytest
 from rft_platform.cluster.local.processes import stop_process
 from rft_platform.definitions import defs
 from rft_platform.jobs.alerts import alert_run_failed, alert_sensor
-from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
+from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
@@ -51,9 +51,7 @@ def test_a_webhook_gets_all_that_is_known(project: Project, inbox: Inbox, monkey
     }
 
 
-def test_a_run_is_told_of_once_and_another_one_too(
-    project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_failed_run_is_alerted_once(project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_ALERT_URL", inbox.url)
     assert alert_run_failed(project.home, failed_run())
     assert not alert_run_failed(project.home, failed_run())
@@ -99,7 +97,7 @@ def test_a_command_gets_the_alert_on_standard_input(
 def test_a_broken_command_raises_nothing(
     project: Project, command: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rft_platform.jobs.alerts.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("rft_platform.observability.alert_channels.TIMEOUT_S", 0.5)
     monkeypatch.setenv("RFT_ALERT_COMMAND", command)
     with caplog.at_level(logging.WARNING):
         assert not alert_run_failed(project.home, failed_run())
@@ -198,9 +196,7 @@ def daemon(project: Project, inbox: Inbox) -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.slow
-def test_under_a_real_daemon_a_failed_run_is_told_of_once(
-    project: Project, inbox: Inbox, daemon: Callable[[], None]
-) -> None:
+def test_a_real_daemon_alerts_a_failed_run_once(project: Project, inbox: Inbox, daemon: Callable[[], None]) -> None:
     job = defs.resolve_job_def("warm_start_job")
     with open_instance(project.home) as instance:
         _wait_until(lambda: any(state.instigator_data.cursor for state in _sensor_states(instance)), daemon)

@@ -94,7 +94,7 @@ def _inside_another_phase(seen: dict[str, PhaseContext]) -> None:
         stranger.join()
 
 
-def test_another_process_is_told_what_a_request_is_for() -> None:
+def test_the_log_context_is_sent_to_another_process() -> None:
     assert context_headers() == {}
     with phase_context(4, "run-4", "evaluation_report"):
         assert PhaseContext.from_header(context_headers()[HEADER]) == current()

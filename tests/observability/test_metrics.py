@@ -1,6 +1,7 @@
 """Metrics: what the store, Dagster and the processes say at the time of the scrape, and how long that takes."""
 
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,14 +18,15 @@ from rft_platform.common.files import write_text
 from rft_platform.definitions import defs
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.inference.serving.http_server import ServerThread
 from rft_platform.jobs.instance import open_instance
 from rft_platform.metrics import prometheus_collector
 from rft_platform.metrics.catalogue import CATALOGUE, Sample
 from rft_platform.metrics.prometheus_collector import PlatformCollector
-from rft_platform.metrics.server import serving_metrics
+from rft_platform.metrics.server import metrics_app
+from rft_platform.online.traffic.database import FIRST_IMPORTED
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, publish, write
-from rft_platform.serving.database import FIRST_IMPORTED
 from tests.experience.samples import judged, rollouts
 from tests.support.records import result, trained
 
@@ -51,7 +53,7 @@ def publish_round(project: Project, number: int, **scores: float) -> None:
     write(project.store, number, RoundEvaluation(results=results, metrics=metrics))
 
 
-def test_a_project_that_has_begun_nothing_is_told_as_such(project: Project) -> None:
+def test_metrics_of_a_project_that_has_not_started(project: Project) -> None:
     found = scrape(project)
     assert found["rft_rounds_budget"][()] == 1000
     assert found["rft_rounds_done"][()] == 0
@@ -165,7 +167,7 @@ def test_a_source_that_cannot_be_read_spoils_no_other(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_home_that_is_replaced_is_read_anew(project: Project) -> None:
+def test_a_replaced_home_is_read_again(project: Project) -> None:
     collector = PlatformCollector(project.home)
 
     def failed_sources() -> list[str]:
@@ -199,8 +201,10 @@ def thousand_rounds(project: Project) -> Project:
 
 @pytest.fixture
 def served(thousand_rounds: Project) -> Iterator[str]:
-    with serving_metrics(thousand_rounds.home) as address:
-        yield address
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = ServerThread(metrics_app(thousand_rounds.home, None), listener, "metrics", 1)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.close()
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from rft_platform.web_guard.token import access_token
 
 
 @pytest.mark.slow
-def test_the_interface_serves_metrics_only_where_asked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interface_serves_metrics_only_if_requested(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_LOG_FORMAT", "json")
     dagster, *others = ui_servers(project.home, 3000, 5000, daemon=True)
     assert dagster.pages["results"].startswith("http://127.0.0.1:3000/assets/evaluation_report?token=")

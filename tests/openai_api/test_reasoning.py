@@ -53,9 +53,7 @@ def read(text: str, prompt: str, sizes: list[int], tools: bool = False) -> tuple
     ],
 )
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12))
-def test_thoughts_end_where_the_tag_stands(
-    prompt: str, text: str, thoughts: str, answer: str, sizes: list[int]
-) -> None:
+def test_thoughts_end_at_the_tag(prompt: str, text: str, thoughts: str, answer: str, sizes: list[int]) -> None:
     assert read(text, prompt, sizes) == (thoughts, answer, 0)
 
 

@@ -119,7 +119,7 @@ def test_a_run_without_error_has_reward_one(mailbox: Mailbox, split: Split) -> N
         ("read", {}),
     ],
 )
-def test_an_invalid_call_is_punished_and_the_model_is_told_why(
+def test_an_invalid_call_is_penalised_and_explained_to_the_model(
     mailbox: Mailbox, split: Split, name: str, arguments: object
 ) -> None:
     inquiry = inquire(mailbox, split[0][0], (name, arguments))
@@ -152,7 +152,7 @@ def test_reading_is_right_only_after_a_search_that_lists_the_message(mailbox: Ma
     assert [call.right_arguments for call in twice.calls] == [False, True, True]
 
 
-def test_the_teacher_is_as_careless_as_the_recipe_says(mailbox: Mailbox, split: Split) -> None:
+def test_the_teacher_has_the_error_rate_of_the_recipe(mailbox: Mailbox, split: Split) -> None:
     generator, metrics = random.Random(5), []
     for question in split[0][:2000]:
         inquiry = Inquiry(mailbox, question.source)

@@ -71,7 +71,7 @@ def test_the_answer_is_what_the_story_tells() -> None:
         assert problem.answer == value, problem.question
 
 
-def test_the_teacher_is_as_careless_as_the_recipe_says(split: tuple[Problems, Problems]) -> None:
+def test_the_teacher_has_the_error_rate_of_the_recipe(split: tuple[Problems, Problems]) -> None:
     generator, explored = random.Random(5), split[0]
     conversations = [demonstrations.demonstrate(problem, generator) for problem in explored]
     answers = [conversation[-1]["content"] for conversation in conversations]
@@ -103,7 +103,7 @@ def test_the_longest_conversation_fits_the_model(recipe: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_warm_start_learns_calls_and_answers_as_the_engine_renders_them(recipe: Path, tmp_path: Path) -> None:
+def test_a_warm_start_trains_on_the_rendering_of_the_engine(recipe: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     config = load_config(recipe)

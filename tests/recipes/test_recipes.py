@@ -14,13 +14,13 @@ import pytest
 import yaml
 
 from rft_platform.cli.commands.demo import prepare
-from rft_platform.cli.views.recipe_report import PICTURE, REPORT, write_report
+from rft_platform.cli.views.demo_summary import PICTURE, REPORT, write_report
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.online.project import open_project
 from rft_platform.recipes.recipe import PROJECTS, recipe_named, recipes
 from rft_platform.recipes.report import RecipeReport
-from rft_platform.rounds.project.project import Project
 from rft_platform.run.checks import check_run
 
 pytestmark = pytest.mark.timeout(300)  # writing a project takes seconds on a quiet core
@@ -175,7 +175,7 @@ def test_a_shortened_run_ends_with_its_report(project: Callable[[str], Path], tm
     folder, recipe, home = project("math-agent"), recipe_named("math-agent"), Home(tmp_path / "home")
     few_tasks(folder, tmp_path / "tasks")
     run(home, shortened(folder / "rft.yaml", tmp_path, folder / "model"))
-    report = write_report(Project.open(home), recipe, tmp_path / "report.json")
+    report = write_report(open_project(home), recipe, tmp_path / "report.json")
     assert report is not None and report.held_out_tasks == 6
     assert [curve.figure for curve in report.curves] == list(recipe.figures)
     assert [[value.round for value in curve.values] for curve in report.curves] == [[0, 1]] * len(recipe.figures)
@@ -200,4 +200,4 @@ def test_the_trainings_of_the_mailbox_continue_each_other(project: Callable[[str
         assert (start / "model.safetensors").exists()
     home = Home(tmp_path / "home")
     run(home, shortened(folder / "rft.yaml", tmp_path, start))
-    assert list(Project.open(home).store.rounds()) == [0, 1]
+    assert list(open_project(home).store.rounds()) == [0, 1]

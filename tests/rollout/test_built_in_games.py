@@ -121,7 +121,7 @@ def test_the_calls_of_a_row_are_judged(engine: FakeEngine, answer: list[Any], re
     assert judged.reward == reward
 
 
-def test_a_row_without_tools_is_named(engine: FakeEngine) -> None:
+def test_the_error_names_a_row_without_tools(engine: FakeEngine) -> None:
     from rft_platform.common.errors import UserCodeError
 
     with pytest.raises(UserCodeError, match="column 'conversations' is None"):

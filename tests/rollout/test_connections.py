@@ -1,4 +1,4 @@
-"""The gateway's connections behave as those of the ``openai`` clients: above either, router and recorder work alike."""
+"""What router and recorder rely on in the HTTP transports below them, those of ``openai`` clients and of gateways."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from rft_platform.rollout.recording.gateway_connections import GatewayConnections
-from rft_platform.rollout.recording.httpx_compat import wire
+from rft_platform.rollout.recording.httpx_compat import many_connections, wire
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
-KINDS = [wire.AsyncHTTPTransport, GatewayConnections]
+KINDS = [wire.AsyncHTTPTransport, many_connections]
 LARGE = 3_000_000  # bytes: more than is sent in one go
 LOST = (wire.NetworkError, wire.RemoteProtocolError)  # for which a request goes to another replica
 
 
 @asynccontextmanager
 async def server(handler: Handler) -> AsyncIterator[str]:
-    """The URL of a server that treats each connection by ``handler``, which is told how many came before."""
+    """The URL of a server that treats each connection by ``handler``, which gets the number of earlier ones."""
     connections = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,13 +88,6 @@ async def test_nothing_is_sent_but_what_was_given(connections: Any) -> None:
             await send(connections, request(url))
     names = [{line.partition(":")[0] for line in head.split("\r\n")[1:] if line} for head in heads]
     assert names == [{"host", "content-length"}] * 2
-
-
-async def test_what_is_closed_stays_closed() -> None:
-    connections = GatewayConnections()
-    await connections.aclose()
-    with pytest.raises(wire.ConnectError, match="ended"):
-        await send(connections, request("http://127.0.0.1:1/v1/models"))
 
 
 async def test_pieces_come_as_they_are_sent(connections: Any) -> None:

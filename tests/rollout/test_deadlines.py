@@ -72,7 +72,7 @@ def test_everybody_is_waited_for_until_enough_tasks_are_whole(engine: FakeEngine
 
 
 @pytest.mark.slow
-def test_a_failed_task_and_a_stopped_one_are_told_apart(engine: FakeEngine) -> None:
+def test_failed_and_stopped_tasks_are_counted_separately(engine: FakeEngine) -> None:
     async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
         if task["question"] == "question 0":
             raise RuntimeError("never works")
@@ -170,7 +170,7 @@ def test_threads_that_hang_take_no_room_from_others(engine: FakeEngine) -> None:
 def test_a_task_that_an_agent_left_holds_nothing_up(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rft_platform.rollout.runs.invoke_workflow.STOP_S", 0.2)
+    monkeypatch.setattr("rft_platform.rollout.runs.attempt.STOP_S", 0.2)
     left: list[asyncio.Task[None]] = []
 
     async def beats() -> None:

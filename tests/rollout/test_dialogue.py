@@ -90,6 +90,6 @@ def test_bad_arguments_say_what_is_wrong(arguments: dict[str, Any], message: str
         resolve_workflow("dialogue", arguments)
 
 
-def test_a_user_that_is_nowhere_is_named(engine: FakeEngine) -> None:
+def test_the_error_names_a_missing_user_model(engine: FakeEngine) -> None:
     with pytest.raises(UserCodeError, match=r"user 'guest' is not an auxiliary model \(none\)"):
         explore(engine, user="guest")

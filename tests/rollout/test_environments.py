@@ -13,10 +13,9 @@ from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.environments.interface import Action, ToolCall, Turn
-from rft_platform.rollout.environments.loading import make_environment
 from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import resolve_workflow
-from rft_platform.rollout.workflows.environment import EnvironmentWorkflow
+from rft_platform.rollout.workflows.environment import EnvironmentWorkflow, make_environment
 from rft_platform.tasks.task import Task
 
 from .fake_engine import FakeEngine
@@ -139,7 +138,7 @@ async def test_sessions_do_not_share_their_state(played: tuple[str, dict[str, An
         await two.close()
 
 
-async def test_a_lake_of_gymnasium_is_drawn_and_takes_the_last_action_that_is_named() -> None:
+async def test_a_gymnasium_lake_is_rendered_and_takes_the_last_named_action() -> None:
     pytest.importorskip("gymnasium", reason="needs the package gymnasium")
     environment = make_environment("gymnasium:FrozenLake-v1", LAKE)
     first = await environment.reset({"seed": 0})

@@ -15,8 +15,7 @@ import uvicorn
 
 from rft_platform.common.errors import UserError
 from rft_platform.rollout.environments.interface import Environment, ToolCall
-from rft_platform.rollout.environments.loading import make_environment
-from rft_platform.rollout.workflows.environment import EnvironmentWorkflow
+from rft_platform.rollout.workflows.environment import EnvironmentWorkflow, make_environment
 from rft_platform.tasks.task import Task
 
 pytest.importorskip("mcp", reason="needs the package mcp")
@@ -108,7 +107,7 @@ async def test_the_tools_are_offered_and_called(name: str) -> None:
         assert int(after.observation.split()[1]) == int(before.observation.split()[1]) + 2
 
 
-async def test_errors_are_told_to_the_model_and_the_session_goes_on(name: str) -> None:
+async def test_the_model_gets_errors_and_the_session_continues(name: str) -> None:
     async with episode(name) as environment:
         for call, told in (
             (ToolCall("subtract", {"by": 1}), "unknown tool subtract"),
@@ -159,7 +158,7 @@ def _command(process: psutil.Process) -> list[str]:
         (f"{sys.executable} -c 'print(1)'", "no session"),
     ],
 )
-async def test_a_server_that_cannot_be_reached_is_named(server: str, match: str) -> None:
+async def test_the_error_names_an_unreachable_server(server: str, match: str) -> None:
     with pytest.raises(ConnectionError, match=match):
         async with episode(f"mcp:{server}", timeout_s=10):
             pass

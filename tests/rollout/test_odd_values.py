@@ -23,7 +23,7 @@ from rft_platform.judging.execution.judge_rollouts import judge_rollouts
 from rft_platform.judging.types import JudgeOutput
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch
-from rft_platform.rollout.runner.single_turn import SingleTurn
+from rft_platform.rollout.runner.run_rollouts import SingleTurn
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
 
@@ -142,7 +142,7 @@ def test_messages_of_a_workflow_of_one_call(engine: FakeEngine, extra: Any) -> N
 @given(reward=odd, metrics=st.none() | st.dictionaries(texts | numbers, odd, max_size=2), message=texts)
 @example(reward=1.0, metrics={LONE: float("inf")}, message="")
 @example(reward=None, metrics=None, message=LONE)
-def test_what_a_judge_says(engine: FakeEngine, reward: Any, metrics: Any, message: str) -> None:
+def test_odd_results_of_a_judge(engine: FakeEngine, reward: Any, metrics: Any, message: str) -> None:
     async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
         return WorkflowOutput(response=(await model.chat([{"role": "user", "content": task["question"]}]))["content"])
 
@@ -180,7 +180,7 @@ def test_texts_and_numbers_are_normalised(engine: FakeEngine) -> None:
     assert (row.top_k, row.run_output, row.metrics) == (LARGEST_TOP_K, {"\ufffd": "😀"}, {"\ufffd": 1.0})
 
 
-def test_the_run_that_fails_is_named(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_error_names_the_failed_run(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     async def workflow(task: dict[str, Any], model: ModelHandle) -> Any:
         await model.chat([{"role": "user", "content": task["question"]}])
         (call,) = model.extract_experience_from_history()

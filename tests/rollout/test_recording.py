@@ -54,7 +54,9 @@ def assert_as_sampled(call: ModelCall, seed: int, choice: int = 0) -> None:
     assert (call.choice, call.messages, call.policy_version) == (choice, MESSAGES, 7)
 
 
-async def test_async_call_is_recorded_as_sampled_and_answered_as_asked(engine: FakeEngine, clients: Clients) -> None:
+async def test_an_async_call_is_recorded_as_sampled_and_answered_in_the_requested_form(
+    engine: FakeEngine, clients: Clients
+) -> None:
     history = new_history()
     client = clients(history)
     assert isinstance(client, openai.AsyncOpenAI)
@@ -186,7 +188,7 @@ async def test_equal_calls_at_once_keep_their_own_answers(engine: FakeEngine, cl
     assert sorted(body["seed"] for body in engine.chat_requests) == sorted(map(history.call_seed, range(2)))
 
 
-async def test_answers_under_a_grammar_are_told_apart(engine: FakeEngine, clients: Clients) -> None:
+async def test_answers_under_a_grammar_are_marked(engine: FakeEngine, clients: Clients) -> None:
     history, engine.constrained = new_history(), True
     await clients(history).chat.completions.create(model="m", messages=MESSAGES)
     async with await clients(history).chat.completions.create(model="m", messages=MESSAGES, stream=True) as stream:

@@ -9,7 +9,7 @@ from rft_platform.common.errors import EngineError, UserCodeError
 from rft_platform.experience.record import row_id
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.runner.report import RolloutBatch
-from rft_platform.rollout.runner.single_turn import SingleTurn
+from rft_platform.rollout.runner.run_rollouts import SingleTurn
 from rft_platform.tasks.task import Task
 
 from .fake_engine import FakeEngine, decode, render

@@ -47,7 +47,7 @@ def test_a_run_has_the_sum_of_its_step_rewards(engine: FakeEngine) -> None:
     assert [row.run_reward for row in rows] == [None, None, None, 0.25]  # a call of two choices counts once
 
 
-def test_the_workflows_own_reward_stands(engine: FakeEngine) -> None:
+def test_the_reward_of_the_workflow_is_kept(engine: FakeEngine) -> None:
     async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
         await walk(task, model)
         return WorkflowOutput(reward=2.0)

@@ -12,8 +12,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.rollout.recording.history import RunHistory
-from rft_platform.rollout.runner.run_rollouts import run_rollouts
-from rft_platform.rollout.runner.single_turn import SingleTurn
+from rft_platform.rollout.runner.run_rollouts import SingleTurn, run_rollouts
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow
 from rft_platform.rollout.workflows.calculator import CalculatorWorkflow
 

@@ -20,6 +20,7 @@ from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.tasks.task import Task
+from tests.support.builders import alive
 
 from . import bad_agents, samples
 from .fake_engine import FakeEngine
@@ -56,13 +57,6 @@ def is_worker(process: psutil.Process) -> bool:
     try:
         return any("rft_platform.rollout.workers.worker" in argument for argument in process.cmdline())
     except psutil.Error:
-        return False
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
         return False
 
 
@@ -168,7 +162,7 @@ import rft_platform.rollout.workers.worker
 import rft_platform.rollout.recording.clients
 import rft_platform.rollout.workflows.dialogue
 import rft_platform.rollout.workflows.calculator
-import rft_platform.rollout.runner.single_turn
+import rft_platform.rollout.runner.run_rollouts
 import rft_platform.common.user_code
 ours = {name.partition('.')[0] for name in set(sys.modules) - theirs} - set(sys.stdlib_module_names)
 print(sorted(name for name in ours if not name.startswith('_')))
@@ -203,7 +197,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_no_worker_outlives_its_parent(tmp_path: Path, how: signal.Signals) -> None:
+def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> None:
     pids, script = tmp_path / "pids", tmp_path / "parent.py"
     script.write_text(PARENT.format(tests=str(Path(__file__).parents[1]), pids=str(pids)))
     with subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True) as parent:

@@ -3,7 +3,7 @@
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.rollout.runner.single_turn import SingleTurn
+from rft_platform.rollout.runner.run_rollouts import SingleTurn
 from rft_platform.rollout.workflow import check_workflow_function, resolve_workflow
 from rft_platform.rollout.workflows.calculator import CalculatorWorkflow
 

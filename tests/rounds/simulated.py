@@ -11,8 +11,8 @@ from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.selections import read_selection
 from rft_platform.rounds.explore import snapshot_for
+from rft_platform.rounds.planning.plan import ProjectState
 from rft_platform.rounds.planning.project_state import Launches, observe
-from rft_platform.rounds.planning.state import ProjectState
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Explored,

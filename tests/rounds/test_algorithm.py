@@ -77,7 +77,7 @@ def problems_of_parts(config: RftConfig) -> str:
     return ""
 
 
-def test_every_preset_that_explores_is_sound_and_told_to_the_trainer(configure: Configure, tmp_path: Path) -> None:
+def test_every_exploring_preset_is_valid_and_reaches_the_trainer(configure: Configure, tmp_path: Path) -> None:
     teacher = {"teacher_model_path": str(tmp_path / "model")}
     experts = {"experts": {"path": str(tmp_path / "train.jsonl")}}
     for name, preset in PRESETS.items():
@@ -316,7 +316,7 @@ def test_a_key_without_effect_is_refused(
         ({"experts": {"path": "x.jsonl", "weight": 1.0}}, "algorithm.experts.weight"),
     ],
 )
-def test_a_malformed_key_is_named(configure: Configure, keys: dict[str, Any], expected: str) -> None:
+def test_the_error_names_a_malformed_key(configure: Configure, keys: dict[str, Any], expected: str) -> None:
     with pytest.raises(UserError) as error:
         configure(**keys)
     assert expected in str(error.value)
@@ -372,7 +372,7 @@ def test_a_stored_mode_of_a_loss_without_a_ratio_is_no_setting(configure: Config
     assert "uses no log-probs of the engine" in problems(configure("rft", rollout_correction={"mode": "decoupled"}))
 
 
-def test_what_is_allowed_but_pointless_is_said(configure: Configure) -> None:
+def test_parts_without_effect_are_reported(configure: Configure) -> None:
     said = warnings_of(configure(kl_loss_fn="k1", kl_loss_fn_args={"kl_coef": 0.1}))
     assert any("k1 has no gradient" in line for line in said)
     said = warnings_of(configure("ppo", kl_penalty_fn="k1"))

@@ -12,14 +12,15 @@ from rft_platform.common.files import digest_file, write_json, write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.model_registry.manifests import chain
 from rft_platform.model_registry.models import PREVIOUS_TAG, RegisteredModel
+from rft_platform.online.project import open_project, project_in
+from rft_platform.online.releases.rules import canary_rule
+from rft_platform.online.releases.store import ReleaseStore
+from rft_platform.online.traffic.project_traffic import traffic_database
 from rft_platform.rounds.maintenance import checkpoint_retention
 from rft_platform.rounds.maintenance.checkpoint_retention import DISCARDED, needed_to_repeat, thin_checkpoints
 from rft_platform.rounds.project.policy import take_snapshot
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, write_snapshot
-from rft_platform.rounds.selection.production_rows import traffic_database
-from rft_platform.serving.release_store import ReleaseStore
-from rft_platform.serving.releases.canary import CanaryRule
 
 
 class Registry:
@@ -43,7 +44,7 @@ def project(tmp_path: Path) -> Project:
     home = Home(tmp_path / "home")
     settings = {"trainer": {"max_checkpoints_to_keep": 2}, "model": {"model_path": "base"}}
     write_text(home.config_file, yaml.safe_dump({**settings, "project": "p", "name": "n"}))
-    opened = Project.open(home)
+    opened = open_project(home)
     for number in range(7):
         folder = checkpoint(opened, number)
         if number != 3:
@@ -77,7 +78,7 @@ def whole(project: Project) -> list[int]:
 
 def test_policies_at_multiples_of_so_many_steps_stay_whole_too(project: Project) -> None:
     settings = project.config.trainer.model_copy(update={"keep_every": 4})
-    marked = Project(project.home, project.config.model_copy(update={"trainer": settings}))
+    marked = project_in(project.home, project.config.model_copy(update={"trainer": settings}))
     thin_checkpoints(marked, Registry())  # type: ignore[arg-type]
     assert whole(marked) == [0, 4, 5, 6]
 
@@ -86,10 +87,10 @@ def test_versions_in_production_stay_whole(project: Project) -> None:
     stored = yaml.safe_load(project.home.config_file.read_text())
     online = {"trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
     write_text(project.home.config_file, yaml.safe_dump({**stored, "buffer": online}))
-    opened = Project.open(project.home)
+    opened = open_project(project.home)
     releases = ReleaseStore(traffic_database(opened))
     releases.serve(2, "rolled_back", "by hand")
-    releases.start("canary", 2, 4, 0.1, "conversation", CanaryRule(), "a try")
+    releases.start("canary", 2, 4, 0.1, "conversation", canary_rule(), "a try")
     thin_checkpoints(opened, Registry())  # type: ignore[arg-type]
     assert whole(opened) == [0, 2, 4, 5, 6]
 

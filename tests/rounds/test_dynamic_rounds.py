@@ -124,7 +124,7 @@ def test_between_two_intervals_the_explorer_keeps_its_weights(tmp_path: Path) ->
     assert world.explore(4).policy_version == 1
 
 
-def test_weights_that_the_next_batch_goes_on_with_are_kept(tmp_path: Path) -> None:
+def test_weights_of_the_next_batch_are_kept(tmp_path: Path) -> None:
     world = simulated(tmp_path, 6, sync_style="dynamic_by_explorer", sync_interval=3)
     for number in range(1, 6):
         world.explore(number)

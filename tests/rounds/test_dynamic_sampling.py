@@ -20,7 +20,7 @@ from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Policy, RowSelection, all_figures, read
 from rft_platform.rounds.selection.task_selection import SignalCount, TaskSelection
-from rft_platform.rounds.train_request import lineage
+from rft_platform.rounds.train import lineage
 from rft_platform.training.data.rollout_rows import read_rollouts
 from tests.experience.samples import step_row
 

@@ -95,7 +95,7 @@ def test_closed_rounds_are_compacted_but_for_the_last(project: Project) -> None:
     assert [step.data_unchanged for step in trace.trainings] == [True, True]
 
 
-def test_a_damaged_round_is_told_and_keeps_no_other_from_it(project: Project) -> None:
+def test_a_damaged_round_is_reported_and_does_not_block_other_rounds(project: Project) -> None:
     path = project.store.rollout_files(1)[0]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     done = compact(project, keep_last=0)
@@ -201,7 +201,7 @@ def test_the_jobs(project: Project) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated")  # Dagster's own use of it
-def test_the_retention_job_is_a_dry_run_unless_told(project: Project) -> None:
+def test_the_retention_job_is_a_dry_run_by_default(project: Project) -> None:
     opened = ProjectResource(home=str(project.home.root))
     resources = {"project": opened, "registry": RegistryResource(project=opened)}
     with dg.DagsterInstance.ephemeral() as instance:

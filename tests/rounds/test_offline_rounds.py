@@ -16,30 +16,29 @@ from rft_platform.config.resolve import offline_kind
 from rft_platform.rounds.offline import (
     check_kind,
     evaluate_offline,
+    leaked_tasks,
+    load_dataset,
+    make_dataset,
     offline_lineage,
     offline_request,
+    required_dataset,
     starting_policy,
 )
-from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset, make_dataset, required_dataset
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, published
 from rft_platform.rounds.reporting.lineage import RowFile, trace_checkpoint
+from tests.support.builders import write_rows
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-def write(file: Path, rows: list[dict[str, Any]]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
 
 
 @pytest.fixture
 def make_offline(tmp_path, tiny_model):
     """A project of the given algorithm on ten rows, which serve every kind."""
     rows = [{"prompt": f"{n}+1=?", "response": str(n + 1), "chosen": str(n + 1), "rejected": "0"} for n in range(10)]
-    source = write(tmp_path / "data.jsonl", rows)
+    source = write_rows(tmp_path / "data.jsonl", rows)
 
     def make(algorithm_type: str = "sft", algorithm: dict[str, Any] | None = None, **buffer: Any) -> Project:
         trainer_input = {"experience_buffer": {"path": source}}
@@ -109,19 +108,19 @@ def test_a_damaged_dataset_is_refused_and_made_again(make_offline):
     assert required_dataset(project, 1) == written
 
 
-def test_a_source_that_changes_is_read_anew_until_weights_were_trained_on_it(make_offline, tmp_path):
+def test_a_changed_source_is_read_again_until_a_training_used_it(make_offline, tmp_path):
     project = make_offline()
     before = make_dataset(project, 1)
-    write(tmp_path / "data.jsonl", [{"prompt": "a", "response": "b"}])
+    write_rows(tmp_path / "data.jsonl", [{"prompt": "a", "response": "b"}])
     after = make_dataset(project, 1)
     assert (after.rows, after.digest != before.digest) == (1, True)
     publish(project.store, Policy("folder", 3, "digest", round=1))
-    write(tmp_path / "data.jsonl", [{"prompt": "a", "response": "c"}])
+    write_rows(tmp_path / "data.jsonl", [{"prompt": "a", "response": "c"}])
     with pytest.raises(UserError, match="has changed since r0001 was trained on it"):
         make_dataset(project, 1)
 
 
-def test_request_says_the_same_whoever_asks(make_offline):
+def test_the_request_does_not_depend_on_its_caller(make_offline):
     project = make_offline("dpo", {"policy_loss_fn_args": {"beta": 0.3}}, total_epochs=3)
     dataset, base = make_dataset(project, 1), starting_policy(project)
     request = offline_request(project, dataset, base, "run")
@@ -145,7 +144,7 @@ def test_pairs_without_a_reference_load_none(make_offline):
 def test_answers_with_a_label_are_a_dataset_of_kto_and_of_no_loss_that_compares_pairs(make_offline, tmp_path):
     rows = [{"question": f"{n}+1=?", "completion": str(n + n % 2), "good": n % 2} for n in range(4)]
     form = {"prompt_key": "question", "label_key": "good"}
-    source = {"experience_buffer": {"path": write(tmp_path / "labels.jsonl", rows), "format": form}}
+    source = {"experience_buffer": {"path": write_rows(tmp_path / "labels.jsonl", rows), "format": form}}
     table = pq.read_table(make_dataset(make_offline("kto", trainer_input=source), 1).path)
     assert table["label"].to_pylist() == ["false", "true", "false", "true"]
     assert json.loads(table["completion"][3].as_py()) == [{"role": "assistant", "content": "4"}]
@@ -172,7 +171,7 @@ def test_the_job_of_another_kind_is_refused(make_offline):
 
 
 def test_held_out_tasks_that_the_dataset_asks_are_found(make_offline, tmp_path):
-    held_out = write(tmp_path / "held.jsonl", [{"question": q, "answer": "2"} for q in (" 1+1=? ", "11+1=?")])
+    held_out = write_rows(tmp_path / "held.jsonl", [{"question": q, "answer": "2"} for q in (" 1+1=? ", "11+1=?")])
     project = make_offline(explorer_input={"eval_tasksets": [{"path": held_out}]})
     assert [task.prompt for task in leaked_tasks(project, load_dataset(project))] == [" 1+1=? "]
 

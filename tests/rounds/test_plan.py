@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.experience.file_names import round_key, round_number
-from rft_platform.rounds.planning.plan import plan_next
-from rft_platform.rounds.planning.state import Action, LaunchState, ProjectState, RoundState
+from rft_platform.rounds.planning.plan import Action, LaunchState, ProjectState, RoundState, plan_next
 
 DONE, RUNNING = LaunchState(done=True), LaunchState(running=True)
 

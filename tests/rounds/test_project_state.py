@@ -10,9 +10,8 @@ from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.notes import RoundNotes
 from rft_platform.experience.record import JudgedRow
-from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.plan import Action, LaunchState, plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
-from rft_platform.rounds.planning.state import Action, LaunchState
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, withdraw, write
 from rft_platform.rounds.project.record import read as read_record
@@ -80,7 +79,7 @@ def test_a_tick_reads_the_notes_of_open_rounds_only(project: Project, monkeypatc
     assert read == [(ROUNDS, "judge")]
 
 
-def test_launches_of_closed_rounds_are_told_too(project: Project) -> None:
+def test_launches_of_closed_rounds_are_included(project: Project) -> None:
     failed = Failures(2, "boom", retryable=False)
     launches = Launches(frozenset({("sync", 3)}), {("explore", 2): failed}, {("explore", 2): 5})
     state = observe(project, launches)

@@ -95,7 +95,7 @@ def test_a_part_is_read_once_and_only_when_it_is_used(store: ExperienceStore) ->
         assert found.explored
 
 
-def test_a_document_that_is_not_the_part_is_named(store: ExperienceStore) -> None:
+def test_the_error_names_a_document_of_another_part(store: ExperienceStore) -> None:
     path = read(store, 1).file(Judged)
     write_sealed_json(path, {"sound": "perhaps"})
     with pytest.raises(StorageError, match=r"judge.json: cannot be read \(sound: .*\): delete the file"):

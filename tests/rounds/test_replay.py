@@ -9,7 +9,7 @@ from simulated import ROWS, simulated
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.buffer import ReplayBuffer
 from rft_platform.rounds.planning.plan import plan_next
-from rft_platform.rounds.selection.training_groups import (
+from rft_platform.rounds.selection.row_selection import (
     Group,
     by_priority,
     linear_decay,
@@ -29,7 +29,7 @@ def test_version_4_unused_goes_before_version_5_used_once() -> None:
     assert [(one.policy_version, one.uses) for one in served] == [(5, 0), (9, 2), (4, 0), (5, 1)]
 
 
-def test_a_priority_of_ones_own(tmp_path: Path) -> None:
+def test_a_custom_priority_function(tmp_path: Path) -> None:
     code = tmp_path / "mine.py"
     code.write_text("def oldest_first(model_version, use_count, decay):\n    return -model_version - use_count\n")
     mine = priority_of(ReplayBuffer(priority_fn=f"{code}:oldest_first"))

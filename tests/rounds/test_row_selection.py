@@ -13,9 +13,8 @@ from rft_platform.experience.selections import read_selection, selection_file, w
 from rft_platform.rounds.explore import StoredRollouts
 from rft_platform.rounds.project.record import Explored, Judged, Policy, TaskBatches, write
 from rft_platform.rounds.selection import task_selection
-from rft_platform.rounds.selection.pending_rows import pending_rows
+from rft_platform.rounds.selection.row_selection import groups_of, pending_rows, used_groups
 from rft_platform.rounds.selection.task_selection import TaskSelection
-from rft_platform.rounds.selection.training_groups import groups_of, used_groups
 from rft_platform.tasks.task import Task
 from tests.experience.samples import judged, rollouts
 

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
+from rft_platform.config.schema.evaluation import METRIC_SINKS
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.run_log import charted, monitor_round, monitor_steps
 from rft_platform.training.protocol import StepEvent
@@ -46,7 +48,7 @@ def test_bounds_and_incomplete_runs_have_groups_of_charts_of_their_own() -> None
     ]
 
 
-def test_curves_go_where_the_configuration_says(tmp_path: Path) -> None:
+def test_curves_are_written_to_the_configured_sinks(tmp_path: Path) -> None:
     chosen = tmp_path / "monitor" / "tensorboard"
     monitor_steps(project(tmp_path, tensorboard_dir=str(chosen)), 1, [StepEvent(1, {"loss": 1.0})])
     assert len(list((chosen / "sums-one").iterdir())) == 1 and not (tmp_path / "tensorboard").exists()
@@ -70,3 +72,32 @@ def test_a_tracker_gets_the_steps_of_a_project(
     (stored,) = (tmp_path / service).glob(files)
     assert b"train/loss" in stored.read_bytes()
     assert (tmp_path / "tensorboard" / "sums-one").is_dir()
+
+
+def test_a_package_adds_a_destination_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package is a module and the file ``entry_points.txt`` beside it."""
+    package = tmp_path / "installed"
+    (package / "curves-1.0.dist-info").mkdir(parents=True)
+    (package / "curves-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: curves\nVersion: 1.0\n")
+    point = f"[{METRIC_SINKS}]\ncurves = curves_of_a_plugin:Curves\n"
+    (package / "curves-1.0.dist-info" / "entry_points.txt").write_text(point)
+    (package / "curves_of_a_plugin.py").write_text(PLUGIN)
+    with pytest.raises(UserError, match=r"monitor\.monitor_type: got 'curves'; expected.*entry point of the group"):
+        project(tmp_path, monitor_type=["mlflow", "curves"])
+    monkeypatch.syspath_prepend(package)
+    monitor_steps(project(tmp_path, monitor_type=["mlflow", "curves"]), 1, [StepEvent(1, {"loss": 1.0})])
+    assert (tmp_path / "curves" / "one").read_text() == "sums one optimizer_step [(1, {'train/loss': 1.0})]"
+
+
+PLUGIN = """
+from rft_platform.model_registry.metric_sinks import MetricSink
+
+
+class Curves(MetricSink):
+    def __init__(self, folder, project, name, config):
+        self.file, self.title = folder / config["name"], f"{project} {config['name']}"
+
+    def write(self, key, axis, points):
+        self.file.parent.mkdir(parents=True)
+        self.file.write_text(f"{self.title} {axis} {points}")
+"""

@@ -24,7 +24,7 @@ class Resumed:
         return TrainResult("folder", 4, "digest", 4, {"rows_too_long": 3.0}, {}, 0.0)
 
 
-def test_it_is_told_where_a_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_step_at_which_a_training_continues_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     project, parent = Project(Home(tmp_path), build_config({})), Policy("parent", 0, "digest", round=0)
     request = TrainRequest("parent", 0, "out", AlgorithmSpec(), OptimizerSpec())
     with caplog.at_level(logging.INFO):

@@ -22,6 +22,15 @@ from rft_platform.config.home import Home
 from rft_platform.evaluation.metrics import pass_rate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.model_registry.models import DIGEST_TAG, RegisteredModel
+from rft_platform.online.pages.routes import last_round
+from rft_platform.online.project import open_project as opened
+from rft_platform.online.project import project_in
+from rft_platform.online.releases.commands import MOST_FAILURES, ReleaseCommands, decide
+from rft_platform.online.releases.versions import release_commands
+from rft_platform.online.traffic.alerts import Limits, TrafficFigures, alerts_of
+from rft_platform.online.traffic.database import FIRST_IMPORTED
+from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
+from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.maintenance.checkpoint_retention import in_use, needed_to_repeat
 from rft_platform.rounds.project.project import Project
@@ -41,20 +50,12 @@ from rft_platform.rounds.project.record import (
     write,
 )
 from rft_platform.rounds.releases.promotion import against_champion
-from rft_platform.rounds.releases.servable_versions import release_commands
 from rft_platform.rounds.releases.training_start import newest_refused, refusal_hint, settle_start
 from rft_platform.rounds.reporting.lineage import trace_checkpoint
 from rft_platform.rounds.round import Round
-from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.rounds.setup.connections import connect_registry
-from rft_platform.rounds.train_request import train_request
+from rft_platform.rounds.train import train_request
 from rft_platform.run.round_lines import describe_round, round_line
-from rft_platform.servers.project_progress import last_round
-from rft_platform.serving.database import FIRST_IMPORTED
-from rft_platform.serving.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
-from rft_platform.serving.release_commands import ReleaseCommands
-from rft_platform.serving.release_decisions import MOST_FAILURES, decide
-from rft_platform.serving.rules.alerts import Limits, TrafficFigures, alerts_of
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 from tests.support.records import trained
@@ -86,7 +87,7 @@ def open_project(
     home = folder / "home"
     home.mkdir(mode=0o700, exist_ok=True)
     (home / "rft.yaml").write_text(yaml.safe_dump(config))
-    return Project.open(Home(home))
+    return opened(Home(home))
 
 
 def scored(number: int, share: float) -> EvaluationResult:
@@ -167,7 +168,7 @@ def test_the_key_decides(tmp_path, choice: str, parent: int) -> None:
     assert settle_start(project, 3).policy_version == parent
 
 
-def test_an_offline_project_continues_unless_it_is_told_to_restart(tmp_path) -> None:
+def test_an_offline_project_continues_unless_restart_is_set(tmp_path) -> None:
     project = after_a_refusal(tmp_path, online=False)
     assert snapshot_for(project, 3).policy_version == settle_start(project, 3).policy_version == 16
     other = tmp_path / "other"
@@ -425,7 +426,7 @@ def test_trained_from_the_champion_with_equal_weights_after_a_kill(
         assert Round(project, 1).evaluate(engine, registry).promoted
         gate = project.config.evaluation.gate.model_copy(update={"min_value": 2.0})
         evaluation = project.config.evaluation.model_copy(update={"gate": gate})
-        strict = Project(project.home, project.config.model_copy(update={"evaluation": evaluation}))
+        strict = project_in(project.home, project.config.model_copy(update={"evaluation": evaluation}))
         run_round(strict, 2, 2, trainer, registry)
         assert Round(strict, 2).evaluate(engine, registry).gate_passed is False
         engine.shutdown()

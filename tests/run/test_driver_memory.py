@@ -9,7 +9,7 @@ import yaml
 
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
-from rft_platform.rounds.planning.state import Action, Plan
+from rft_platform.rounds.planning.plan import Action, Plan
 from rft_platform.rounds.project.project import Project
 from rft_platform.run import driver
 

@@ -91,7 +91,7 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
 
 
 @pytest.mark.parametrize("limit", [None, 10], ids=["two threads", "one thread"])
-def test_a_drive_after_one_whose_training_outlives_its_interruption(stages: Stages, limit: int | None) -> None:
+def test_a_drive_after_an_interrupted_one_whose_training_still_runs(stages: Stages, limit: int | None) -> None:
     with pytest.raises((KeyboardInterrupt, dg.DagsterExecutionInterruptedError)):
         drive(stages.project, stages.definitions)
     left = next(thread for thread in threading.enumerate() if thread.name == "trainings")

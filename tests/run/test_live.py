@@ -24,7 +24,7 @@ def test_plain_lines_carry_the_time_and_end_with_the_total() -> None:
     assert re.fullmatch(r"\d\d:\d\d:\d\d  r0001 rollouts: 512/512  reward 0.5", lines[0])
 
 
-def test_plain_lines_are_told_now_and_then_while_work_lasts() -> None:
+def test_plain_progress_lines_are_printed_periodically() -> None:
     console = Console(file=io.StringIO(), width=160)
     lines = PlainLines(console, every_s=0.0)
 
@@ -145,7 +145,7 @@ def test_work_with_a_mark_shows_it_and_an_upper_bound_of_the_time() -> None:
     assert str(Progress("warm start", 20, 1500, {}, "x reaches 1")) == "warm start: 20/1500 at most, until x reaches 1"
 
 
-def test_a_failure_is_told_once_and_after_what_came_before_it() -> None:
+def test_a_failure_is_printed_once_after_earlier_lines() -> None:
     console = Console(file=io.StringIO(), width=160)
     news = iter([["start  policy v0"], [], [], [], []])
     phases, driver = logging.getLogger("rft_platform.phase"), logging.getLogger("rft_platform.run.driver")

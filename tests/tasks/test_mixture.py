@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.tasks.mixture import Mixture
+from rft_platform.tasks.selectors import Mixture
 
 WEIGHTS = st.lists(st.sampled_from([0.1, 0.3, 0.5, 1, 2, 3, 7, 100]), min_size=1, max_size=5)
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.tasks.column_mapping import Columns
-from rft_platform.tasks.offline_dataset import OfflineDataset, load_conversations, load_pairs
+from rft_platform.tasks.offline_dataset import Columns, OfflineDataset, load_conversations, load_pairs
+from tests.support.builders import write_rows
 
 USER, GOOD, BAD = (
     {"role": "user", "content": "1+1=?"},
@@ -19,17 +19,12 @@ USER, GOOD, BAD = (
 )
 
 
-def write(file: Path, rows: list[dict[str, Any]]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
-
-
 def conversations(folder: Path, rows: list[dict[str, Any]], **columns: Any) -> OfflineDataset:
-    return load_conversations(write(folder / "train.jsonl", rows), Columns(**columns))
+    return load_conversations(write_rows(folder / "train.jsonl", rows), Columns(**columns))
 
 
 def pairs(folder: Path, rows: list[dict[str, Any]], **columns: Any) -> OfflineDataset:
-    return load_pairs(write(folder / "train.jsonl", rows), Columns(**columns))
+    return load_pairs(write_rows(folder / "train.jsonl", rows), Columns(**columns))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +133,7 @@ def test_nested_parquet_columns_lose_the_nulls_that_parquet_adds(tmp_path):
     assert row["messages"][0] == USER and row["messages"][1]["tool_calls"] == [{"id": "1"}]
 
 
-def test_what_is_left_out_is_counted_and_named(tmp_path):
+def test_omitted_rows_are_counted_and_named(tmp_path):
     pair = {"prompt": "1+1=?", "chosen": "2", "rejected": "3"}
     found = pairs(tmp_path, [pair, pair, {**pair, "chosen": " "}, {**pair, "rejected": "2"}])
     report = found.report
@@ -178,7 +173,7 @@ def test_the_digest_is_of_content_and_order(tmp_path):
         (conversations, {"prompt": "x", "response": True}, {}, "expected text or a list of messages, got bool 'True'"),
     ],
 )
-def test_faults_are_named(tmp_path, load, row, columns, said):
+def test_the_error_names_faults_of_rows(tmp_path, load, row, columns, said):
     with pytest.raises(UserError) as raised:
         load(tmp_path, [row], **columns)
     assert said in str(raised.value)

@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.common.errors import UserError
-from rft_platform.tasks.selectors.difficulty_based import near
-from rft_platform.tasks.selectors.pass_history import Outcomes
-from rft_platform.tasks.selectors.selector_registry import SELECTORS, Chosen, Moment, select
+from rft_platform.tasks.selectors import SELECTORS, Chosen, Moment, Outcomes, near, select
 from rft_platform.tasks.task import Task
 
 LEVELS = [5, 2, 2, 9, 1, 7, 3]

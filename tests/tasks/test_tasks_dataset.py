@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.tasks.dataset import load_tasks
-from rft_platform.tasks.leakage import find_leaks
+from rft_platform.tasks.dataset import find_leaks, load_tasks
 from rft_platform.tasks.readers import read_rows
 
 ROWS = [{"question": f"{a}+1", "answer": str(a + 1)} for a in range(5)]

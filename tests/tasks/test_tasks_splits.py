@@ -7,8 +7,8 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.tasks.dataset import load_tasks
+from rft_platform.tasks.readers import SplitPart, split_parts
 from rft_platform.tasks.sources import located_rows
-from rft_platform.tasks.splits import SplitPart, split_parts
 
 
 def write(file: Path, *values: int) -> None:
@@ -41,7 +41,7 @@ def test_a_slice_of_one_file_is_cut_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["train[", "train[a:b]", "", "train[1:2:3]", "train +"])
-def test_what_is_no_split_is_said(split: str) -> None:
+def test_an_invalid_split_is_refused(split: str) -> None:
     with pytest.raises(UserError, match=r"expected the name of a split.*train\[:100\]"):
         split_parts(split)
 

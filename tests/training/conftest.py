@@ -1,4 +1,7 @@
-"""A trainer session in this process, and small rounds of experiences to train on."""
+"""A trainer session in this process, and small rounds of experiences to train on.
+
+Compare gradients, not parameters: Adam turns float noise in gradients near zero into visible differences.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -15,6 +15,7 @@ from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.critic_step import accumulate_value_gradients, compute_values, step_critic
 from rft_platform.training.models.critic import Critic, PackedCritic, load_critic
 from rft_platform.training.models.optimizer import build_optimizer
+from tests.support.builders import gradients
 
 CLIP = 0.2
 
@@ -66,12 +67,6 @@ def plain_loss(model: Any, samples: list[Sample]) -> Tensor:
         clipped = old + (value - old).clamp(-CLIP, CLIP)
         losses.append(0.5 * torch.maximum((value - returns) ** 2, (clipped - returns) ** 2))
     return torch.cat(losses).mean()
-
-
-def gradients(model: Any) -> dict[str, Tensor]:
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return found
 
 
 def copy_of(critic: PackedCritic, tiny_model: Path, ranks: Any) -> PackedCritic:

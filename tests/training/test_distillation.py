@@ -19,7 +19,8 @@ from rft_platform.training.loop.distillation import check_vocabulary
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.packed.packed_policy import PackedPolicy
-from rft_platform.training.protocol import StepEvent, TrainRequest
+from rft_platform.training.protocol import TrainRequest
+from tests.support.builders import train
 
 BETAS = [0.0, 0.1, 0.5, 1.0]
 PAIRS = [(f"{a}+{b}=?", str(a + b)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80)]]
@@ -170,11 +171,6 @@ def test_a_beta_that_is_no_share_is_refused(beta: float) -> None:
     policy = PackedPolicy(build(23, 32, 0))
     with pytest.raises(UserError, match="argument 'beta' of policy loss 'gkd'"):
         accumulate_gradients(policy, samples(), gkd(beta), max_tokens_per_pack=100, teacher=policy)
-
-
-def train(session: TrainingSession, request: TrainRequest) -> tuple[Any, list[StepEvent]]:
-    events: list[StepEvent] = []
-    return session.train(request, events.append, lambda: False), events
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from rft_platform.algorithms.losses.registry import LOSSES
 from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import UserError
-from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
+from rft_platform.judging.operators.filters import DYNAMIC_SAMPLING
 
 POLICY_GRADIENT = sorted(name for name in LOSSES.names() if LOSSES.get(name).policy_gradient)
 

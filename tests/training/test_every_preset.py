@@ -20,7 +20,7 @@ from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Policy, publish, required, write
 from rft_platform.rounds.selection.row_selection import select_rows
-from rft_platform.rounds.train_request import train_request
+from rft_platform.rounds.train import train_request
 from tests.experience.samples import step_row
 
 END = 2  # <|im_end|> of the tiny model

@@ -61,7 +61,7 @@ def test_a_pair_goes_as_a_whole() -> None:
 
 
 @pytest.mark.slow
-def test_steps_of_an_interrupted_training_are_told_again(session: TrainingSession, sft_request: Any) -> None:
+def test_steps_of_an_interrupted_training_are_reported_again(session: TrainingSession, sft_request: Any) -> None:
     request = sft_request(PAIRS, max_steps=4, save_interval=1)
     seen: list[StepEvent] = []
     with pytest.raises(TrainingCancelled):

@@ -22,6 +22,7 @@ from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.models.loading import load_policy
 from rft_platform.training.packed.packed_policy import PackedPolicy
 from rft_platform.training.protocol import StepEvent, TrainRequest
+from tests.support.builders import train
 
 ANSWERS = [(f"{a}+{b}=?", str(a + b)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80), (12, 12)]]
 
@@ -38,11 +39,6 @@ def mixed_request(round_request: Callable[..., TrainRequest], tmp_path: Path) ->
         return round_request(**({"algorithm": mix(weight), "demonstrations": str(file)} | fields))
 
     return make
-
-
-def train(session: TrainingSession, request: TrainRequest) -> tuple[Any, list[StepEvent]]:
-    events: list[StepEvent] = []
-    return session.train(request, events.append, lambda: False), events
 
 
 def rows(count: int, seed: int, *, expert: bool) -> list[Sample]:

@@ -17,7 +17,7 @@ from rft_platform.rounds.judge import judge, quality
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Policy, publish, read
 from rft_platform.rounds.selection.row_selection import select_rows
-from rft_platform.rounds.train_request import train_request
+from rft_platform.rounds.train import train_request
 
 AGENT = """
 runs = {}

@@ -215,7 +215,7 @@ def test_a_cancelled_step_leaves_the_critic_as_it_was(
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_from_its_last_checkpoint_on_the_way(
+def test_a_killed_training_continues_from_its_last_intermediate_checkpoint(
     session: TrainingSession, ranks: Any, round_request: Callable[..., TrainRequest], tmp_path: Path
 ) -> None:
     """Values and advantages of the rest are those of the parent's critic, not of the one that it had become."""
@@ -328,7 +328,7 @@ def test_parts_that_do_not_fit_are_refused_before_anything_is_loaded(
 
 
 @pytest.mark.slow
-def test_a_reward_that_is_not_finite_is_refused_and_named(
+def test_a_reward_that_is_not_finite_is_refused(
     session: TrainingSession, round_request: Callable[..., TrainRequest]
 ) -> None:
     def spoil(rows: list, judged: list) -> None:

@@ -20,6 +20,7 @@ from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop import precompute
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import StepEvent, TrainRequest
+from tests.support.builders import train
 
 ROWS = [(f"{a}+{b}=?", str(a + b), str(a + b + 1)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80), (9, 9), (12, 1)]]
 DPO = AlgorithmSpec(policy_loss="dpo", loss_agg_mode="seq-mean-token-sum")
@@ -46,11 +47,6 @@ def dpo_request(tiny_model: Path, tmp_path: Path) -> Callable[..., TrainRequest]
         return TrainRequest(**(settings | fields))
 
     return make
-
-
-def train(session: TrainingSession, request: TrainRequest) -> tuple[Any, list[StepEvent]]:
-    events: list[StepEvent] = []
-    return session.train(request, events.append, lambda: False), events
 
 
 def ids(samples: list[Sample]) -> list[tuple[list[int], list[bool]]]:
@@ -319,7 +315,7 @@ def test_kto_needs_two_prompts(session: TrainingSession, dpo_request: Callable[.
 
 
 @pytest.mark.slow
-def test_dpo_learns_which_answer_is_preferred(
+def test_dpo_raises_the_margin_of_preferred_answers(
     session: TrainingSession, dpo_request: Callable[..., TrainRequest], tiny_model: Path
 ) -> None:
     result, events = train(session, dpo_request(train_batch_size=6, max_steps=25))
@@ -335,7 +331,7 @@ def test_dpo_learns_which_answer_is_preferred(
 
 
 @pytest.mark.slow
-def test_the_stream_of_pairs_goes_on_where_the_parent_stopped(
+def test_the_stream_of_pairs_continues_after_the_parent(
     session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path
 ) -> None:
     straight, _ = train(session, dpo_request(max_steps=4))

@@ -52,7 +52,7 @@ def test_no_rows_no_steps() -> None:
     assert list(group_steps(np.empty(0, np.int64), 4, 0, 1)) == []
 
 
-def test_a_stream_goes_on_where_it_stopped() -> None:
+def test_a_stream_continues_at_its_position() -> None:
     group = groups_of([1, 2, 1, 3, 1, 1, 2])
     whole = list(stream_steps(group, 3, seed=2, position=0, count=21))
     parts = [*stream_steps(group, 3, 2, 0, 6), *stream_steps(group, 3, 2, 6, 15)]

@@ -165,7 +165,7 @@ def test_another_request_does_not_go_on_from_it(session, round_request) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["last", "always"])
-def test_what_an_abandoned_training_left_gives_way_to_the_present_one(session, round_request, kind) -> None:
+def test_files_of_an_abandoned_training_are_replaced(session, round_request, kind) -> None:
     small = {"groups": 6, "train_batch_size": 4}  # 6 steps
     settings = {"save_interval": 1, "save_hf_checkpoint": kind, "max_checkpoints_to_keep": 2} | small
     stopped(session, round_request(**settings), after=5)
@@ -252,7 +252,7 @@ def test_large_weights_come_in_several_files_and_training_continues_from_them(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_never_leaves_only_state_from_which_training_goes_on_alike(ranks, round_request, tmp_path, dtype) -> None:
+def test_never_saves_only_state_from_which_training_continues_equally(ranks, round_request, tmp_path, dtype) -> None:
     session = TrainingSession(ranks, dtype)
     first = round_request(seed=1, save_hf_checkpoint="never")
     bare, _ = run(session, first)
@@ -282,7 +282,7 @@ def test_the_position_in_demonstrations_is_that_of_the_step(session, sft_request
 
 
 @pytest.mark.slow
-def test_a_write_that_fails_is_told_and_leaves_nothing(session, round_request, monkeypatch) -> None:
+def test_a_failed_write_is_reported_and_leaves_no_file(session, round_request, monkeypatch) -> None:
     from rft_platform.training.checkpoint import content
 
     def full(*arguments: object) -> None:

@@ -71,7 +71,7 @@ def test_the_row_at_fault_is_named_and_nothing_is_lost(session, round_request) -
 
 
 @pytest.mark.slow
-def test_the_parameter_at_fault_is_named(session, round_request) -> None:
+def test_the_error_names_the_parameter(session, round_request) -> None:
     request = round_request()
     session.train(request, lambda event: None, lambda: False)
 

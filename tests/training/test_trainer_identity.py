@@ -98,7 +98,7 @@ def test_a_damaged_model_that_is_only_read_is_refused(session, round_request, tm
         train(TrainingSession(session.ranks, "float32"), replace(request, output=str(tmp_path / "again")))
 
 
-def test_an_adapter_goes_on_only_over_the_weights_it_was_trained_on(session, ranks, round_request, model) -> None:
+def test_an_adapter_continues_only_on_its_base_weights(session, ranks, round_request, model) -> None:
     first = train(session, round_request(parent=str(model), lora=LORA, groups=2, max_steps=1))
     manifest = read_json(Path(first.checkpoint, "manifest.json"))
     assert manifest["base_digest"] == digest_weights(model)
@@ -114,7 +114,7 @@ def test_an_adapter_goes_on_only_over_the_weights_it_was_trained_on(session, ran
     assert identify(Path(first.checkpoint)) != before  # the same adapter over other weights is another policy
 
 
-def test_an_adapter_in_a_copied_project_goes_on_over_the_copied_weights(
+def test_an_adapter_in_a_copied_project_continues_on_the_copied_weights(
     session, ranks, round_request, tiny_model, tmp_path
 ) -> None:
     original, copy = tmp_path / "original", tmp_path / "copy"

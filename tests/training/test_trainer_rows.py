@@ -220,7 +220,7 @@ def test_greedy_rows_may_be_imitated(round_request) -> None:
     assert rows.samples[3].temperature == 1.0
 
 
-def test_a_missing_or_broken_file_is_named(round_request, tmp_path: Path) -> None:
+def test_the_error_names_a_missing_or_broken_file(round_request, tmp_path: Path) -> None:
     request = round_request()
     with pytest.raises(StorageError, match=r"gone\.parquet does not exist"):
         read_rollouts([str(tmp_path / "gone.parquet")], request.judged, policy_gradient=True)
@@ -328,7 +328,7 @@ def test_a_runs_reward_is_its_last_steps(round_request) -> None:
     assert rows.zero_variance_groups == 0.5
 
 
-def test_all_groups_without_variance_are_told_of_a_round_that_trains_nothing(session, round_request) -> None:
+def test_a_round_that_trains_nothing_reports_groups_without_variance(session, round_request) -> None:
     def flatten(rows, judged) -> None:
         for judgement in judged:
             judgement.reward, judgement.dropped_by = 1.0, "zero_variance"

@@ -126,7 +126,7 @@ def test_a_reused_result_is_held_with_its_moments(session, ranks, round_request,
 
 
 @pytest.mark.slow
-def test_other_rows_under_the_same_name_are_trained_anew(session, round_request) -> None:
+def test_different_rows_under_the_same_name_are_trained(session, round_request) -> None:
     first = train(session, round_request())
     changed = round_request(edit=lambda rows, judged: [setattr(j, "advantage", -j.advantage) for j in judged])
     again = train(session, changed)
@@ -236,7 +236,7 @@ def test_imitation_learns_a_tiny_set(session, sft_request) -> None:
 
 
 @pytest.mark.slow
-def test_imitation_goes_on_where_the_parent_stopped(session, sft_request, tmp_path) -> None:
+def test_imitation_continues_after_the_parent(session, sft_request, tmp_path) -> None:
     request = sft_request(PAIRS, train_batch_size=3, max_steps=2)
     first = train(session, request)
     legs = train(session, after(request, first))

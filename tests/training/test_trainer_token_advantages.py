@@ -239,7 +239,7 @@ def test_a_penalty_in_a_reward_that_nobody_reads_is_refused() -> None:
     check_token_parts(SPEC)
 
 
-def test_rows_without_what_the_advantage_reads_are_named() -> None:
+def test_the_error_names_rows_without_the_columns_of_the_advantage() -> None:
     rows = make_rows()
     rows.samples[3].old_values = None
     reduce = one_rank

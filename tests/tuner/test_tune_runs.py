@@ -78,7 +78,7 @@ def interrupted(folder: Path, after: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_script_is_interrupted_and_the_shell_goes_on(folder: Path) -> None:
+def test_an_interrupted_script_returns_to_the_shell(folder: Path) -> None:
     said = interrupted(folder, after="start  held-out")
     experiment = folder / "checkpoints" / "AgentScope" / "mine"
     home = Home(experiment / ".rft")

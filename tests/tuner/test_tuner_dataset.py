@@ -47,6 +47,6 @@ def test_it_loads_what_the_datasets_library_loads(dataset: Path) -> None:
         assert DatasetConfig(path=str(dataset), split=split).preview(10) == list(theirs)
 
 
-def test_a_dataset_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_dataset(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no file of split 'train'"):
         DatasetConfig(path=str(tmp_path)).preview()

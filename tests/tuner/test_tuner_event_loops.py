@@ -23,7 +23,7 @@ def test_without_an_event_loop_the_caller_does_the_work() -> None:
     assert outside_event_loop(loop_of_its_own) == threading.current_thread().name
 
 
-async def test_below_an_event_loop_the_caller_does_the_work_and_the_loop_goes_on() -> None:
+async def test_below_an_event_loop_the_loop_continues_afterwards() -> None:
     loop = asyncio.get_running_loop()
     assert outside_event_loop(loop_of_its_own) == threading.current_thread().name
     assert asyncio.get_running_loop() is loop

@@ -11,7 +11,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import is_live, load_object, reference_of, short_name
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.rollout.workflow import resolve_workflow
-from rft_platform.tuner import functions, tune
+from rft_platform.tuner import translation, tune
 
 
 async def workflow(task, model):  # type: ignore[no-untyped-def]
@@ -23,14 +23,14 @@ async def judge(task, response):  # type: ignore[no-untyped-def]
 
 
 def test_functions_of_a_module_are_found_by_name() -> None:
-    tuned = functions.tuned_functions(workflow, judge)
+    tuned = translation.tuned_functions(workflow, judge)
     assert resolve_workflow(tuned.workflow) is workflow
     assert tuned.judge is not None and load_object(tuned.judge, "judge") is judge
     assert tuned.notice is None
 
 
 def test_a_lambda_lives_in_this_process_alone() -> None:
-    tuned = functions.tuned_functions(lambda task, model: None, lambda task, response: 0.5)
+    tuned = translation.tuned_functions(lambda task, model: None, lambda task, response: 0.5)
     assert tuned.judge is not None and is_live(tuned.workflow) and is_live(tuned.judge)
     assert callable(resolve_workflow(tuned.workflow))
     assert build_judge(tuned.judge).parts[0].function(task={}, response="") == 0.5
@@ -45,7 +45,7 @@ def test_a_decorated_function_is_not_confused_with_the_one_below(monkeypatch: py
         return None
 
     hidden.__qualname__, hidden.__module__ = "workflow", __name__  # as functools.wraps leaves it
-    assert is_live(functions.tuned_functions(hidden, None).workflow)
+    assert is_live(translation.tuned_functions(hidden, None).workflow)
 
 
 def test_a_function_of_a_loaded_file_is_named_by_the_file(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ import pytest
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.tuner import AlgorithmConfig, DatasetConfig, TunerModelConfig
-from rft_platform.tuner.experiment_paths import ExperimentPaths
-from rft_platform.tuner.functions import TunedFunctions
-from rft_platform.tuner.translation import TuneArguments
+from rft_platform.tuner.result import ExperimentPaths
+from rft_platform.tuner.translation import TuneArguments, TunedFunctions
 from rft_platform.tuner.translation import translate as translate_arguments
 
 FUNCTIONS = TunedFunctions("my.agent:solve", "my.agent:judge")
@@ -27,7 +26,7 @@ def translate(functions: TunedFunctions = FUNCTIONS, **given: Any) -> tuple[RftC
     return translate_arguments(TuneArguments(**{"model": MODEL, "train_dataset": TRAIN, **given}), functions)
 
 
-def test_what_is_not_given_is_as_the_api_says(tmp_path: Path) -> None:
+def test_defaults_are_those_of_the_api(tmp_path: Path) -> None:
     config, paths = translate()
     taskset = config.buffer.explorer_input.taskset
     assert taskset is not None
@@ -154,7 +153,7 @@ def test_a_file_says_what_the_arguments_do_not(tmp_path: Path) -> None:
     assert (config.evaluation.every, paths.project) == (2, "from-file")
 
 
-def test_a_file_with_variables_writes_where_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_variables_writes_to_their_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.yaml").write_text(
         "checkpoint_root_dir: ${oc.env:SOME_ROOT,./saved}\nmodel: {model_path: '${oc.env:SOME_MODEL}'}\n"
     )

@@ -3,10 +3,9 @@
 import numpy as np
 
 from rft_platform.algorithms.advantages.grpo import EPS, centre
-from rft_platform.algorithms.advantages.outcomes import run_outcomes
-from rft_platform.algorithms.advantages.registry import advantage
+from rft_platform.algorithms.advantages.registry import advantage, run_outcomes
 from rft_platform.algorithms.common.registry import Share
-from rft_platform.algorithms.token_advantages.discount import discounted
+from rft_platform.algorithms.token_advantages.registry import discounted
 from rft_platform.common.errors import UserError
 
 

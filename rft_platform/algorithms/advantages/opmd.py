@@ -6,8 +6,7 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from rft_platform.algorithms.advantages.grpo import centre
-from rft_platform.algorithms.advantages.outcomes import run_outcomes
-from rft_platform.algorithms.advantages.registry import advantage
+from rft_platform.algorithms.advantages.registry import advantage, run_outcomes
 
 
 @advantage("opmd")

@@ -1,4 +1,8 @@
-"""Registry of advantage functions: their inputs and outputs, and the entry point ``compute_advantages``."""
+"""Registry of advantage functions: their inputs and outputs, and the entry point ``compute_advantages``.
+
+``run_outcomes`` maps rows to runs: a run's outcome is the reward of its last step, and each run counts once in its
+group.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,3 +109,16 @@ def _optional_codes(ids: Sequence[Any] | None, count: int) -> np.ndarray:
 def _optional_numbers(values: Sequence[Any] | None, count: int) -> np.ndarray:
     """Every value as float64; NaN for None."""
     return np.full(count, np.nan) if values is None else np.array(values, dtype=np.float64)  # None becomes NaN
+
+
+def run_outcomes(
+    reward_N: np.ndarray, group_N: np.ndarray, run_N: np.ndarray, step_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """``(outcome_R, group_R)`` of every run; ``outcome_R[run_N]`` is the outcome of each row's run."""
+    last_R = np.lexsort((step_N, run_N))[np.cumsum(np.bincount(run_N)) - 1]  # row of each run's last step
+    return reward_N[last_R], group_N[last_R]
+
+
+def step_counts(run_N: np.ndarray, step_N: np.ndarray) -> np.ndarray:
+    """Number of distinct steps of every run, int64 [R]. Rows with equal run and step are the choices of one call."""
+    return np.bincount(np.unique(np.stack([run_N, step_N]), axis=1)[0])

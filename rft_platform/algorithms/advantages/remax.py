@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from rft_platform.algorithms.advantages.outcomes import run_outcomes
-from rft_platform.algorithms.advantages.registry import advantage
+from rft_platform.algorithms.advantages.registry import advantage, run_outcomes
 from rft_platform.common.errors import UserError
 
 

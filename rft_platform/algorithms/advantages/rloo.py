@@ -3,8 +3,7 @@
 import numpy as np
 
 from rft_platform.algorithms.advantages.grpo import centre
-from rft_platform.algorithms.advantages.outcomes import run_outcomes
-from rft_platform.algorithms.advantages.registry import advantage
+from rft_platform.algorithms.advantages.registry import advantage, run_outcomes
 
 
 @advantage("rloo", min_group=2)

@@ -3,8 +3,7 @@
 import numpy as np
 
 from rft_platform.algorithms.advantages.grpo import EPS, StdLevel, normalised, spread
-from rft_platform.algorithms.advantages.outcomes import run_outcomes, step_counts
-from rft_platform.algorithms.advantages.registry import advantage
+from rft_platform.algorithms.advantages.registry import advantage, run_outcomes, step_counts
 
 
 @advantage("step_wise_grpo", min_group=2, drops_at="std_threshold")

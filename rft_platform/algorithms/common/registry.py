@@ -1,4 +1,4 @@
-"""Registries of functions that the configuration selects by name: one registry per kind, one file per function."""
+"""Registries of functions that the configuration selects by name: one registry per kind."""
 
 import difflib
 import importlib
@@ -20,7 +20,7 @@ REGISTRIES: "list[Registry[Any]]" = []
 
 
 class Registry(Generic[Entry]):
-    """Name -> entry. The modules of ``package`` register themselves when a name is first looked up."""
+    """Name -> entry. ``package`` and the modules in it register themselves when a name is first looked up."""
 
     def __init__(self, kind: str, package: str) -> None:
         self._kind = kind
@@ -33,7 +33,7 @@ class Registry(Generic[Entry]):
     def add(self, name: str, entry: Entry, function: Callable[..., Any]) -> None:
         """Register ``entry``, which describes ``function``, under ``name``. Raises ValueError if the name is taken."""
         module = function.__module__
-        known = self._entries if module.startswith(f"{self._package}.") else self.names()
+        known = self._entries if f"{module}.".startswith(f"{self._package}.") else self.names()
         if name in known:
             raise ValueError(f"{self._kind} {name!r} is already registered, by {self._modules[name]}")
         self._entries[name] = entry
@@ -54,7 +54,7 @@ class Registry(Generic[Entry]):
         """All known names, sorted."""
         if not self._loaded:
             package = importlib.import_module(self._package)
-            for module in pkgutil.walk_packages(package.__path__, f"{self._package}."):
+            for module in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{self._package}."):
                 importlib.import_module(module.name)
             self._loaded = True  # set after the imports, so that the next look-up repeats an import that failed
         return sorted(self._entries)

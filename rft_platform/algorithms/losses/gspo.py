@@ -4,8 +4,7 @@ import torch
 from pydantic import NonNegativeFloat
 
 from rft_platform.algorithms.common.ratio import log_ratio
-from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
-from rft_platform.algorithms.losses.rows import row_mean
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss, row_mean
 
 
 @loss("gspo", zero_advantage_is_inert=True, whole_rows=True, loss_agg_modes=("seq-mean-token-mean",))

@@ -1,4 +1,7 @@
-"""Registry of policy losses: their inputs and outputs, and the properties that the optimiser step must know."""
+"""Registry of policy losses: their inputs and outputs, and the properties that the optimiser step must know.
+
+``row_sum`` and ``row_mean`` are for losses that need whole rows.
+"""
 
 import functools
 import inspect
@@ -7,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rft_platform.algorithms.common.registry import Registry, check_arguments
@@ -183,3 +187,18 @@ def _bound_selection(selects: Selection, function: LossFunction, args: dict[str,
     defaults = {name: option.default for name, option in inspect.signature(function).parameters.items()}
     options = [p.name for p in inspect.signature(selects).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return functools.partial(selects, **{name: args.get(name, defaults[name]) for name in options})
+
+
+def row_sum(values: Tensor, tokens: TokenBatch) -> Tensor:
+    """Sum of ``values`` [N] over each row's tokens, [rows]; 0 for a row without tokens."""
+    return values.new_zeros(tokens.rows).index_add(0, tokens.row, values)
+
+
+def row_count(tokens: TokenBatch) -> Tensor:
+    """Number of tokens of each row, at least 1, [rows]."""
+    return row_sum(torch.ones_like(tokens.logp), tokens).clamp(min=1)
+
+
+def row_mean(values: Tensor, tokens: TokenBatch) -> Tensor:
+    """Mean of ``values`` [N] over each row's tokens, [rows]."""
+    return row_sum(values, tokens) / row_count(tokens)

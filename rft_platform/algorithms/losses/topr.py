@@ -3,8 +3,7 @@
 import torch
 
 from rft_platform.algorithms.common.ratio import log_ratio
-from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
-from rft_platform.algorithms.losses.rows import row_sum
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss, row_sum
 
 
 @loss("topr", zero_advantage_is_inert=True, correction="none", whole_rows_if="trajectory")

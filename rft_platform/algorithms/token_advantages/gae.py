@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from rft_platform.algorithms.common.registry import Share
-from rft_platform.algorithms.token_advantages.discount import discounted
-from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, Trajectories, token_advantage
+from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, Trajectories, discounted, token_advantage
 
 
 @token_advantage("gae", whiten=True, critic=True)

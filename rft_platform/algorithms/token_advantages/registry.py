@@ -1,4 +1,8 @@
-"""Registry of token advantages: their inputs and outputs, and the entry point, which also whitens the advantages."""
+"""Registry of token advantages: their inputs and outputs, and the entry point, which also whitens the advantages.
+
+A token advantage never whitens itself: the entry point does so if the algorithm asks for it. ``whiten`` works over the
+valid tokens of all ranks; ``discounted`` sums backwards over runs.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,8 +11,51 @@ from typing import Any
 import numpy as np
 
 from rft_platform.algorithms.common.registry import Registry, check_arguments
-from rft_platform.algorithms.token_advantages.whiten import Sum, whiten
 from rft_platform.common.errors import UserError
+
+EPS = 1e-8
+_ROUNDING = 1e-9  # a standard deviation below this share of the mean is rounding noise and counts as 0
+
+Sum = Callable[[np.ndarray], np.ndarray]
+"""Sum of a float64 vector over all ranks; every rank gets the result."""
+
+
+def whiten(values: np.ndarray, share: np.ndarray, total: Sum | None = None) -> np.ndarray:
+    """``(x - mean) / sqrt(var + 1e-8)`` with the sample (n - 1) variance; exactly 0 if all x are equal.
+
+    ``share`` [N] is the weight of each token on this rank: 1 / number of ranks that have the token.
+    """
+    total = total or _one_rank
+    count, summed = total(np.array([share.sum(), values @ share]))
+    mean = summed / max(count, 1.0)
+    centred = values - mean
+    (squares,) = total(np.array([np.square(centred) @ share]))
+    variance = squares / max(count - 1.0, 1.0)
+    if variance <= (_ROUNDING * mean) ** 2:
+        return np.zeros_like(values)
+    return centred / np.sqrt(variance + EPS)
+
+
+def _one_rank(values: np.ndarray) -> np.ndarray:
+    return values
+
+
+def discounted(values: np.ndarray, start: np.ndarray, decay: float | np.ndarray) -> np.ndarray:
+    """``y_t = x_t + decay_t * y_{t+1}`` within each run, float64 [N]; run r has the tokens ``start[r]:start[r + 1]``.
+
+    The loop goes through positions, counted from the end of each run, and handles all runs at once. Runs are sorted by
+    decreasing length, so the runs that have a token at a position come first.
+    """
+    out = np.array(values, np.float64)
+    decay = np.broadcast_to(decay, out.shape)
+    length = np.diff(start)
+    order = np.argsort(-length, kind="stable")
+    last, length = start[1:][order] - 1, length[order]
+    reaching = np.searchsorted(-length, -np.arange(length[0] if len(length) else 0), side="left")  # runs longer than t
+    for back, runs in enumerate(reaching.tolist()[1:], start=1):
+        at = last[:runs] - back
+        out[at] += decay[at] * out[at + 1]
+    return out
 
 
 @dataclass(frozen=True, slots=True)

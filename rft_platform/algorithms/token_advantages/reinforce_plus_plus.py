@@ -3,8 +3,7 @@
 import numpy as np
 
 from rft_platform.algorithms.common.registry import Share
-from rft_platform.algorithms.token_advantages.discount import discounted
-from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, Trajectories, token_advantage
+from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, Trajectories, discounted, token_advantage
 
 
 @token_advantage("reinforce_plus_plus", whiten=True)

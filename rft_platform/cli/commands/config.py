@@ -51,13 +51,13 @@ def show(
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.config.resolve import resolve
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
     from rft_platform.run.console import output, print_json
     from rft_platform.run.start import use_home
 
     home = Home.from_environment()
     use_home(home)
-    loaded = Project.open(home).config if file is None else load_config(file)
+    loaded = open_project(home).config if file is None else load_config(file)
     run = resolve(loaded)
     derived = {"algorithm": asdict(run.spec), "batches": asdict(run.batches), "limits": asdict(run.limits)}
     if as_json:

@@ -65,7 +65,7 @@ def recipe(
     engine: Engine = None,
 ) -> None:
     """Train an agent from scratch by a recipe, and report what it learned: figures, curves, transcripts."""
-    from rft_platform.cli.views.recipe_report import print_recipes, print_report, write_report
+    from rft_platform.cli.views.demo_summary import print_recipes, print_report, write_report
     from rft_platform.recipes.recipe import recipe_named
     from rft_platform.run.console import output
 
@@ -90,7 +90,7 @@ def train(
 ) -> "Project":
     """Train the recipe's project in ``RFT_HOME`` to its last round, or continue it; ``command`` continues it again."""
     from rft_platform.config.home import Home
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
     from rft_platform.run.checks import check_run
     from rft_platform.run.console import notes, refuse_bad_target
     from rft_platform.run.next_steps import rft_command
@@ -111,7 +111,7 @@ def train(
     config = with_rounds(with_engine(config, engine), rounds)
     check_run(home, config)
     write_config(home, config)
-    project = Project.open(home)
+    project = open_project(home)
     if is_finished(project):
         console.print(
             f"This project is complete. {again} --fresh` renames its folder and starts a new one.", markup=False

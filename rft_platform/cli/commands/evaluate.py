@@ -27,10 +27,10 @@ def evaluate(
     """Evaluate a policy on the held-out tasks; by default that of the newest round. Promotes nothing."""
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
     from rft_platform.run.start import use_home
 
-    project = Project.open(Home.from_environment())
+    project = open_project(Home.from_environment())
     use_home(project.home)
     if everything:
         if any(option is not None for option in (round_number, checkpoint, model)):
@@ -43,10 +43,10 @@ def evaluate(
 def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
     """Evaluate one policy and print the results and comparisons; writes nothing to the project."""
     from rft_platform.cluster.this_process import terminable
-    from rft_platform.rounds.heldout_evaluation import measure
+    from rft_platform.rounds.evaluate import measure
     from rft_platform.rounds.project.policy import deploy
     from rft_platform.rounds.releases.promotion import compared, promoted_last
-    from rft_platform.rounds.setup.online_engines import connect_evaluation_engine
+    from rft_platform.rounds.setup.side_engines import connect_evaluation_engine
     from rft_platform.run.console import notes, output, print_json
     from rft_platform.run.live import showing_progress
     from rft_platform.run.start import used_processes_end
@@ -73,8 +73,7 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
 
 def evaluate_all(project: "Project", as_json: bool) -> None:
     """Evaluate each policy that has no result, one Dagster run per policy, and print the table of all policies."""
-    from rft_platform.cli.views.bench import print_bench
-    from rft_platform.cli.views.round_policy import round_policy
+    from rft_platform.cli.views.round_table import print_bench, round_policy
     from rft_platform.run.console import notes
     from rft_platform.run.start import drive_project
 
@@ -88,7 +87,7 @@ def evaluate_all(project: "Project", as_json: bool) -> None:
 
 def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path | None, model: str | None) -> "Policy":
     """The policy that the options select, by default the newest. Raises UserError if more than one option is given."""
-    from rft_platform.cli.views.round_policy import round_policy
+    from rft_platform.cli.views.round_table import round_policy
     from rft_platform.common.digests import digest_weights
     from rft_platform.common.errors import UserError
     from rft_platform.rounds.project.record import Policy

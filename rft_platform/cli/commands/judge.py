@@ -31,11 +31,11 @@ def judge(
 ) -> None:
     """Judge stored rollouts with another judge (or the configured one); earlier judgements are kept."""
     from rft_platform.config.home import Home
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
     from rft_platform.run.console import notes, output, print_json
     from rft_platform.run.start import use_home
 
-    project = Project.open(Home.from_environment())
+    project = open_project(Home.from_environment())
     use_home(project.home)
     numbers = chosen_rounds(rounds)
     if pairs is not None:

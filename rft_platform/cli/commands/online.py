@@ -28,19 +28,19 @@ def serve(
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.jobs.driver_lock import refuse_if_served, servers_lock
-    from rft_platform.rounds.exchange.publication import publishing
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
+    from rft_platform.online.releases.exchange import publishing
+    from rft_platform.online.releases.versions import naming_the_serving_version
     from rft_platform.run.checks import check_run
     from rft_platform.run.project_checks import check_writable
     from rft_platform.run.start import begin, use_home
     from rft_platform.servers.ports import check_ports
-    from rft_platform.servers.serving_alias import naming_the_serving_version
     from rft_platform.servers.ui_servers import online_port, online_server, ui_ports, ui_servers
 
     home = Home.from_environment()
     check_writable(home)
     use_home(home)
-    loaded = load_config(config) if config is not None else Project.open(home).config
+    loaded = load_config(config) if config is not None else open_project(home).config
     mode = loaded.mode
     trains = train and mode != "serve"
     refuse_if_served(home, mode)
@@ -50,7 +50,7 @@ def serve(
         begin(home, loaded, service=True)
     else:
         check_run(home, loaded, service=True)
-    project = Project.open(home)
+    project = open_project(home)
     dagster = {} if mode == "serve" else {"Dagster": f"port {port}"}
     naming = nullcontext() if mode == "serve" else naming_the_serving_version(project)
     with servers_lock(home, mode, **dagster), publishing(project), naming:
@@ -74,12 +74,12 @@ def forget(
     Weights cannot forget: the report names every model version that was trained on the rows.
     """
     from rft_platform.config.home import Home
-    from rft_platform.rounds.maintenance.forget import forget as erase
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.forget import forget as erase
+    from rft_platform.online.project import open_project
     from rft_platform.rounds.setup.connections import connect_registry
     from rft_platform.run.console import output, print_json
 
-    project = Project.open(Home.from_environment())
+    project = open_project(Home.from_environment())
     found = erase(project, connect_registry(project), subject, tenant)
     if as_json:
         print_json(found.to_json())

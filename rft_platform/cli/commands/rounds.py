@@ -22,13 +22,13 @@ def rounds(
     """
     from rft_platform.cli.views.round_table import LAST, print_rounds
     from rft_platform.config.home import Home
-    from rft_platform.rounds.project.project import Project
-    from rft_platform.rounds.releases.servable_versions import pinned_version
+    from rft_platform.online.project import open_project
+    from rft_platform.online.releases.versions import pinned_version
     from rft_platform.run.console import output, print_json
     from rft_platform.run.round_lines import round_lines
     from rft_platform.servers.next_launches import what_is_next
 
-    project = Project.open(Home.from_environment())
+    project = open_project(Home.from_environment())
     if as_json:
         print_json(
             {

@@ -35,9 +35,9 @@ def run(
     plan = begin(home, loaded)
 
     from rft_platform.cli.views.round_table import print_rounds
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
 
-    project = Project.open(home).in_mode(loaded.mode)
+    project = open_project(home).in_mode(loaded.mode)
     console.print(plan.title, style="bold", markup=False)
     try:
         drive_project(project, console, detach_engines)
@@ -46,7 +46,7 @@ def run(
         console.print(message, markup=False, soft_wrap=True)
         raise
     if project.config.mode == "bench":
-        from rft_platform.cli.views.bench import print_bench
+        from rft_platform.cli.views.round_table import print_bench
 
         print_bench(project)
         return

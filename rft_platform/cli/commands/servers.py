@@ -143,17 +143,17 @@ def view(
     """Serve pages over the stored experiences until Ctrl-C: search runs, read them token by token, compare policies."""
     from rft_platform.cluster.this_process import terminable
     from rft_platform.config.home import Home
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
     from rft_platform.run.console import output, print_link
     from rft_platform.run.start import use_home
     from rft_platform.servers.ports import Port, check_ports
     from rft_platform.viewer.app import serve_view
-    from rft_platform.web_guard.sign_in import sign_in_url
+    from rft_platform.web_guard.asgi import sign_in_url
     from rft_platform.web_guard.token import access_token
 
     home = Home.from_environment()
     use_home(home)
-    Project.open(home)
+    open_project(home)
     check_ports([Port(port, "rft view", "--port")])
     token = access_token(home.web_token)
     print_link("view", sign_in_url(f"http://{host}:{port}", token))
@@ -189,7 +189,7 @@ def engine(
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config, load_config_of
     from rft_platform.inference.launch.launcher import engine_service
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import project_in
     from rft_platform.rounds.setup.connections import base_model_folder, policy_spec
     from rft_platform.run.start import use_home
     from rft_platform.web_guard.checks import HOSTS_VARIABLE
@@ -198,7 +198,7 @@ def engine(
         raise UserError(f"--token-env {token_env}: expected a token of at least 16 characters in this variable")
     home = Home.from_environment()
     use_home(home)
-    project = Project(home, load_config(config) if config is not None else load_config_of(home))
+    project = project_in(home, load_config(config) if config is not None else load_config_of(home))
     service = engine_service(base_model_folder(project), policy_spec(project, replica), f"served-{port}")
     hosts = os.environ.get(HOSTS_VARIABLE, ",".join({host, socket.gethostname(), socket.getfqdn()}))
     typer.echo(f"engine     http://{host}:{port}")

@@ -113,9 +113,9 @@ def check(
 
 def _project() -> "Project":
     from rft_platform.config.home import Home
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
 
-    return Project.open(Home.from_environment())
+    return open_project(Home.from_environment())
 
 
 @store.command()
@@ -129,8 +129,8 @@ def preferences(
     ] = 0.5,
 ) -> None:
     """Write the preference pairs that people picked on the online service's page, as a dataset for DPO."""
-    from rft_platform.rounds.selection.production_rows import traffic_database
-    from rft_platform.serving.preferences import PreferenceStore
+    from rft_platform.online.traffic.preferences import PreferenceStore
+    from rft_platform.online.traffic.project_traffic import traffic_database
 
     found = PreferenceStore(traffic_database(_online_project()))
     if ratings:
@@ -142,8 +142,8 @@ def preferences(
 @store.command()
 def demonstrations(file: Annotated[Path, typer.Argument(help="JSON Lines file to write.")]) -> None:
     """Write the corrections that users gave in their feedback, as a dataset for supervised fine-tuning."""
-    from rft_platform.rounds.selection.production_rows import traffic_database
-    from rft_platform.serving.reports.demonstrations import DemonstrationStore
+    from rft_platform.online.traffic.demonstrations import DemonstrationStore
+    from rft_platform.online.traffic.project_traffic import traffic_database
 
     _write_dataset(DemonstrationStore(traffic_database(_online_project())).rows(), file, "demonstrations")
 
@@ -152,7 +152,7 @@ def _online_project() -> "Project":
     from rft_platform.common.errors import UserError
 
     project = _project()
-    if not project.config.online:
+    if project.traffic is None:
         raise UserError("this project serves no production traffic: start one with `rft serve`")
     return project
 

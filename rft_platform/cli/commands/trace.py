@@ -44,11 +44,11 @@ def trace(
     from rft_platform.cli.views.user_code import print_user_code
     from rft_platform.config.home import Home
     from rft_platform.experience.file_names import round_number
-    from rft_platform.rounds.project.project import Project
+    from rft_platform.online.project import open_project
     from rft_platform.rounds.reporting.lineage import CheckpointTrace
     from rft_platform.run.console import output, print_json
 
-    project = Project.open(Home.from_environment())
+    project = open_project(Home.from_environment())
     found = find_trace(project, target, verify=verify)
     whole = whole_checkpoints(found) if verify and isinstance(found, CheckpointTrace) else 0
     if as_json:
@@ -73,7 +73,7 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
 
     With ``verify`` the files behind a checkpoint are read completely; raises StorageError that names damaged files.
     """
-    from rft_platform.cli.views.round_policy import round_policy
+    from rft_platform.cli.views.round_table import round_policy
     from rft_platform.common.errors import UserError
     from rft_platform.experience.file_names import round_number
     from rft_platform.rounds.project.record import required

@@ -1,11 +1,16 @@
-"""Print the table of rounds, and what the project launches next or waits for."""
+"""Print the table of rounds, what the project launches next or waits for, and the table of all policies."""
 
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rft_platform.rounds.releases.servable_versions import pinned_version
+from rft_platform.common.errors import UserError
+from rft_platform.experience.file_names import round_key
+from rft_platform.online.releases.versions import pinned_version
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.record import Policy, read, required
 from rft_platform.rounds.releases.training_start import refusal_hint
+from rft_platform.run.console import notes, output, print_json
 from rft_platform.run.round_lines import RoundLine, champion_notes, round_lines
 from rft_platform.servers.next_launches import what_is_next
 
@@ -14,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rft_platform.rounds.project.project import Project
+
 
 _MISSING = "–"
 _TABLE_WIDTH = 135  # a narrower terminal wraps the lines, and no column is hidden
@@ -111,3 +117,36 @@ def _number(value: float | None, form: str) -> str:
     if value is None:
         return _MISSING
     return format(value, ".2e" if form.endswith("f") and abs(value) >= 1e6 else form)  # keeps the column width
+
+
+def print_bench(project: "Project", as_json: bool = False) -> None:
+    """Print the table of all policies, write it to the project's folder, and print the path."""
+    from rich import box
+    from rich.table import Table
+
+    from rft_platform.rounds.reporting.bench import HEADER, bench_lines, bench_rows, write_bench
+
+    lines, page = bench_lines(project), write_bench(project)
+    if as_json:
+        print_json({"policies": [line.to_json() for line in lines], "page": str(page)})
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in HEADER:
+        table.add_column(name, justify="left" if name in HEADER[:2] else "right")
+    for row in bench_rows(lines):
+        table.add_row(*row)
+    output().print(table)
+    notes().print(f"as a page: {page}", markup=False, soft_wrap=True)
+
+
+def round_policy(project: Project, number: int | None = None) -> Policy:
+    """The policy that round ``number`` (default: the newest) ended with. Raises UserError if there is none."""
+    have = [n for n in project.store.rounds() if read(project.store, n).has(Policy)]
+    if not have:
+        raise UserError(f"{project.home.root}: no round has published a policy yet; run a training first")
+    wanted = have[-1] if number is None else number
+    if wanted not in have:
+        raise UserError(
+            f"{round_key(wanted)} has published no policy; {round_key(have[0])} to {round_key(have[-1])} have"
+        )
+    return required(project.store, wanted)

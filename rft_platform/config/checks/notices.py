@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
 
 from rft_platform.config.checks.machine import Machine
 from rft_platform.config.findings import Finding, warning
 from rft_platform.config.resolve import RunSettings
-from rft_platform.config.schema.explorer import Explorer, RolloutModel
 from rft_platform.config.schema.rft_config import RftConfig
 
 _STORAGE_TYPE = "buffer.trainer_input.experience_buffer.storage_type"
@@ -18,13 +16,6 @@ _NO_EFFECT = {
 }
 
 _VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
-
-
-def _keys_of(settings: Any, prefix: str = "") -> list[str]:
-    """The dotted keys of nested settings, without empty sections; for a single value, the value itself."""
-    if not isinstance(settings, dict):
-        return [prefix.removesuffix(".") or str(settings)]
-    return [key for name, value in settings.items() for key in _keys_of(value, f"{prefix}{name}.")]
 
 
 def without_effect(run: RunSettings) -> Iterator[Finding]:
@@ -52,7 +43,6 @@ def without_effect(run: RunSettings) -> Iterator[Finding]:
         if len(explored) == 1 and taskset.weight is not None:
             why = "it is the share among several tasksets, and this is the only one"
             yield warning(f"{key}.weight has no effect here: {why}")
-    yield from _always_on(config.explorer)
     yield from _single_call(config)
 
 
@@ -90,32 +80,6 @@ def _ignored_keys(config: RftConfig) -> Iterator[Finding]:
     for key, reason in reasons.items():
         if _value(config, key) != _value(_DEFAULT, key):
             yield warning(f"{key} has no effect here: {reason}")
-    for section, settings in config.trainer.trainer_config.items():
-        if keys := _keys_of(settings):
-            yield warning(
-                f"trainer.trainer_config.{section} has no effect here, since it configures another framework's "
-                f"trainer: {', '.join(keys)}"
-            )
-
-
-_ALWAYS_ON = {
-    "enable_openai_api": "workflows can always call the policy by OpenAI clients",
-    "enable_history": "every call to the policy is recorded",
-    "enable_auto_tool_choice": "tool calls are parsed whenever a request offers tools",
-}
-
-
-def _always_on(explorer: Explorer) -> Iterator[Finding]:
-    """One line for each switch that the user set to false.
-
-    A section with all keys gets no line: the platform writes such a section when it stores a configuration.
-    """
-    serving = explorer.rollout_model
-    if serving.model_fields_set == set(RolloutModel.model_fields):
-        return
-    for key, reason in _ALWAYS_ON.items():
-        if key in serving.model_fields_set and not getattr(serving, key):
-            yield warning(f"explorer.rollout_model.{key} false has no effect here: {reason}")
 
 
 def _single_call(config: RftConfig) -> Iterator[Finding]:

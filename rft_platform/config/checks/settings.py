@@ -263,11 +263,6 @@ def _online_problems(run: RunSettings) -> Iterator[Finding]:
 
 def _unbuilt_problems(run: RunSettings) -> Iterator[Finding]:
     config = run.config
-    if config.trainer.ulysses_sequence_parallel_size > 1:
-        yield error(
-            f"trainer.ulysses_sequence_parallel_size is {config.trainer.ulysses_sequence_parallel_size}: sequences are "
-            "not split over GPUs; set it to 1"
-        )
     if len(config.model.lora_configs) > 1:
         yield error(f"model.lora_configs has {len(config.model.lora_configs)} entries: a run trains one adapter")
 

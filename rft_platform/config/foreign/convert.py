@@ -324,9 +324,21 @@ def convert(data: Data, source: str, *, own_functions: bool = False) -> tuple[Da
         notices += _convert_tinker(converted)
         notices += convert_tasksets(converted, own_functions)
         notices += convert_algorithm(converted)
+        notices += _other_trainer(converted)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return converted, tuple(dict.fromkeys(notices))
+
+
+def _other_trainer(data: Data) -> Iterator[str]:
+    """Remove the settings of another framework's trainer; yields one line for each section that has some."""
+    settings = data["trainer"].pop("trainer_config", None) if isinstance(data.get("trainer"), dict) else None
+    for name, section in settings.items() if isinstance(settings, dict) else ():
+        if keys := list(_leaves(section)) if isinstance(section, dict) else [name]:
+            yield (
+                f"trainer.trainer_config.{name} has no effect here, since it configures another framework's trainer: "
+                + ", ".join(keys)
+            )
 
 
 def _convert_tinker(data: Data) -> Iterator[str]:

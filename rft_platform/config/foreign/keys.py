@@ -54,6 +54,7 @@ _TASKSET: tuple[Row, ...] = (
 )
 
 _EXPERIENCES: tuple[Row, ...] = (
+    ("name", Noted("the experiences of a project have one store", silent=("experience_buffer",))),
     ("capacity", Noted("experiences are files, without a limit of their number")),
     ("max_read_timeout", Noted("a training starts when its rows have landed, without a time limit")),
     ("max_retry_times", Noted("experiences are files")),
@@ -90,6 +91,12 @@ _SERVED: tuple[Row, ...] = (
     ("pipeline_parallel_size", Refused("set tensor_parallel_size", allowed=(1,))),
     ("enable_expert_parallel", Refused("set engine.vllm_args: {enable_expert_parallel: true}", allowed=(False,))),
     ("extra_engine_args", Moved("engine.vllm_args", {})),
+    *(
+        (key, Noted("workflows can always call the policy by OpenAI clients", silent=(True,)))
+        for key in ("enable_openai_api", "enable_openai_client")
+    ),
+    ("enable_history", Noted("every call to the policy is recorded", silent=(True,))),
+    ("enable_auto_tool_choice", Noted("tool calls are parsed whenever a request offers tools", silent=(True,))),
     ("use_v1", Noted("vLLM has one engine core", silent=(True,))),
     ("enable_chunked_prefill", Noted("vLLM decides it; engine.vllm_args overrides it", silent=(True,))),
     ("logprobs", Noted("the log-prob of every sampled token is stored", silent=(0,))),
@@ -229,6 +236,7 @@ _TRAINER: tuple[Row, ...] = (
     ("use_remove_padding", Noted("packs have no padding", silent=(True,))),
     ("balance_batch", Noted("packs are balanced over ranks", silent=(True,))),
     ("fix_actor_microbatch_loss_scale", Noted("a loss does not depend on how rows are packed")),
+    ("grad_clip", Moved("algorithm.optimizer.clip_grad")),
     ("critic_warmup", Moved("algorithm.critic.warmup_steps", {0: None})),
     (
         "ulysses_sequence_parallel_size",

@@ -251,8 +251,6 @@ class OfflineFormat(Section):
 class ExperienceBuffer(Section):
     """Where experiences are stored, and the dataset of an offline training."""
 
-    name: str = "experience_buffer"
-    """Accepted for compatibility: the experiences of a project have one store."""
     storage_type: Literal["sql", "file", "queue"] = "file"
     """``sql`` without a taskset: online training, whose rows are production traffic. Otherwise without effect:
     experiences are Parquet files."""

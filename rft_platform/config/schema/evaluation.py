@@ -1,8 +1,9 @@
 """Sections ``evaluation``, ``registry`` and ``monitor``: how a policy is evaluated, and where results are stored."""
 
+from importlib.metadata import entry_points
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from rft_platform.config.schema.section import Section
 
@@ -65,19 +66,35 @@ class Registry(Section):
     machines load with ``mlflow.transformers.load_model`` and ``mlflow models serve``. 0: none is uploaded."""
 
 
-MonitorType = Literal["tensorboard", "mlflow", "wandb", "swanlab"]
+#: Group of the entry points by which other packages add destinations of metrics (``model_registry/metric_sinks.py``).
+METRIC_SINKS = "rft_platform.metric_sinks"
+_TRACKERS = ("wandb", "swanlab")
 
 
 def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def _known(name: str) -> str:
+    known = ("tensorboard", "mlflow", *_TRACKERS)
+    if name not in known and not entry_points(group=METRIC_SINKS, name=name):
+        raise ValueError(
+            f"monitor.monitor_type: got {name!r}; expected {', '.join(known)}, or an installed entry point of "
+            f"the group {METRIC_SINKS}"
+        )
+    return name
+
+
 class Monitor(Section):
     """Where step metrics are written."""
 
-    monitor_type: Annotated[tuple[MonitorType, ...], BeforeValidator(_as_tuple)] = ("mlflow", "tensorboard")
+    monitor_type: Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], BeforeValidator(_as_tuple)] = (
+        "mlflow",
+        "tensorboard",
+    )
     """One name or a list. MLflow always receives all metrics, because it holds the models; ``tensorboard`` adds event
-    files, ``wandb`` Weights & Biases and ``swanlab`` SwanLab (extras of the same names)."""
+    files, ``wandb`` Weights & Biases and ``swanlab`` SwanLab (extras of the same names). Other names are entry points
+    of the group ``rft_platform.metric_sinks`` of installed packages."""
     tensorboard_dir: str | None = None
     """Folder of the event files; default: ``tensorboard`` below ``RFT_HOME``."""
     traces: NonNegativeInt = 0
@@ -92,6 +109,6 @@ class Monitor(Section):
     configuration says where to: ``openlineage.yml``, or ``OPENLINEAGE_URL``."""
 
     @property
-    def services(self) -> tuple[MonitorType, ...]:
+    def services(self) -> tuple[str, ...]:
         """The experiment trackers in ``monitor_type``, by the name of their Python package."""
-        return tuple(name for name in self.monitor_type if name in ("wandb", "swanlab"))
+        return tuple(name for name in self.monitor_type if name in _TRACKERS)

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rft_platform.config.schema.section import Section
 
@@ -15,14 +15,6 @@ class RolloutModel(Section):
     """Replicas: separate processes that share the work. A replica that fails is left out and restarted."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs per replica."""
-    enable_openai_api: bool = Field(
-        default=False, validation_alias=AliasChoices("enable_openai_api", "enable_openai_client")
-    )
-    """Accepted for compatibility, without effect: a workflow can always call the policy by OpenAI clients."""
-    enable_history: bool = False
-    """Accepted for compatibility, without effect: every call to the policy is always recorded."""
-    enable_auto_tool_choice: bool = False
-    """Accepted for compatibility: tool calls are parsed whenever a request offers tools."""
     tool_call_parser: str | None = None
     """Format in which the model writes tool calls (transformers engine: ``hermes``; vLLM: its parsers)."""
     reasoning_parser: str | None = None

@@ -282,7 +282,6 @@ def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
     if isinstance(batches, int) and isinstance(interval, int) and interval > 0:
         _section(data, "evaluation").setdefault("every", max(1, math.ceil(batches / interval)))
 
-    _same_setting(data, "trainer.grad_clip", "algorithm.optimizer.clip_grad")
     explored = _get(data, "buffer.explorer_input.tasksets")
     count = len(explored) if isinstance(explored, list) else 0
     for place in ("taskset", *(f"tasksets.{index}" for index in range(count))):

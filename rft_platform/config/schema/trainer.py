@@ -1,6 +1,6 @@
 """Sections ``trainer`` and ``warm_start``: the processes that train, and the training before round 1."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -38,18 +38,11 @@ class Trainer(Section):
     keep_every: PositiveInt | None = None
     """In addition to ``max_checkpoints_to_keep``, keep the weights of policies at multiples of this number of optimiser
     steps."""
-    ulysses_sequence_parallel_size: PositiveInt = 1
-    """Accepted for compatibility: sequences are not split over GPUs, so it must be 1."""
     max_token_len_per_gpu: PositiveInt | None = None
     """Maximum tokens of a packed forward pass. Default: what fits on the GPU beside the engine, at most 32,768; 16,384
     without a GPU."""
-    grad_clip: PositiveFloat | None = None
-    """Synonym of ``algorithm.optimizer.clip_grad``."""
     total_steps: PositiveInt | None = None
     """Optimiser steps after which training ends."""
-    trainer_config: dict[str, Any] = Field(default_factory=dict)
-    """Accepted for compatibility: settings of another framework's trainer. Those of the critic's optimizer and its
-    value clip become ``algorithm.critic``; the others have no effect."""
     gradient_accumulation_steps: PositiveInt = 1
     """Batches of ``buffer.train_batch_size`` experiences whose gradients are accumulated into one optimiser step."""
     nproc: PositiveInt = 1

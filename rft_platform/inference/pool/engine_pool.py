@@ -1,9 +1,14 @@
 """Several engine processes that serve the same weights, used as one ``PolicyEngine``.
 
-Batches are split over the replicas by load. A replica that does not answer is marked down and restarted while the
-others keep serving; its share of the batch is repeated on another replica (seeded draws do not depend on the replica).
-A call fails only if no replica is left. The replicas change weights together or, in ``roll``, one after another. If one
-replica refuses the weights, all replicas keep or restore the previous weights.
+Invariants:
+
+- All active replicas serve the same weights, except during ``roll``, which changes one after another. Otherwise they
+  change together; if one refuses the weights, all keep or restore the previous ones.
+- A result does not depend on the number of replicas or on how a batch is split: draws depend on seed, prompt and
+  choice.
+- A replica that does not answer is marked down, and its share of the batch is repeated on another one. A call fails
+  only if no replica is left.
+- A restarted replica serves again only after it has loaded the current weights and was checked.
 """
 
 import logging

@@ -20,6 +20,7 @@ from rft_platform.web_guard.checks import (
     check_host,
     check_origin,
     configured_hosts,
+    headers_of,
     tokens_match,
 )
 
@@ -81,11 +82,6 @@ class ApiGuard:
             "with its own client calls the recording gateway (model.base_url, model.api_key)",
             "invalid_api_key",
         )
-
-
-def headers_of(scope: Scope) -> dict[str, str]:
-    """The headers of a request, by lower-case name."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def check_caller(method: str, headers: Mapping[str, str], hosts: frozenset[str]) -> None:

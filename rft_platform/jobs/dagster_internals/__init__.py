@@ -3,10 +3,10 @@
 Each module says what it adapts, why, and which part of Dagster's API is missing. Last checked with Dagster 1.13.29;
 ``tests/jobs/test_dagster_internals.py`` fails when a part that the modules use has changed.
 
-- ``masked_instance``: Dagster's instance; it masks secrets in everything that it stores. ``dagster.yaml`` names it.
-- ``driver_instance``: load the instance, and the variant for processes that execute runs themselves.
-- ``kept_connections``: keep the connections to Dagster's SQLite files open in such a process.
-- ``pool_claims``: wait for a pool slot with a message, interruptible, and without using a processor.
-- ``run_launcher``: launches each run once and watches its worker; ``dagster.yaml`` names it.
-- ``run_workers``: the processes that execute runs: run workers, and drivers.
+- ``masked_instance``: Dagster's instance; it masks secrets in everything that it stores, and waits for a pool slot with
+  a message, interruptible, and without using a processor. ``dagster.yaml`` names it. Processes that execute runs
+  themselves load the variant ``DriverInstance``.
+- ``kept_connections``: keeps the connections to Dagster's SQLite files open in a process that executes runs itself.
+- ``run_launcher``: launches each run once and watches its worker; ``dagster.yaml`` names it. The processes that execute
+  runs: run workers, and drivers.
 """

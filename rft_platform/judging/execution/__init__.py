@@ -6,5 +6,5 @@ Read in this order:
   ``judge_version``: a digest of everything that its rewards depend on; ``agentscope_metrics``: metrics as judges.
 - ``judge_rollouts``: the entry points ``judge_runs`` and ``judge_rollouts``.
 - ``judge_executor``: calls judges concurrently, within time limits.
-- ``columns`` and ``experience_pipeline``: operators on the judged experiences.
+- ``experience_pipeline``: operators on the judged experiences.
 """

@@ -10,9 +10,9 @@ import inspect
 from types import SimpleNamespace
 from typing import Any
 
-from rft_platform.common.call_signature import accepted_arguments
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
+from rft_platform.common.user_code import accepted_arguments
 from rft_platform.judging.execution.judge_version import used_source
 from rft_platform.judging.types import JudgeOutput
 

@@ -17,14 +17,19 @@ from rft_platform.common.user_code import load_object, short_name
 from rft_platform.judging.execution.agentscope_metrics import MetricJudge, is_metric
 from rft_platform.judging.execution.judge_version import judge_version
 from rft_platform.judging.judge_context import JudgeState
-from rft_platform.judging.llm.comparing import PairwiseJudge
-from rft_platform.judging.llm.scoring import GradingSettings, LlmJudge
+from rft_platform.judging.llm.judges import GradingSettings, LlmJudge, PairwiseJudge
 from rft_platform.judging.rules.code import code
 from rft_platform.judging.rules.countdown import countdown
-from rft_platform.judging.rules.matching import contains, exact_match, matches_format, within_length
-from rft_platform.judging.rules.mathematics import math
-from rft_platform.judging.rules.numbers import gsm8k, numeric
-from rft_platform.judging.rules.patterns import json_schema, regex, tags
+from rft_platform.judging.rules.mathematics import gsm8k, math, numeric
+from rft_platform.judging.rules.patterns import (
+    contains,
+    exact_match,
+    json_schema,
+    matches_format,
+    regex,
+    tags,
+    within_length,
+)
 from rft_platform.judging.rules.penalties import length_penalty, shortest, steps_penalty
 from rft_platform.judging.rules.reasoning_gym import reasoning_gym
 from rft_platform.judging.rules.tool_use import tool_use

@@ -14,14 +14,18 @@ from rft_platform.config.home import Home
 from rft_platform.config.schema.buffer import MAX_ABS_REWARD
 from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, JudgedRow, RolloutRow, valid_text
 from rft_platform.experience.responses import ResponseDecoder
-from rft_platform.judging.execution.columns import experiences_of, parts_of
 from rft_platform.judging.execution.compose import JudgeSpec
-from rft_platform.judging.execution.experience_pipeline import JUDGED, OperatorReport, Pipeline
+from rft_platform.judging.execution.experience_pipeline import (
+    JUDGED,
+    OperatorReport,
+    Pipeline,
+    experiences_of,
+    parts_of,
+)
 from rft_platform.judging.execution.judge_executor import RunToJudge, Verdict, judge_all
 from rft_platform.judging.judge_context import JudgeState
 from rft_platform.judging.judged_run import judged_run
-from rft_platform.judging.run_judgement import RunJudgement, refuse_beyond
-from rft_platform.judging.types import declared_responses
+from rft_platform.judging.types import RunJudgement, declared_responses, refuse_beyond
 from rft_platform.tasks.task import Task
 
 JUDGE_ERROR = "judge_error"  #: ``dropped_by`` of the rows of a run on which its judge failed

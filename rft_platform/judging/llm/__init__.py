@@ -3,7 +3,8 @@
 Read in this order:
 
 - ``asking``: ``ask`` with ``AskingSettings`` and ``Budget``: stored answers, limits and retries for all these judges.
-- ``scoring``: ``LlmJudge``; ``comparing``: ``PairwiseJudge``.
-- ``reactions``: ``ReactionJudge``, which judges production answers by the user's next message.
-- ``prompts``: the prompts, in which ``judging.inert_text`` makes graded text harmless.
+- ``judges``: ``LlmJudge``, ``PairwiseJudge``, and ``ReactionJudge``, which judges production answers by the user's next
+  message.
+
+In the prompts ``judging.inert_text`` makes graded text harmless.
 """

@@ -19,10 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from rft_platform.common.errors import JudgeUnavailableError, UserError
 from rft_platform.common.fault_classification import described
 from rft_platform.common.files import digest_json
-from rft_platform.judging.answer_store import BudgetSpentError
 from rft_platform.judging.inert_text import make_inert
-from rft_platform.judging.judge_context import JudgeContext
-from rft_platform.judging.model_endpoint import Endpoint, EndpointSettings, Reply
+from rft_platform.judging.judge_context import BudgetSpentError, Endpoint, EndpointSettings, JudgeContext, Reply
 
 Answer = TypeVar("Answer")
 

@@ -4,8 +4,7 @@ An operator is a pure NumPy function ``(experiences, *, options) -> Change`` ove
 
 Read in this order:
 
-- ``experiences``: ``Experiences``, the columns that an operator gets, and ``Change``, what it returns.
-- ``registry``: the decorator ``operator``, and ``find_operator``.
-- one operator per file: ``dynamic_sampling``, ``invalid_filter``, ``overlong_penalty``, ``pass_rate_calculator``,
-  ``reward_filter``, ``reward_shaping``, ``std_filter``, ``surplus_groups``, ``truncated_mask``.
+- ``registry``: ``Experiences``, the columns that an operator gets, and ``Change``, what it returns; the decorator
+  ``operator``, and ``find_operator``.
+- ``filters``: operators that leave out or mask; ``rewards``: operators that change rewards or add parts.
 """

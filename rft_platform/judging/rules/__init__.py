@@ -1,12 +1,12 @@
 """Built-in judges by rule: functions of a task and a response, one family per file.
 
-- ``matching``: ``exact_match``, ``contains``, ``matches_format``, ``within_length``.
-- ``numbers``: ``numeric``, ``gsm8k``, and normalised spelling of numbers, which ``mathematics`` (``math``) also uses.
-- ``patterns``: ``regex``, ``json_schema``, ``tags``; ``pattern_search``, ``json_schema``: searches with a time limit.
+- ``patterns``: ``exact_match``, ``contains``, ``matches_format``, ``within_length``, ``regex``, ``json_schema``,
+  ``tags``; searches with a time limit.
+- ``mathematics``: ``numeric``, ``gsm8k`` and ``math``.
 - ``countdown``: ``countdown``, arithmetic with given numbers.
 - ``reasoning_gym``: ``reasoning_gym``, the score of a dataset of the package reasoning-gym.
 - ``code``: ``code``, which runs programs in ``judging.sandbox``.
 - ``tool_use``: ``tool_use``; ``penalties``: ``length_penalty``, ``steps_penalty``, and ``shortest``, a judge of groups.
 
-``judging.execution.compose.RULES`` maps names of a configuration to these functions. Read ``matching`` first.
+``judging.execution.compose.RULES`` maps names of a configuration to these functions. Read ``patterns`` first.
 """

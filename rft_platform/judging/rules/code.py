@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_platform.judging.judge_context import JudgeContext
-from rft_platform.judging.response_text import response_text
+from rft_platform.judging.judged_run import response_text
 from rft_platform.judging.sandbox.run_program import Limits, Outcome, run_program, run_tested
 from rft_platform.judging.types import JudgeOutput
 from rft_platform.tasks.enclosed_text import enclosed

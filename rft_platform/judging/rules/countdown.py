@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from rft_platform.judging.response_text import response_text
+from rft_platform.judging.judged_run import response_text
 from rft_platform.tasks.enclosed_text import last_enclosed
 
 _OPENING, _CLOSING = re.compile("<answer>"), re.compile("</answer>")

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from rft_platform.judging.response_text import response_text
+from rft_platform.judging.judged_run import response_text
 from rft_platform.tasks.enclosed_text import last_enclosed
 from rft_platform.tasks.reasoning_gym import COLUMN, score
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_platform.judging.judged_run import JudgedRun, ToolCall
-from rft_platform.judging.rules.json_schema import allows
-from rft_platform.judging.rules.pattern_search import search
+from rft_platform.judging.rules.patterns import allows, search
 from rft_platform.judging.types import JudgeOutput
 
 ERROR_PATTERN = r"(?i)^\s*(error|exception|traceback|failed)\b|^\s*\{\s*\"error\"\s*:"

@@ -6,5 +6,6 @@ Read in this order:
 - ``gymnasium_env``: environments of the package Gymnasium, as text.
 - ``openenv_client``: a client of OpenEnv servers.
 - ``mcp_tools``: the tools of an MCP server.
-- ``loading``: ``make_environment()``: an environment by its name in a configuration.
+
+``make_environment()`` in ``rollout.workflows.environment`` makes one by its name in a configuration.
 """

@@ -17,7 +17,14 @@ from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.inference.pool.replicas import Replicas
 from rft_platform.openai_api.errors import describe
 from rft_platform.rollout.recording.history import RunHistory
-from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, PARSED, TOKENS, tls_context, wire
+from rft_platform.rollout.recording.httpx_compat import (
+    ELSEWHERE,
+    PARSED,
+    TOKENS,
+    many_connections,
+    tls_context,
+    wire,
+)
 from rft_platform.rollout.recording.recorder import CallRecorder, recorded_path
 from rft_platform.rollout.recording.routing import AsyncRouter, SyncRouter
 
@@ -92,11 +99,7 @@ class RecordingClients:
             gateway.close()
 
     def _gateway_transport(self, history: RunHistory) -> Any:
-        try:
-            from rft_platform.rollout.recording.gateway_connections import GatewayConnections
-        except ModuleNotFoundError:  # an agent's environment without aiohttp: use httpcore, which is slower
-            return self.async_transport(history)
-        return self.async_transport(history, GatewayConnections())
+        return self.async_transport(history, many_connections())
 
     def _routed(self, router: Callable[[Any, Replicas], Any], connections: Any) -> Any:
         return connections if self._replicas is None else router(connections, self._replicas)

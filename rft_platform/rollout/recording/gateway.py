@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from rft_platform.common import json_codec
 from rft_platform.common.errors import RftError
-from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger, send_error
+from rft_platform.inference.serving.api_guard import check_caller, contained, refuse_stranger, send_error
 from rft_platform.inference.serving.http_server import ServerThread
 from rft_platform.inference.serving.request_body import MAX_BODY_BYTES, read_body
 from rft_platform.openai_api.errors import ApiError, describe
@@ -30,7 +30,7 @@ from rft_platform.openai_api.streams import data_event
 from rft_platform.rollout.recording.history import RunEndedError, RunHistory
 from rft_platform.rollout.recording.httpx_compat import wire
 from rft_platform.rollout.recording.recorder import ENDPOINTS
-from rft_platform.web_guard.checks import bearer_token, configured_hosts, tokens_match
+from rft_platform.web_guard.checks import bearer_token, configured_hosts, headers_of, tokens_match
 
 LOG = logging.getLogger(__name__)
 HOST = "127.0.0.1"

@@ -1,5 +1,9 @@
-"""The recorded model calls of one run. Each run has its own ``RunHistory``, so runs share no state."""
+"""The recorded model calls of one run. Each run has its own ``RunHistory``, so runs share no state.
 
+The names and seeds of a run depend only on its position in its batch, so a repeated run replaces the first.
+"""
+
+import hashlib
 import math
 import threading
 from collections.abc import Hashable, Mapping
@@ -8,10 +12,31 @@ from itertools import count
 
 from rft_platform.common.errors import EngineError, UserCodeError
 from rft_platform.common.policy_names import DEFAULT_POLICY
+from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.recording.policy_routes import PolicyRoute
-from rft_platform.rollout.recording.run_ids import derive_seed
+
+
+def group_id(round: int, batch: int, task: int) -> str:
+    """Id of the group of runs of the ``task``-th task of an explore batch."""
+    return f"{round_key(round)}-b{batch:04d}-t{task:05d}"
+
+
+def run_id(round: int, batch: int, task: int, repeat: int) -> str:
+    """Id of the ``repeat``-th run of a group; all attempts at the run share it."""
+    return f"{group_id(round, batch, task)}-{repeat:03d}"
+
+
+def record_key(round: int, batch: int, task: int, repeat: int) -> str:
+    """Name of the same run for an agent outside this process, ``<batch>/<task>/<run>``."""
+    return f"{round_key(round)}-b{batch:04d}/t{task:05d}/{repeat:03d}"
+
+
+def derive_seed(*parts: int | str) -> int:
+    """Derive a seed in [0, 2**31) that depends on every part."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
 
 
 class RunEndedError(EngineError):

@@ -30,3 +30,9 @@ PARSED = "rft_parsed"
 
 #: Request extension: send the request to the host of its URL, not to a replica of the first policy.
 ELSEWHERE = "rft_elsewhere"
+
+
+def many_connections() -> Any:
+    """Connections of a gateway to the engine: any number. Idle ones close before the server closes them (after 5 s)."""
+    limits = wire.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0)
+    return wire.AsyncHTTPTransport(verify=tls_context(), trust_env=False, limits=limits)

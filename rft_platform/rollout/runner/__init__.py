@@ -2,11 +2,11 @@
 
 Read in this order:
 
-- ``run_rollouts``: the entry point ``run_rollouts``; group policy and the errors of a batch without usable groups.
+- ``run_rollouts``: the entry point ``run_rollouts``; group policy and the errors of a batch without usable groups;
+  attempts in this process (``rollout.workers`` has the executor of worker processes); workflows of one model call,
+  which need no agent and are sent in whole batches.
 - ``agent_runner``: ``AgentRunner`` makes attempts concurrently in the slots of an ``Executor``, with retries; the
   time-out of an attempt (``explorer.max_timeout``), dynamic time-outs, and over-rollout (finish a batch without its
   slowest runs).
-- ``inprocess_executor``: attempts in this process; ``rollout.workers`` has the executor of worker processes.
-- ``single_turn``: the workflow of one model call, which needs no agent and is sent in whole batches.
 - ``report``: ``RolloutReport``, ``Tally`` and statistics of shared prompt prefixes.
 """

@@ -14,12 +14,11 @@ from typing import Any, Protocol
 from rft_platform.common.threads import DaemonThreads, is_cancellation
 from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.experience.record import RolloutRow
-from rft_platform.experience.row_checks import check_storable
+from rft_platform.experience.schema import check_storable
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
 from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
 from rft_platform.rollout.runner.report import Tally
-from rft_platform.rollout.runs.attempt import Connection
-from rft_platform.rollout.runs.invoke_workflow import LOGGER, end_other_tasks, run_event_loop
+from rft_platform.rollout.runs.attempt import LOGGER, Connection, end_other_tasks, run_event_loop
 from rft_platform.rollout.runs.run import Run, RunResult, rows_of_run
 
 #: A dynamic time-out begins after this many successful attempts: the mean of fewer durations says little.

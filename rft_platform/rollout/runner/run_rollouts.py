@@ -1,25 +1,173 @@
-"""Roll out a workflow on a batch of tasks and report counts, costs and errors."""
+"""Roll out a workflow on a batch of tasks and report counts, costs and errors.
+
+Attempts in this process: async workflows share the event loop, others have a thread each. Workflows of one model call,
+such as the built-in one, are sent in whole batches.
+
+Invariants:
+
+- A run gives all rows of one attempt or none: a failed attempt leaves no row.
+- A failed run ends no other run; only a lost engine ends the batch.
+- A retry has the run's id and order, and a seed of its own; a repeated batch therefore has the same ids and seeds.
+- Every row of a batch was sampled from one version of each policy: weights do not change while a batch runs.
+- When a batch ends, no code of an agent can call the model any more.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
-from time import perf_counter, process_time
+from time import perf_counter, process_time, time
 from typing import Any
 
 from rft_platform.common.errors import NAMED, EngineError, RftError, UserCodeError
 from rft_platform.config.rollout_limits import GroupPolicy, RolloutLimits, may_train
 from rft_platform.experience.file_names import round_key
-from rft_platform.experience.record import RolloutRow
-from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
-from rft_platform.rollout.recording.policy_routes import FurtherPolicies
+from rft_platform.experience.record import ModelCall, RolloutRow
+from rft_platform.inference.interface import EngineStatus, Generation, PolicyEngine, SamplingParams, greedy
+from rft_platform.inference.pool.engine_pool import EnginePool
+from rft_platform.rollout.recording.clients import RecordingClients  # imports openai
+from rft_platform.rollout.recording.history import RunHistory, derive_seed
+from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, Tally, error_text, row_counts
-from rft_platform.rollout.runner.single_turn import run_single_turn
-from rft_platform.rollout.runs.attempt import RemoteFailure
-from rft_platform.rollout.runs.run import ExploreBatch, Run
-from rft_platform.rollout.workflow import SingleTurnWorkflow, WorkerWorkflow, Workflow
+from rft_platform.rollout.runs.attempt import Connection, RemoteFailure, make_attempt
+from rft_platform.rollout.runs.run import ExploreBatch, Run, RunResult, row_of_call
+from rft_platform.rollout.workflow import LocalWorkflow, SingleTurnWorkflow, WorkerWorkflow, Workflow
 from rft_platform.tasks.task import Task
+
+
+class InProcessExecutor:
+    """Makes attempts in this process. The caller limits the number of concurrent attempts."""
+
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        status: EngineStatus,
+        workflow: LocalWorkflow,
+        sampling: SamplingParams,
+        limits: RolloutLimits,
+        auxiliary_models: Mapping[str, Any] | None,
+        further: FurtherPolicies = NONE,
+    ) -> None:
+        replicas = engine.replicas if isinstance(engine, EnginePool) else None
+        self._clients = RecordingClients(engine.base_url, limits.timeout_s, replicas, engine.api_key)
+        self._model = status.model_path
+        self._workflow = workflow
+        self._sampling = sampling
+        self._truncated_reward = limits.truncated_reward
+        self._auxiliary_models = auxiliary_models
+        self._policies = further.routes
+
+    async def __aenter__(self) -> "InProcessExecutor":
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._clients.close()
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator["InProcessExecutor"]:
+        """In-process execution has no slot limit."""
+        yield self
+
+    async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
+        """Make an attempt in this event loop."""
+        history = RunHistory(self._model, run.sampling(self._sampling), seed, run.record_key, self._policies)
+        return await make_attempt(
+            self._workflow,
+            run.task,
+            self._clients,
+            history,
+            self._auxiliary_models,
+            self._truncated_reward,
+            connection,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SingleTurn:
+    """Sends the task's prompt, after an optional system prompt; the answer is the run's output."""
+
+    system_prompt: str | None = None
+
+    def messages(self, task: Task) -> list[dict[str, Any]]:
+        """The conversation that the answer continues."""
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return [*system, {"role": "user", "content": task.prompt}]
+
+
+def run_single_turn(
+    engine: PolicyEngine,
+    status: EngineStatus,
+    workflow: SingleTurnWorkflow,
+    batch: ExploreBatch,
+    sampling: SamplingParams,
+    max_prompt_tokens: int | None = None,
+) -> tuple[list[RolloutRow], list[Run]]:
+    """Return one row for each answer that the engine did not abort, and the runs whose prompt is too long.
+
+    A prompt of more than ``max_prompt_tokens`` is not sampled. The whole batch takes three engine calls: render all
+    prompts, sample all groups, decode all answers. Greedy runs are a call more.
+    """
+    conversations = [workflow.messages(task) for task in batch.tasks]
+    rendered = engine.render(conversations)
+    fits = [max_prompt_tokens is None or len(prompt) <= max_prompt_tokens for prompt in rendered]
+    fitting_runs = [fitting for fitting in fits for _ in range(batch.repeat_times)]
+    too_long = [run for run, fitting in zip(batch.runs(), fitting_runs, strict=True) if not fitting]
+    if not any(fits):
+        return [], too_long
+    prompts = [prompt for prompt, fitting in zip(rendered, fits, strict=True) if fitting]
+    conversations = [messages for messages, fitting in zip(conversations, fits, strict=True) if fitting]
+    seeded = replace(sampling, seed=derive_seed(batch.seed, batch.round, batch.number), first_prompt=batch.first_prompt)
+    created_at, started = time(), perf_counter()
+    generations = _generate(engine, prompts, seeded, batch)
+    duration_s = perf_counter() - started
+    sampled = [
+        (conversation, generation, completion)
+        for conversation, generation in zip(conversations, generations, strict=True)
+        for completion in generation.completions
+    ]
+    texts = engine.decode([completion.token_ids for _, _, completion in sampled])
+    runs, rows = [run for run, fitting in zip(batch.runs(), fitting_runs, strict=True) if fitting], []
+    for run, (messages, generation, completion), text in zip(runs, sampled, texts, strict=True):
+        if completion.finish_reason == "abort":
+            continue
+        call = ModelCall(
+            msg_id=f"gen-{run.run_id}",
+            policy_version=generation.policy_version,
+            prompt_ids=generation.prompt_ids,
+            response_ids=completion.token_ids,
+            rollout_logprobs=completion.logprobs,
+            finish_reason=completion.finish_reason,
+            temperature=run.sampling(sampling).temperature,
+            top_p=run.sampling(sampling).top_p,
+            top_k=run.sampling(sampling).top_k,
+            messages=messages,
+            tools=[],
+            response={"role": "assistant", "content": text},
+            created_at=created_at,
+            duration_s=duration_s,
+        )
+        row = row_of_call(run, 0, call, status)
+        row.run_output = text
+        rows.append(row)
+    return rows, too_long
+
+
+def _generate(
+    engine: PolicyEngine, prompts: list[list[int]], sampling: SamplingParams, batch: ExploreBatch
+) -> list[Generation]:
+    """The completions of every prompt, one for each run of its task, in the order of the runs."""
+    if not batch.greedy_first:
+        return engine.generate(prompts, replace(sampling, n=batch.repeat_times))
+    first = engine.generate(prompts, replace(greedy(sampling), n=1))
+    if batch.repeat_times == 1:
+        return first
+    others = engine.generate(prompts, replace(sampling, n=batch.repeat_times - 1))
+    return [
+        replace(sampled, completions=[*best.completions, *sampled.completions])
+        for best, sampled in zip(first, others, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +320,6 @@ class _Running:
         return runner.execute(runs, executor, report)
 
     def _executor(self, how: HowToRun) -> Any:
-        from rft_platform.rollout.runner.inprocess_executor import InProcessExecutor  # imports openai
         from rft_platform.rollout.workers.worker_executor import WorkerExecutor
 
         kind: Any = WorkerExecutor if isinstance(how.workflow, WorkerWorkflow) else InProcessExecutor
@@ -183,7 +330,7 @@ class _Running:
 
 def _storable(rows: list[RolloutRow], batch: ExploreBatch, tally: Tally) -> list[RolloutRow]:
     """Remove rows that the store would refuse, and count their runs (of one call each) as failed."""
-    from rft_platform.experience.row_checks import check_storable  # imports pyarrow
+    from rft_platform.experience.schema import check_storable  # imports pyarrow
 
     try:
         check_storable(rows)

@@ -19,7 +19,7 @@ from rft_platform.experience.record import (
 )
 from rft_platform.experience.responses import encode_response
 from rft_platform.inference.interface import EngineStatus, SamplingParams, greedy
-from rft_platform.rollout.recording.run_ids import derive_seed, group_id, record_key, run_id
+from rft_platform.rollout.recording.history import derive_seed, group_id, record_key, run_id
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
 

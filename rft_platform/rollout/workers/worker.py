@@ -21,8 +21,7 @@ from rft_platform.inference.pool.replicas import Replica, Replicas
 from rft_platform.observability.masked_output import mask_output
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.policy_routes import PolicyRoute
-from rft_platform.rollout.runs.attempt import Connection, make_attempt
-from rft_platform.rollout.runs.invoke_workflow import end_other_tasks
+from rft_platform.rollout.runs.attempt import Connection, end_other_tasks, make_attempt
 from rft_platform.rollout.runs.run import RunResult
 from rft_platform.rollout.workers.worker_wire import (
     json_text,

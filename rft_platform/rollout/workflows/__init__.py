@@ -7,9 +7,9 @@ Read in this order:
   (``rollout.environments``).
 - ``agentscope``: AgentScope 1's ReAct agent and chat model; ``agentscope2``: the chat model of AgentScope 2; importing
   them imports AgentScope.
-- ``auxiliary``, ``auxiliary_clients``: ``AuxiliaryModel``, a served model that is neither trained nor recorded, and
+- ``auxiliary``: ``AuxiliaryModel``, a served model that is neither trained nor recorded, and
   its OpenAI clients.
 - ``chat_models``: wrap models as AgentScope chat models where AgentScope is installed.
 
-The one-call workflow ``single_turn`` is in ``rollout.runner.single_turn``: it is executed in whole batches.
+The one-call workflow ``single_turn`` is in ``rollout.runner.run_rollouts``: it is executed in whole batches.
 """

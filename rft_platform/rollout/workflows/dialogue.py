@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rft_platform.common.call_signature import accepted_arguments, check_parameters
 from rft_platform.common.errors import UserError
-from rft_platform.common.user_code import load_object
+from rft_platform.common.user_code import accepted_arguments, check_parameters, load_object
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task

@@ -3,6 +3,4 @@
 1. ``verification``: compare every file with its digest, and records with manifests;
 2. ``checkpoint_retention``: remove the weights of old checkpoints and keep their lineage;
 3. ``store_maintenance``: compact and retire the rollouts of closed rounds;
-4. ``rebuild_registry``: rebuild a lost MLflow registry from records and manifests;
-5. ``forget``: erase a person's production traffic.
 """

@@ -33,10 +33,8 @@ from rft_platform.rounds.project.record import (
     snapshot_of,
     started_again,
 )
-from rft_platform.rounds.releases.servable_versions import policy_of_version, serving_policy
-from rft_platform.rounds.selection.pending_rows import trained_through
-from rft_platform.rounds.selection.production_rows import traffic_database
-from rft_platform.serving.release_store import ReleaseStore
+from rft_platform.rounds.releases.released import serving_policy
+from rft_platform.rounds.selection.row_selection import trained_through
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
@@ -81,11 +79,9 @@ def _champions(registry: "ModelRegistry") -> set[Path]:
 
 def _in_production(project: Project) -> set[Path]:
     """The folders of the versions that serve production traffic: an engine that is restarted reads them again."""
-    if not project.config.online:
+    if project.traffic is None:
         return set()
-    running = ReleaseStore(traffic_database(project)).running()
-    versions = () if running is None else (running.base_version, running.candidate_version)
-    serving = [serving_policy(project), *(policy_of_version(project, version) for version in versions)]
+    serving = [serving_policy(project), *project.traffic.policies_in_release()]
     return {Path(policy.folder) for policy in serving if policy is not None}
 
 

@@ -1,24 +1,176 @@
 """The scheduler of the loop: from the state on disk, decide what runs next and what is waited for.
 
 The sensors (under the daemon) and the in-process driver both call ``plan_next``, so both run a project in the same way.
+In the dynamic sync styles a training takes any rows that wait: here is decided when enough have landed, and when
+exploration must wait.
+
+Invariants:
+
+- ``plan_next`` is pure: equal states give equal plans, so a plan can be computed by anybody at any time.
+- Explorations run one after another, and so do trainings. An exploration and a training overlap only with an offset or
+  in a dynamic style.
+- Exploration never leads the trained policy by more rounds than the sync style permits.
+- A launch that runs or is complete is not planned again; one that failed is planned after its wait, at most as often as
+  the retries permit, and never if no retry can help.
+- A plan without launches says why: it is finished, it waits (with a line for each reason), or it has failed.
 """
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from rft_platform.config.resolve import OfflineKind
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.planning.dynamic_sync import held_back, trains
-from rft_platform.rounds.planning.state import (
-    LONGEST_RETRY_WAIT_S,
-    RETRY_GROWTH,
-    Action,
-    ActionKind,
-    LaunchState,
-    Plan,
-    ProjectState,
-    RoundState,
-)
+from rft_platform.rounds.selection.row_selection import PendingRows
+
+ActionKind = Literal["warm_start", "explore", "collect", "sync", "evaluate"] | OfflineKind
+SyncStyle = Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer"]
+
+RETRY_GROWTH = 4.0
+LONGEST_RETRY_WAIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchState:
+    """A unit that the plan launches and retries as one Dagster run: the warm start, or one part of a round.
+
+    ``explore`` covers the stages ``snapshot``, ``explore`` and ``judge`` of ``Round``; ``sync`` covers ``train``
+    and ``evaluate``.
+    """
+
+    done: bool = False
+    running: bool = False
+    failures: int = 0  # failed launches since the last success
+    launches: int = 0  # all that have ended, failed or not
+    cause: str = ""  # of the last failure, in one line
+    retryable: bool = True  # whether a retry may help, according to the last failure
+    failed_at: float | None = None  # end of the last failure on the clock of ``ProjectState.now``; None: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    """One round: exploration (rollouts and judgement), then sync (training, weight update, evaluation if due)."""
+
+    number: int
+    explore: LaunchState = LaunchState()
+    sync: LaunchState = LaunchState()
+    experiences: int = 0  # judged rows on disk, of a round that has not trained yet
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectState:
+    """All rounds that have started, in order from 1, and the settings that decide what runs next."""
+
+    rounds: tuple[RoundState, ...] = ()
+    rounds_budget: int = 1
+    experiences_needed: int = 1  # rows of a whole round: with that many, a round may train before it is explored
+    offset_rounds: int = 0  # rounds by which exploration may lead training; dynamic styles: 0 is no limit
+    sync_style: SyncStyle = "fixed"
+    rows_a_step: int = 1  # dynamic styles: experiences per optimiser step
+    rows_wanted: int = 1  # dynamic styles: number of experiences at which a training may start
+    max_staleness: int | None = None  # dynamic styles: largest age of a row at the start of its training, in versions
+    landed: PendingRows = field(default_factory=PendingRows)
+    warm_start: LaunchState | None = None  # None: the project has none
+    mode: Literal["both", "explore", "train", "bench"] = "both"
+    other_half: bool = False  # modes explore and train: another driver does the other half at the same time
+    unmeasured: tuple[tuple[int, LaunchState], ...] = ()  # mode bench: rounds whose policy is not evaluated yet
+    offline: OfflineKind | None = None  # a training on a dataset: the only round, without exploration
+    committed_rows: int | None = None  # online: rows of production traffic for the next round; None: rows are explored
+    rows_above_share: int = 0  # online: committed rows that the next round leaves out, above a limit of their owners
+    paused: str | None = None  # online: the alerts because of which nothing is collected or trained
+    max_failures: int = 4  # the first launch and three retries
+    first_retry_s: float = 3.0  # wait before the first retry; each further one waits RETRY_GROWTH times as long
+    now: float = 0.0  # seconds on the clock of the failed launches' end times
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One launch: the sensor's run request, or the in-process driver's next job."""
+
+    kind: ActionKind
+    round: int  # 0 for the warm start
+    attempt: int
+
+    @property
+    def run_key(self) -> str:
+        """Identity of the launch: Dagster launches a key once. The attempt number allows a retry after a failure."""
+        return f"{self.kind}:{round_key(self.round)}:{self.attempt}"
+
+    @property
+    def partition(self) -> str | None:
+        """The Dagster partition of the launch; None for the warm start, which has none."""
+        return None if self.kind == "warm_start" else round_key(self.round)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to launch now, and the reasons for waiting as text."""
+
+    actions: tuple[Action, ...] = ()
+    waiting: tuple[str, ...] = ()
+    finished: bool = False
+    failed: str | None = None
+    retry_in: float | None = None  # seconds until the next retry may be launched, if the plan waits for one
+
+
+def held_back(state: ProjectState, number: int) -> str | None:
+    """The reason why batch ``number`` must not be explored before the next training; None if it may be explored.
+
+    Exploration waits only while there are rows to train on or a training is running, so it cannot wait forever.
+    """
+    landed, key = state.landed, round_key(number)
+    if state.offset_rounds and landed.rounds >= state.offset_rounds:
+        batches = "1 batch has" if landed.rounds == 1 else f"{landed.rounds} batches have"
+        return f"{key} explores after a training: {batches} landed without a training (synchronizer.sync_offset)"
+    if state.max_staleness is None or not (landed.rounds or landed.training_steps):
+        return None
+    ahead = versions_ahead(state)
+    if ahead <= state.max_staleness:
+        return None
+    return (
+        f"{key} explores after a training: its rows would train {ahead} policy versions after they were sampled "
+        f"(synchronizer.max_staleness {state.max_staleness})"
+    )
+
+
+def versions_ahead(state: ProjectState) -> int:
+    """How many policy versions training may advance before it uses the rows of a batch that is explored now."""
+    landed, step = state.landed, max(1, state.rows_a_step)
+    if state.sync_style == "dynamic_by_trainer":  # fixed-size trainings, up to the one with the last row
+        steps_a_unit = max(1, state.rows_wanted // step)
+        units = (landed.rows + state.experiences_needed - 1) // max(1, state.rows_wanted)
+        return landed.training_steps + steps_a_unit * units
+    return landed.training_steps + (math.ceil(landed.rows / step) if has_enough(state) else 0)
+
+
+def has_enough(state: ProjectState) -> bool:
+    """Whether the landed rows, with the replayable ones, are enough for a training."""
+    landed = state.landed
+    return landed.rounds > 0 and landed.rows + landed.replayable >= state.rows_wanted
+
+
+def trains(state: ProjectState, number: int, explored: int) -> bool | str:
+    """Whether training ``number`` may start after ``explored`` batches; a str: what it waits for; False: it is done.
+
+    If its rows are selected already (``settled``), the training continues as soon as these rows are stored again.
+    """
+    landed, key, over = state.landed, round_key(number), explored >= state.rounds_budget
+    if number <= landed.settled:
+        missing = [n for n in landed.taken if n > explored and number == landed.settled]
+        return f"{key} trains when {round_key(missing[0])} is explored again" if missing else True
+    if not landed.rounds:
+        return False if over else f"{key} waits: 0 of {state.rows_wanted} experiences have landed"
+    if has_enough(state) or over or _stopped(state, explored + 1):
+        return True
+    return f"{key} waits: {landed.rows} of {state.rows_wanted} experiences have landed"
+
+
+def _stopped(state: ProjectState, number: int) -> bool:
+    """Whether exploration waits for the next training. That training then starts with less than a full step."""
+    running = number <= len(state.rounds) and state.rounds[number - 1].explore.running
+    return not running and held_back(state, number) is not None
+
 
 _GO_ON = "Fix the cause and start it again (`rft run`, or tune() with this experiment_name), or launch the job by hand"
 

@@ -7,13 +7,18 @@ from dataclasses import dataclass, field, replace
 
 from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.planning.state import LaunchState, ProjectState, RoundState
+from rft_platform.rounds.planning.plan import LaunchState, ProjectState, RoundState
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, read
-from rft_platform.rounds.releases.servable_versions import next_choice, training_pause
 from rft_platform.rounds.reporting.bench import unmeasured
-from rft_platform.rounds.selection.pending_rows import PendingRows, is_sound, pending_rows, rows_wanted, trained_through
-from rft_platform.rounds.selection.training_groups import replayable_rows
+from rft_platform.rounds.selection.row_selection import (
+    PendingRows,
+    is_sound,
+    pending_rows,
+    replayable_rows,
+    rows_wanted,
+    trained_through,
+)
 
 _DONE, _NOT_BEGUN = LaunchState(done=True), LaunchState()
 
@@ -72,7 +77,7 @@ def observe(
     """
     mode, sync = project.config.mode, project.config.synchronizer
     through = trained_through(project) if sync.dynamic else 0
-    choice = next_choice(project) if project.config.online else None
+    waiting = None if project.traffic is None else project.traffic.waiting()
     return ProjectState(
         rounds=tuple(_observe_rounds(project, launches, through)),
         rounds_budget=0 if mode == "bench" else project.rounds_budget,  # mode bench may have no tasks to explore
@@ -85,9 +90,9 @@ def observe(
         landed=_landed(project, through) if sync.dynamic and project.settings.offline is None else PendingRows(),
         warm_start=launches.state_of("warm_start", 0, done=read(project.store, 0).has(RoundEvaluation)),
         offline=project.settings.offline,
-        committed_rows=None if choice is None else choice.waiting,
-        rows_above_share=0 if choice is None else len(choice.above_share),
-        paused=training_pause(project) if project.config.online else None,
+        committed_rows=None if waiting is None else waiting.rows,
+        rows_above_share=0 if waiting is None else waiting.above_share,
+        paused=None if project.traffic is None else project.traffic.training_pause(),
         mode=mode if mode in ("explore", "train", "bench") else "both",
         other_half=other_half,
         unmeasured=_unmeasured(project, launches) if mode == "bench" else (),
@@ -181,7 +186,7 @@ def _observe_round(project: Project, launches: Launches, number: int, through: i
     sound = not trained and is_sound(project.store, number)
     return RoundState(
         number,
-        explore=launches.state_of("collect" if project.config.online else "explore", number, done=sound or trained),
+        explore=launches.state_of("explore" if project.traffic is None else "collect", number, done=sound or trained),
         sync=launches.state_of(project.settings.offline or "sync", number, done=evaluated),
         experiences=project.store.count_judged(number) if sound else 0,
     )

@@ -1,6 +1,7 @@
 """An opened project: its folder, configuration, store and tasks."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from rft_platform.config.resolve import Batches, PolicySettings, RunLength, RunS
 from rft_platform.config.schema.buffer import ExploredTaskset, Taskset
 from rft_platform.config.schema.rft_config import Mode, RftConfig
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.rounds.project.traffic_source import TrafficSource
 
 if TYPE_CHECKING:
     from rft_platform.tasks.dataset import TaskDataset
@@ -27,20 +29,33 @@ class Project:
 
     home: Home
     config: RftConfig
+    traffic_of: "Callable[[Project], TrafficSource] | None" = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def open(cls, home: Home) -> "Project":
-        """The project that was started in ``home``. Raises UserError if there is none."""
+    def open(cls, home: Home, traffic_of: "Callable[[Project], TrafficSource] | None" = None) -> "Project":
+        """The project that was started in ``home``. Raises UserError if there is none.
+
+        ``traffic_of`` gives the production traffic of an online project.
+        """
         if not home.config_file.exists():
             raise UserError(
                 f"no project in {home.root}: start one with `rft run --config rft.yaml` or `rft demo`, "
                 "or set RFT_HOME to the folder of one"
             )
-        return cls(home, _load_config_once(home, home.config_file.stat().st_mtime_ns))
+        return cls(home, _load_config_once(home, home.config_file.stat().st_mtime_ns), traffic_of)
 
     def in_mode(self, mode: Mode) -> "Project":
         """This project with ``mode`` in its configuration, for a driver whose mode is not that of the stored file."""
-        return self if mode == self.config.mode else Project(self.home, self.config.model_copy(update={"mode": mode}))
+        return self if mode == self.config.mode else replace(self, config=self.config.model_copy(update={"mode": mode}))
+
+    @cached_property
+    def traffic(self) -> TrafficSource | None:
+        """The production traffic of an online project; None for a project that explores tasks."""
+        if not self.config.online:
+            return None
+        if self.traffic_of is None:
+            raise TypeError("an online project is opened with rft_platform.online.project.open_project")
+        return self.traffic_of(self)
 
     @cached_property
     def store(self) -> ExperienceStore:
@@ -74,7 +89,7 @@ class Project:
         Raises UserError if none is set.
         """
         explored = list(self.config.buffer.explorer_input.explored.values())
-        if not explored and self.config.online:  # production traffic; feedback gives the rewards
+        if not explored and self.traffic is not None:  # production traffic; feedback gives the rewards
             explored = [ExploredTaskset(path="", name="online", judge=None)]
         if not explored:
             raise UserError("buffer.explorer_input.taskset is not set: name the dataset to explore")
@@ -83,7 +98,7 @@ class Project:
     @cached_property
     def datasets(self) -> dict[str, "TaskDataset"]:
         """The tasks of each taskset to explore, by name; none in an online project."""
-        if self.config.online:
+        if self.traffic is not None:
             return dict.fromkeys(self.tasksets, _no_tasks())
         loaded = {name: load_taskset(taskset) for name, taskset in self.tasksets.items()}
         return loaded if len(loaded) == 1 else _with_unique_tasks(loaded)

@@ -12,7 +12,7 @@ from rft_platform.evaluation.results import EvaluationResult, measured_alike
 from rft_platform.model_registry.models import DIGEST_TAG, PREVIOUS_TAG
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, published, read, write
-from rft_platform.rounds.releases.servable_versions import serving_policy, withdrawn_versions
+from rft_platform.rounds.releases.released import serving_policy, withdrawn_versions
 from rft_platform.rounds.reporting.round_history import evaluation_of, evaluation_of_weights, previous_evaluation
 
 if TYPE_CHECKING:

@@ -23,10 +23,15 @@ from rft_platform.rounds.project.record import (
     started_again,
     write,
 )
-from rft_platform.rounds.releases.servable_versions import is_released, serving_policy, withdrawn_versions
-from rft_platform.serving.rules.alerts import AFTER_REFUSALS
+from rft_platform.rounds.releases.released import is_released, serving_policy, withdrawn_versions
 
 LOG = logging.getLogger(__name__)
+
+#: What to do if one version after another is refused.
+AFTER_REFUSALS = (
+    "lower algorithm.optimizer.lr, train on more rows a round (synchronizer.sync_interval), or let smaller gains pass "
+    "(evaluation.gate)"
+)
 
 
 def settle_start(project: Project, round_number: int, name: str = DEFAULT_POLICY) -> Policy:

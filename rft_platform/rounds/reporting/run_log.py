@@ -7,35 +7,37 @@ MLflow also gets what a round's weights come from: the rows, the LoggedModel mad
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.policy_names import DEFAULT_POLICY, stored_name
 from rft_platform.config.schema.buffer import default_name
+from rft_platform.config.schema.evaluation import METRIC_SINKS
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import POLICY_REWARD
 from rft_platform.experience.selections import TRAINED_ON, selection_file
+from rft_platform.model_registry.metric_sinks import MetricSink, TensorBoardRun
 from rft_platform.model_registry.models import version_tags
 from rft_platform.model_registry.pages import version_link
-from rft_platform.model_registry.run_lineage import (
+from rft_platform.model_registry.run_traces import GivenFeedback, JudgedTranscript, log_traces
+from rft_platform.model_registry.tracking import (
     WEIGHTS_TAG,
+    MetricLink,
     RunDataset,
+    TrainingRun,
     find_model,
     log_dataset,
     log_model,
     set_model_version,
+    system_metrics,
 )
-from rft_platform.model_registry.run_traces import GivenFeedback, JudgedTranscript, log_traces
-from rft_platform.model_registry.sinks.metric_sink import MetricSink
-from rft_platform.model_registry.system_metrics import system_metrics
-from rft_platform.model_registry.tracking import MetricLink, TrainingRun
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, Trained, all_figures, parent_of, publish, read, required
-from rft_platform.rounds.selection.production_rows import traffic_database
-from rft_platform.serving.reports.user_feedback import feedback_on
+from rft_platform.rounds.project.traffic_source import TrafficSource
 from rft_platform.training.protocol import StepEvent
 
 if TYPE_CHECKING:
@@ -66,19 +68,16 @@ def _sinks(project: Project, policy: str = DEFAULT_POLICY) -> Iterator[MetricSin
     monitor, home = project.config.monitor, project.home
     name = stored_name(f"{project.config.project}-{project.config.name}", policy)
     if "tensorboard" in monitor.monitor_type:
-        from rft_platform.model_registry.sinks.tensorboard import TensorBoardRun
-
         yield TensorBoardRun(Path(monitor.tensorboard_dir) if monitor.tensorboard_dir else home.tensorboard, name)
+    plugged = [point for name in monitor.monitor_type for point in entry_points(group=METRIC_SINKS, name=name)]
     services = [service for service in monitor.services if find_spec(service) is not None]
-    settings = project.config.model_dump(mode="json", exclude_none=True) if services else {}
-    if "wandb" in services:
-        from rft_platform.model_registry.sinks.wandb_run import WandbRun
+    settings = project.config.model_dump(mode="json", exclude_none=True) if services or plugged else {}
+    for service in services:
+        from rft_platform.model_registry.experiment_trackers import TRACKERS
 
-        yield WandbRun.of(home.root / "wandb", project.config.project, name, settings)
-    if "swanlab" in services:
-        from rft_platform.model_registry.sinks.swanlab_run import SwanlabRun
-
-        yield SwanlabRun.of(home.root / "swanlab", project.config.project, name, settings)
+        yield TRACKERS[service].of(home.root / service, project.config.project, name, settings)
+    for point in plugged:
+        yield point.load()(home.root / point.name, project.config.project, name, settings)
 
 
 def scores_of(result: EvaluationResult, differences: Sequence[Comparison]) -> dict[str, float]:
@@ -280,8 +279,9 @@ def transcripts(project: Project, round_number: int, count: int) -> list[JudgedT
     chosen = spread(sorted(judged, key=lambda run_id: (judged[run_id]["reward"], run_id)), count)
     table = store.read_rollouts(round_number)
     rows = table_to_rows(table.filter(pc.is_in(table["run_id"], pa.array(chosen, pa.string()))))
-    texts = not project.config.online  # of production traffic MLflow gets no messages
-    feedback = {} if texts else _feedback(project, rows)
+    traffic = project.traffic
+    texts = traffic is None  # of production traffic MLflow gets no messages
+    feedback = {} if traffic is None else _feedback(traffic, rows)
     names = (read(store, round_number).judged or Judged()).judge_names
     judge = f"{names.get(version, '')} {version}".strip()
     return [
@@ -298,9 +298,9 @@ def transcripts(project: Project, round_number: int, count: int) -> list[JudgedT
     ]
 
 
-def _feedback(project: Project, rows: Sequence["RolloutRow"]) -> dict[str, list[GivenFeedback]]:
+def _feedback(traffic: TrafficSource, rows: Sequence["RolloutRow"]) -> dict[str, list[GivenFeedback]]:
     """What users said about the runs of production traffic, by run; each feedback once."""
-    given = feedback_on(traffic_database(project), sorted({row.call.msg_id for row in rows}))
+    given = traffic.feedback_on(sorted({row.call.msg_id for row in rows}))
     found: dict[str, dict[str, GivenFeedback]] = {}
     for row in rows:
         for each in given.get(row.call.msg_id, ()):

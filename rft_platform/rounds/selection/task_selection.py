@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.common.errors import UserError
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.judging.execution.columns import experiences_of
-from rft_platform.judging.execution.experience_pipeline import Pipeline
+from rft_platform.judging.execution.experience_pipeline import Pipeline, experiences_of
 from rft_platform.judging.execution.judge_rollouts import judge_tasksets, usage_of
-from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
+from rft_platform.judging.operators.filters import SURPLUS_GROUPS
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import TaskBatches, read
 from rft_platform.rounds.setup.algorithm import pipeline_of
 from rft_platform.rounds.setup.side_engines import auxiliaries_for_judges
 from rft_platform.rounds.setup.taskset_binding import judges_of
-from rft_platform.tasks.mixture import Mixture
-from rft_platform.tasks.selectors.pass_history import Outcomes
-from rft_platform.tasks.selectors.selector_registry import Moment, find_selector, select
+from rft_platform.tasks.selectors import Mixture, Moment, Outcomes, find_selector, select
 from rft_platform.tasks.task import Task
 
 if TYPE_CHECKING:

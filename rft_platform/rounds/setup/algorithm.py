@@ -5,13 +5,9 @@ from collections.abc import Iterator
 from rft_platform.algorithms.advantages.registry import ADVANTAGES
 from rft_platform.algorithms.presets import Preset
 from rft_platform.config.resolve import RunSettings
-from rft_platform.judging.execution.columns import experiences_of
-from rft_platform.judging.execution.experience_pipeline import Operator, Pipeline
-from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
-from rft_platform.judging.operators.overlong_penalty import OVERLONG_PENALTY
-from rft_platform.judging.operators.reward_filter import REWARD_FILTER
-from rft_platform.judging.operators.std_filter import STD_FILTER
-from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
+from rft_platform.judging.execution.experience_pipeline import Operator, Pipeline, experiences_of
+from rft_platform.judging.operators.filters import DYNAMIC_SAMPLING, REWARD_FILTER, STD_FILTER, SURPLUS_GROUPS
+from rft_platform.judging.operators.rewards import OVERLONG_PENALTY
 
 _CACHE_SHARE = 5  # maximum length divided by cache length, as in DAPO: 20,480 and 4,096 tokens
 

@@ -1,8 +1,11 @@
-"""Connections of a project to its engine, its trainer group and its registry; missing processes are started."""
+"""Connections of a project to its engine, its trainer group and its registry; missing processes are started.
+
+Model versions are those that the policy notes of the project name: their registry, run names and tags.
+"""
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,11 +16,13 @@ from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import database_file
 from rft_platform.config.gpu_placement import POLICY_ENGINE, engine_gpus, gpu_count, place, visible_devices
+from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.model_registry.models import NotedVersion, lost
+from rft_platform.model_registry.sqlite_reader import read_versions
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import published
-from rft_platform.rounds.setup.noted_versions import configured_uri, local_uri, newest_noted
+from rft_platform.rounds.project.record import Policy, published, read
 from rft_platform.tasks.sources import without_hub_messages
 
 if TYPE_CHECKING:
@@ -30,6 +35,47 @@ if TYPE_CHECKING:
     from rft_platform.training.service.trainer_client import TrainerClient
 
 LOG = logging.getLogger(__name__)
+
+
+def configured_uri(project: Project) -> str | None:
+    """MLflow's address from ``MLFLOW_TRACKING_URI`` or the configuration; None means SQLite in the project's home."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or project.config.registry.tracking_uri or None
+
+
+def local_uri(home: Home) -> str:
+    """The address of the project's own SQLite registry."""
+    return f"sqlite:///{home.mlflow / 'mlflow.db'}"
+
+
+def newest_noted(store: ExperienceStore, name: str = DEFAULT_POLICY) -> NotedVersion | None:
+    """The version of the newest registered policy; None if nothing is registered yet. Reads only the newest notes."""
+    return next(_noted(store, name), None)
+
+
+def _noted(store: ExperienceStore, name: str) -> Iterator[NotedVersion]:
+    for number in reversed(store.rounds()):
+        policy = published(store, number, name)
+        if policy is not None and policy.model_version is not None:
+            note = read(store, number).file(Policy, name)
+            yield NotedVersion(int(policy.model_version), policy.weights_digest, note)
+
+
+def check_registry(project: Project) -> None:
+    """Raise RegistryLostError if an SQLite registry lacks the newest noted version, before anything starts.
+
+    Reads the database file directly, because importing MLflow takes seconds. A server is checked at connection time.
+    """
+    noted, uri = newest_noted(project.store), configured_uri(project) or local_uri(project.home)
+    file = database_file(uri)
+    if noted is None or file is None:
+        return
+    if not file.exists():
+        raise lost(f"{file} does not exist", noted, project.model_name, file)
+    versions = read_versions(uri, project.model_name)
+    if versions is not None and all(version.version != noted.version for version in versions):
+        raise lost(f"{file} does not know this version", noted, project.model_name, file)
+
+
 #: Distance between the seed ranges of replicas. Requests without a seed count up from their engine's own seed.
 SEEDS_A_REPLICA = 2**20
 #: Patterns of the files downloaded for a model of the hub.
@@ -43,7 +89,7 @@ def start_all(project: Project) -> None:
     """
     with ThreadPoolExecutor(3) as pool:
         starts: tuple[Callable[[Project], object], ...] = (connect_engine, connect_policies, connect_trainer)
-        if project.config.online and project.config.mode == "train":
+        if project.traffic is not None and project.config.mode == "train":
             starts = (connect_trainer,)
         started = [pool.submit(start, project) for start in starts]
         connect_registry(project).prepare()
@@ -242,26 +288,24 @@ def trainer_client(project: Project) -> "TrainerClient":
     return TrainerClient(project.home.cluster, service, project.config.trainer.heartbeat_timeout_s)
 
 
-def connect_registry(project: Project, tracking_uri: str | None = None, *, check: bool = True) -> "ModelRegistry":
+def connect_registry(project: Project, tracking_uri: str | None = None) -> "ModelRegistry":
     """The model registry at ``tracking_uri``, ``MLFLOW_TRACKING_URI``, the configured address, or SQLite in the home.
 
-    Its first call raises RegistryLostError if MLflow lacks the newest version in the project's notes, unless ``check``
-    is False.
+    Its first call raises RegistryLostError if MLflow lacks the newest version in the project's notes.
     """
     home, given = project.home, tracking_uri or configured_uri(project)
-    artifacts, rounds = None if given else home.mlflow / "artifacts", home.rounds if check else None
-    most = project.config.registry.upload_max_gb * 1e9
-    return _registry(given or local_uri(home), artifacts, project.config.project, project.model_name, rounds, most)
+    artifacts, most = None if given else home.mlflow / "artifacts", project.config.registry.upload_max_gb * 1e9
+    return _registry(given or local_uri(home), artifacts, project.config.project, project.model_name, home.rounds, most)
 
 
 @lru_cache(maxsize=8)
 def _registry(
-    uri: str, artifacts: Path | None, project: str, model_name: str, rounds: Path | None, upload_max_bytes: float
+    uri: str, artifacts: Path | None, project: str, model_name: str, rounds: Path, upload_max_bytes: float
 ) -> "ModelRegistry":
     """One shared registry per process and address, because opening MLflow's store takes seconds."""
     from rft_platform.model_registry.models import ModelRegistry
 
-    noted = None if rounds is None else partial(newest_noted, ExperienceStore(rounds))
+    noted = partial(newest_noted, ExperienceStore(rounds))
     return ModelRegistry(uri, artifacts, project, model_name, noted, upload_max_bytes=upload_max_bytes)
 
 

@@ -9,6 +9,7 @@ from rft_platform.common.files import atomic_path, digest_file, digest_json
 from rft_platform.config.schema.algorithm import Experts
 from rft_platform.config.schema.trainer import WarmStart
 
+EXPERTS = "experts.parquet"  #: what a training mixes into its rows
 MESSAGES = "messages"  # column name of a dataset of conversations
 Cells = dict[str, list[str | None]]
 
@@ -55,8 +56,7 @@ def _are_conversations(settings: WarmStart | Experts) -> bool:
 
 def _conversations(settings: WarmStart | Experts) -> tuple[Cells, str]:
     """The column ``messages`` and, if present, ``tools``, as JSON in each cell; and the digest of the dataset."""
-    from rft_platform.tasks.column_mapping import Columns
-    from rft_platform.tasks.offline_dataset import load_conversations
+    from rft_platform.tasks.offline_dataset import Columns, load_conversations
 
     named = Columns(messages=MESSAGES, system_prompt=settings.format.system_prompt)
     dataset = load_conversations(str(settings.path), named, split=settings.split, subset_name=settings.subset_name)

@@ -12,8 +12,7 @@ from rft_platform.config.schema.buffer import Taskset, WeightedJudge
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.judging.execution.compose import JudgeSpec, build_judge
 from rft_platform.judging.execution.judge_rollouts import TasksetJudge
-from rft_platform.judging.judge_context import JudgeState
-from rft_platform.judging.model_endpoint import EndpointSettings
+from rft_platform.judging.judge_context import EndpointSettings, JudgeState
 from rft_platform.rollout.class_style import FormatArgs
 from rft_platform.rollout.runner.run_rollouts import HowToRun
 from rft_platform.rollout.workers.import_check import check_importable

@@ -14,7 +14,7 @@ from rft_platform.common.files import digest_file, digest_json
 from rft_platform.experience.parquet import read_table, read_tables
 from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
 from rft_platform.experience.selections import SELECTION_SCHEMA, STALE
-from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
+from rft_platform.judging.operators.filters import DYNAMIC_SAMPLING
 from rft_platform.training.data.samples import Sample, rollout_sample
 
 if TYPE_CHECKING:

@@ -8,6 +8,6 @@ optimiser steps, checkpoint, result. Read it first, then:
 3. ``precompute`` (log-probs of reference and teacher, critic values, token advantages, before the first step);
 4. ``optimizer_step`` (``OptimizerStep``: gradients, clipping, AdamW, critic, metrics);
 5. ``gradients`` (log-probs, loss and backward pass, pack by pack; tokens that a loss selects from a whole step),
-   ``step_batch`` (the rows and counts of a step), ``kl_baseline`` (the KL that KTO subtracts);
+   ``kl_baseline`` (the KL that KTO subtracts);
 6. ``critic_step``, ``distillation``, ``step_metrics``.
 """

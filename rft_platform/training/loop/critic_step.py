@@ -14,10 +14,10 @@ from rft_platform.training.data.samples import Sample
 from rft_platform.training.distributed import Reduce, most, one_rank
 from rft_platform.training.models.critic import Critic, PackedCritic
 from rft_platform.training.models.optimizer import apply_step, clip_gradients
+from rft_platform.training.packed.attention import to_device
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.packed_policy import evaluate, idle_pack
 from rft_platform.training.packed.packing import Pack, pack
-from rft_platform.training.packed.transfer import to_device
 
 
 def compute_values(

@@ -1,10 +1,16 @@
 """The trainer's state machine: ``TrainingSession.train`` serves one request, stage by stage.
 
-The session holds one trainer state in memory. A request trains the state of its parent checkpoint further.
+Invariants:
 
-After a request the session holds the state of the request's result. If the training raised an RftError, the session
-holds the state of the parent, or no state if the parent's state is not on disk. After any other error the held state is
-undefined and the process must end.
+- The session holds one trainer state. A request trains the state of its parent checkpoint further, never another one:
+  a parent that is not held is read from disk, or made again by repeating the trainings since the last saved state.
+- After a request the session holds the state of the request's result. If the training raised an RftError, it holds the
+  state of the parent, or no state if the parent's state is not on disk. After any other error the held state is
+  undefined and the process must end.
+- A checkpoint is complete or does not exist: its manifest is written last, and the result is returned afterwards.
+- A repeated request gives the same weights: order, seeds and divisions depend on the request only, and an intermediate
+  checkpoint is used only for the training that wrote it.
+- All ranks call the same collective operations in the same order; threads that write files call none.
 """
 
 import gc

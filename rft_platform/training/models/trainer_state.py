@@ -41,7 +41,7 @@ class TrainerState:
 
     def continue_with(self, optimizer: OptimizerSpec, critic: CriticSpec | None, folder: Path) -> None:
         """Apply the settings of the next training; moments, weights and counts are kept."""
-        self.folder = folder
+        self.folder = folder  # must not be removed: a checkpoint copies tokenizer and templates from here
         self.optimizer = build_optimizer(self.policy.model, optimizer, self.optimizer)
         if self.critic is not None and critic is not None:
             self.critic.take_settings(critic)

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from rft_platform.training.packed.attention import AttentionPlan, plan_attention
+from rft_platform.training.packed.attention import AttentionPlan, plan_attention, to_device
 from rft_platform.training.packed.packing import Pack
-from rft_platform.training.packed.transfer import to_device
 
 CHUNK_ELEMENTS = 1 << 27  # logits per chunk: 512 MiB in float32, about three times that at the peak
 FUSED_ELEMENTS = 1 << 29  # on CUDA: 1 GiB in bfloat16, twice that at the peak

@@ -84,7 +84,7 @@ def test_packs_on_cuda_give_what_rows_give_on_the_cpu(policies: Any, rows: list[
 
 
 @pytest.mark.parametrize("share", [True, False], ids=["tries", "rows"])
-def test_other_rows_of_other_lengths_compile_nothing_anew(share: bool) -> None:
+def test_rows_of_other_lengths_cause_no_new_compilation(share: bool) -> None:
     torch._dynamo.reset()
     policy = on_cuda(32, compiled=True)
     warm_up(policy, 1024)

@@ -32,7 +32,7 @@ def line(ids: list[int], start: int, name: str = "row") -> Sample:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_forward_and_backward_are_what_pytorch_counts(make_model: Callable[..., Any], tied: bool) -> None:
+def test_forward_and_backward_match_the_count_of_pytorch(make_model: Callable[..., Any], tied: bool) -> None:
     model = make_model(tied=tied)
     cost = TrainingCost.of(PackedPolicy(model))
     model.set_attn_implementation("eager")  # every query with every key, in matrix products that are counted

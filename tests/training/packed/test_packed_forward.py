@@ -17,6 +17,7 @@ from rft_platform.training.packed import attention, lm_head
 from rft_platform.training.packed.lm_head import PackTensors
 from rft_platform.training.packed.packed_policy import PackedPolicy, score
 from rft_platform.training.packed.packing import pack
+from tests.support.builders import gradients
 
 CPU = torch.device("cpu")
 
@@ -28,12 +29,6 @@ def dense(model: Any, sample: Sample) -> tuple[Tensor, Tensor]:
     where = torch.from_numpy(np.flatnonzero(sample.loss_mask))
     before = log_softmax[where - 1]
     return before.gather(1, ids[where, None])[:, 0], -(before.exp() * before).sum(-1)
-
-
-def gradients(model: Any) -> dict[str, Tensor]:
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return found
 
 
 def weights_of(sample: Sample) -> Tensor:

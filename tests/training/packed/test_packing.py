@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.training.data.samples import Sample, rollout_sample
-from rft_platform.training.packed.cuda_attention import _tiles
+from rft_platform.training.packed.attention import _tiles
 from rft_platform.training.packed.packing import Pack, StaticLengths, pack
 
 

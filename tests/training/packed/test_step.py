@@ -18,6 +18,7 @@ from rft_platform.training.data.samples import Sample, demonstration_sample, rol
 from rft_platform.training.loop.gradients import accumulate_gradients
 from rft_platform.training.packed import lm_head
 from rft_platform.training.packed.packed_policy import PackedPolicy, score
+from tests.support.builders import gradients
 
 SPECS = {
     "grpo": AlgorithmSpec(),
@@ -64,12 +65,6 @@ def plain_loss(model: Any, samples: list[Sample], spec: AlgorithmSpec) -> Tensor
     if spec.loss_agg_mode == "seq-mean-token-mean":
         return torch.stack([row.mean() for row in per_row]).mean()
     return torch.stack([row.sum() for row in per_row]).mean() / (spec.loss_norm_length or 1)
-
-
-def gradients(model: Any) -> dict[str, Tensor]:
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return found
 
 
 def assert_same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-import rft_platform.training.packed.cuda_attention as tree_mask_module
+import rft_platform.training.packed.attention as tree_mask_module
 from rft_platform.training.data.samples import Sample, demonstration_sample
-from rft_platform.training.packed.attention import packed_attention, plan_attention
-from rft_platform.training.packed.cuda_attention import _tiles, tree_attention, tree_mask
+from rft_platform.training.packed.attention import _tiles, packed_attention, plan_attention, tree_attention, tree_mask
 from rft_platform.training.packed.packing import TILE, Pack, pack
 
 

@@ -1,0 +1,15 @@
+"""Production traffic: its database, and what is decided and computed there.
+
+- ``database``, ``migrations``: the tables, how the database is opened, and the project that it belongs to.
+- ``declared_metrics``, ``personal_data``: valid values of feedback; removal of personal data before texts are stored.
+- ``incoming``: calls and feedback that have just arrived, with redacted texts, and what a call does.
+- ``store``: the life of a recorded call: recorded, labelled, committed, consumed.
+- ``writer``: the one thread that writes to the database, and what happens when the database is slow.
+- ``selection``: strategies that decide which calls are recorded.
+- ``round_rows``: which committed rows a round takes, as rollout rows.
+- ``project_traffic``: the database and the rules of one project.
+- ``erasure``: erases old calls, and the calls of a person who asks for it.
+- ``preferences``, ``demonstrations``, ``implicit_feedback``: preferences and corrections of people, and rewards by
+  their next message.
+- ``alerts``: figures of the newest traffic, and alerts when a limit is exceeded.
+"""
