@@ -38,6 +38,12 @@ class SimulatedEngine:
             raise EngineError("no answer")
         return self._status
 
+    def pause(self, mode: str) -> None:
+        self._status = replace(self._status, paused=True)
+
+    def resume(self) -> None:
+        self._status = replace(self._status, paused=False)
+
     def update_weights(self, folder: Path, policy_version: int) -> None:
         if folder.name == "damaged":
             raise UserError("these weights are damaged")
