@@ -4,6 +4,7 @@ No test sees a home, a setting or a service of the machine: the suite removes th
 empty folder, because the platform looks for a project in the current one.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -58,7 +59,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 #: Commands and whole projects, many of them under faults: their slow tests are left to `make test-long`.
-LONG = ("chaos", "cli", "deploy", "e2e", "faults", "recipes", "tuner")
+LONG = ("chaos", "cli", "deploy", "e2e", "faults", "tuner")
 #: The files that take longest, longest first: two workers that begin with them end at about the same time.
 LONGEST = (
     "e2e/test_daemon.py",
@@ -109,8 +110,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     """Remove the empty folder."""
+    gc.unfreeze()
     os.chdir(REPOSITORY)
     shutil.rmtree(EMPTY_FOLDER)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _modules_are_no_garbage() -> None:
+    """Exclude what exists before a file's tests from garbage collections: millions of objects, mostly of imports.
+
+    A full collection would take a second or more; a trainer makes one for each training.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

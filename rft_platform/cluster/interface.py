@@ -4,10 +4,14 @@ A ``Cluster`` places, names, watches and replaces processes. Everything else is 
 clients, which talk HTTP with a token. ``LocalCluster`` runs services as processes of this machine.
 """
 
+import ssl
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
+
+import httpx
 
 from rft_platform.common.errors import RftError
 
@@ -76,6 +80,12 @@ class Address:
     generation: int = 1  # how often a service of this name was started
     digest: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)  # kind, pid, started_at, and what the service adds
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """What clients of services pass to httpx as ``verify``: it would read all certificates again for each of them."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 class Cluster(Protocol):

@@ -11,7 +11,7 @@ standard library, because rollout workers run in other environments.
 import os
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
@@ -63,11 +63,21 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
     This includes the values of variables with secret-like names in ``environment`` (default: this process's).
     """
-    for value in sorted({*_registered, *_secret_values(environment)}, key=len, reverse=True):
-        text = text.replace(value, MASK)
-    for pattern, replacement in _PATTERNS:
-        text = pattern.sub(replacement, text)
-    return text
+    return redaction(environment)(text)
+
+
+def redaction(environment: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """``redact`` for many texts: it reads the secrets once."""
+    values = sorted({*_registered, *_secret_values(environment)}, key=len, reverse=True)
+
+    def masked(text: str) -> str:
+        for value in values:
+            text = text.replace(value, MASK)
+        for pattern, replacement in _PATTERNS:
+            text = pattern.sub(replacement, text)
+        return text
+
+    return masked
 
 
 def visible(text: str) -> str:

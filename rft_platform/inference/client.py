@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 from pydantic_core import from_json
 
-from rft_platform.cluster.interface import Address, Cluster
+from rft_platform.cluster.interface import Address, Cluster, tls_context
 from rft_platform.common import json_codec
 from rft_platform.common.errors import EngineError, RftError, UserError, WeightMismatchError
 from rft_platform.inference.http_contract import api_key_of
@@ -58,6 +58,7 @@ class EngineClient:
             base_url=f"{self.url}/engine",
             headers={"Authorization": f"Bearer {self.address.token}"} if self.address.token else {},
             timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_TIMEOUT_S),
+            verify=tls_context(),
             trust_env=False,  # a proxy set in the environment must not get requests to the loopback interface
         )
         self._close = weakref.finalize(self, self._http.close)

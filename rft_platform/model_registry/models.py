@@ -319,8 +319,10 @@ class ModelRegistry:
     def _describe(self, version: int) -> None:
         """Write what the tags of a version say into its description, which MLflow's pages show."""
         client = self._open()[0]
-        tags = client.get_model_version(self.model_name, str(version)).tags
-        client.update_model_version(self.model_name, str(version), describe_version(self.model_name, version, tags))
+        known = client.get_model_version(self.model_name, str(version))
+        text = describe_version(self.model_name, version, known.tags)
+        if text != known.description:
+            client.update_model_version(self.model_name, str(version), text)
 
     def _source(self, folder: Path, run_id: str | None) -> str:
         """MLflow's source of a version: ``folder``; on a server, which rejects folders of this machine, the run."""

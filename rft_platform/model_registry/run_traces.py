@@ -58,11 +58,10 @@ def delete_traces(run: TrainingRun, tracking_uri: str, round_number: int, workfl
     The bytes are removed from an SQLite file and its copy, too. Raises StorageError while another process uses that
     file, and MlflowException if MLflow does not delete them.
     """
-    experiment = run.client.get_run(run.run_id).info.experiment_id
-    known = _known(run, experiment, round_number)
+    known = _known(run, round_number)
     found = [trace.info.trace_id for name, trace in known.items() if name in workflow_runs]
     if found:
-        run.client.delete_traces(experiment, trace_ids=found)
+        run.client.delete_traces(run.experiment_id, trace_ids=found)
         compact(tracking_uri)
     back_up(tracking_uri)  # always: an earlier call may have been killed here
     return len(found)
@@ -80,28 +79,27 @@ def log_traces(run: TrainingRun, tracking_uri: str, transcripts: Sequence[Judged
         from mlflow.exceptions import MlflowException
 
         try:
-            experiment = run.client.get_run(run.run_id).info.experiment_id
-            known = _known(run, experiment, transcripts[0].calls[0].round)
+            known = _known(run, transcripts[0].calls[0].round)
             for transcript in transcripts:
                 trace = known.get(transcript.calls[0].run_id)
-                trace_id = _log(run, experiment, transcript) if trace is None else trace.info.trace_id
+                trace_id = _log(run, transcript) if trace is None else trace.info.trace_id
                 _assess(trace_id, transcript, _assessed(trace))
-            return len(_known(run, experiment, transcripts[0].calls[0].round))
+            return len(_known(run, transcripts[0].calls[0].round))
         except MlflowException as error:
             LOG.warning("MLflow did not take the traces of a round (%s); monitor.traces: 0 logs none", error)
             return 0
 
 
-def _known(run: TrainingRun, experiment: str, number: int) -> dict[str, "Trace"]:
+def _known(run: TrainingRun, number: int) -> dict[str, "Trace"]:
     """The round's traces in MLflow, by the id of the workflow's run."""
     condition = f"tags.`{ROUND_TAG}` = '{number}' AND attributes.run_id = '{run.run_id}'"
     found = run.client.search_traces(
-        locations=[experiment], filter_string=condition, max_results=500, include_spans=False
+        locations=[run.experiment_id], filter_string=condition, max_results=500, include_spans=False
     )
     return {trace.info.tags[RUN_TAG]: trace for trace in found if RUN_TAG in trace.info.tags}
 
 
-def _log(run: TrainingRun, experiment: str, transcript: JudgedTranscript) -> str:
+def _log(run: TrainingRun, transcript: JudgedTranscript) -> str:
     first, last = transcript.calls[0], transcript.calls[-1]
     tags = {RUN_TAG: first.run_id, ROUND_TAG: str(first.round), "rft.group": first.group_id, "rft.task": first.task_id}
     if transcript.dropped_by is not None:
@@ -109,7 +107,7 @@ def _log(run: TrainingRun, experiment: str, transcript: JudgedTranscript) -> str
     texts = transcript.with_texts
     root = run.client.start_trace(
         first.taskset, span_type="AGENT", inputs={"messages": first.call.messages} if texts else None, tags=tags,
-        experiment_id=experiment, run_id=run.run_id, start_time_ns=_ns(first.call.created_at),
+        experiment_id=run.experiment_id, run_id=run.run_id, start_time_ns=_ns(first.call.created_at),
     )  # fmt: skip
     for row in transcript.calls:
         call = row.call

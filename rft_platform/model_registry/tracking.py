@@ -82,9 +82,10 @@ def metric_name(name: str) -> str:
 class TrainingRun:
     """One MLflow run: the log of one training of a project, over any number of processes and restarts."""
 
-    def __init__(self, client: "MlflowClient", run_id: str) -> None:
+    def __init__(self, client: "MlflowClient", run_id: str, experiment_id: str) -> None:
         self.client = client
         self.run_id = run_id
+        self.experiment_id = experiment_id
 
     @classmethod
     def find_or_create(
@@ -93,9 +94,9 @@ class TrainingRun:
         """The run tagged with ``name``, whatever its status; a new one if there is none."""
         found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{name}'", max_results=1)
         if found:
-            return cls(client, found[0].info.run_id)
+            return cls(client, found[0].info.run_id, experiment_id)
         created = client.create_run(experiment_id, run_name=name, tags={**tags, RUN_TAG: name, _NOTE: _AXES})
-        return cls(client, created.info.run_id)
+        return cls(client, created.info.run_id, experiment_id)
 
     def log_steps(self, steps: Iterable[StepLike], prefix: str = "train/", result: MetricLink | None = None) -> None:
         """Log the metrics of many optimiser steps in one call (one per thousand values, MLflow's limit).
@@ -103,9 +104,7 @@ class TrainingRun:
         ``result`` is the LoggedModel that the steps made; the metrics of the last step are linked to it.
         """
         values = [(prefix + name, value, step.step) for step in steps for name, value in step.metrics.items()]
-        last = max((step for _, _, step in values), default=None) if result is not None else None
-        self._log_metrics([value for value in values if value[2] != last])
-        self._log_metrics([value for value in values if value[2] == last], result)
+        self._log_metrics(values, result, max((step for _, _, step in values), default=None))
 
     def log_round(
         self, number: int, metrics: Mapping[str, Any], prefix: str = "", link: MetricLink | None = None
@@ -120,7 +119,7 @@ class TrainingRun:
             for name, value in flatten(metrics, "/")
             if isinstance(value, int | float) and not isinstance(value, bool)
         ]
-        self._log_metrics(values, link)
+        self._log_metrics(values, link, number)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log a (nested) configuration under dotted names.
@@ -161,7 +160,10 @@ class TrainingRun:
         if self.client.get_run(self.run_id).info.status != "RUNNING":
             self.client.update_run(self.run_id, status="RUNNING")
 
-    def _log_metrics(self, values: Sequence[tuple[str, float, int]], link: MetricLink | None = None) -> None:
+    def _log_metrics(
+        self, values: Sequence[tuple[str, float, int]], link: MetricLink | None, linked_step: int | None
+    ) -> None:
+        """Log values that MLflow does not have; ``link`` belongs to those of ``linked_step``."""
         from mlflow.entities import Metric
 
         if not values:
@@ -171,7 +173,7 @@ class TrainingRun:
         logged = self._logged(points)
         linked = {} if link is None else asdict(link)
         metrics = [
-            Metric(key, value, now, step, **linked)
+            Metric(key, value, now, step, **(linked if step == linked_step else {}))
             for (key, step), value in points.items()
             if (key, step) not in logged
         ]
@@ -280,13 +282,12 @@ def log_model(run: TrainingRun, name: str, step: int, tags: Mapping[str, Any]) -
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
     given = {key: str(value) for key, value in tags.items() if value is not None}
-    model_id = find_model(run, given[WEIGHTS_TAG])
-    if model_id is None:
-        experiment = run.client.get_run(run.run_id).info.experiment_id
-        made = run.client.create_logged_model(experiment, name, run.run_id, given, model_type="policy")
-        model_id = str(made.model_id)
+    known = find_model(run, given[WEIGHTS_TAG])
+    if known is None:
+        made = run.client.create_logged_model(run.experiment_id, name, run.run_id, given, model_type="policy")
+    model_id = str(made.model_id) if known is None else known
     run.client.finalize_logged_model(model_id, LoggedModelStatus.READY)  # again if a kill interrupted the first time
-    outputs = run.client.get_run(run.run_id).outputs
+    outputs = None if known is None else run.client.get_run(run.run_id).outputs
     if outputs is None or model_id not in {output.model_id for output in outputs.model_outputs}:
         run.client.log_outputs(run.run_id, [LoggedModelOutput(model_id, step)])
     return model_id
@@ -299,9 +300,8 @@ def set_model_version(run: TrainingRun, model_id: str, name: str, version: int) 
 
 def find_model(run: TrainingRun, weights_digest: str) -> str | None:
     """The id of the run's LoggedModel with these weights, or None."""
-    experiment = run.client.get_run(run.run_id).info.experiment_id
     condition = f"tags.`{WEIGHTS_TAG}` = '{weights_digest}' AND source_run_id = '{run.run_id}'"
-    found = run.client.search_logged_models([experiment], condition, max_results=1)
+    found = run.client.search_logged_models([run.experiment_id], condition, max_results=1)
     return str(found[0].model_id) if found else None
 
 

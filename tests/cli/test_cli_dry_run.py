@@ -152,6 +152,7 @@ def test_a_run_that_ends_within_its_warm_up_is_planned_with_a_notice(
     assert "algorithm.optimizer.lr_warmup_steps 10 is not less than the 1 steps of the run" in planned.stdout
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_what_is_checked_and_clears_it(
     home: Home, write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: Path
 ) -> None:

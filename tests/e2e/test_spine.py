@@ -12,6 +12,7 @@ import dagster as dg
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from interface import running_ui, wait_for
 from safetensors.numpy import load_file
 
@@ -166,6 +167,9 @@ def test_the_mlflow_run_has_parameters_metrics_of_the_judge_and_an_end(finished)
 @pytest.mark.timeout(600)
 def test_a_round_under_the_daemon_whose_trainer_is_killed_ends_in_the_same_weights(make_project, finished):
     project = make_project("daemon")
+    settings = yaml.safe_load(project.config.read_text())
+    settings["buffer"]["total_steps"] = 1  # while round 1 is evaluated, a run of round 2 would start
+    project.config.write_text(yaml.safe_dump(settings))
     judged, evaluated = (project.home / "rounds" / "r0001" / f"{name}.json" for name in ("judge", "evaluation"))
     with running_ui(project, "--auto"):
         wait_for(judged.exists, "round 1 is judged", 200)

@@ -139,7 +139,7 @@ def _seconds(act: Callable[[str], Any], text: str) -> float:
         raise _TooLongError
 
     before, began = signal.signal(signal.SIGVTALRM, end), time.thread_time()
-    signal.setitimer(signal.ITIMER_VIRTUAL, 2 * MOST_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 1.1 * MOST_S)
     try:
         act(text)
     except _TooLongError:

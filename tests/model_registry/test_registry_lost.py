@@ -123,6 +123,7 @@ def test_another_database_is_refused(project: Project, empty_store: Path) -> Non
         new_registry(project).prepare()
 
 
+@pytest.mark.slow
 def test_a_rollback_is_recorded_in_the_evaluation(project: Project) -> None:
     assert roll_back(project, new_registry(project)).version == 2
     with pytest.raises(UserError, match="version 2 is the first champion; there is no previous champion"):
@@ -131,6 +132,7 @@ def test_a_rollback_is_recorded_in_the_evaluation(project: Project) -> None:
     assert withdrawn.promoted is False and withdrawn.rolled_back_at and read(project.store, 2).evaluated.promoted
 
 
+@pytest.mark.slow
 def test_a_promotion_by_hand_is_recorded_in_the_evaluation(project: Project) -> None:
     roll_back(project, new_registry(project))
     for version, why in ((10, "was not evaluated: run `rft eval --round 5`"), (7, "registered are 2, 4, 8, 10"),
@@ -146,6 +148,7 @@ def test_a_promotion_by_hand_is_recorded_in_the_evaluation(project: Project) -> 
     assert roll_back(project, new_registry(project)).version == 2
 
 
+@pytest.mark.slow
 def test_a_rollback_that_was_killed_goes_back_one_version_when_repeated(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,6 +193,7 @@ def test_demonstrations_are_of_other_mailboxes_than_the_tasks(split: Split) -> N
         assert len(ids & others) < 0.1 * len(others)
 
 
+@pytest.mark.slow
 def test_the_mailbox_needs_few_tokens(project: Callable[[str], Path]) -> None:
     from transformers import AutoTokenizer
 

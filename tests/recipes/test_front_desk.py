@@ -15,6 +15,7 @@ pytestmark = pytest.mark.timeout(300)  # writing a project takes seconds on a qu
 (questions,) = modules_of("front-desk", "questions")
 
 
+@pytest.mark.slow
 def test_the_recipe_is_an_online_project_that_may_start(project: Callable[[str], Path], tmp_path: Path) -> None:
     config = load_config(project("front-desk") / "rft.yaml")
     assert config.online
@@ -22,6 +23,7 @@ def test_the_recipe_is_an_online_project_that_may_start(project: Callable[[str],
     assert "round k collects rows when 512 are committed" in " ".join(plan.sections["order"])
 
 
+@pytest.mark.slow
 def test_demonstrations_name_a_department_by_chance_and_held_out_orders_are_new(project: Callable[[str], Path]) -> None:
     folder = project("front-desk") / "questions"
     shown, held_out = (

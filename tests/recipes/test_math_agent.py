@@ -87,6 +87,7 @@ def test_the_teacher_has_the_error_rate_of_the_recipe(split: tuple[Problems, Pro
             assert result["content"] == str(calculate(arguments["expression"]))
 
 
+@pytest.mark.slow
 def test_the_longest_conversation_fits_the_model(recipe: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -101,6 +102,7 @@ def test_the_longest_conversation_fits_the_model(recipe: Path) -> None:
     assert len(shortened) > 0.97 * len(rows)
 
 
+@pytest.mark.slow
 def test_a_warm_start_trains_on_the_rendering_of_the_engine(recipe: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

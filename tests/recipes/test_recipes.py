@@ -34,6 +34,8 @@ TASKS = {
     "front-desk": "80798677a8af18e7d051b2ef3922e7d8f824f5a290d273e758fb7051ef37e798",
     "math-agent": "4333fe79b836b19a30c5dd981da322abf703ca9a25c67c675bca280629bde92a",
 }
+#: The project of the demo is written in every run of the quick tests; each takes seconds.
+WRITTEN = [pytest.param(name, marks=[] if name == "arithmetic" else pytest.mark.slow) for name in recipes()]
 FIRST = {"email-search": "sft.yaml"}  # the first of several trainings; each needs the checkpoint of the one before
 #: What projects may import; pages of docs show the modules.
 PUBLIC = {
@@ -43,7 +45,7 @@ PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", WRITTEN)
 def test_the_dry_run_of_a_new_project_passes(name: str, project: Callable[[str], Path], tmp_path: Path) -> None:
     folder = project(name)
     config = load_config(folder / FIRST.get(name, "rft.yaml"))
@@ -53,7 +55,7 @@ def test_the_dry_run_of_a_new_project_passes(name: str, project: Callable[[str],
     assert not (folder / "recipe.yaml").exists() and not list(folder.rglob("__pycache__"))
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", WRITTEN)
 def test_tasks_are_the_same_every_time(name: str, project: Callable[[str], Path]) -> None:
     found = b"".join(file.read_bytes() for file in sorted(project(name).glob("*/*.jsonl")))
     assert hashlib.sha256(found).hexdigest() == TASKS[name]
@@ -95,6 +97,7 @@ def test_only_recipes_with_figures_are_trained() -> None:
     assert published == [[0.75, 0.85], [8.5, 6.2], [0.60, 0.92]]
 
 
+@pytest.mark.slow
 def test_a_project_that_its_user_changed_is_continued(tmp_path: Path) -> None:
     home, recipe = Home(tmp_path / "home"), recipe_named("arithmetic")
     file = home.root / "arithmetic" / "rft.yaml"
@@ -103,6 +106,7 @@ def test_a_project_that_its_user_changed_is_continued(tmp_path: Path) -> None:
     assert prepare(home, recipe, "demo", None).buffer.total_steps == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_demonstrations_fit_the_context_of_the_model(name: str, project: Callable[[str], Path]) -> None:
     from transformers import AutoTokenizer
@@ -116,6 +120,12 @@ def test_demonstrations_fit_the_context_of_the_model(name: str, project: Callabl
         len(tokenizer.apply_chat_template(row["messages"], tools=row["tools"], return_dict=False)) for row in rows[:500]
     ]
     assert sum(length < config.model.max_model_len for length in lengths) > 0.97 * len(lengths), sorted(lengths)[-20:]
+
+
+def test_a_written_task_is_an_addition(project: Callable[[str], Path]) -> None:
+    row = json.loads((project("arithmetic") / "tasks" / "test.jsonl").read_text().splitlines()[0])
+    a, b = row["question"].removesuffix("=?").split("+")
+    assert int(a) + int(b) == int(row["answer"])
 
 
 def shortened(config_file: Path, folder: Path, start: Path) -> Path:

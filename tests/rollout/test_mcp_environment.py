@@ -76,7 +76,7 @@ def address() -> Iterator[str]:
     thread.join(10)
 
 
-@pytest.fixture(params=["http", "command"])
+@pytest.fixture(params=["http", pytest.param("command", marks=pytest.mark.slow)])
 def name(request: pytest.FixtureRequest, script: Path) -> str:
     """The environment's name for each way to reach the server."""
     if request.param == "http":
@@ -129,6 +129,7 @@ async def test_only_the_chosen_tools_are_offered(name: str) -> None:
             pass
 
 
+@pytest.mark.slow
 async def test_each_episode_has_a_process_that_ends_with_it(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTER_SECRET", "tulip")
     command = f"mcp:{sys.executable} {script}"
@@ -163,6 +164,7 @@ async def test_the_error_names_an_unreachable_server(server: str, match: str) ->
             pass
 
 
+@pytest.mark.slow
 async def test_what_a_failed_server_printed_is_shown(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("from mcp.server import FastMCP\n")
@@ -209,6 +211,7 @@ class Caller:
         pass
 
 
+@pytest.mark.slow
 async def test_the_response_of_a_run_is_the_answer_without_a_call(script: Path) -> None:
     workflow, model = EnvironmentWorkflow(f"mcp:{sys.executable} {script}"), Caller()
     output = await workflow.run(Task("t", "set", "Count.", None, {}), model)  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def test_a_resumed_training_equals_an_undisturbed_one(session, ranks, round_requ
     assert float(moments(cold.checkpoint)["model.norm.weight.step"]) == 3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_score_between_two_trainings_changes_nothing(ranks, round_request, tmp_path, dtype) -> None:
     """In bfloat16 FSDP gathers parameters; an optimizer made after a forward pass must still update the shards."""
     session = TrainingSession(ranks, dtype)

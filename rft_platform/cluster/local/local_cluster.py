@@ -13,7 +13,7 @@ from typing import NoReturn
 import httpx
 import psutil
 
-from rft_platform.cluster.interface import Address, Service, StartError
+from rft_platform.cluster.interface import Address, Service, StartError, tls_context
 from rft_platform.cluster.local.leases import (
     Lease,
     end_strays,
@@ -274,7 +274,8 @@ def _answers(lease: Lease) -> bool:
     address = lease.address("")
     with suppress(httpx.HTTPError):
         headers = {"Authorization": f"Bearer {lease.token}"}
-        return httpx.get(f"{address.url}/health", headers=headers, timeout=_HEALTH_S, trust_env=False).is_success
+        url, tls = f"{address.url}/health", tls_context()
+        return httpx.get(url, headers=headers, timeout=_HEALTH_S, trust_env=False, verify=tls).is_success
     return False
 
 

@@ -43,8 +43,9 @@ from dagster._utils.concurrency import ConcurrencyClaimStatus
 from dagster._utils.interrupts import check_captured_interrupt
 
 from rft_platform.cluster.this_process import is_interrupted
-from rft_platform.common.redaction import redact
+from rft_platform.common.redaction import redact, redaction
 from rft_platform.config.home import PRIVATE_UMASK
+from rft_platform.jobs.dagster_internals.kept_connections import keep_connections
 from rft_platform.jobs.dagster_internals.run_launcher import is_driven_here
 from rft_platform.observability.masked_output import mask_output
 
@@ -142,17 +143,17 @@ class MaskedInstance(dg.DagsterInstance):
 def without_secrets(stored: Stored) -> Stored:
     """A copy of a Dagster record with the secrets in its texts masked; the record itself if it contains none."""
     content = json.loads(serialize_value(stored))
-    clean = _masked(content)
+    clean = _masked(content, redaction())
     return stored if clean == content else deserialize_value(json.dumps(clean), type(stored))
 
 
-def _masked(value: Any) -> Any:
+def _masked(value: Any, mask: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return redact(value)
+        return mask(value)
     if isinstance(value, list):
-        return [_masked(item) for item in value]
+        return [_masked(item, mask) for item in value]
     if isinstance(value, dict):
-        return {key: _masked(item) for key, item in value.items()}
+        return {key: _masked(item, mask) for key, item in value.items()}
     return value
 
 
@@ -199,11 +200,19 @@ class DriverInstance(MaskedInstance):
     ``dagster.yaml`` again at the start of each run. It holds the lock of ``logging`` and waits for all handlers, while
     a run in the other thread that stores an event holds its handler and waits for this lock: a deadlock. The handlers
     are therefore configured once.
+
+    Connections to SQLite files stay open until the instance is disposed of.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._yaml_handlers = super().get_yaml_python_handlers()
+        self._close_connections = keep_connections(self)
+
+    def dispose(self) -> None:
+        """Close what the instance has open."""
+        super().dispose()
+        self._close_connections()
 
     def get_yaml_python_handlers(self) -> Sequence[logging.Handler]:
         """The log handlers of ``dagster.yaml``, configured once."""

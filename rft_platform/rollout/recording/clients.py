@@ -17,7 +17,7 @@ from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.inference.pool.replicas import Replicas
 from rft_platform.openai_api.errors import describe
 from rft_platform.rollout.recording.history import RunHistory
-from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, PARSED, TOKENS, many_connections, wire
+from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, PARSED, TOKENS, many_connections, tls_context, wire
 from rft_platform.rollout.recording.recorder import CallRecorder, recorded_path
 from rft_platform.rollout.recording.routing import AsyncRouter, SyncRouter
 
@@ -42,7 +42,6 @@ class RecordingClients:
         self._api_key = api_key
         self._replicas = replicas
         self._timeout_s = timeout_s
-        self._tls = wire.create_ssl_context()  # reads the certificates once, not for every client
         self._gateway: RecordingGateway | None = None
         self._lock = threading.Lock()
 
@@ -58,14 +57,14 @@ class RecordingClients:
 
     def sync_client(self, history: RunHistory) -> openai.OpenAI:
         """Return a blocking client that records into ``history``, for use off the event loop; ``close()`` when done."""
-        connections: Any = wire.HTTPTransport(verify=self._tls)
+        connections: Any = wire.HTTPTransport(verify=tls_context())
         transport: Any = SyncRecorder(self._routed(SyncRouter, connections), history, self._api_key)
         http = openai.DefaultHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
         return openai.OpenAI(base_url=self._base_url, api_key=self._api_key, http_client=http, timeout=self._timeout_s)
 
     def async_transport(self, history: RunHistory, connections: Any = None) -> Any:
         """Return a transport that records into ``history`` and uses ``connections``, by default new connections."""
-        connections = connections or wire.AsyncHTTPTransport(verify=self._tls)
+        connections = connections or wire.AsyncHTTPTransport(verify=tls_context())
         return AsyncRecorder(self._routed(AsyncRouter, connections), history, self._api_key)
 
     @property
@@ -93,7 +92,7 @@ class RecordingClients:
             gateway.close()
 
     def _gateway_transport(self, history: RunHistory) -> Any:
-        return self.async_transport(history, many_connections(self._tls))
+        return self.async_transport(history, many_connections())
 
     def _routed(self, router: Callable[[Any, Replicas], Any], connections: Any) -> Any:
         return connections if self._replicas is None else router(connections, self._replicas)

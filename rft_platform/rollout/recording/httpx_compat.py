@@ -1,6 +1,7 @@
 """The HTTP package that ``openai`` is built on. Importing this module imports ``openai``: do so only to run agents."""
 
 import importlib
+from functools import cache
 from typing import Any
 
 import openai
@@ -14,6 +15,13 @@ def _wire_package() -> str:
 
 wire: Any = importlib.import_module(_wire_package())
 
+
+@cache
+def tls_context() -> Any:
+    """What clients pass as ``verify``: the package would read all certificates again for each of them."""
+    return wire.create_ssl_context()
+
+
 #: Request extension with the estimated tokens of a request. An extension is not sent over the network.
 TOKENS = "rft_tokens"
 
@@ -24,7 +32,7 @@ PARSED = "rft_parsed"
 ELSEWHERE = "rft_elsewhere"
 
 
-def many_connections(verify: Any = True) -> Any:
+def many_connections() -> Any:
     """Connections of a gateway to the engine: any number. Idle ones close before the server closes them (after 5 s)."""
     limits = wire.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0)
-    return wire.AsyncHTTPTransport(verify=verify, trust_env=False, limits=limits)
+    return wire.AsyncHTTPTransport(verify=tls_context(), trust_env=False, limits=limits)

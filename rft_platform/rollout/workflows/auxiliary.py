@@ -19,7 +19,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.redaction import hide
 from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.openai_api.messages import with_defaults
-from rft_platform.rollout.recording.httpx_compat import wire
+from rft_platform.rollout.recording.httpx_compat import tls_context, wire
 from rft_platform.rollout.recording.model_handle import chat_once
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class BoundedAsyncTransport(wire.AsyncBaseTransport):
     """Sends at most ``max_concurrency`` requests at once per event loop; the wait does not count in the time-out."""
 
     def __init__(self, spec: "AuxiliarySpec") -> None:
-        self._inner: Any = wire.AsyncHTTPTransport(limits=wire.Limits(**_LIMITS))
+        self._inner: Any = wire.AsyncHTTPTransport(verify=tls_context(), limits=wire.Limits(**_LIMITS))
         self._requests = _Requests(spec)
         self._count = spec.max_concurrency
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -75,7 +75,7 @@ class BoundedTransport(wire.BaseTransport):
     """Blocking counterpart of ``BoundedAsyncTransport``; the limit holds over all threads."""
 
     def __init__(self, spec: "AuxiliarySpec") -> None:
-        self._inner: Any = wire.HTTPTransport(limits=wire.Limits(**_LIMITS))
+        self._inner: Any = wire.HTTPTransport(verify=tls_context(), limits=wire.Limits(**_LIMITS))
         self._requests = _Requests(spec)
         self._slots = threading.Semaphore(spec.max_concurrency)
 

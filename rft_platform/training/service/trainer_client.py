@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from rft_platform.cluster.interface import Address, Cluster, Service, StartError
+from rft_platform.cluster.interface import Address, Cluster, Service, StartError, tls_context
 from rft_platform.common.errors import TrainerError
 from rft_platform.observability.log_context import context_headers
 from rft_platform.training.launch import trainer_service
@@ -52,7 +52,7 @@ class TrainerClient:
         """A group of ``cluster`` is ended if it sends no heartbeat for ``heartbeat_timeout_s`` during a command."""
         self._cluster, self._service, self._silence_s = cluster, service, heartbeat_timeout_s
         # A proxy set in the environment must not get requests to the loopback interface.
-        self._http = httpx.Client(trust_env=False)
+        self._http = httpx.Client(trust_env=False, verify=tls_context())
         weakref.finalize(self, self._http.close)
 
     def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None] | None = None) -> TrainResult:
