@@ -17,14 +17,7 @@ from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.inference.pool.replicas import Replicas
 from rft_platform.openai_api.errors import describe
 from rft_platform.rollout.recording.history import RunHistory
-from rft_platform.rollout.recording.httpx_compat import (
-    ELSEWHERE,
-    PARSED,
-    TOKENS,
-    many_connections,
-    tls_context,
-    wire,
-)
+from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, PARSED, TOKENS, many_connections, tls_context, wire
 from rft_platform.rollout.recording.recorder import CallRecorder, recorded_path
 from rft_platform.rollout.recording.routing import AsyncRouter, SyncRouter
 
