@@ -174,6 +174,12 @@ def _canary(trainer: "TrainerClient", sequences: list[list[int]]) -> Canary | No
     return Canary(sequences, trainer.score(sequences)) if sequences else None
 
 
+def _trains_on_corrections(project: Project) -> bool:
+    """Whether the rounds of the project mix corrections of users into their rows."""
+    experts = project.config.algorithm.experts
+    return project.traffic is not None and experts is not None and experts.path is None
+
+
 def train_request(
     project: Project, parent: Policy, round_number: int, selection: RowSelection, dagster_run_id: str
 ) -> TrainRequest:

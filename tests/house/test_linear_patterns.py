@@ -43,7 +43,7 @@ EXEMPT = {
     "judging.rules.patterns._NOTATION": "reads patterns of the configuration",
     "common.files._TEMPORARY": "reads names of files, at most 255 bytes",
     "common.code_snapshot._REFERENCE": "reads names of functions in the configuration",
-    "config.checks.texts._QUERY_SECRET": "reads the configuration",
+    "config.checks.settings._QUERY_SECRET": "reads the configuration",
     "config.load._ESCAPED": "reads the configuration",
     "config.paths._CODE": "reads the configuration",
 }

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.judging.judged_run import response_text
-from rft_platform.judging.rules.countdown import countdown
 from rft_platform.judging.rules.mathematics import are_equal, final_number, gsm8k, numeric
 from rft_platform.judging.rules.patterns import contains, exact_match, matches_format, within_length
+from rft_platform.judging.rules.puzzles import countdown
 from rft_platform.tasks.dataset import load_tasks
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.judging.rules.reasoning_gym import reasoning_gym
+from rft_platform.judging.rules.puzzles import reasoning_gym
 from rft_platform.tasks.dataset import load_tasks
 from rft_platform.tasks.reasoning_gym import COLUMN, REFUSED, GymSource
 

@@ -19,7 +19,6 @@ from rft_platform.judging.execution.judge_version import judge_version
 from rft_platform.judging.judge_context import JudgeState
 from rft_platform.judging.llm.judges import GradingSettings, LlmJudge, PairwiseJudge
 from rft_platform.judging.rules.code import code
-from rft_platform.judging.rules.countdown import countdown
 from rft_platform.judging.rules.mathematics import gsm8k, math, numeric
 from rft_platform.judging.rules.patterns import (
     contains,
@@ -31,7 +30,7 @@ from rft_platform.judging.rules.patterns import (
     within_length,
 )
 from rft_platform.judging.rules.penalties import length_penalty, shortest, steps_penalty
-from rft_platform.judging.rules.reasoning_gym import reasoning_gym
+from rft_platform.judging.rules.puzzles import countdown, reasoning_gym
 from rft_platform.judging.rules.tool_use import tool_use
 from rft_platform.judging.types import (
     GroupJudge,

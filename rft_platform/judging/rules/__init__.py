@@ -3,8 +3,8 @@
 - ``patterns``: ``exact_match``, ``contains``, ``matches_format``, ``within_length``, ``regex``, ``json_schema``,
   ``tags``; searches with a time limit.
 - ``mathematics``: ``numeric``, ``gsm8k`` and ``math``.
-- ``countdown``: ``countdown``, arithmetic with given numbers.
-- ``reasoning_gym``: ``reasoning_gym``, the score of a dataset of the package reasoning-gym.
+- ``puzzles``: ``countdown``, arithmetic with given numbers; ``reasoning_gym``, the score of a dataset of the package
+  reasoning-gym.
 - ``code``: ``code``, which runs programs in ``judging.sandbox``.
 - ``tool_use``: ``tool_use``; ``penalties``: ``length_penalty``, ``steps_penalty``, and ``shortest``, a judge of groups.
 

@@ -2,5 +2,5 @@
 
 1. ``verification``: compare every file with its digest, and records with manifests;
 2. ``checkpoint_retention``: remove the weights of old checkpoints and keep their lineage;
-3. ``store_maintenance``: compact and retire the rollouts of closed rounds;
+3. ``store_maintenance``: compact and retire the rollouts of closed rounds.
 """

@@ -1,4 +1,8 @@
-"""The judge ``countdown``: an arithmetic expression that reaches a target with given numbers, each used once."""
+"""Judges of puzzles whose answers can be checked.
+
+``countdown``: an arithmetic expression that reaches a target with given numbers, each used once. ``reasoning_gym``: the
+score that the dataset of the package reasoning-gym gives to an answer.
+"""
 
 import ast
 import json
@@ -8,6 +12,7 @@ from typing import Any
 
 from rft_platform.judging.judged_run import response_text
 from rft_platform.tasks.enclosed_text import last_enclosed
+from rft_platform.tasks.reasoning_gym import COLUMN, score
 
 _OPENING, _CLOSING = re.compile("<answer>"), re.compile("</answer>")
 _LONGEST = 500  # characters of an expression
@@ -67,3 +72,16 @@ def _value(node: ast.AST, numbers: list[int]) -> Fraction:
         case ast.BinOp(left=left, op=ast.Div(), right=right):
             return _value(left, numbers) / _value(right, numbers)
     raise ValueError("not an expression of whole numbers, + - * / and parentheses")
+
+
+_OPENING, _CLOSING = re.compile("<answer>"), re.compile("</answer>")
+
+
+def reasoning_gym(task: dict[str, Any], response: Any) -> float:
+    """The dataset's score, 0 to 1, of the text in the last ``<answer>``; without ``<answer>``, of the whole response.
+
+    Raises KeyError if the task is not from a source ``reasoning_gym:NAME``.
+    """
+    text = response_text(response)
+    answer = last_enclosed(text, _OPENING, _CLOSING)
+    return score(task[COLUMN], (text if answer is None else answer).strip())
