@@ -257,12 +257,6 @@ def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) 
     return str(target)
 
 
-def _trains_on_corrections(project: Project) -> bool:
-    """Whether the rounds of the project mix corrections of users into their rows."""
-    experts = project.config.algorithm.experts
-    return project.traffic is not None and experts is not None and experts.path is None
-
-
 def lineage(
     project: Project, round_number: int, selection: RowSelection, dagster_run_id: str, policy: str = DEFAULT_POLICY
 ) -> dict[str, Any]:
