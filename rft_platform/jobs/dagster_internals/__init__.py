@@ -6,7 +6,7 @@ Each module says what it adapts, why, and which part of Dagster's API is missing
 - ``masked_instance``: Dagster's instance; it masks secrets in everything that it stores, and waits for a pool slot with
   a message, interruptible, and without using a processor. ``dagster.yaml`` names it. Processes that execute runs
   themselves load the variant ``DriverInstance``.
-- ``kept_connections``: keeps the connections to Dagster's SQLite files open in a process that executes runs itself.
+- ``kept_connections``: keep the connections to Dagster's SQLite files open in such a process.
 - ``run_launcher``: launches each run once and watches its worker; ``dagster.yaml`` names it. The processes that execute
   runs: run workers, and drivers.
 """

@@ -51,12 +51,6 @@ class SimulatedEngine:
         digest = f"digest {folder.name}"
         self._status = replace(self._status, policy_version=policy_version, weights_digest=digest)
 
-    def pause(self, mode: str = "keep") -> None:
-        self._status = replace(self._status, paused=True)
-
-    def resume(self) -> None:
-        self._status = replace(self._status, paused=False)
-
 
 class World:
     """A project, its controller and its engines."""
