@@ -134,7 +134,8 @@ def test_command_lines_of_one_rank_of_one_node_and_of_several() -> None:
     *words, options = line(Group())
     assert words == ["-P", "-m", "rft_platform.training.service.worker"]
     assert json.loads(options)["layout"] == {
-        "reduce_dtype": "bfloat16", "cpu_offload": True, "gradient_checkpointing": False, "compile": None
+        "reduce_dtype": "bfloat16", "cpu_offload": True, "gradient_checkpointing": False, "frees_gpu": False,
+        "compile": None,
     }  # fmt: skip
     assert "--standalone" in line(Group(8))
     second = line(Group(8, 2, "trainer-0:29500"), node_rank=1)
