@@ -69,13 +69,13 @@ def update_checked(
     engine.pause("wait")
     try:
         engine.update_weights(folder, policy_version)
+        mean = None if canary is None else check_canary(engine, canary)
         loaded = engine.status().weights_digest  # of the loaded bytes: no second read is needed
         if weights_digest is not None and loaded != weights_digest:
             raise DamagedError(
                 f"policy version {policy_version}: the weights in {folder} have digest {loaded[:16]}, those published "
                 f"had {weights_digest[:16]}; restore the folder or train the round again"
             )
-        mean = None if canary is None else check_canary(engine, canary)
     except Exception:
         if _restored(engine, before):
             _resume(engine, before)
