@@ -261,7 +261,7 @@ def test_the_feedback_of_a_forgotten_person_leaves_mlflow(
     assert files_with(home.mlflow, SECRET) == [database]
     forget(traced, registry, "ann")
     assert files_with(home.root, SECRET) == []
-    assert files_with(home.mlflow, OTHER) == [database]
+    assert files_with(home.mlflow, OTHER) == [database, database.with_name("mlflow.db.backup")]
     assert len(run.client.search_traces(locations=[experiment])) == 2
     monkeypatch.setattr(sqlite_files, "_BUSY_S", 0.1)
     with pytest.raises(StorageError, match="still holds deleted text"):

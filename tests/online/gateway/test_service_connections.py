@@ -188,10 +188,10 @@ def echoing(folder: Path, files: int) -> Iterator[str]:
         [sys.executable, "-m", "chaos.online.echo_service", *echo_service.arguments(port, database, engine_port)],
     ]
     processes = [
-        subprocess.Popen(commands[0], cwd=Path(__file__).parents[2]),
+        subprocess.Popen(commands[0], cwd=Path(__file__).parents[3]),
         subprocess.Popen(
             commands[1],
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
         ),
     ]

@@ -112,7 +112,7 @@ def test_acknowledged_feedback_survives_kills_of_the_service(policy_engine: Poli
     rated: dict[str, float] = {}
     for seed in range(5):
         command = [sys.executable, "-m", service_module, str(port), url, *address]
-        service = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+        service = subprocess.Popen(command, cwd=Path(__file__).parents[3])
         try:
             stop = threading.Event()
             users = [threading.Thread(target=use, args=(port, f"{seed}/{n}", stop, rated)) for n in range(4)]
