@@ -162,7 +162,6 @@ import rft_platform.rollout.workers.worker
 import rft_platform.rollout.recording.clients
 import rft_platform.rollout.workflows.dialogue
 import rft_platform.rollout.workflows.calculator
-import rft_platform.rollout.runner.run_rollouts
 import rft_platform.common.user_code
 ours = {name.partition('.')[0] for name in set(sys.modules) - theirs} - set(sys.stdlib_module_names)
 print(sorted(name for name in ours if not name.startswith('_')))
@@ -178,9 +177,10 @@ print({'psutil', 'fastapi', 'pandas'} & set(sys.modules))
     assert done.stdout.strip() == "set()"  # model.base_url needs uvicorn and starlette alone
 
 
+TESTS = Path(__file__).parents[1]
 PARENT = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {root!r}]
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import WorkerWorkflow
@@ -199,7 +199,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> None:
     pids, script = tmp_path / "pids", tmp_path / "parent.py"
-    script.write_text(PARENT.format(tests=str(Path(__file__).parents[1]), pids=str(pids)))
+    script.write_text(PARENT.format(tests=str(TESTS), root=str(TESTS.parent), pids=str(pids)))
     with subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True) as parent:
         wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 6)
         workers = workers_of(parent.pid)
