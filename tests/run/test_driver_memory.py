@@ -51,4 +51,4 @@ def test_what_runs_leave_behind_is_collected(project: Project, monkeypatch: pyte
     result = driver.drive(project, DEFS)
     assert result.finished
     assert len(result.launched) == ROUNDS
-    assert counts[40] < 1.02 * counts[10], counts  # both right after a collection
+    assert counts[40] - counts[10] < 30 * 30, counts  # both right after a collection; a run leaves about 700
