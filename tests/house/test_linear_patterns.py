@@ -22,7 +22,7 @@ from rft_platform.openai_api.parsers import OutputParser
 
 ROOT = Path(rft_platform.__file__).parent
 SIZE = 40_000  # characters
-MOST_S = 1.0  # of processor time; linear searches take some milliseconds, quadratic ones from 1.5 s up
+MOST_S = 0.3  # of processor time; linear searches take some milliseconds, quadratic ones from 0.9 s up
 
 #: Patterns that are applied with ``fullmatch`` or ``match`` only.
 ANCHORED = {
