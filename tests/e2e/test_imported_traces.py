@@ -1,7 +1,6 @@
 """Traces of an agent become a better model, which leads back to them, and forgotten ones are gone everywhere."""
 
 import json
-import warnings
 from typing import Any
 
 import dagster as dg
@@ -12,6 +11,7 @@ from rft_platform.jobs.instance import open_instance
 from tests.e2e.test_offline import ADDITIONS, offline
 from tests.online.test_forget import files_with
 from tests.support.builders import write_rows
+from tests.support.mlflow_recording import recording, store_in
 
 pytestmark = pytest.mark.slow
 
@@ -21,30 +21,18 @@ SUBJECT, TEXT = "ann.quillfeather", "Mrs Quillfeather asks 3+4="
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
     """MLflow's store with a trace of each addition, and the ids of its traces by question."""
-    folder = tmp_path_factory.mktemp("mlflow")
-    uri, traces = f"sqlite:///{folder}/mlflow.db", dict[str, str]()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of MLflow's own modules
-        import mlflow
-
-        before = mlflow.get_tracking_uri()
-        mlflow.set_tracking_uri(uri)
-        try:
-            experiment = mlflow.create_experiment("additions", str(folder / "artifacts"))
-            questions = {TEXT: 7} | {f"{a}+{b}=": a + b for a, b in ADDITIONS}
-            for number, (question, total) in enumerate(questions.items()):
-                user = SUBJECT if question == TEXT else f"user-{number}"
-                messages = [{"role": "user", "content": question}]
-                root = mlflow.start_span_no_context(
-                    "agent", span_type="CHAT_MODEL", inputs={"messages": messages}, experiment_id=experiment,
-                    metadata={"mlflow.trace.user": user}, start_time_ns=(number + 1) * 10**9,
-                )  # fmt: skip
-                root.end(outputs={"choices": [{"message": {"role": "assistant", "content": str(total)}}]})
-                traces[question] = root.trace_id
-            mlflow.flush_trace_async_logging()
-        finally:
-            mlflow.set_tracking_uri(before)
-    return uri, traces
+    folder, traces = tmp_path_factory.mktemp("mlflow"), dict[str, str]()
+    questions = {TEXT: 7} | {f"{a}+{b}=": a + b for a, b in ADDITIONS}
+    with recording(folder, "additions") as (mlflow, experiment):
+        for number, (question, total) in enumerate(questions.items()):
+            user = SUBJECT if question == TEXT else f"user-{number}"
+            root = mlflow.start_span_no_context(
+                "agent", span_type="CHAT_MODEL", inputs={"messages": [{"role": "user", "content": question}]},
+                metadata={"mlflow.trace.user": user}, start_time_ns=(number + 1) * 10**9, experiment_id=experiment,
+            )  # fmt: skip
+            root.end(outputs={"choices": [{"message": {"role": "assistant", "content": str(total)}}]})
+            traces[question] = root.trace_id
+    return store_in(folder), traces
 
 
 @pytest.fixture(scope="module")

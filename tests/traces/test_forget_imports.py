@@ -7,17 +7,24 @@ from pathlib import Path
 import pytest
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
+from rft_platform.experience.record import RolloutRow
+from rft_platform.inference.canary import Canary
 from rft_platform.rounds.maintenance.forget_imports import Whose, forget_imports
+from rft_platform.rounds.maintenance.row_erasure import TOMBSTONE
 from rft_platform.rounds.offline import make_dataset, required_dataset
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, published
-from rft_platform.rounds.reporting.lineage import rows_read
+from rft_platform.rounds.reporting.lineage import rows_read, trace_checkpoint
 from rft_platform.rounds.setup.demonstrations import WARM_START, write_demonstrations
+from rft_platform.tasks.dataset import load_tasks
 from rft_platform.traces.imports import Imports
 from rft_platform.traces.origins import dataset_origins
+from tests.experience.samples import judged, rollouts
 from tests.online.test_forget import files_with
+from tests.support.records import selected
 from tests.traces.test_imports import run
 from tests.traces.test_readers import COUNT
 
@@ -111,6 +118,50 @@ def test_demonstrations_of_a_warm_start_are_erased(project: Project, tiny_model:
     forget_imports(project.home, project, None, Whose("user-2"))
     assert len(dataset_origins(target)) == 11
     assert files_with(project.home.root, "user-2") == []
+
+
+def test_rollouts_of_imported_tasks(tmp_path: Path, tiny_model: Path) -> None:
+    """Lineage leads from weights to the traces of the tasks; forgotten ones are tombstones in the rounds."""
+    home = Home(tmp_path / "home")
+    run(Imports(home), "langfuse")
+    tasks = load_tasks(str(home.imports / "tasks"), response_key=None).tasks
+    hers = next(task for task in tasks if task.prompt == "Did order 0 leave?")
+    others = [task for task in tasks if "user-0" not in str(task.raw)]
+    config = build_config(
+        {
+            "model": {"model_path": str(tiny_model)},
+            "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+            "buffer": {"explorer_input": {"taskset": {"path": str(home.imports / "tasks"), "judge": "a:b"}}},
+        }
+    )
+    project, texts = Project(home, config), [{"role": "user", "content": hers.prompt}]
+    rows = [row for index, task in enumerate([hers, *others[:2]]) for row in rollouts_of(index, task.task_id, texts)]
+    project.store.write_rollouts(1, 0, rows)
+    project.store.write_judged(1, "exact@1", judged(rows))
+    canary = Canary([[1, 2]], [[0.0, 0.0]])
+    publish(project.store, Policy("model", 0, "0" * 64, round=0, canary=canary))
+    manifest = {
+        "policy_version": 8, "parent": "base", "parent_version": 0, "weights_digest": "w",
+        "lineage": selected(project.store, 1, "exact@1") | {"project": config.project, "name": config.name},
+    }  # fmt: skip
+    write_sealed_json(project.checkpoints / "global_step_8" / "manifest.json", manifest)
+    (training,) = trace_checkpoint(project.checkpoints / "global_step_8", project.store).trainings
+    expected = {entry["id"] for task in (hers, *others[:2]) for entry in task.raw["imported_from"]}
+    assert {origin.id for origin in training.imported} == expected
+
+    found = forget_imports(home, project, None, Whose("user-0"))
+    assert found is not None
+    assert [ref.policy_version for ref in found.trained] == [8]
+    stored = project.store.rollout_rows(1)
+    assert [row.call.finish_reason == TOMBSTONE for row in stored] == [True, True, False, False, False, False]
+    policy = published(project.store, 0)
+    assert policy is not None and policy.canary is None
+
+
+def rollouts_of(index: int, task_id: str, messages: list[dict[str, str]]) -> list[RolloutRow]:
+    """Two runs of a task; only those of the first have these messages."""
+    texts = {"messages": messages} if index == 0 else {}
+    return [replace(row, task_id=task_id) for row in rollouts(index + 1, 2, **texts)[-2:]]
 
 
 def test_a_home_without_a_project(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Every reader gives the same traces of the same conversations: one conformance suite for all formats."""
 
 import json
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from rft_platform.traces.imports import ImportRequest, Imports
 from rft_platform.traces.readers.base import read_traces
 from rft_platform.traces.readers.formats import FORMATS
 from rft_platform.traces.readers.trace import BadTrace, Trace
+from tests.support.mlflow_recording import recording, store_in
 from tests.traces.scenarios import SYSTEM, Scenario, scenario
 
 EXPORTS = Path(__file__).parent / "exports"
@@ -39,40 +39,29 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mlflow_traces(folder: Path, count: int) -> Iterator[dict[str, Any]]:
     """Traces that MLflow recorded in a new store below ``folder``, as ``Trace.to_dict`` gives them."""
-    uri = f"sqlite:///{folder}/mlflow.db"
-    record_in_mlflow(uri, "shop", count)
-    return (document for _, document in FORMATS["mlflow"]().documents(uri, "shop"))
+    record_in_mlflow(folder, "shop", count)
+    return (document for _, document in FORMATS["mlflow"]().documents(store_in(folder), "shop"))
 
 
-def record_in_mlflow(uri: str, experiment: str, count: int) -> None:
+def record_in_mlflow(folder: Path, experiment: str, count: int) -> None:
     """Record the first conversations as traces of an experiment."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of MLflow's own modules
-        import mlflow
+    with recording(folder, experiment) as (mlflow, experiment_id):
         from mlflow.entities import AssessmentSource
 
-        before, source = mlflow.get_tracking_uri(), AssessmentSource("HUMAN", "ann")
-        mlflow.set_tracking_uri(uri)
-        try:
-            place = Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
-            mlflow.set_experiment(experiment_id=mlflow.create_experiment(experiment, str(place)))
-            traces = [_record(mlflow, scenario(number)) for number in range(count)]
-            mlflow.flush_trace_async_logging()
-            for trace_id, one in zip(traces, map(scenario, range(count)), strict=True):
-                given = {"trace_id": trace_id, "source": source}
-                if one.helpful is not None:
-                    mlflow.log_feedback(**given, name="helpful", value=one.helpful)
-                if one.correction is not None:
-                    mlflow.log_expectation(**given, name="expected_response", value=one.correction)
-        finally:
-            mlflow.set_tracking_uri(before)
+        source = AssessmentSource("HUMAN", "ann")
+        for one in map(scenario, range(count)):
+            given = {"trace_id": _record(mlflow, experiment_id, one), "source": source}
+            if one.helpful is not None:
+                mlflow.log_feedback(**given, name="helpful", value=one.helpful)
+            if one.correction is not None:
+                mlflow.log_expectation(**given, name="expected_response", value=one.correction)
 
 
-def _record(mlflow: Any, one: Scenario) -> str:
+def _record(mlflow: Any, experiment_id: str, one: Scenario) -> str:
     at = one.started_at * 10**9
     root = mlflow.start_span_no_context(
         "shop", span_type="AGENT", inputs={"question": one.calls[0][0][-1]["content"]}, start_time_ns=at,
-        metadata={"mlflow.trace.user": one.user} if one.user else {},
+        metadata={"mlflow.trace.user": one.user} if one.user else {}, experiment_id=experiment_id,
     )  # fmt: skip
     for index, (messages, answer) in enumerate(one.calls):
         asked = {"messages": messages, "model": "tiny", **({"tools": one.tools} if one.tools else {})}
