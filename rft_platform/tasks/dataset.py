@@ -16,7 +16,7 @@ from rft_platform.common.files import digest_json
 from rft_platform.config.schema.buffer import default_name
 from rft_platform.tasks.readers import NumberedRow
 from rft_platform.tasks.sources import located_rows, with_nested
-from rft_platform.tasks.task import Task
+from rft_platform.tasks.task import ORIGIN, Task
 
 LISTED = 10  # line numbers listed in a report
 _MEANINGS = {"prompt_key": "question", "response_key": "reference answer"}
@@ -159,8 +159,8 @@ def _identity(path: str, number: int, row: dict[str, Any]) -> str:
 
 
 def task_id_of(row: dict[str, Any]) -> str:
-    """The id of the task that a row of a dataset is: a digest of its content."""
-    return digest_json(row)[:16]
+    """The id of the task that a row of a dataset is: a digest of its content, without where it was imported from."""
+    return digest_json({name: value for name, value in row.items() if name != ORIGIN})[:16]
 
 
 def _task(taskset: str, row: dict[str, Any], prompt_key: str | None, response_key: str | None) -> Task:

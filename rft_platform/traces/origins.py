@@ -1,6 +1,7 @@
 """Which traces of other tools rows were imported from: read from datasets and from the tasks of a home's imports."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,11 @@ def dataset_origins(file: Path) -> tuple[Origin, ...]:
 
 def task_origins(folder: Path) -> dict[str, list[Origin]]:
     """The traces of the tasks in the files of ``folder``, by task id."""
-    rows = (row for file in sorted(folder.glob("train-*.jsonl")) for _, row in read_rows(file))
-    return {task_id_of(row): origins_of(row.get(ORIGIN)) for row in rows}
+    found: dict[str, list[Origin]] = defaultdict(list)
+    for file in sorted(folder.glob("train-*.jsonl")):
+        for _, row in read_rows(file):
+            found[task_id_of(row)] += origins_of(row.get(ORIGIN))
+    return found
 
 
 def _is_origin(one: Any) -> bool:

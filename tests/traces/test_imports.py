@@ -8,10 +8,15 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from rft_platform.assets.imports import imported_traces
 from rft_platform.common.errors import UserError
 from rft_platform.common.personal_data import Redaction
 from rft_platform.config.home import Home
+from rft_platform.config.load import build_config
 from rft_platform.jobs.reconcile_imports import reconcile_imports
+from rft_platform.project_definitions import definitions_of
+from rft_platform.resources.names import PLAIN_NAMES
+from rft_platform.resources.project import ProjectResource
 from rft_platform.tasks.dataset import load_tasks
 from rft_platform.tasks.offline_dataset import Columns, load_conversations, load_pairs
 from rft_platform.traces.datasets import DEMONSTRATIONS, PREFERENCES, TASKS, Selection
@@ -20,6 +25,12 @@ from tests.traces.scenarios import scenario
 from tests.traces.test_readers import COUNT, EXPORTS
 
 NOTHING = Redaction()
+#: A training on imported demonstrations.
+OFFLINE: dict[str, Any] = {
+    "mode": "train",
+    "algorithm": {"algorithm_type": "sft"},
+    "buffer": {"trainer_input": {"experience_buffer": {"path": "/home/imports/demonstrations"}}},
+}
 
 
 @pytest.fixture
@@ -146,3 +157,38 @@ def test_dagster_has_a_partition_for_each_import(imports: Imports, tmp_path: Pat
     metadata = found.asset_materialization.metadata
     assert metadata["traces"].value == COUNT
     assert "order" not in str(metadata), "no text of a trace"
+
+
+@pytest.mark.slow
+def test_the_asset_imports_the_partition_of_its_name(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    home.config_file.write_text(json.dumps(OFFLINE | {"service": {"redaction": f"{tmp_path}/privacy.py:redact"}}))
+    (tmp_path / "privacy.py").write_text("def redact(text):\n    return text.replace('order', '[order]')\n")
+    config = {"format": "langfuse", "source": str(EXPORTS / "langfuse.jsonl"), "min_score": 0.5}
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions(str(PLAIN_NAMES.imports.name), ["june"])
+        done = dg.materialize(
+            [imported_traces.of(PLAIN_NAMES)],
+            instance=instance,
+            partition_key="june",
+            resources={"project": ProjectResource(home=str(home.root))},
+            run_config={"ops": {"imported_traces": {"config": config}}},
+        )
+        assert done.success
+        assert reconcile_imports(home, instance) == [], "Dagster knows these rows"
+    report = Imports(home).report("june")
+    assert (report.imported, report.score, report.redacted) == (COUNT, "helpful", COUNT)
+
+
+def test_what_reads_an_import_depends_on_its_asset(tmp_path: Path) -> None:
+    def parents(config: dict[str, Any], asset: str) -> set[str]:
+        graph = definitions_of(build_config(config)).resolve_asset_graph()
+        return {key.to_user_string() for key in graph.get(dg.AssetKey(asset)).parent_keys}
+
+    assert parents(OFFLINE, "sft_dataset") == {"imported_traces"}
+    assert "imported_traces" not in parents(OFFLINE, "eval_task_dataset")
+    elsewhere = {"trainer_input": {"experience_buffer": {"path": "chats.jsonl"}}}
+    assert parents(OFFLINE | {"buffer": elsewhere}, "sft_dataset") == set()
+    explored = {"buffer": {"explorer_input": {"taskset": {"path": "/home/imports/tasks", "judge": "a:b"}}}}
+    assert parents(explored, "task_dataset") == {"imported_traces"}

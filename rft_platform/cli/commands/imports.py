@@ -38,6 +38,7 @@ def import_traces(
     """
     from dataclasses import asdict
 
+    from rft_platform.common.redaction import visible
     from rft_platform.config.home import Home
     from rft_platform.run.console import output, print_json
     from rft_platform.traces.datasets import Selection
@@ -51,7 +52,7 @@ def import_traces(
         print_json(asdict(report))
         return
     for line in _lines(report, home):
-        output().print(line, markup=False, soft_wrap=True)
+        output().print(visible(line), markup=False, soft_wrap=True)  # ids and reasons come from the traces
 
 
 def _configured_redaction(home: "Home") -> str | None:

@@ -338,10 +338,12 @@ def _dataset(training: "TrainingTrace") -> str | None:
 
 def _traces(imported: "Sequence[Origin]", every: bool) -> str | None:
     """The traces of other tools, each with its link; the first ones, or all of them."""
+    from rft_platform.common.redaction import visible
+
     if not imported:
         return None
     named = imported if every else imported[:_SHOWN]
-    lines = [f"{one.format} {one.id}{f'  {one.link}' if one.link else ''}" for one in named]
+    lines = [visible(f"{one.format} {one.id}{f'  {one.link}' if one.link else ''}") for one in named]
     more = [f"and {len(imported) - len(named):,} more (--all shows them)"] if len(named) < len(imported) else []
     plural = "" if len(imported) == 1 else "s"
     return "\n".join([f"{len(imported):,} trace{plural}", *lines, *more])
