@@ -12,6 +12,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.canary import Canary
+from rft_platform.rounds.judge import may_be_shown
 from rft_platform.rounds.maintenance.forget_imports import Whose, forget_imports
 from rft_platform.rounds.maintenance.row_erasure import TOMBSTONE
 from rft_platform.rounds.offline import make_dataset, required_dataset
@@ -136,6 +137,7 @@ def test_rollouts_of_imported_tasks(tmp_path: Path, tiny_model: Path) -> None:
     )
     project, texts = Project(home, config), [{"role": "user", "content": hers.prompt}]
     rows = [row for index, task in enumerate([hers, *others[:2]]) for row in rollouts_of(index, task.task_id, texts)]
+    assert not may_be_shown(project), "Dagster's event log cannot be erased"
     project.store.write_rollouts(1, 0, rows)
     project.store.write_judged(1, "exact@1", judged(rows))
     canary = Canary([[1, 2]], [[0.0, 0.0]])

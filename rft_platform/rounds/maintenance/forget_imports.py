@@ -22,7 +22,7 @@ from rft_platform.rounds.setup.demonstrations import EXPERTS, WARM_START
 from rft_platform.tasks.dataset import task_id_of
 from rft_platform.tasks.task import ORIGIN
 from rft_platform.traces.datasets import TASKS
-from rft_platform.traces.imports import Imports, read_jsonl
+from rft_platform.traces.imports import Imports, import_kind, read_jsonl
 from rft_platform.traces.origins import entries_of
 
 if TYPE_CHECKING:
@@ -155,7 +155,8 @@ def _erase_rollouts(project: Project, registry: "ModelRegistry | None", tasks: s
     """Make tombstones of the rollouts of tasks, and delete their traces in MLflow."""
     if not tasks:
         return
-    _drop_canaries(project, 0)  # the start's canary is made of tasks
+    if any(import_kind(taskset.path) == TASKS for taskset in project.config.buffer.explorer_input.explored.values()):
+        _drop_canaries(project, 0)  # the start's canary is made of tasks
     for number in project.store.rounds():
         if project.store.ledger(number).read().retired:
             continue
