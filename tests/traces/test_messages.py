@@ -82,6 +82,17 @@ def test_an_answer(output: Any) -> None:
     assert messages_of(output, "assistant") == [EXPECTED[-1]]
 
 
+@pytest.mark.parametrize("answer", ['{"answer": "5"}', '{"city": "Paris"}', "[1, 2]", '[{"name": "x"}]', "{half", "[]"])
+def test_an_answer_in_json_is_a_text(answer: str) -> None:
+    assert messages_of(answer, "assistant") == [{"role": "assistant", "content": answer}]
+    assert messages_of({"output": answer}, "assistant") == [{"role": "assistant", "content": answer}]
+
+
+def test_an_input_as_json_text_is_read() -> None:
+    assert messages_of('{"question": "1+1?"}') == [{"role": "user", "content": "1+1?"}]
+    assert messages_of('[{"type": "text", "text": "1+1?"}]') == [{"role": "user", "content": "1+1?"}]
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [

@@ -26,12 +26,17 @@ _HOLDERS = (
     "prompt", "answer", "response", "result", "text", "content",
 )  # fmt: skip
 
+#: Those of them that only a recorded input or output has.
+_STRUCTURED = ("messages", "choices", "generations", "candidates", "contents")
 _SHOWN = 60  # characters of a name in a message: reports must not quote the texts of traces
 
 
 def messages_of(value: Any, role: str = "user") -> list[Message]:
     """The messages in a recorded input or output; text alone is one message of ``role``. Raises BadTraceError."""
-    value = decoded(value)
+    found = decoded(value)
+    if isinstance(value, str) and not _holds_messages(found, role):
+        found = value  # an answer in JSON is a text, too
+    value = found
     if value is None or value in ("", [], {}):
         return []
     if isinstance(value, list):
@@ -72,9 +77,21 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def _holds_messages(value: Any, role: str) -> bool:
+    """Whether what was JSON text is a recorded input or output, and not a question or an answer in JSON."""
+    if isinstance(value, list):
+        parts = value[0] if value and isinstance(value[0], list) else value
+        known = (isinstance(part, Mapping) and (_is_message(part) or part.get("type") in _TEXTS) for part in parts)
+        return bool(parts) and all(known)
+    if not isinstance(value, Mapping):
+        return False
+    holders = _HOLDERS if role == "user" else _STRUCTURED
+    return _is_message(value) or value.get("object") == "response" or any(name in value for name in holders)
+
+
 def _held(holder: str, value: Any, role: str) -> list[Message]:
-    value = decoded(value)
     if holder in ("choices", "generations", "candidates"):
+        value = decoded(value)
         first = value[0][0] if isinstance(value[0], list) else value[0]
         return messages_of(first, role)
     return messages_of(value, role)
