@@ -13,7 +13,8 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from rft_platform.common.personal_data import Redaction
 from rft_platform.common.user_code import load_object
 from rft_platform.config.home import Home, private_files
 from rft_platform.tasks.task import ORIGIN
-from rft_platform.traces.datasets import KINDS, TASKS, Row, Selection, datasets_of
+from rft_platform.traces.datasets import KINDS, Row, Selection, datasets_of
 from rft_platform.traces.readers.base import read_traces
 from rft_platform.traces.readers.formats import FORMATS
 from rft_platform.traces.readers.trace import BadTrace, Trace
@@ -145,11 +146,11 @@ class Imports:
                 report, gone = self.report(name), 0
                 for kind in KINDS:
                     rows = read_jsonl(self.file(kind, name))
-                    found = [row for row in rows if any(map(is_erased, row[ORIGIN]))]
-                    if found:
-                        write_rows(self.file(kind, name), [row for row in rows if row not in found])
-                    gone += len(found)
-                    erased += found
+                    hers = [any(map(is_erased, row[ORIGIN])) for row in rows]
+                    if any(hers):
+                        write_rows(self.file(kind, name), list(compress(rows, map(not_, hers))))
+                    gone += sum(hers)
+                    erased += compress(rows, hers)
                 if gone:
                     write_sealed_json(self._note(name), asdict(self._counted(report)))
         return erased
@@ -168,7 +169,8 @@ class Imports:
         return {trace: name for name in self.names() if name != but for trace in self._traces_of(name)}
 
     def _traces_of(self, name: str) -> set[str]:
-        return {origin["id"] for row in read_jsonl(self.file(TASKS, name)) for origin in row[ORIGIN]}
+        rows = (row for kind in KINDS for row in read_jsonl(self.file(kind, name)))
+        return {origin["id"] for row in rows for origin in row[ORIGIN]}
 
     def _refuse(self, names: Iterable[str]) -> None:
         refused = self._forgotten()

@@ -21,7 +21,7 @@ from rft_platform.rounds.project.record import Policy, publish, published
 from rft_platform.rounds.reporting.lineage import rows_read, trace_checkpoint
 from rft_platform.rounds.setup.demonstrations import WARM_START, write_demonstrations
 from rft_platform.tasks.dataset import load_tasks
-from rft_platform.traces.imports import Imports
+from rft_platform.traces.imports import Imports, read_jsonl
 from rft_platform.traces.origins import dataset_origins
 from tests.experience.samples import judged, rollouts
 from tests.online.test_forget import files_with
@@ -100,6 +100,17 @@ def test_a_repeated_import_leaves_forgotten_traces_out(project: Project) -> None
     assert files_with(project.home.root, "order 0 left") == []
     without_subjects = run(imports, "langfuse-traces", format="langfuse", name="other")
     assert without_subjects.forgotten == 5, "known by their ids, too"
+
+
+def test_a_trace_whose_task_is_gone_is_known_nevertheless(tmp_path: Path) -> None:
+    imports = Imports(Home(tmp_path / "home"))
+    run(imports)
+    ids = [entry["id"] for row in read_jsonl(imports.file("tasks", "langsmith")) for entry in row["imported_from"]]
+    found = forget_imports(Home(tmp_path / "home"), None, None, Whose(trace_ids=frozenset(ids[:1])))
+    assert found is not None
+    assert found.rows == 3, "the task of two traces, a pair and a demonstration"
+    again = run(imports, name="again")
+    assert (again.imported, again.forgotten, again.known) == (0, 1, {"langsmith": COUNT - 1})
 
 
 def test_forget_can_be_repeated_and_names_unknown_traces(project: Project) -> None:

@@ -11,9 +11,8 @@ from rft_platform.common.files import digest_file
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.model_registry.manifests import OTHER_SAMPLING, Manifest, all_manifests, chain, descendants
 from rft_platform.model_registry.sqlite_reader import model_name, read_versions
-from rft_platform.rounds.setup.demonstrations import EXPERTS, WARM_START
-from rft_platform.traces.datasets import TASKS
-from rft_platform.traces.origins import Origin, dataset_origins, task_origins, traces_of
+from rft_platform.rounds.reporting.imported_from import traces_behind
+from rft_platform.traces.origins import Origin
 
 if TYPE_CHECKING:
     from rft_platform.experience.file_ledger import FileEntry
@@ -261,38 +260,10 @@ def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versi
         config_digest=lineage.get("config_digest"),
         code_version=lineage.get("code_version"),
         dagster_run_id=lineage.get("dagster_run_id"),
-        imported=_imported(lineage, store),
+        imported=traces_behind(lineage, store),
         more={name: value for name, value in lineage.items() if name not in _NAMED},
         **_without(rows_read(lineage, store, verify), manifest.left_out),
     )
-
-
-def _imported(lineage: Mapping[str, Any], store: "ExperienceStore | None") -> tuple[Origin, ...]:
-    """The traces of other tools from which the rows of a training, or their tasks, were imported."""
-    number = lineage.get("round")
-    if store is None or number is None:
-        return ()
-    start = store.round_folder(0) / (EXPERTS if number else WARM_START)
-    file = store.round_folder(number) / str(lineage["dataset"]) if lineage.get("dataset") else start
-    found = list(dataset_origins(file))
-    tasks = task_origins(store.home / "imports" / TASKS) if lineage.get("row_selection") else {}
-    if tasks:
-        found += [origin for task in _tasks_of(lineage, store, number) for origin in tasks.get(task, ())]
-    return traces_of(found)
-
-
-def _tasks_of(lineage: Mapping[str, Any], store: "ExperienceStore", training: int) -> list[str]:
-    """The tasks of the rows that a training read; of retired rollouts nothing is known."""
-    from rft_platform.experience.selections import TRAINED_ON, read_selection
-
-    policy, found = lineage.get("policy", DEFAULT_POLICY), list[str]()
-    selected = read_selection(store, training, ["row_id", "use"], policy).to_pylist()
-    taken = {row["row_id"] for row in selected if row["use"] in TRAINED_ON}
-    for number in map(int, lineage["row_selection"]["judge_versions"]):
-        if not store.ledger(number).read().retired:
-            rows = store.read_rollouts(number, ["row_id", "task_id"]).to_pylist()
-            found += [row["task_id"] for row in rows if row["row_id"] in taken]
-    return list(dict.fromkeys(found))
 
 
 def _without(read: dict[str, Any], left_out: Mapping[str, int]) -> dict[str, Any]:
