@@ -315,7 +315,7 @@ class Program:
         return self._converse(self._start())
 
     async def run_async(self) -> Output:
-        """``run`` in a thread of its own."""
+        """``run`` in a new thread."""
         process = self._start()
         try:
             return await asyncio.shield(asyncio.get_running_loop().run_in_executor(_THREADS, self._converse, process))

@@ -112,10 +112,10 @@ def metrics(
     from rft_platform.cluster.this_process import terminable
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
-    from rft_platform.metrics.server import serve_metrics
     from rft_platform.observability.logs import configured
     from rft_platform.run.console import output
     from rft_platform.run.start import use_home
+    from rft_platform.servers.metrics.server import serve_metrics
     from rft_platform.web_guard.token import access_token
 
     end_with_supervisor()  # `rft ui --metrics-port` starts this command
@@ -147,7 +147,7 @@ def view(
     from rft_platform.run.console import output, print_link
     from rft_platform.run.start import use_home
     from rft_platform.servers.ports import Port, check_ports
-    from rft_platform.viewer.app import serve_view
+    from rft_platform.servers.viewer.app import serve_view
     from rft_platform.web_guard.asgi import sign_in_url
     from rft_platform.web_guard.token import access_token
 

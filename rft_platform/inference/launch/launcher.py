@@ -65,7 +65,7 @@ def find_or_start_engine(
 
     A running engine with another model or other settings is ended first. A running engine serves the weights that were
     loaded last, and these may differ from those in ``model_path``: compare ``status().weights_digest`` and call
-    ``update_weights``. Each ``replica`` 0, 1, ... of each ``name`` is a service of its own (``engine``, ``engine-1``,
+    ``update_weights``. Each ``replica`` 0, 1, ... of each ``name`` is a separate service (``engine``, ``engine-1``,
     ...). ``gpus`` is the process's CUDA_VISIBLE_DEVICES; None: the caller's value. Raises UserError for a folder or a
     setting that cannot be served, EngineError if the engine does not start.
     """

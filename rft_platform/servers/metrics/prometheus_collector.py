@@ -26,10 +26,10 @@ from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
-from rft_platform.metrics.catalogue import Sample, families
-from rft_platform.metrics.round_metrics import RowTotals, outcome_samples, plan_samples
 from rft_platform.online.project import open_project
 from rft_platform.online.traffic.database import FIRST_IMPORTED
+from rft_platform.servers.metrics.catalogue import Sample, families
+from rft_platform.servers.metrics.round_metrics import RowTotals, outcome_samples, plan_samples
 from rft_platform.training.launch import TRAINER
 from rft_platform.training.protocol import PREFIX
 
