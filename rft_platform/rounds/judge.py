@@ -91,13 +91,8 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
             workflow_version=workflow_version,
         )
     replaced = _own_rewards(rows, judges)
-    before = read(store, round_number - 1).judged
-    if replaced and other is None and not (before and before.own_rewards_replaced):
-        LOG.warning(
-            "%d runs have a reward from their workflow, and the judge's reward replaces it; set judge: null "
-            "to use the workflow's reward",
-            replaced,
-        )
+    if replaced and other is None:
+        _warn_of_replaced_rewards(replaced, read(store, round_number - 1).judged)
     store.write_judged(round_number, version, judged.rows, make_current=False)
     rollouts_found, judged_found = quality(project, round_number, version)
     sound = rollouts_found.sound and judged_found.sound and not rollouts_found.incomplete_groups
@@ -126,6 +121,16 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     )
     write(store, round_number, made)
     return made
+
+
+def _warn_of_replaced_rewards(replaced: int, before: Judged | None) -> None:
+    """Warn once, not again in a round that follows one with replaced rewards."""
+    if not (before and before.own_rewards_replaced):
+        LOG.warning(
+            "%d runs have a reward from their workflow, and the judge's reward replaces it; set judge: null "
+            "to use the workflow's reward",
+            replaced,
+        )
 
 
 def _workflow_version(explored: Explored | None) -> str:
