@@ -146,7 +146,8 @@ def test_the_time_limit_of_a_body_does_not_close_idle_connections(served: Served
             connection.sendall(request)
             answer = connection.recv(4096)
             while not answer.endswith(b"}"):  # head and body may arrive in two pieces
-                assert (piece := connection.recv(4096)), "the server closed the connection"
+                piece = connection.recv(4096)
+                assert piece, "the server closed the connection"
                 answer += piece
             assert answer.startswith(b"HTTP/1.1 200")
             time.sleep(pause_s)
