@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 
 from rft_platform.assets.common import round_check, rounded
+from rft_platform.evaluation.gate import Kept
 from rft_platform.experience.quality import JudgedQuality, RolloutQuality
 from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import StepEvent
@@ -93,6 +94,12 @@ EVALUATION_CHECKS = [
         description="The policy is better than the champion by the rule of evaluation.gate and becomes the champion. "
         "If the check fails, the champion stays; the round is complete in both cases.",
     ),
+    round_check(
+        "no_regression",
+        asset="evaluation_report",
+        description="On the regression set (evaluation.regression) the policy is not worse than the start by more than "
+        "the tolerance. If the check fails, the policy does not become the champion.",
+    ),
 ]
 
 #: Mean |delta log-prob| in nats that needs review: far above rounding errors, below values that harm training.
@@ -155,9 +162,16 @@ def offline_results(steps: Sequence[StepEvent]) -> list[dg.AssetCheckResult]:
     ]
 
 
-def evaluation_results(gate_passed: bool | None, decision: str) -> list[dg.AssetCheckResult]:
-    """Results of ``EVALUATION_CHECKS``. If the gate made no decision (None), the check passes."""
-    return [_result("gate", gate_passed is not False, dg.AssetCheckSeverity.WARN, {"decision": decision})]
+def evaluation_results(
+    gate_passed: bool | None, decision: str, regression: Kept | None = None
+) -> list[dg.AssetCheckResult]:
+    """Results of ``EVALUATION_CHECKS``. A check about which this evaluation decided nothing (None) passes."""
+    kept = regression is None or regression.decision.passed
+    found = {} if regression is None else {"decision": regression.decision.reason, **regression.figures()}
+    return [
+        _result("gate", gate_passed is not False, dg.AssetCheckSeverity.WARN, {"decision": decision}),
+        _result("no_regression", kept, dg.AssetCheckSeverity.WARN, found),
+    ]
 
 
 def _result(

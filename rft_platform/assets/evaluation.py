@@ -58,5 +58,5 @@ def evaluation_report(
             **({} if config.promote else {"all_policies": path(write_bench(opened))}),
             **numbers(summary.metrics),
         },
-        check_results=evaluation_results(summary.gate_passed, summary.gate),
+        check_results=evaluation_results(summary.gate_passed, summary.gate, summary.regression),
     )

@@ -253,7 +253,7 @@ def _offline_checks(_: Project, record: RoundRecord, __: Policy) -> list[dg.Asse
 
 
 def _evaluation_checks(_: Project, __: RoundRecord, evaluated: RoundEvaluation) -> list[dg.AssetCheckResult]:
-    return evaluation_results(evaluated.gate_passed, evaluated.gate)
+    return evaluation_results(evaluated.gate_passed, evaluated.gate, evaluated.regression)
 
 
 def _dataset_checks(project: Project, _: RoundRecord, __: DatasetFile) -> list[dg.AssetCheckResult]:

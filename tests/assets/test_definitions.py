@@ -105,13 +105,14 @@ def test_jobs_sensors_and_schedule_are_named_and_described():
 
 
 def test_the_gate_check_fails_only_where_the_gate_refused():
-    assert [evaluation_results(passed, "why")[0].passed for passed in (True, None, False)] == [True, True, False]
+    results = [evaluation_results(passed, "why")[0].passed for passed in (True, None, False)]
+    assert results == [True, True, False]
 
 
 def test_a_failed_check_of_one_round_stays_after_the_next_round_passes():
-    (gate,) = EVALUATION_CHECKS
+    gate = EVALUATION_CHECKS[0]
 
-    @dg.asset(name="evaluation_report", partitions_def=PLAIN_NAMES.rounds, check_specs=[gate])
+    @dg.asset(name="evaluation_report", partitions_def=PLAIN_NAMES.rounds, check_specs=EVALUATION_CHECKS)
     def report(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         passed = context.partition_key == "r0002"
         return dg.MaterializeResult(check_results=evaluation_results(passed, "why"))

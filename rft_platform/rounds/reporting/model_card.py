@@ -117,6 +117,8 @@ def _evaluation(evaluated: RoundEvaluation | None, results: Sequence[tuple[str, 
         yield comparison_table(evaluated.compared)
     if evaluated.gate:
         yield f"Gate: {evaluated.gate}."
+    if evaluated.regression is not None:
+        yield f"Compared with the start on the {evaluated.regression.decision.reason}."
 
 
 def _training(trace: CheckpointTrace, facts: CardFacts) -> Iterator[tuple[str, str | None]]:
