@@ -27,7 +27,7 @@ from round_model import (
     training_flops,
     training_seconds,
 )
-from scipy.optimize import brentq
+from scipy.optimize import brentq  # type: ignore[import-untyped]
 
 RESULTS = Path(__file__).parent / "results"
 EARLIER = "before_the_fix_of_the_update"
@@ -59,17 +59,17 @@ class Measured:
 
 def steady(found: Any, key: str) -> float:
     """Median over the steady rounds: neither the first, which compiles, nor the last, which saves its state."""
-    return statistics.median(each[key] for each in found["rounds"][1:-1])
+    return statistics.median(float(each[key]) for each in found["rounds"][1:-1])
 
 
 def split(found: Any, phase: str) -> float:
     """The same of a phase."""
-    return statistics.median(each["split"][phase] for each in found["rounds"][1:-1])
+    return statistics.median(float(each["split"][phase]) for each in found["rounds"][1:-1])
 
 
 def later(found: Any, key: str) -> float:
     """Median of all rounds but the first, of a run whose last one is like the others."""
-    return statistics.median(each[key] for each in found["rounds"][1:] if each[key] is not None)
+    return statistics.median(float(each[key]) for each in found["rounds"][1:] if each[key] is not None)
 
 
 @cache
@@ -245,7 +245,7 @@ def _stall() -> float:
     tasks = result("round_gpu")["tasks"]
     usual = split(tasks["even"], "overhead")
     waits = [each["split"]["overhead"] - usual for task in tasks.values() for each in task["rounds"][1:-1]]
-    return statistics.mean(max(0.0, wait) for wait in waits)
+    return statistics.mean(max(0.0, float(wait)) for wait in waits)
 
 
 def _rest(constants: Constants, published: list[int]) -> tuple[Affine, float]:

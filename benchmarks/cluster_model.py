@@ -104,7 +104,7 @@ class ClusterRound:
 
 def cache_tokens(shape: str, assumed: Assumptions) -> float:
     """Tokens of the cache of an engine alone on its H100, from the measured cache of 8B."""
-    gpu, measured = GPUS["H100"], result("round_gpu_4b")[EIGHT_B_ADAPTER]["key_value_cache_tokens"]
+    gpu, measured = GPUS["H100"], float(result("round_gpu_4b")[EIGHT_B_ADAPTER]["key_value_cache_tokens"])
     eight = Shape.of("8b")
     room = measured * eight.kv_bytes + BYTES * eight.weights
     room += (assumed.engine_share - CALIBRATION_SHARE) * gpu.memory
