@@ -6,12 +6,12 @@ dependencies or its code version differ from those with which it was made.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import dagster as dg
 
-from rft_platform.assets import evaluation, experiences, offline, online, policy, tasks
+from rft_platform.assets import evaluation, experiences, imports, offline, online, policy, tasks
 from rft_platform.assets.common import ProjectAsset
 from rft_platform.config.gpu_placement import engine_kind, gpu_count
 from rft_platform.config.home import Home
@@ -31,6 +31,7 @@ from rft_platform.resources.project import (
     TrainerResource,
 )
 from rft_platform.rounds.project.code_version import code_of, release
+from rft_platform.traces.imports import import_kind
 
 _Asset = ProjectAsset | dg.AssetSpec
 
@@ -67,11 +68,12 @@ _OFFLINE = {
         rounds=False,
     ),
 }
+_IMPORTS = _Part([imports.imported_traces], [], rounds=False)
 
 
 def all_definitions() -> dg.Definitions:
     """The definitions of projects of every kind, for a code location without a project."""
-    parts = [_ROUNDS, _ONLINE, *_OFFLINE.values()]
+    parts = [_IMPORTS, _ROUNDS, _ONLINE, *_OFFLINE.values()]
     assets = {_plain_name(asset): asset for part in parts for asset in part.assets}
     every = _Part(list(assets.values()), [job for part in parts for job in part.jobs])
     return _definitions(every, None, PLAIN_NAMES, ProjectResource())
@@ -94,6 +96,8 @@ def definitions_of(
     """
     offline = offline_without_plugins(config)
     part = _OFFLINE[offline] if offline is not None else _ONLINE if config.online else _ROUNDS
+    if _readers_of_imports(config):
+        part = replace(part, assets=[imports.imported_traces, *part.assets])
     return _definitions(part, config, names, project or ProjectResource(), config.evaluation.schedule)
 
 
@@ -124,6 +128,20 @@ def _definitions(
     )
 
 
+def _readers_of_imports(config: RftConfig) -> set[str]:
+    """The plain names of the assets whose configured data are datasets of imported traces."""
+    buffer = config.buffer
+    paths: dict[str, list[str | None]] = {
+        "task_dataset": [taskset.path for taskset in buffer.explorer_input.explored.values()],
+        "eval_task_dataset": [taskset.path for taskset in buffer.explorer_input.eval_tasksets],
+        "sft_dataset": [buffer.trainer_input.experience_buffer.path],
+        "preference_pairs": [buffer.trainer_input.experience_buffer.path],
+        "warm_start_checkpoint": [config.warm_start.path] if config.warm_start is not None else [],
+        "policy_checkpoint": [config.algorithm.experts.path] if config.algorithm.experts is not None else [],
+    }
+    return {name for name, given in paths.items() if any(import_kind(path) is not None for path in given)}
+
+
 def _plain_name(asset: _Asset) -> str:
     return asset.name if isinstance(asset, ProjectAsset) else asset.key.path[-1]
 
@@ -140,6 +158,8 @@ def _adapted(
 
     def adapted(spec: dg.AssetSpec) -> dg.AssetSpec:
         deps = [dep for dep in spec.deps if dep.asset_key in used]
+        if config is not None and spec.key.path[-1] not in _readers_of_imports(config):
+            deps = [dep for dep in deps if dep.asset_key != names.key(imports.imported_traces.name)]
         changed = spec.replace_attributes(deps=deps, code_version=version)
         if config is None:
             return changed

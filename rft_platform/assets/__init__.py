@@ -4,7 +4,7 @@ Read in this order:
 - ``common``: how an asset is defined once and made for each project; pools, metadata builders.
 - ``run_failure`` (``@reports_faults``, the decorator of every asset) and ``round_lock`` (one run works on a round).
 - A round: ``tasks``, ``policy``, ``experiences``, ``evaluation``.
-- Production traffic: ``online``.
+- Production traffic: ``online``. Traces of other tools: ``imports``.
 - Offline training: ``offline``.
 - ``checks``: the asset checks.
 """

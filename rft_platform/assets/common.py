@@ -103,6 +103,7 @@ class ProjectAsset:
     group_name: str
     kinds: set[str]
     each_round: bool = True  # whether the rounds are its partitions
+    each_import: bool = False  # whether the imports of traces are
     deps: Sequence[str] = ()
     pool: str | None = None
     check_specs: Sequence[dg.AssetCheckSpec] = ()
@@ -117,7 +118,7 @@ class ProjectAsset:
         """The asset of the project with these names."""
         return dg.asset(
             key=names.key(self.name),
-            partitions_def=names.rounds if self.each_round else None,
+            partitions_def=names.imports if self.each_import else names.rounds if self.each_round else None,
             group_name=names.name(self.group_name),
             owners=OWNERS,
             kinds=self.kinds,

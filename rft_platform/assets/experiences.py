@@ -81,7 +81,7 @@ def judged_experiences(
 ) -> dg.MaterializeResult:
     """Rewards, their parts, advantages and the judge's version, joined to the rollouts by row_id."""
     from rft_platform.experience.schema import DESCRIPTIONS, JUDGED_SCHEMA
-    from rft_platform.rounds.judge import quality, restore, sample_transcripts
+    from rft_platform.rounds.judge import may_be_shown, quality, restore, sample_transcripts
     from rft_platform.rounds.project.record import all_figures
     from rft_platform.rounds.reporting.reward_audit import audit_round
     from rft_platform.rounds.round import Round
@@ -92,7 +92,7 @@ def judged_experiences(
     judged = restore(opened, number, config.restore) if config.restore else Round(opened, number).judge(other)
     # Dagster's event log cannot be erased: text of production traffic stays out of it.
     transcripts = (
-        {} if opened.traffic is not None else {"transcripts": dg.MetadataValue.md(sample_transcripts(opened, number))}
+        {"transcripts": dg.MetadataValue.md(sample_transcripts(opened, number))} if may_be_shown(opened) else {}
     )
     return dg.MaterializeResult(
         metadata={

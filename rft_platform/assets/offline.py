@@ -44,6 +44,7 @@ def _dataset(name: str, description: str) -> ProjectAsset:
         description=description,
         group_name="tasks",
         kinds={"dataset", "parquet"},
+        deps=["imported_traces"],
         check_specs=[leak_spec(name, "The dataset contains no held-out task.")],
     )
 
@@ -65,7 +66,7 @@ def _write(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.Ma
             "report": report_table([dataset.report]),
             "left_out": written.report["rows"] - written.rows,
             "leaks": len(leaks),
-            "sample": dg.MetadataValue.json(list(dataset.rows[:_SAMPLES])),
+            "sample": dg.MetadataValue.json([] if any(dataset.origins) else list(dataset.rows[:_SAMPLES])),
         },
         data_version=dg.DataVersion(written.digest),
         check_results=[leak_result(leaks)],

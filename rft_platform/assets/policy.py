@@ -29,7 +29,7 @@ base_model = dg.AssetSpec(
     ProjectAsset,
     group_name="policy",
     kinds={"pytorch", "safetensors"},
-    deps=["base_model", "task_dataset", "eval_task_dataset"],
+    deps=["base_model", "task_dataset", "eval_task_dataset", "imported_traces"],
     pool=TRAINER_POOL,
     each_round=False,
 )
@@ -134,7 +134,7 @@ def training_metadata(policy: "Policy", trained: "Trained | None") -> dict[str, 
     ProjectAsset,
     group_name="training",
     kinds={"pytorch", "safetensors", "mlflow"},
-    deps=["judged_experiences", "online_demonstrations"],
+    deps=["judged_experiences", "online_demonstrations", "imported_traces"],
     pool=TRAINER_POOL,
     check_specs=CHECKPOINT_CHECKS,
 )

@@ -19,6 +19,7 @@ from rft_platform.cluster.this_process import is_interrupted
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
 from rft_platform.config.home import Home
+from rft_platform.experience.file_names import is_round_key
 from rft_platform.observability.logs import phase_context
 from rft_platform.resources.project import ProjectResource
 
@@ -86,11 +87,14 @@ def asset_phase(context: dg.AssetExecutionContext, name: str, resources: Sequenc
 
 @contextmanager
 def _lineage_events(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
-    """Emit the OpenLineage events of a round's asset, if the project's configuration says so."""
+    """Emit the OpenLineage events of a round's asset, if the project's configuration says so.
+
+    Imports of traces are partitions, too; for a partition that should be a round and is none, the body raises.
+    """
     from rft_platform.rounds.reporting.lineage_events import stage_events
 
     project = next((each for each in resources if isinstance(each, ProjectResource)), None)
-    if project is None or not context.has_partition_key:
+    if project is None or not context.has_partition_key or not is_round_key(context.partition_key):
         yield
         return
     with stage_events(project.open(), name, round_of(context), context.run.run_id, context.run.job_name):

@@ -9,13 +9,14 @@ from rft_platform.assets.common import ProjectAsset, path, report_table
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.project import Project
-from rft_platform.tasks.task import Task
+from rft_platform.tasks.task import ORIGIN, Task
 
 
 @partial(
     ProjectAsset,
     group_name="tasks",
     kinds={"dataset"},
+    deps=["imported_traces"],
     each_round=False,
 )
 @reports_faults
@@ -30,7 +31,7 @@ def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) ->
             "dagster/row_count": explored_count(opened),
             "source": path(reports[0].source) if len(reports) == 1 else ", ".join(each.source for each in reports),
             "report": report_table(reports),
-            "sample": dg.MetadataValue.json([task.raw for task in dataset.tasks[:3]]),
+            "sample": dg.MetadataValue.json([task.raw for task in dataset.tasks[:3] if ORIGIN not in task.raw]),
         },
         data_version=dg.DataVersion(dataset.digest),
     )
@@ -40,7 +41,7 @@ def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) ->
     ProjectAsset,
     group_name="tasks",
     kinds={"dataset"},
-    deps=["task_dataset"],
+    deps=["task_dataset", "imported_traces"],
     check_specs=[leak_spec("eval_task_dataset", "No held-out task is explored.", each_round=False)],
     each_round=False,
 )

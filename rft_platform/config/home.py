@@ -84,6 +84,11 @@ class Home:
         return self.root / "rounds"
 
     @property
+    def imports(self) -> Path:
+        """Datasets made of imported traces: a folder a kind of row, a file an import."""
+        return self.root / "imports"
+
+    @property
     def checkpoints(self) -> Path:
         """The default ``checkpoint_root_dir``."""
         return self.root / "checkpoints"

@@ -28,7 +28,7 @@ from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport
 from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import Workflow
 from rft_platform.rollout.workflows.chat_models import framework_models
-from rft_platform.tasks.task import Task
+from rft_platform.tasks.task import ORIGIN, Task
 
 _DEFAULT_LIMITS = RolloutLimits()
 
@@ -171,7 +171,8 @@ def _judged(
         row = last[run.run_id]
         parts = {**row.call.metrics, **{name: value for name, value in run.parts.items() if name != alone}}
         scores.append(RunScore(row.taskset, run.task_id, mode, run.reward, parts))
-        read.append(transcript(row, tasks[run.task_id], mode, run.reward))
+        if ORIGIN not in tasks[run.task_id].raw:  # `rft forget` could not erase an imported task from the reports
+            read.append(transcript(row, tasks[run.task_id], mode, run.reward))
     return _Pass(scores, read, len(runs) - len(judged), rollouts.report)
 
 

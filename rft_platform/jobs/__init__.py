@@ -8,6 +8,7 @@ Read in this order:
   past launches.
 - What launches: ``sensors`` with ``sensor_interval``, ``rejudge``; ``driver_lock`` keeps two drivers apart.
 - The instance: ``instance``, ``init_dagster_home``.
-- After runs: ``alerts``, ``reconcile_materializations`` (Dagster against the disk), ``maintenance``.
+- After runs: ``alerts``, ``reconcile_materializations`` and ``reconcile_imports`` (Dagster against the disk),
+  ``maintenance``.
 - ``dagster_internals``: the adaptations that need Dagster's private modules.
 """

@@ -34,6 +34,7 @@ from rft_platform.common.errors import RftError, TransientError
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.dagster_internals.masked_instance import AssetCheckExecutionRecord, check_results
 from rft_platform.jobs.jobs import OFFLINE_ASSETS
+from rft_platform.jobs.reconcile_imports import reconcile_imports
 from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
@@ -137,6 +138,7 @@ def reconcile_materializations(
     reports = _Reports(project, instance, names)
     try:
         with locked(project.home.leases / "reconcile", timeout_s=0.0):  # two sensors may tick at the same time
+            reports.made += [f"imported_traces of {name}" for name in reconcile_imports(project.home, instance, names)]
             _reconcile(reports, set(failed), {number for _, number in running})
     except TransientError as busy:
         LOG.info("%s", busy)

@@ -8,7 +8,7 @@ checkpoint as a version; the alias ``champion`` marks the promoted one. Read in 
    ``pages`` (links to MLflow's interface); ``mlflow_model`` (a checkpoint in MLflow's format, also
    uploaded to a server, for other machines);
 3. ``tracking`` (``TrainingRun``: parameters, metrics, use of the machine, datasets and LoggedModels of a run in
-   MLflow), ``run_traces`` (transcripts), ``metric_sinks`` (TensorBoard, plug-ins) and ``experiment_trackers`` (Weights
-   & Biases, SwanLab);
+   MLflow), ``run_traces`` (transcripts), ``otlp_traces`` (the same for receivers of OpenTelemetry), ``metric_sinks``
+   (TensorBoard, plug-ins) and ``experiment_trackers`` (Weights & Biases, SwanLab);
 4. ``manifests`` (checkpoints and their parents).
 """

@@ -8,25 +8,11 @@ of the task, so that its runs still form one group.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
-from rft_platform.experience.file_ledger import Contents, Ledger
 from rft_platform.experience.file_names import round_key
-from rft_platform.experience.parquet import read_table, write_table
-from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
-from rft_platform.experience.schema import (
-    JUDGED_SCHEMA,
-    ROLLOUT_SCHEMA,
-    judged_to_table,
-    rows_to_table,
-    table_to_judged,
-    table_to_rows,
-)
-from rft_platform.inference.canary import Canary
+from rft_platform.experience.record import row_id
 from rft_platform.model_registry.run_traces import delete_traces
 from rft_platform.online.releases.exchange import followed_home, publisher_of
 from rft_platform.online.traffic.database import Call
@@ -34,38 +20,18 @@ from rft_platform.online.traffic.demonstrations import erase_demonstrations
 from rft_platform.online.traffic.erasure import Person, TrafficErasure
 from rft_platform.online.traffic.project_traffic import forget_key, traffic_database, traffic_store
 from rft_platform.online.traffic.round_rows import run_name
+from rft_platform.rounds.maintenance.row_erasure import Forgotten, erase_canaries, erase_rows, one_per_judgement
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, publish, published
 from rft_platform.rounds.reporting.lineage import trace_row, trained_with
 from rft_platform.rounds.train import CORRECTIONS_UNTIL
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from rft_platform.experience.store import ExperienceStore
     from rft_platform.model_registry.models import ModelRegistry
     from rft_platform.rounds.reporting.lineage import CheckpointRef
 
 
-_TOKEN = 0  # token id of an erased response: a response has at least one token
-TOMBSTONE = "erased"  #: ``finish_reason`` of an erased row
-
-Rename: TypeAlias = Callable[[str], str]
-Row = TypeVar("Row", RolloutRow, JudgedRow)
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """What was erased, and the checkpoints that were trained on the erased rows."""
-
-    rows: int
-    rounds: tuple[int, ...]
-    trained: "tuple[CheckpointRef, ...]"  # checkpoints whose training read the rows
-    descendants: "tuple[CheckpointRef, ...]"  # later checkpoints that descend from those
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        return asdict(self)
+class UnknownSubjectError(UserError):
+    """No recorded call names the subject."""
 
 
 def forget(project: Project, registry: "ModelRegistry | None", subject: str, tenant: str | None = None) -> Forgotten:
@@ -83,7 +49,7 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str, ten
     calls = traffic.forget(person)
     if not calls:
         of_tenant = "" if tenant is None else f" of tenant {tenant!r}"
-        raise UserError(f"no recorded call{of_tenant} names the subject {subject!r}")
+        raise UnknownSubjectError(f"no recorded call{of_tenant} names the subject {subject!r}")
     by_round: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
         if call.batch is not None:
@@ -95,8 +61,8 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str, ten
         if registry is not None:
             runs = {run_name(call) for call in held}
             delete_traces(registry.training_run(project.config.name), registry.tracking_uri, number, runs)
-        _erase_canaries(project, _erase_rows(project.store, number, rows, person.erased))
-        for row in _traced(project, number, set(rows)):
+        erase_canaries(project, erase_rows(project.store, number, rows, person.erased))
+        for row in one_per_judgement(project, number, set(rows)):
             trace = trace_row(row, project.store, project.checkpoints, registry)
             trained |= {ref.checkpoint: ref for ref in trace.trained}
             descendants |= {ref.checkpoint: ref for ref in trace.descendants}
@@ -126,95 +92,3 @@ def _trained_on_corrections(
     if first is None:
         return []
     return trained_with(project.checkpoints, lambda lineage: lineage.get(CORRECTIONS_UNTIL, 0) >= first, registry)
-
-
-def _traced(project: Project, number: int, rows: set[str]) -> set[str]:
-    """One of the erased ``rows`` per judgement of the round, chosen from the rows that the judgement kept.
-
-    A training of the round read all rows that its judgement kept, so one of them is enough to find its checkpoint.
-    """
-    found = set[str]()
-    for version in project.store.judge_versions(number):
-        kept = (row.row_id for row in project.store.judged_rows(number, version) if row.dropped_by is None)
-        found |= {next((row_id for row_id in kept if row_id in rows), "")} - {""}
-    return found
-
-
-def _erase_canaries(project: Project, erased: list[list[int]]) -> None:
-    """Remove erased sequences from the canary checks of all published policies."""
-    gone = {tuple(sequence) for sequence in erased}
-    for number in project.store.rounds() if gone else ():
-        policy = published(project.store, number)
-        if policy is None or policy.canary is None:
-            continue
-        pairs = zip(policy.canary.sequences, policy.canary.logprobs, strict=True)
-        kept = [(ids, logprobs) for ids, logprobs in pairs if tuple(ids) not in gone]
-        if len(kept) < len(policy.canary.sequences):
-            publish(project.store, _with_canary(policy, kept))
-
-
-def _with_canary(policy: Policy, kept: list[tuple[list[int], list[float]]]) -> Policy:
-    canary = Canary([ids for ids, _ in kept], [logprobs for _, logprobs in kept]) if kept else None
-    return replace(policy, canary=canary)
-
-
-def _erase_rows(
-    store: "ExperienceStore", round_number: int, row_ids: Collection[str], rename: Rename
-) -> list[list[int]]:
-    """Erase rows of a round from its files, and delete the files that held them; may be repeated.
-
-    ``rename`` gives tasks and runs of the rows another name, and leaves a name that it gave unchanged. Returns the
-    token ids that the rows had, prompt and response together.
-    """
-    wanted, ledger, erased = set(row_ids), store.ledger(round_number), list[list[int]]()
-    with ledger.change() as contents:
-        for name in contents.rollouts():
-            rows = table_to_rows(read_table(ledger.folder / name, ROLLOUT_SCHEMA))
-            found = [row for row in rows if row.row_id in wanted and row.call.finish_reason != TOMBSTONE]
-            erased += [[*row.call.prompt_ids, *row.call.response_ids] for row in found]
-            kept = _renamed([_tombstone(row) if row in found else row for row in rows], wanted, rename)
-            if kept != rows:
-                _rewrite(ledger, contents, name, rows_to_table(kept))
-        for name in contents.judgements():
-            judged = table_to_judged(read_table(ledger.folder / name, JUDGED_SCHEMA))
-            renamed = _renamed(judged, wanted, rename)
-            if any(one.group_id != other.group_id for one, other in zip(renamed, judged, strict=True)):
-                _rewrite(ledger, contents, name, judged_to_table(renamed))
-        for name in list(contents.superseded):
-            if name not in contents.files:
-                (ledger.folder / name).unlink(missing_ok=True)
-                del contents.superseded[name]
-    return erased
-
-
-def _rewrite(ledger: Ledger, contents: Contents, name: str, table: "pa.Table") -> None:
-    """Replace a file; its entry keeps the digest of the original one."""
-    sources = contents.files[name].sources(name)
-    ledger.land(contents, name, partial(write_table, table))
-    contents.files[name] = replace(contents.files[name], made_of=sources)
-    ledger.save(contents)
-
-
-def _renamed(rows: list[Row], wanted: Collection[str], rename: Rename) -> list[Row]:
-    """The rows, with other names for the tasks of the ``wanted`` rows and for the runs of these tasks."""
-    groups = {row.group_id for row in rows if row.row_id in wanted}
-    return [_with_names(row, rename) if row.group_id in groups else row for row in rows]
-
-
-def _with_names(row: Row, rename: Rename) -> Row:
-    renamed = replace(row, group_id=rename(row.group_id), run_id=rename(row.run_id))
-    return replace(renamed, task_id=rename(renamed.task_id)) if isinstance(renamed, RolloutRow) else renamed
-
-
-def _tombstone(row: RolloutRow) -> RolloutRow:
-    call = replace(
-        row.call,
-        prompt_ids=[_TOKEN],
-        response_ids=[_TOKEN],
-        rollout_logprobs=[0.0],
-        finish_reason=TOMBSTONE,
-        messages=[],
-        tools=[],
-        response={"role": "assistant", "content": ""},
-    )
-    return replace(row, call=call, loss_mask=[False], run_output=None)

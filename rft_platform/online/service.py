@@ -9,6 +9,7 @@ from typing import Any
 import uvicorn
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.personal_data import Redaction
 from rft_platform.common.user_code import load_object
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.serving.http_server import ConnectionLimits, server_config
@@ -26,7 +27,6 @@ from rft_platform.online.traffic.database import claim
 from rft_platform.online.traffic.declared_metrics import DeclaredMetrics, Metric
 from rft_platform.online.traffic.erasure import TrafficErasure
 from rft_platform.online.traffic.implicit_feedback import ImplicitRewards
-from rft_platform.online.traffic.personal_data import Redaction
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.project_traffic import home_id, traffic_database, traffic_store
 from rft_platform.online.traffic.selection import SamplingRateStrategy, Selection, SelectionStrategy

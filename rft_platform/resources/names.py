@@ -54,6 +54,11 @@ class DagsterNames:
         """One partition for each round, added when the round begins: r0001, r0002, ..."""
         return dg.DynamicPartitionsDefinition(name=self.name("rft_round"))
 
+    @property
+    def imports(self) -> dg.DynamicPartitionsDefinition:
+        """One partition for each import of traces, by its name."""
+        return dg.DynamicPartitionsDefinition(name=self.name("rft_import"))
+
     def owns(self, run: dg.DagsterRun) -> bool:
         """Whether a run is one of this project's jobs, or materialises some of its assets."""
         if not self.prefix or run.job_name.startswith(self.name("")):

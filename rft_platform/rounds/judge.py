@@ -40,7 +40,7 @@ from rft_platform.rounds.reporting.reward_audit import run_signals
 from rft_platform.rounds.setup.algorithm import pipeline_of
 from rft_platform.rounds.setup.side_engines import auxiliaries_for_judges
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, judges_of
-from rft_platform.tasks.task import Task
+from rft_platform.tasks.task import ORIGIN, Task
 
 LOG = logging.getLogger(__name__)
 
@@ -171,6 +171,11 @@ def quality(project: Project, round_number: int, judge_version: str) -> tuple[Ro
     policy = project.config.explorer.group_policy
     repeat_times = None if project.traffic is not None else project.batches.repeat_times  # production traffic decides
     return check_rollouts(rollouts, repeat_times, policy), check_judged(judged, rollouts)
+
+
+def may_be_shown(project: Project) -> bool:
+    """Whether Dagster may keep texts of rows: those of traffic and of imported tasks could not be erased there."""
+    return project.traffic is None and not any(ORIGIN in task.raw for task in project.tasks.tasks)
 
 
 def sample_transcripts(project: Project, round_number: int, count: int = 6) -> str:

@@ -38,6 +38,7 @@ from rft_platform.rounds.project.record import (
     write,
 )
 from rft_platform.rounds.setup.connections import base_model_folder, connect_registry, connect_trainer
+from rft_platform.rounds.setup.demonstrations import origin_cells
 from rft_platform.rounds.train import (
     Training,
     loaded_digest,
@@ -48,6 +49,7 @@ from rft_platform.rounds.train import (
     teacher_folder,
 )
 from rft_platform.tasks.dataset import normalise
+from rft_platform.tasks.task import ORIGIN
 from rft_platform.training.protocol import TrainRequest
 
 if TYPE_CHECKING:
@@ -260,7 +262,10 @@ def make_dataset(project: Project, round_number: int) -> DatasetFile:
 
     Raises UserError if its source has changed since weights were trained on it.
     """
-    store, dataset = project.store, load_dataset(project)
+    store, trained = project.store, read(project.store, round_number).dataset
+    if trained is not None and trained.erased and published(store, round_number) is not None:
+        return trained  # `rft forget` erased rows from the file, and those of the source are others than trained on
+    dataset = load_dataset(project)
     known, file = read(store, round_number).dataset, _target(project, round_number)
     if known is not None and known.digest != dataset.digest and published(store, round_number) is not None:
         raise UserError(
@@ -344,6 +349,7 @@ DESCRIPTIONS = {
     "tools": "The tools offered, as JSON.",
     "source_file": "The file of the source dataset.",
     "source_row": "Number of the row in that file.",
+    ORIGIN: "The traces that the row was imported from, as JSON.",
 }
 
 
@@ -357,6 +363,7 @@ def _write(dataset: "OfflineDataset", target: Path) -> None:
         name: pa.array([_json(row.get(name)) for row in dataset.rows], pa.string()) for name in names
     }
     columns["source_file"] = pa.array([file for file, _ in dataset.places], pa.string()).dictionary_encode()
+    columns |= {name: pa.array(cells, pa.string()) for name, cells in origin_cells(dataset.origins).items()}
     columns["source_row"] = pa.array([number for _, number in dataset.places], pa.int64())
     with atomic_path(target) as temp:
         pq.write_table(pa.table(columns), temp, compression="zstd")

@@ -20,7 +20,7 @@ from rft_platform.rounds.project.code_version import code_version
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, WarmStartRun, publish, published, write
 from rft_platform.rounds.setup.connections import base_model_folder, free_gpus, start_all, start_folder
-from rft_platform.rounds.setup.demonstrations import most_steps, write_demonstrations
+from rft_platform.rounds.setup.demonstrations import WARM_START, most_steps, write_demonstrations
 from rft_platform.training.checkpoint.manifest import MANIFEST
 from rft_platform.training.protocol import StepEvent, TrainRequest
 
@@ -77,7 +77,7 @@ class WarmStartCourse:
         if legs.exists():  # left by an interrupted run; starting over gives the same weights
             shutil.rmtree(legs)
         self.folder = str(base_model_folder(self.project))
-        demonstrations = self.project.store.round_folder(0) / "demonstrations.parquet"
+        demonstrations = self.project.store.round_folder(0) / WARM_START
         digest = write_demonstrations(self.settings, demonstrations)
         settings = self.settings = _with_steps(self.settings, demonstrations)
         report("warm start", 0, settings.steps, self.goal)

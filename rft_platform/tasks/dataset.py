@@ -16,7 +16,7 @@ from rft_platform.common.files import digest_json
 from rft_platform.config.schema.buffer import default_name
 from rft_platform.tasks.readers import NumberedRow
 from rft_platform.tasks.sources import located_rows, with_nested
-from rft_platform.tasks.task import Task
+from rft_platform.tasks.task import ORIGIN, Task
 
 LISTED = 10  # line numbers listed in a report
 _MEANINGS = {"prompt_key": "question", "response_key": "reference answer"}
@@ -149,7 +149,7 @@ def is_empty(value: Any) -> bool:
 
 def _identity(path: str, number: int, row: dict[str, Any]) -> str:
     try:
-        return _task_id(row)
+        return task_id_of(row)
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start : error.end])
         raise UserError(
@@ -158,14 +158,15 @@ def _identity(path: str, number: int, row: dict[str, Any]) -> str:
         ) from None
 
 
-def _task_id(row: dict[str, Any]) -> str:
-    return digest_json(row)[:16]
+def task_id_of(row: dict[str, Any]) -> str:
+    """The id of the task that a row of a dataset is: a digest of its content, without where it was imported from."""
+    return digest_json({name: value for name, value in row.items() if name != ORIGIN})[:16]
 
 
 def _task(taskset: str, row: dict[str, Any], prompt_key: str | None, response_key: str | None) -> Task:
     answer = None if response_key is None else _text(row[response_key])
     prompt = json.dumps(row, ensure_ascii=False) if prompt_key is None else _text(_only_message(row[prompt_key]))
-    return Task(_task_id(row), taskset, prompt, answer, row)
+    return Task(task_id_of(row), taskset, prompt, answer, row)
 
 
 def _only_message(prompt: Any) -> Any:

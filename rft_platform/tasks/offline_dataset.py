@@ -26,6 +26,7 @@ from rft_platform.tasks.messages import (
     with_system,
 )
 from rft_platform.tasks.sources import LocatedRow, located_rows, source_files, with_nested
+from rft_platform.tasks.task import ORIGIN
 
 Row = dict[str, Any]  # lists of messages or tools; ``label`` is a boolean
 
@@ -262,6 +263,7 @@ class OfflineDataset:
     digest: str
     report: OfflineReport
     files: dict[str, str]  # SHA-256 of each source file; empty for a dataset of the hub
+    origins: tuple[Any, ...]  # of each row: the traces that it was imported from, or None
 
 
 def load_conversations(
@@ -323,6 +325,7 @@ def _load(
     return OfflineDataset(
         rows=tuple(row for _, row in kept),
         places=tuple(place for place, _ in kept),
+        origins=tuple(sorting.origins[place] for place, _ in kept),
         digest=digest.hexdigest(),
         report=sorting.report(path, found),
         files=_digests(source_files(path, split, subset_name)),
@@ -337,6 +340,7 @@ class _Sorting:
         self._duplicates: list[str] = []
         self._empty: list[str] = []
         self._equal: list[str] = []
+        self.origins: dict[tuple[str, int], Any] = {}
 
     def kept(self, located: Iterable[LocatedRow], make: _Maker) -> Iterator[tuple[tuple[str, int], Row]]:
         """The rows to train on, each with its location."""
@@ -353,6 +357,7 @@ class _Sorting:
                 self._duplicates.append(where)
             else:
                 seen.add(identity)
+                self.origins[file, number] = raw.get(ORIGIN)
                 yield (file, number), row
 
     def report(self, path: str, columns: tuple[str, ...]) -> OfflineReport:

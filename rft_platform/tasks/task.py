@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+#: Column of a dataset that names the traces of other tools that a row was imported from: a list of objects.
+ORIGIN = "imported_from"
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -129,6 +129,13 @@ def test_transcripts_show_failures_and_successes() -> None:
     assert [(t.messages[0]["content"], t.messages[-1]["content"], t.expected) for t in kept] == [
         ("0+1=", "1", "1"), ("1+1=", "2", "2"),
     ]  # fmt: skip
+
+
+def test_reports_quote_no_imported_task() -> None:
+    first, *others = TASKS
+    imported = replace(first, raw={**first.raw, "imported_from": [{"id": "t", "format": "otel"}]})
+    result = measure(SumEngine(), tasks=[imported, *others], transcripts=len(TASKS))
+    assert {each.task_id for each in result.transcripts} == {task.task_id for task in others}
 
 
 def test_a_reward_beyond_the_bound_never_passes() -> None:

@@ -29,6 +29,7 @@ _ANSWERS = [{"role": "assistant", "content": text} for text in ("5", "6")]
 _ROWS: dict[str, dict[str, Any]] = {
     "chats.jsonl": {"messages": [*_MESSAGES, _ANSWERS[0]]},
     "corrections.jsonl": {"messages": [*_MESSAGES, _ANSWERS[0]]},
+    "demonstrations": {"messages": [*_MESSAGES, _ANSWERS[0]]},  # of imported traces
     "demonstrations.jsonl": {"messages": [*_MESSAGES, _ANSWERS[0]]},
     "train.parquet": {**_TASK, "prompt": _MESSAGES, "data_source": "math", "reward_model": {"ground_truth": "5"}},
     "pairs.jsonl": {"prompt": _MESSAGES, "chosen": [_ANSWERS[0]], "rejected": [_ANSWERS[1]]},

@@ -1,17 +1,28 @@
 """Runs of a round as traces in MLflow, looked up through MLflow's client."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
+from rft_platform.config.resolve import resolve
 from rft_platform.experience.record import JudgedRow
 from rft_platform.model_registry.models import ModelRegistry
+from rft_platform.model_registry.otlp_traces import export_request, send_traces
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, write
 from rft_platform.rounds.reporting.run_log import log_round_traces, spread, transcripts
+from rft_platform.traces.readers.base import read_traces
+from rft_platform.traces.readers.spans import SpanReader
+from rft_platform.traces.readers.trace import Trace
 from tests.experience.samples import step_row
 
 RUNS = 5
@@ -48,6 +59,75 @@ def connected(empty_store: Path, tmp_path: Path) -> Callable[[], ModelRegistry]:
     database.parent.mkdir()
     database.write_bytes(empty_store.read_bytes())
     return lambda: ModelRegistry(f"sqlite:///{database}", tmp_path / "mlflow" / "artifacts", "demo", "demo-model")
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Keeps what was sent."""
+
+    received: ClassVar[list[tuple[str, dict[str, str], bytes]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.received.append((self.path, dict(self.headers), body))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing is printed."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[str]:
+    """A receiver of OTLP/HTTP on loopback."""
+    Receiver.received.clear()
+    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_runs_are_sent_as_spans_that_an_import_reads(
+    project: Project, receiver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20abc,x-project=demo")
+    assert send_traces(receiver, "demo-first", transcripts(project, 1, 3)) == 3
+    assert send_traces(receiver, "demo-first", transcripts(project, 1, 3)) == 3
+    (path, headers, first), (_, _, second) = Receiver.received
+    assert (path, first) == ("/v1/traces", second), "a repeated stage sends the same spans"
+    assert (headers["authorization"], headers["x-project"]) == ("Basic abc", "demo")
+    (tmp_path / "spans.json").write_bytes(first)
+    read = [trace for trace in read_traces(SpanReader(), str(tmp_path / "spans.json")) if isinstance(trace, Trace)]
+    found = {trace.prompt[0]["content"]: trace for trace in read}
+    assert set(found) == {"question 0", "question 2", "question 4"}
+    best = found["question 4"]
+    assert best.answer == [{"role": "assistant", "content": "answer 1"}]
+    assert (best.scores, best.duration_s) == ({"reward": 4.0, "form": 0.5}, 1.5)
+
+
+def test_a_receiver_gets_no_texts_of_production_traffic(project: Project) -> None:
+    (chosen,) = transcripts(project, 1, 1)
+    assert "question" in str(export_request("demo", [chosen]))
+    assert "question" not in str(export_request("demo", [replace(chosen, with_texts=False)]))
+
+
+def test_a_receiver_that_is_gone_stops_nothing(project: Project, caplog: pytest.LogCaptureFixture) -> None:
+    assert send_traces("http://user:secret@127.0.0.1:9", "demo", transcripts(project, 1, 1)) == 0
+    assert "did not take the traces of a round" in caplog.text
+    assert "secret" not in caplog.text
+    assert send_traces("http://127.0.0.1:9", "demo", []) == 0
+
+
+def test_settings_of_a_receiver() -> None:
+    def findings(**changes: Any) -> str:
+        config = build_config({"monitor": {"otlp_endpoint": "http://127.0.0.1:4318"}, **changes})
+        return str(list(settings_findings(resolve(config), Machine(2, 0))))
+
+    online = {"buffer": {"trainer_input": {"experience_buffer": {"storage_type": "sql"}}}}
+    assert "monitor.otlp_endpoint has no effect while monitor.traces is 0" in findings()
+    assert "`rft forget` cannot erase what a receiver has" in findings(**online)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ Each file defines a function with Typer options, which ``cli.main`` registers; i
 - Run a project: ``demo``, ``run``, ``tune``, ``servers`` (``rft ui``, ``view``, ``metrics``, ``stop``).
 - Look at results: ``rounds``, ``trace``, ``evaluate`` (``rft eval``).
 - Change stored results: ``judge``, ``store``, ``models``.
+- Traces of other tools: ``imports`` (``rft import``).
 - Production traffic: ``online`` (``rft serve``, ``rft forget``).
 - Try parts without a project: ``debug``. Understand and convert configurations: ``config``.
 - Check an installation: ``doctor``.

@@ -2,11 +2,15 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT
+
+if TYPE_CHECKING:
+    from rft_platform.config.home import Home
+    from rft_platform.rounds.maintenance.row_erasure import Forgotten
 
 
 def serve(
@@ -61,34 +65,59 @@ def serve(
 
 def forget(
     subject: Annotated[
-        str, typer.Option("--subject", help="The person, as named by x-rft-subject or `user`.", show_default=False)
-    ],
+        str | None, typer.Option("--subject", help="The person, as named by x-rft-subject, `user` or imported traces.")
+    ] = None,
+    trace: Annotated[list[str] | None, typer.Option("--trace", help="The id of an imported trace; repeatable.")] = None,
     tenant: Annotated[
         str | None,
         typer.Option("--tenant", help="Only calls of this tenant; needed if several tenants have such a subject."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Erase the text and tokens of a person from database, Parquet files and notes; their rows stay as tombstones.
+    """Erase the texts and tokens of a person, or of imported traces; rows of rounds stay as tombstones.
 
     Weights cannot forget: the report names every model version that was trained on the rows.
     """
     from rft_platform.config.home import Home
-    from rft_platform.online.forget import forget as erase
-    from rft_platform.online.project import open_project
-    from rft_platform.rounds.setup.connections import connect_registry
     from rft_platform.run.console import output, print_json
 
-    project = open_project(Home.from_environment())
-    found = erase(project, connect_registry(project), subject, tenant)
+    found = _forget(Home.from_environment(), subject, tenant, trace or [])
     if as_json:
         print_json(found.to_json())
         return
     console = output()
-    console.print(f"erased {found.rows:,} calls, {len(found.rounds)} round(s) held their rows", markup=False)
+    console.print(f"erased {found.rows:,} rows, {len(found.rounds)} round(s) held some of them", markup=False)
     for title, refs in (("trained on them", found.trained), ("descend from those", found.descendants)):
         for ref in refs:
             version = f"model version {ref.model_version}" if ref.model_version else "not registered"
             console.print(f"{title}: {ref.checkpoint} ({version})", markup=False, soft_wrap=True)
     if not found.trained:
         console.print("no model version was trained on them", markup=False)
+
+
+def _forget(home: "Home", subject: str | None, tenant: str | None, traces: list[str]) -> "Forgotten":
+    """Erase what imports and production traffic hold. Raises UserError if neither has any of it."""
+    from rft_platform.common.errors import UserError
+    from rft_platform.online.forget import UnknownSubjectError
+    from rft_platform.online.forget import forget as forget_traffic
+    from rft_platform.online.project import open_project
+    from rft_platform.rounds.maintenance.forget_imports import Whose, forget_imports, nothing_of
+    from rft_platform.rounds.setup.connections import connect_registry
+
+    if subject is None and not traces:
+        raise UserError("name a person by --subject, or imported traces by --trace")
+    project = open_project(home) if home.config_file.exists() else None
+    registry = connect_registry(project) if project is not None else None
+    whose = Whose(subject, frozenset(traces))
+    found = forget_imports(home, project, registry, whose)
+    if project is None or project.traffic is None or subject is None:
+        if found is None:
+            raise nothing_of(whose)
+        return found
+    try:
+        called = forget_traffic(project, registry, subject, tenant)
+    except UnknownSubjectError:
+        if found is None:
+            raise
+        return found
+    return called if found is None else found.and_of(called)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
     from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.reporting.lineage import CheckpointRef, CheckpointTrace, RowTrace, TrainingTrace
+    from rft_platform.traces.origins import Origin
 
 _TARGETS = "models:/NAME@alias, models:/NAME/3, a checkpoint folder, a round (r0003, r0003/POLICY) or a row id"
 _ROUND = r"r\d{4,}"
@@ -58,7 +59,7 @@ def trace(
         if reason is not None:
             output().print(f"{target} {reason}:", markup=False, soft_wrap=True)
         if every or len(found.trainings) == 1:
-            print_checkpoint(found, output())
+            print_checkpoint(found, output(), every_trace=every)
         else:
             print_chain_summary(found, output())
         print_user_code(found, project.store.root, output(), whole=code)
@@ -157,6 +158,7 @@ def print_chain_summary(found: "CheckpointTrace", console: "Console") -> None:
                 }.items()
                 if value
             ),
+            "imported from": _traces(newest.imported, every=False),
             "before that": f"{_before(before)}, from {_base(found)}",
         },
     )
@@ -221,8 +223,13 @@ def _before(trainings: "Sequence[TrainingTrace]") -> str:
     return " after ".join(parts)
 
 
-def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | None = None) -> None:
-    """Print the chain of trainings behind a checkpoint, newest first; ``shown`` limits their number."""
+def print_checkpoint(
+    found: "CheckpointTrace", console: "Console", shown: int | None = None, *, every_trace: bool = False
+) -> None:
+    """Print the chain of trainings behind a checkpoint, newest first; ``shown`` limits their number.
+
+    Of the traces that rows were imported from, the first ones are printed, or with ``every_trace`` all.
+    """
     for training in found.trainings[:shown]:
         console.print(_named(training.result), style="bold", markup=False, soft_wrap=True)
         _print_pairs(
@@ -236,6 +243,7 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
                 and f"{training.selection.path}  {training.rows_trained:,} of {training.selection.rows:,} rows trained",
                 "dataset": _dataset(training),
                 "from": _source(training.more),
+                "imported from": _traces(training.imported, every_trace),
                 "teacher": training.more.get("teacher"),
                 "retired": training.retired or None,
                 "judged": training.judged and f"{training.judged.path}  {_counts(training)}",
@@ -326,6 +334,19 @@ def _dataset(training: "TrainingTrace") -> str | None:
         return None
     origin = f"{lineage.get('project')}/{lineage.get('name')}"
     return f"{lineage['dataset']} of {origin}  {lineage.get('dataset_rows', 0):,} rows"
+
+
+def _traces(imported: "Sequence[Origin]", every: bool) -> str | None:
+    """The traces of other tools, each with its link; the first ones, or all of them."""
+    from rft_platform.common.redaction import visible
+
+    if not imported:
+        return None
+    named = imported if every else imported[:_SHOWN]
+    lines = [visible(f"{one.format} {one.id}{f'  {one.link}' if one.link else ''}") for one in named]
+    more = [f"and {len(imported) - len(named):,} more (--all shows them)"] if len(named) < len(imported) else []
+    plural = "" if len(imported) == 1 else "s"
+    return "\n".join([f"{len(imported):,} trace{plural}", *lines, *more])
 
 
 def _source(lineage: dict[str, Any]) -> str | None:

@@ -271,6 +271,8 @@ def _online_problems(run: RunSettings) -> Iterator[Finding]:
     for key, is_set in refused.items():
         if is_set:
             yield error(f"{key}: rounds of production traffic take committed rows once, in style fixed; leave it out")
+    if config.monitor.otlp_endpoint is not None:
+        yield error("monitor.otlp_endpoint: `rft forget` cannot erase what a receiver has of a person; leave it out")
     service, replicas = config.service, config.explorer.rollout_model.engine_num
     if service.weight_update == "rolling" and service.least_in_service >= replicas:
         yield error(

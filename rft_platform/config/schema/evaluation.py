@@ -117,6 +117,10 @@ class Monitor(Section):
     """Runs of each round that MLflow gets as traces, with the judge's rewards as assessments: from the lowest to the
     highest reward. The messages are sent as they are stored. Online projects send no messages, but the feedback of
     users with its comments, which ``rft forget`` deletes. A trace takes 0.05 to 0.2 seconds."""
+    otlp_endpoint: str | None = None
+    """Address of an OTLP/HTTP receiver, such as ``http://127.0.0.1:4318``. It gets the runs of ``traces``, too, as
+    spans with the attributes of OpenTelemetry's GenAI conventions. ``OTEL_EXPORTER_OTLP_HEADERS`` holds its headers.
+    null: none. Refused for online projects, because ``rft forget`` cannot erase what a receiver has."""
     system_metrics: bool = False
     """Log the use of processors, memory, disk, network and NVIDIA GPUs (with package ``nvidia-ml-py``) to MLflow, as
     ``system/...``, every 10 seconds while a round trains."""

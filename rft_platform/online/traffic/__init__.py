@@ -1,7 +1,7 @@
 """Production traffic: its database, and what is decided and computed there.
 
 - ``database``, ``migrations``: the tables, how the database is opened, and the project that it belongs to.
-- ``declared_metrics``, ``personal_data``: valid values of feedback; removal of personal data before texts are stored.
+- ``declared_metrics``: valid values of feedback.
 - ``incoming``: calls and feedback that have just arrived, with redacted texts, and what a call does.
 - ``store``: the life of a recorded call: recorded, labelled, committed, consumed.
 - ``writer``: the one thread that writes to the database, and what happens when the database is slow.

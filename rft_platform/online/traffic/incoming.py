@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rft_platform.common.personal_data import Redaction
 from rft_platform.online.traffic.database import RECORDED, UNTRAINABLE
 from rft_platform.online.traffic.declared_metrics import REWARD
-from rft_platform.online.traffic.personal_data import Redaction
 
 TOOL_VALID, TOOL_INVALID = "tool_valid", "tool_invalid"
 QUESTION, ANSWER = "question", "answer"

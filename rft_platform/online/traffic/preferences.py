@@ -19,8 +19,8 @@ from sqlalchemy import Engine, ForeignKey, Index, String, func, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.personal_data import Redaction
 from rft_platform.online.traffic.database import NUMBER, Base, Call, readings, transactions
-from rft_platform.online.traffic.personal_data import Redaction
 
 Picked = Literal["left", "right", "tie", "skip"]
 PICKED: tuple[Picked, ...] = ("left", "right", "tie", "skip")

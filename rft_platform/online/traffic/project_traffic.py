@@ -8,10 +8,10 @@ from sqlalchemy import Engine
 from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
+from rft_platform.common.personal_data import Redaction
 from rft_platform.common.sqlite_files import database_file, network_file_system
 from rft_platform.config.home import private_files
 from rft_platform.online.traffic.database import open_database
-from rft_platform.online.traffic.personal_data import Redaction
 from rft_platform.online.traffic.round_rows import ChosenRows, RoundRule
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.rounds.project.project import Project

@@ -17,6 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, defer
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.personal_data import Redaction
 from rft_platform.online.traffic.database import (
     COMMITTED,
     CONSUMED,
@@ -42,7 +43,6 @@ from rft_platform.online.traffic.incoming import (
     row_of_call,
     row_of_feedback,
 )
-from rft_platform.online.traffic.personal_data import Redaction
 from rft_platform.online.traffic.round_rows import ChosenRows, CommittedRow, RoundRule, choose_rows
 
 LOG = logging.getLogger(__name__)

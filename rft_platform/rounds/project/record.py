@@ -195,6 +195,7 @@ class DatasetFile:
     source: str  # as configured
     source_files: dict[str, str]  # SHA-256 of each; empty for a dataset of the hub
     report: dict[str, Any]  # what was read and what was left out
+    erased: int = 0  # rows that `rft forget` has erased from the file; ``rows`` and ``digest`` are those of before
 
     @property
     def source_digest(self) -> str | None:

@@ -1,7 +1,7 @@
 """Lineage in both directions: from weights to their rows, judge and code, and from a row to its weights."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,9 @@ from rft_platform.common.files import digest_file
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.model_registry.manifests import OTHER_SAMPLING, Manifest, all_manifests, chain, descendants
 from rft_platform.model_registry.sqlite_reader import model_name, read_versions
+from rft_platform.rounds.setup.demonstrations import EXPERTS, WARM_START
+from rft_platform.traces.datasets import TASKS
+from rft_platform.traces.origins import Origin, dataset_origins, task_origins, traces_of
 
 if TYPE_CHECKING:
     from rft_platform.experience.file_ledger import FileEntry
@@ -62,6 +65,7 @@ class TrainingTrace:
     selection: RowFile | None = None  # lists the rows, if they are not exactly those of the training's round
     judge_name: str | None = None  # None: the training read several rounds, or the note was lost
     retired: str = ""  # text about rollouts that were removed on purpose
+    imported: tuple[Origin, ...] = ()  # traces of other tools that its rows, demonstrations or tasks were imported from
     more: dict[str, Any] = field(default_factory=dict)  # other entries of the lineage
 
 
@@ -185,6 +189,15 @@ def trained_with(
     return [_ref(manifest, known) for manifest in all_manifests(checkpoints) if condition(manifest.lineage)]
 
 
+def descendants_of(
+    checkpoints: Path, trained: Collection[str], registry: "ModelRegistry | None" = None
+) -> list[CheckpointRef]:
+    """The checkpoints that descend from those in the folders ``trained``, and are not among them."""
+    known, manifests = _versions(registry), all_manifests(checkpoints)
+    found = descendants([manifest for manifest in manifests if str(manifest.folder) in trained], manifests)
+    return [ref for ref in (_ref(manifest, known) for manifest in found) if ref.checkpoint not in trained]
+
+
 def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], store: "ExperienceStore") -> bool:
     """Whether a training took a row."""
     from rft_platform.experience.selections import TRAINED_ON, read_selection
@@ -248,9 +261,38 @@ def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versi
         config_digest=lineage.get("config_digest"),
         code_version=lineage.get("code_version"),
         dagster_run_id=lineage.get("dagster_run_id"),
+        imported=_imported(lineage, store),
         more={name: value for name, value in lineage.items() if name not in _NAMED},
         **_without(rows_read(lineage, store, verify), manifest.left_out),
     )
+
+
+def _imported(lineage: Mapping[str, Any], store: "ExperienceStore | None") -> tuple[Origin, ...]:
+    """The traces of other tools from which the rows of a training, or their tasks, were imported."""
+    number = lineage.get("round")
+    if store is None or number is None:
+        return ()
+    start = store.round_folder(0) / (EXPERTS if number else WARM_START)
+    file = store.round_folder(number) / str(lineage["dataset"]) if lineage.get("dataset") else start
+    found = list(dataset_origins(file))
+    tasks = task_origins(store.home / "imports" / TASKS) if lineage.get("row_selection") else {}
+    if tasks:
+        found += [origin for task in _tasks_of(lineage, store, number) for origin in tasks.get(task, ())]
+    return traces_of(found)
+
+
+def _tasks_of(lineage: Mapping[str, Any], store: "ExperienceStore", training: int) -> list[str]:
+    """The tasks of the rows that a training read; of retired rollouts nothing is known."""
+    from rft_platform.experience.selections import TRAINED_ON, read_selection
+
+    policy, found = lineage.get("policy", DEFAULT_POLICY), list[str]()
+    selected = read_selection(store, training, ["row_id", "use"], policy).to_pylist()
+    taken = {row["row_id"] for row in selected if row["use"] in TRAINED_ON}
+    for number in map(int, lineage["row_selection"]["judge_versions"]):
+        if not store.ledger(number).read().retired:
+            rows = store.read_rollouts(number, ["row_id", "task_id"]).to_pylist()
+            found += [row["task_id"] for row in rows if row["row_id"] in taken]
+    return list(dict.fromkeys(found))
 
 
 def _without(read: dict[str, Any], left_out: Mapping[str, int]) -> dict[str, Any]:
@@ -362,7 +404,7 @@ def _dataset_read(lineage: Mapping[str, Any], store: "ExperienceStore", number: 
     if known is None or known.digest != lineage.get("data_digest"):  # another project of the same name elsewhere
         return {"data_unchanged": None}
     same = file.exists() and file.stat().st_size == known.bytes
-    if verify and not (same and digest_file(file) == digest):
+    if verify and not (same and digest_file(file) == (known.sha256 if known.erased else digest)):
         raise DamagedError(f"{file}: missing, or changed since the training (sha256 {digest[:16]})")
     rows = int(lineage["dataset_rows"])
     return {"data_unchanged": same, "dataset": RowFile(str(file), digest, rows), "rows_trained": rows}

@@ -22,6 +22,7 @@ from rft_platform.experience.record import POLICY_REWARD
 from rft_platform.experience.selections import TRAINED_ON, selection_file
 from rft_platform.model_registry.metric_sinks import MetricSink, TensorBoardRun
 from rft_platform.model_registry.models import version_tags
+from rft_platform.model_registry.otlp_traces import send_traces
 from rft_platform.model_registry.pages import version_link
 from rft_platform.model_registry.run_traces import GivenFeedback, JudgedTranscript, log_traces
 from rft_platform.model_registry.tracking import (
@@ -253,12 +254,15 @@ def _plain(origin: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def log_round_traces(project: Project, registry: "ModelRegistry", round_number: int) -> int:
-    """Log ``monitor.traces`` runs of a round to MLflow; return their number."""
+    """Log ``monitor.traces`` runs of a round to MLflow, and send them to the OTLP receiver; return their number."""
     count = project.config.monitor.traces
     if not count:
         return 0
-    run = registry.training_run(project.config.name)
-    return log_traces(run, registry.tracking_uri, transcripts(project, round_number, count))
+    run, chosen = registry.training_run(project.config.name), transcripts(project, round_number, count)
+    endpoint = project.config.monitor.otlp_endpoint
+    if endpoint is not None and project.traffic is None:
+        send_traces(endpoint, f"{project.config.project}-{project.config.name}", chosen)
+    return log_traces(run, registry.tracking_uri, chosen)
 
 
 def transcripts(project: Project, round_number: int, count: int) -> list[JudgedTranscript]:

@@ -1,6 +1,7 @@
 """Check the demonstrations for supervised fine-tuning, and write them to the single file that the trainer reads."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import atomic_path, digest_file, digest_json
 from rft_platform.config.schema.algorithm import Experts
 from rft_platform.config.schema.trainer import WarmStart
+from rft_platform.tasks.task import ORIGIN
 
+WARM_START = "demonstrations.parquet"  #: what a warm start trains on, in the folder of round 0
 EXPERTS = "experts.parquet"  #: what a training mixes into its rows
 MESSAGES = "messages"  # column name of a dataset of conversations
 Cells = dict[str, list[str | None]]
@@ -61,7 +64,8 @@ def _conversations(settings: WarmStart | Experts) -> tuple[Cells, str]:
     named = Columns(messages=MESSAGES, system_prompt=settings.format.system_prompt)
     dataset = load_conversations(str(settings.path), named, split=settings.split, subset_name=settings.subset_name)
     names = list(dict.fromkeys(name for row in dataset.rows for name in row))
-    return {name: [_json(row.get(name)) for row in dataset.rows] for name in names}, dataset.digest
+    cells: Cells = {name: [_json(row.get(name)) for row in dataset.rows] for name in names}
+    return {**cells, **origin_cells(dataset.origins)}, dataset.digest
 
 
 def _texts(settings: WarmStart | Experts, section: str) -> tuple[Cells, str]:
@@ -84,7 +88,14 @@ def _texts(settings: WarmStart | Experts, section: str) -> tuple[Cells, str]:
     if None in answers:
         raise UserError(f"{section}.path {settings.path}: {answers.count(None)} rows have no response to learn from")
     system = [settings.format.system_prompt] * len(answers)
-    return {"prompt": [task.prompt for task in dataset.tasks], "response": answers, "system": system}, dataset.digest
+    origins = origin_cells([task.raw.get(ORIGIN) for task in dataset.tasks])
+    texts: Cells = {"prompt": [task.prompt for task in dataset.tasks], "response": answers, "system": system}
+    return {**texts, **origins}, dataset.digest
+
+
+def origin_cells(origins: Sequence[Any]) -> Cells:
+    """The column that names the traces of imported rows; none if no row was imported."""
+    return {ORIGIN: list(map(_json, origins))} if any(origins) else {}
 
 
 def _json(value: Any) -> str | None:

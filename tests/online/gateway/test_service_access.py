@@ -15,6 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from rft_platform.common.personal_data import Redaction
 from rft_platform.config.home import Home
 from rft_platform.inference.serving.http_server import server_config
 from rft_platform.online.gateway.app import CommitRule, build_app
@@ -25,7 +26,6 @@ from rft_platform.online.releases.commands import ReleaseCommands, ServableVersi
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.traffic.database import Feedback, open_database
 from rft_platform.online.traffic.incoming import NewCall
-from rft_platform.online.traffic.personal_data import Redaction
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError

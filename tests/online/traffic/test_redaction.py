@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from rft_platform.common.errors import UserCodeError, UserError
+from rft_platform.common.personal_data import Redaction
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.online.project import project_in
 from rft_platform.online.service import redaction_of
 from rft_platform.online.traffic.demonstrations import DemonstrationStore
 from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
-from rft_platform.online.traffic.personal_data import Redaction
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.project_traffic import traffic_database, traffic_store
 from rft_platform.online.traffic.store import TrafficStore

@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy.exc import DataError, OperationalError
 
 from rft_platform.common.errors import StorageError
+from rft_platform.common.personal_data import Redaction
 from rft_platform.online.traffic.database import DatabaseUnavailableError, open_database
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
-from rft_platform.online.traffic.personal_data import Redaction
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
 

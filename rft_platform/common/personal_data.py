@@ -20,10 +20,11 @@ _NOTHING = frozenset[str]()
 class Redaction:
     """Applies a function from text to text. An error of the function never shows the text."""
 
-    def __init__(self, function: Callable[[str], Any] | None = None) -> None:
-        """Without a ``function`` nothing changes."""
+    def __init__(self, function: Callable[[str], Any] | None = None, setting: str = "service.redaction") -> None:
+        """Without a ``function`` nothing changes. Errors name the ``setting`` that names the function."""
         self.calls = 0  # recorded calls that were changed, since the start
         self._function = function
+        self._setting = setting
 
     def text(self, text: str | None) -> str | None:
         """``text`` as it may be stored: redacted by the user's function if there is one.
@@ -36,9 +37,9 @@ class Redaction:
             found = self._function(text)
         except Exception as error:
             # neither the message nor the cause: both may quote the text
-            raise UserCodeError(f"service.redaction raised {type(error).__name__}") from None
+            raise UserCodeError(f"{self._setting} raised {type(error).__name__}") from None
         if not isinstance(found, str):
-            raise UserCodeError(f"service.redaction returned {type(found).__name__}: expected text")
+            raise UserCodeError(f"{self._setting} returned {type(found).__name__}: expected text")
         return found
 
     def value(self, value: Any, kept: frozenset[str] = _NOTHING) -> Any:

@@ -1,0 +1,90 @@
+"""``rft import``: turn traces of other tools into tasks, demonstrations and preference pairs."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rft_platform.config.home import Home
+    from rft_platform.traces.imports import ImportReport
+
+_FORMATS = "langfuse, langsmith, mlflow or otel"
+
+
+def import_traces(
+    source: Annotated[
+        str, typer.Argument(help="An exported file, a folder of them, or MLflow's tracking URI.", show_default=False)
+    ],
+    format: Annotated[str, typer.Option("--format", "-f", help=f"{_FORMATS}.", show_default=False)],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Name of the import; one that exists is replaced. Default: the file's name."),
+    ] = None,
+    experiment: Annotated[str | None, typer.Option(help="MLflow: the experiment with the traces.")] = None,
+    link: Annotated[str | None, typer.Option(help="Address of a trace's page, with {id} in place of its id.")] = None,
+    score: Annotated[str | None, typer.Option(help="The score that compares answers, if there are several.")] = None,
+    min_score: Annotated[
+        float | None, typer.Option(help="Answers with a lower score, or without it, are no demonstrations.")
+    ] = None,
+    redact: Annotated[
+        str | None,
+        typer.Option(help="Your function from text to text (module:function); default: service.redaction."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Import traces of MLflow, OpenTelemetry, Langfuse or LangSmith as datasets below RFT_HOME/imports.
+
+    The datasets are tasks, demonstrations for supervised fine-tuning, and preference pairs. A trace is imported once.
+    """
+    from dataclasses import asdict
+
+    from rft_platform.common.redaction import visible
+    from rft_platform.config.home import Home
+    from rft_platform.run.console import output, print_json
+    from rft_platform.traces.datasets import Selection
+    from rft_platform.traces.imports import ImportRequest, Imports, name_of, redaction_for
+
+    home = Home.from_environment()
+    request = ImportRequest(name or name_of(source), format, source, experiment, link, Selection(score, min_score))
+    report = Imports(home).run(request, redaction_for(redact or _configured_redaction(home)))
+    _tell_dagster(home)
+    if as_json:
+        print_json(asdict(report))
+        return
+    for line in _lines(report, home):
+        output().print(visible(line), markup=False, soft_wrap=True)  # ids and reasons come from the traces
+
+
+def _configured_redaction(home: "Home") -> str | None:
+    """``service.redaction`` of the project in the home, if it has one."""
+    from rft_platform.config.load import load_config_of
+
+    return load_config_of(home).service.redaction if home.config_file.exists() else None
+
+
+def _tell_dagster(home: "Home") -> None:
+    """Report the import to the project's Dagster instance; a project that starts later learns of it then."""
+    if home.config_file.exists() and home.dagster.exists():
+        from rft_platform.jobs.instance import open_instance
+        from rft_platform.jobs.reconcile_imports import reconcile_imports
+
+        with open_instance(home) as instance:
+            reconcile_imports(home, instance)
+
+
+def _lines(report: "ImportReport", home: "Home") -> list[str]:
+    """What was imported, what was left out and why, and where the datasets are."""
+    rows = ", ".join(f"{count:,} {kind}" for kind, count in report.rows.items())
+    lines = [f"{report.imported:,} traces imported as {report.name!r}: {rows}"]
+    lines += [f"{count:,} traces are in the import {name!r} already" for name, count in report.known.items()]
+    counted = {
+        "traces were forgotten by `rft forget` and are not imported": report.forgotten,
+        "traces occur twice in the source": report.repeated,
+        "traces were changed by the redaction": report.redacted,
+        "traces or records were skipped": report.bad,
+    }
+    lines += [f"{count:,} {what}" for what, count in counted.items() if count]
+    lines += [f"  {bad.trace_id}: {bad.reason}" for bad in report.bad_traces]
+    if report.score is None and report.scores:
+        lines.append(f"no score compared answers: name one by --score ({', '.join(report.scores)})")
+    return [*lines, *(f"{kind}: {home.imports / kind}" for kind, count in report.rows.items() if count)]
