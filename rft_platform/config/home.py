@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rft_platform.cluster.local.local_cluster import LocalCluster
+    from rft_platform.cluster.interface import Cluster
 
 #: Umask of every process that writes below a home: no permissions for other users.
 PRIVATE_UMASK = 0o077
@@ -62,7 +62,7 @@ class Home:
         return self.root / "logs"
 
     @property
-    def cluster(self) -> "LocalCluster":
+    def cluster(self) -> "Cluster":
         """What runs the project's engines and its trainer."""
         from rft_platform.cluster.local.local_cluster import LocalCluster
 

@@ -6,8 +6,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.cluster.local.leases import naming_starter, used_leases
-from rft_platform.cluster.local.local_cluster import end_use
+from rft_platform.cluster.local.leases import naming_starter
 from rft_platform.cluster.local.locks import locked
 from rft_platform.cluster.local.log_files import logs_bounded
 from rft_platform.cluster.this_process import importing, keep_imports, terminable, undisturbed
@@ -168,20 +167,17 @@ def used_processes_end(home: Home, console: "Console", detach: bool = False) -> 
 
     With ``detach`` nothing is stopped, and processes that the block starts run until their idle time-out.
     """
-    before, folder = used_leases(), home.leases.absolute()
-
-    def used() -> list[Path]:
-        return sorted(lease for lease in used_leases() - before if lease.parent == folder)
-
+    cluster = home.cluster
+    before = cluster.used()
     with nullcontext() if detach else naming_starter() as starter:
         try:
             yield
         finally:
-            if used():
+            if cluster.used() - before:
                 with undisturbed(), console.status("stopping engine and trainer"):
-                    while leases := used():  # repeated: a pool restarts lost replicas in the background
-                        for lease in leases:
-                            end_use(lease, starter)
+                    while names := cluster.used() - before:  # repeated: a pool restarts lost replicas in the background
+                        for name in sorted(names):
+                            cluster.end_use(name, starter)
 
 
 @contextmanager
