@@ -1,0 +1,192 @@
+"""Services as detached named actors of a Ray cluster, found by their names.
+
+An actor never restarts by itself: the next ``ensure`` starts a new generation, as it does on one machine. So a service
+that is lost comes back with another token and address, and its clients learn of it.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rft_platform.cluster.interface import Address, Bundle, Service, StartError, Status
+from rft_platform.cluster.local.file_cluster import END_S, FileCluster, StartProgress
+from rft_platform.cluster.local.leases import STARTER_VARIABLE
+from rft_platform.cluster.ray.actors import ServiceActor, WorkerActor, travelling
+from rft_platform.cluster.ray.connection import joined, kill, living_nodes, lost, unplaceable
+from rft_platform.cluster.ray.ray_worker import RayWorker
+
+_ASK_S = 15.0  # a node that is lost is declared dead after about so long
+_POLL_S = 0.1
+_AT_ONCE = 16  # calls of a service's actor that do not wait for each other
+
+
+class RayCluster(FileCluster):
+    """A ``Cluster`` of Ray. Start locks, generations and logs are files in a home that all nodes see."""
+
+    def __init__(self, leases: Path, logs: Path, address: str = "auto", namespace: str = "rft") -> None:
+        super().__init__(leases, logs)
+        self._where = address, namespace
+        self._prefix = f"{hashlib.sha256(str(leases.absolute()).encode()).hexdigest()[:12]}/"
+
+    @property
+    def ray(self) -> Any:
+        """The module ``ray``, joined to the cluster."""
+        return joined(*self._where)
+
+    def find(self, name: str) -> Address | None:
+        """The address of the service ``name``; None if its process does not run."""
+        address: Address | None = self._ask(name, "address")
+        return address
+
+    def answers(self, address: Address) -> bool:
+        """Whether the service answers, and none of its processes is stopped."""
+        return self.find(address.name) == address and bool(self._ask(address.name, "answers"))
+
+    def services(self, *patterns: str) -> dict[str, Status]:
+        """The running services by name: nothing is left of those that have ended."""
+        found = {name: self.find(name) for name in self._names(*patterns)}
+        return {name: Status(address, runs=True) for name, address in found.items() if address is not None}
+
+    def running(self, *patterns: str) -> list[Address]:
+        """The addresses of the running services; with ``patterns``, of those with matching names."""
+        return [status.address for status in self.services(*patterns).values()]
+
+    def processor_seconds(self) -> dict[tuple[str, int], float]:
+        """Processor time that each service has used since its start, by name and generation."""
+        used: dict[tuple[str, int], float] = {}
+        for name in self._names():
+            used |= self._ask(name, "processor_seconds") or {}
+        return used
+
+    def stop_strays(self) -> list[int]:
+        """End the actors whose service has not started; returns no process ids, which belong to other nodes."""
+        for name in self._names():
+            if self.find(name) is None:
+                self._end_strays(name, END_S)
+        return []
+
+    def stop_all(self) -> None:
+        """End all services."""
+        for name in self._names():
+            self.stop(name, END_S)
+
+    def worker(self, module: str, *, python: str | None = None, log: Path, bundle: Bundle = Bundle()) -> RayWorker:
+        """Start an actor on any node with room for ``bundle``, spread over the nodes, and its child process."""
+        options = {**_reserved(bundle), "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        actor = _actor_class(self.ray, WorkerActor).options(**options).remote()
+        return RayWorker(self.ray, actor, module, python, log, travelling(os.environ))
+
+    def start(self, service: Service, generation: int) -> Address:
+        """Start a detached actor that runs the service; the caller holds the start lock."""
+        ray, bundle = self.ray, service.bundle.times(service.group.ranks)
+        name = self._prefix + service.name
+        if (why := unplaceable(living_nodes(ray), bundle)) is not None:
+            raise StartError(f"Service {service.name!r} cannot be placed: {why}")
+        options = {
+            **_reserved(bundle),
+            "name": name,
+            "lifetime": "detached",
+            "max_restarts": 0,
+            "max_concurrency": _AT_ONCE,
+        }
+        actor = _actor_class(ray, ServiceActor).options(**options).remote(str(self.logs.absolute()))
+        starter = os.environ.get(STARTER_VARIABLE)
+        started = actor.start.remote(service, generation, travelling(os.environ), starter)
+        try:
+            return self._started(service, started)
+        except BaseException:
+            self._end(service.name, service.grace_s)
+            raise
+
+    def _started(self, service: Service, started: Any) -> Address:
+        """Wait for the answer of a starting actor."""
+        ray, progress = self.ray, StartProgress(service, self.log_file(service.name))
+        deadline = time.monotonic() + service.start_timeout_s + END_S
+        while not ray.wait([started], timeout=_POLL_S)[0]:
+            progress.update()
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"Service {service.name!r} was not ready after {service.start_timeout_s:.0f} s: no node has room "
+                    f"for it, or it is slow. {self.log_tail(service.name)}"
+                )
+        try:
+            answer = ray.get(started)
+        except lost(ray) as error:
+            raise StartError(f"Service {service.name!r} was lost with its node while it started: {error}") from error
+        if isinstance(answer, Address):
+            return answer
+        raise StartError(*answer)
+
+    def _end(self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None) -> bool:
+        actor = self._actor(name)
+        if actor is None:
+            return False
+        address = self.find(name)
+        if generation is not None and (address is None or address.generation != generation):
+            return False
+        timeout_s = None if shutdown_path else 3 * grace_s + _ASK_S  # with a path it ends after its work
+        ran = bool(self._ask(name, "stop", grace_s, shutdown_path, timeout_s=timeout_s))
+        self._kill(name, actor)
+        return ran
+
+    def _end_strays(self, name: str, grace_s: float, starter: str | None = None) -> None:
+        if starter is None or self._started_by(name) == starter:
+            self._end(name, grace_s)
+
+    def _started_by(self, name: str) -> str | None:
+        starter: str | None = self._ask(name, "started_by")
+        return starter
+
+    def _kill(self, name: str, actor: Any) -> None:
+        """Kill an actor and wait until its name is free."""
+        deadline = time.monotonic() + _ASK_S
+        kill(self.ray, actor)
+        while self._actor(name) is not None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def _names(self, *patterns: str) -> Iterator[str]:
+        """The names of the services that have an actor; with ``patterns``, those that match."""
+        for actor in sorted(self.ray.util.list_named_actors()):
+            name = actor.removeprefix(self._prefix)
+            if actor.startswith(self._prefix) and any(fnmatch(name, each) for each in patterns or ("*",)):
+                yield name
+
+    def _actor(self, name: str) -> Any:
+        with suppress(ValueError):
+            return self.ray.get_actor(self._prefix + name)
+        return None
+
+    def _ask(self, name: str, method: str, *arguments: Any, timeout_s: float | None = _ASK_S) -> Any:
+        """Call the actor of a service; None if it has none, or its process or node is gone.
+
+        Ray says that an actor is unavailable while its node is not declared dead: the call is then repeated.
+        """
+        ray = self.ray
+        deadline = time.monotonic() + _ASK_S
+        while (actor := self._actor(name)) is not None:
+            try:
+                return ray.get(getattr(actor, method).remote(*arguments), timeout=timeout_s)
+            except ray.exceptions.ActorUnavailableError:
+                if time.monotonic() > deadline:
+                    return None
+                time.sleep(_POLL_S)
+            except lost(ray):
+                return None
+        return None
+
+
+@cache
+def _actor_class(ray: Any, plain: type) -> Any:
+    """The actor class of a plain class, once per process: Ray stores each of them in the cluster."""
+    return ray.remote(plain)
+
+
+def _reserved(bundle: Bundle) -> Mapping[str, Any]:
+    """``bundle`` as options of an actor."""
+    return {"num_cpus": bundle.cpus, "num_gpus": bundle.gpus, "resources": dict(bundle.resources)}
