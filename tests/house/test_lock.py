@@ -11,22 +11,30 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.lock import (
+    BESIDE,
     DEVELOPMENT,
     DEVELOPMENT_EXTRAS,
     GPU,
     GPU_EXTRAS,
     GPU_PLATFORM,
     REPOSITORY,
+    REQUIREMENTS,
     RUNTIME,
     RUNTIME_EXTRAS,
     TORCH,
-    TRACKERS,
     VLLM,
     Pin,
     read_pins,
 )  # fmt: skip
 
-LOCKS = [RUNTIME, DEVELOPMENT, GPU, VLLM, TRACKERS, *sorted(REPOSITORY.glob("examples/*/lock*.txt"))]
+LOCKS = [
+    RUNTIME,
+    DEVELOPMENT,
+    GPU,
+    VLLM,
+    *(REQUIREMENTS / f"{name}.txt" for name in BESIDE),
+    *sorted(REPOSITORY.glob("examples/*/lock*.txt")),
+]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 
 
