@@ -45,6 +45,37 @@ class Bundle:
         resources = {name: count * amount for name, amount in self.resources.items()}
         return replace(self, cpus=count * self.cpus, gpus=count * self.gpus, resources=resources)
 
+    def __str__(self) -> str:
+        return _amounts(self)
+
+
+def _amounts(of: "Bundle | Node") -> str:
+    named = {"CPU" if of.cpus == 1 else "CPUs": of.cpus, "GPU" if of.gpus == 1 else "GPUs": of.gpus, **of.resources}
+    return ", ".join(f"{amount:g} {name}" for name, amount in named.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of a cluster of several machines, and what it has."""
+
+    name: str  # its address
+    cpus: float
+    gpus: float
+    resources: Mapping[str, float] = field(default_factory=dict)  # named resources
+
+    def holds(self, bundle: Bundle) -> bool:
+        """Whether the machine has as much as ``bundle``."""
+        named = all(self.resources.get(name, 0.0) >= amount for name, amount in bundle.resources.items())
+        return self.cpus >= bundle.cpus and self.gpus >= bundle.gpus and named
+
+    def without(self, bundle: Bundle) -> "Node":
+        """What is left of the machine when ``bundle`` is reserved."""
+        left = {name: amount - bundle.resources.get(name, 0.0) for name, amount in self.resources.items()}
+        return replace(self, cpus=self.cpus - bundle.cpus, gpus=self.gpus - bundle.gpus, resources=left)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_amounts(self)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -52,7 +83,7 @@ class Group:
 
     ranks: int = 1  # on each node
     nodes: int = 1
-    endpoint: str = ""  # ``host:port`` on the first node, at which the nodes connect; the port must be free
+    endpoint: str = ""  # ``host:port`` on the first node, at which the nodes connect; Ray's cluster chooses it itself
     timeout_s: float = 900.0  # how long a node waits for the others
 
     @property
@@ -134,6 +165,10 @@ def tls_context() -> ssl.SSLContext:
 
 class Cluster(Protocol):
     """Runs services. Several processes may call it at once."""
+
+    def nodes(self) -> list[Node]:
+        """The machines of a cluster of several machines; empty for this machine."""
+        ...
 
     def ensure(self, service: Service) -> Address:
         """The address of the running service, which is started first if it does not run.

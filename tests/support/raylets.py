@@ -18,7 +18,7 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 #: Ray replaces 127.0.0.1 by the address of the host's network interface, unless this is 0.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-NODE = {"num_cpus": 4, "object_store_memory": 80 << 20}
+NODE: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 80 << 20}
 
 
 class Raylets:
@@ -95,7 +95,7 @@ def main(count: int) -> None:
         for line in sys.stdin:
             order, *number = line.split()
             if order == "add":
-                nodes.append(cluster.add_node(**NODE))
+                nodes.append(cluster.add_node(**NODE, resources={f"extra-{len(nodes)}": 1}))
                 print(json.dumps({"index": len(nodes) - 1}), flush=True)
             else:
                 node = nodes[int(number[0])]

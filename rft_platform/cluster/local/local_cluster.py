@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from rft_platform.cluster.child import Child
-from rft_platform.cluster.interface import Address, Bundle, Service, StartError, Status, tls_context
+from rft_platform.cluster.interface import Address, Bundle, Node, Service, StartError, Status, tls_context
 from rft_platform.cluster.local.file_cluster import END_S, FileCluster, StartProgress, tail
 from rft_platform.cluster.local.leases import (
     Lease,
@@ -45,6 +45,10 @@ _HEALTH_S = 10.0  # time-out of one request to /health
 
 class LocalCluster(FileCluster):
     """A ``Cluster`` of this machine. A service is found by its lease, a file in the folder ``leases``."""
+
+    def nodes(self) -> list[Node]:
+        """No nodes: services and children share this machine."""
+        return []
 
     def find(self, name: str) -> Address | None:
         """The address of the service ``name``; None if its process does not run."""

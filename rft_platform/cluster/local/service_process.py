@@ -48,6 +48,12 @@ def service_environment(service: Service, lease: Path, generation: int) -> dict[
     }
 
 
+def end_with_lifeline() -> None:
+    """Let the kernel kill this process and its group when the lifeline is cut, if the process has one."""
+    if (lifeline := os.environ.pop(LIFELINE_VARIABLE, None)) is not None:
+        end_with_parent(os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK))
+
+
 @dataclass
 class ServiceProcess:
     """The settings of this process's service, and the time of its last use."""
@@ -65,8 +71,7 @@ class ServiceProcess:
     @classmethod
     def from_environment(cls, kind: str) -> "ServiceProcess":
         """What the cluster that started this process has stored. The process then ends with its lifeline."""
-        if (lifeline := os.environ.pop(LIFELINE_VARIABLE, None)) is not None:
-            end_with_parent(os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK))
+        end_with_lifeline()
         return cls(kind, Path(os.environ[LEASE_VARIABLE]), **json.loads(os.environ[SERVICE_VARIABLE]))
 
     def publish(self, port: int, **details: Any) -> None:

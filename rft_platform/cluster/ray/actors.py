@@ -6,20 +6,28 @@ that the actor holds open closes.
 """
 
 import os
+import platform
 import shutil
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rft_platform.cluster.child import CallError, Child, ChildError
 from rft_platform.cluster.interface import LOOPBACK, Address, Service, StartError
-from rft_platform.cluster.local.local_cluster import LocalCluster
+from rft_platform.cluster.local.leases import STARTER_VARIABLE
+from rft_platform.cluster.local.local_cluster import LocalCluster, command_of
+from rft_platform.cluster.local.processes import runs, start_detached
 from rft_platform.cluster.local.service_process import LIFELINE_VARIABLE
+from rft_platform.cluster.ray.connection import AUTH_VARIABLE
 
 _WATCH_S = 0.5
 #: Variables of the starting command that belong to its machine and not to the node of the actor.
@@ -29,6 +37,16 @@ _OF_MACHINE = ("RAY_", "CUDA_VISIBLE_DEVICES", "RFT_LEASE", "RFT_SERVICE", "TMPD
 def travelling(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of a command that its services and workers on other nodes need: all but those of its machine."""
     return {name: value for name, value in environment.items() if not name.startswith(_OF_MACHINE)}
+
+
+def versions() -> list[str]:
+    """What must be the same on all nodes: Python, Ray and this platform; and Ray's authentication mode there."""
+    return [
+        platform.python_version(),
+        version("ray"),
+        version("rft-platform"),
+        os.environ.get(AUTH_VARIABLE, "disabled"),
+    ]
 
 
 class ServiceActor:
@@ -41,20 +59,34 @@ class ServiceActor:
         self._starter: str | None = None
         self._lifeline = _held_open(self._folder / "lifeline")
 
-    def start(self, service: Service, generation: int, environment: Mapping[str, str], starter: str | None) -> Any:
-        """Start the service; returns its address, or the arguments of a ``StartError``."""
-        from ray.util import get_node_ip_address
+    def start(self, service: Service, generation: int, environment: Mapping[str, str]) -> Any:
+        """Start the service; returns its address, or the arguments of a ``StartError``.
 
-        self._name, self._starter = service.name, starter
+        ``environment`` is that of the command; as an argument of a constructor, Ray would keep it with the actor.
+        """
+        self._name, self._starter = service.name, environment.get(STARTER_VARIABLE)
         os.environ.update(environment)
-        env = {**service.env, LIFELINE_VARIABLE: str(self._folder / "lifeline")}
-        host = get_node_ip_address() if service.host == LOOPBACK else service.host
+        host = _node_address() if service.host == LOOPBACK else service.host
         try:
-            address = self._cluster.start(replace(service, env=env, host=host), generation)
+            address = self._cluster.start(replace(service, env=self._ending_with_this(service), host=host), generation)
         except StartError as error:
             return str(error), error.exit_code, error.last_line
         threading.Thread(target=self._end_with_service, daemon=True).start()
         return address
+
+    def join(self, service: Service, node_rank: int, environment: Mapping[str, str]) -> None:
+        """Run a further node of the service's group."""
+        os.environ.update(environment)
+        env = {**os.environ, **self._ending_with_this(service)}
+        log = self._cluster.log_file(f"{service.name}-node-{node_rank}")
+        process = start_detached(command_of(service, node_rank), log, env)
+        threading.Thread(target=self._end_with_node, args=(process,), daemon=True).start()
+
+    def endpoint(self) -> str:
+        """This node's address with a port that is free now."""
+        host = _node_address()
+        with socket.create_server((host, 0)) as probe:
+            return f"{host}:{probe.getsockname()[1]}"
 
     def address(self) -> Address | None:
         """The address of the service; None before it has started, and after it has ended."""
@@ -80,6 +112,17 @@ class ServiceActor:
         shutil.rmtree(self._folder, ignore_errors=True)
         return ran
 
+    def _ending_with_this(self, service: Service) -> dict[str, str]:
+        """The variables of the service's processes, which end with this one."""
+        return {**service.env, LIFELINE_VARIABLE: str(self._folder / "lifeline")}
+
+    def _end_with_node(self, process: psutil.Process) -> None:
+        """End this process when a further node of a group has ended."""
+        while runs(process):
+            time.sleep(_WATCH_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)
+
     def _end_with_service(self) -> None:
         """End this process, which gives its resources back, when the service has ended by itself."""
         while self.address() is not None:
@@ -87,6 +130,12 @@ class ServiceActor:
         if not self._stopping:
             shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(0)
+
+
+def _node_address() -> str:
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())
 
 
 def _held_open(path: Path) -> int:

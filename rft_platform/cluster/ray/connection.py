@@ -3,13 +3,11 @@
 import os
 import signal
 import threading
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from rft_platform.cluster.interface import Bundle
+from rft_platform.cluster.interface import Node
 from rft_platform.common.errors import RftError, UserError
 
 #: Variables of Ray: without a token, everybody who reaches a node's ports can run programs on it.
@@ -21,26 +19,6 @@ _joined: tuple[str, str] | None = None  # address and namespace
 
 class ClusterError(RftError):
     """The Ray cluster cannot be reached, or it lost a process while it was called."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A living node of the cluster."""
-
-    name: str  # its address
-    cpus: float
-    gpus: float
-    resources: Mapping[str, float] = field(default_factory=dict)  # named resources
-
-    def holds(self, bundle: Bundle) -> bool:
-        """Whether the node could hold ``bundle`` if nothing else ran on it."""
-        named = all(self.resources.get(name, 0.0) >= amount for name, amount in bundle.resources.items())
-        return self.cpus >= bundle.cpus and self.gpus >= bundle.gpus and named
-
-    def describe(self) -> str:
-        """The node in words."""
-        more = "".join(f", {amount:g} {name}" for name, amount in self.resources.items())
-        return f"{self.name}: {self.cpus:g} CPUs, {self.gpus:g} GPUs{more}"
 
 
 def check_installed() -> None:
@@ -109,15 +87,6 @@ def living_nodes(ray: Any) -> list[Node]:
             }
             found.append(Node(node["NodeManagerAddress"], held.get("CPU", 0.0), held.get("GPU", 0.0), own))
     return sorted(found, key=lambda node: node.name)
-
-
-def unplaceable(nodes: Sequence[Node], bundle: Bundle) -> str | None:
-    """Why no node could hold ``bundle``, even if nothing else ran on it; None if one could."""
-    if any(node.holds(bundle) for node in nodes):
-        return None
-    more = "".join(f", {amount:g} {name}" for name, amount in bundle.resources.items())
-    there = "; ".join(node.describe() for node in nodes) or "no node"
-    return f"no node has {bundle.cpus} CPUs, {bundle.gpus:g} GPUs{more} (there is {there})"
 
 
 def lost(ray: Any) -> tuple[type[BaseException], ...]:

@@ -9,20 +9,22 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rft_platform.cluster.interface import Address, Bundle, Service, StartError, Status
+from rft_platform.cluster.interface import Address, Bundle, Node, Service, StartError, Status
 from rft_platform.cluster.local.file_cluster import END_S, FileCluster, StartProgress
-from rft_platform.cluster.local.leases import STARTER_VARIABLE
-from rft_platform.cluster.ray.actors import ServiceActor, WorkerActor, travelling
-from rft_platform.cluster.ray.connection import joined, kill, living_nodes, lost, unplaceable
+from rft_platform.cluster.ray.actors import ServiceActor, WorkerActor, travelling, versions
+from rft_platform.cluster.ray.connection import joined, kill, living_nodes, lost
+from rft_platform.cluster.ray.groups import MEMBER, endpoint_of, in_bundle, place_group, remove_groups, start_members
 from rft_platform.cluster.ray.ray_worker import RayWorker
 
 _ASK_S = 15.0  # a node that is lost is declared dead after about so long
 _POLL_S = 0.1
+_VERSIONS_S = 60.0
 _AT_ONCE = 16  # calls of a service's actor that do not wait for each other
 
 
@@ -30,14 +32,32 @@ class RayCluster(FileCluster):
     """A ``Cluster`` of Ray. Start locks, generations and logs are files in a home that all nodes see."""
 
     def __init__(self, leases: Path, logs: Path, address: str = "auto", namespace: str = "rft") -> None:
-        super().__init__(leases, logs)
+        super().__init__(leases.absolute(), logs.absolute())
         self._where = address, namespace
-        self._prefix = f"{hashlib.sha256(str(leases.absolute()).encode()).hexdigest()[:12]}/"
+        self._prefix = f"{hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]}/"
 
     @property
     def ray(self) -> Any:
         """The module ``ray``, joined to the cluster."""
         return joined(*self._where)
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive."""
+        return living_nodes(self.ray)
+
+    def versions(self) -> dict[str, tuple[str, ...]]:
+        """Of each node by its address: Python, Ray, this platform, and Ray's authentication mode."""
+        ray = self.ray
+        found = {}
+        for node in ray.nodes():
+            if node["Alive"]:
+                there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                answer = _remote(ray, versions).options(num_cpus=0, scheduling_strategy=there).remote()
+                found[node["NodeID"]] = (node["NodeManagerAddress"], answer)
+        return {
+            f"{name} ({node[:8]})": tuple(ray.get(answer, timeout=_VERSIONS_S))
+            for node, (name, answer) in found.items()
+        }
 
     def find(self, name: str) -> Address | None:
         """The address of the service ``name``; None if its process does not run."""
@@ -79,29 +99,32 @@ class RayCluster(FileCluster):
     def worker(self, module: str, *, python: str | None = None, log: Path, bundle: Bundle = Bundle()) -> RayWorker:
         """Start an actor on any node with room for ``bundle``, spread over the nodes, and its child process."""
         options = {**_reserved(bundle), "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        actor = _actor_class(self.ray, WorkerActor).options(**options).remote()
+        actor = _remote(self.ray, WorkerActor).options(**options).remote()
         return RayWorker(self.ray, actor, module, python, log, travelling(os.environ))
 
     def start(self, service: Service, generation: int) -> Address:
         """Start a detached actor that runs the service; the caller holds the start lock."""
-        ray, bundle = self.ray, service.bundle.times(service.group.ranks)
-        name = self._prefix + service.name
-        if (why := unplaceable(living_nodes(ray), bundle)) is not None:
-            raise StartError(f"Service {service.name!r} cannot be placed: {why}")
-        options = {
-            **_reserved(bundle),
-            "name": name,
-            "lifetime": "detached",
-            "max_restarts": 0,
-            "max_concurrency": _AT_ONCE,
-        }
-        actor = _actor_class(ray, ServiceActor).options(**options).remote(str(self.logs.absolute()))
-        starter = os.environ.get(STARTER_VARIABLE)
-        started = actor.start.remote(service, generation, travelling(os.environ), starter)
+        ray, bundle, name = self.ray, service.bundle.times(service.group.ranks), self._prefix + service.name
+        nodes, environment = self.nodes(), travelling(os.environ)
+        if not any(node.holds(bundle) for node in nodes):
+            there = "; ".join(map(str, nodes))
+            raise StartError(f"Service {service.name!r} cannot be placed: no node has {bundle} (there is {there})")
+
+        def new(**options: Any) -> Any:
+            fixed = {"lifetime": "detached", "max_restarts": 0, "max_concurrency": _AT_ONCE}
+            return _remote(ray, ServiceActor).options(**_reserved(bundle), **fixed, **options).remote(str(self.logs))
+
         try:
-            return self._started(service, started)
+            if service.group.nodes > 1:
+                group = place_group(ray, f"{name}{MEMBER}{generation}", bundle, service)
+                actor = new(name=name, **in_bundle(group, 0))
+                service = replace(service, group=replace(service.group, endpoint=endpoint_of(ray, actor, service)))
+                start_members(new, group, f"{name}{MEMBER}{generation}.", service, environment)
+            else:
+                actor = new(name=name)
+            return self._started(service, actor.start.remote(service, generation, environment))
         except BaseException:
-            self._end(service.name, service.grace_s)
+            self._kill(service.name)
             raise
 
     def _started(self, service: Service, started: Any) -> Address:
@@ -126,13 +149,15 @@ class RayCluster(FileCluster):
     def _end(self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None) -> bool:
         actor = self._actor(name)
         if actor is None:
+            if generation is None:
+                self._kill(name)
             return False
         address = self.find(name)
         if generation is not None and (address is None or address.generation != generation):
             return False
         timeout_s = None if shutdown_path else 3 * grace_s + _ASK_S  # with a path it ends after its work
         ran = bool(self._ask(name, "stop", grace_s, shutdown_path, timeout_s=timeout_s))
-        self._kill(name, actor)
+        self._kill(name)
         return ran
 
     def _end_strays(self, name: str, grace_s: float, starter: str | None = None) -> None:
@@ -143,18 +168,23 @@ class RayCluster(FileCluster):
         starter: str | None = self._ask(name, "started_by")
         return starter
 
-    def _kill(self, name: str, actor: Any) -> None:
-        """Kill an actor and wait until its name is free."""
+    def _kill(self, name: str) -> None:
+        """Kill the actors of a service, whose processes end with them, and wait until its name is free."""
         deadline = time.monotonic() + _ASK_S
-        kill(self.ray, actor)
-        while self._actor(name) is not None and time.monotonic() < deadline:
+        remove_groups(self.ray, f"{self._prefix}{name}{MEMBER}")
+        while (actor := self._actor(name)) is not None and time.monotonic() < deadline:
+            kill(self.ray, actor)
             time.sleep(_POLL_S)
 
     def _names(self, *patterns: str) -> Iterator[str]:
         """The names of the services that have an actor; with ``patterns``, those that match."""
         for actor in sorted(self.ray.util.list_named_actors()):
             name = actor.removeprefix(self._prefix)
-            if actor.startswith(self._prefix) and any(fnmatch(name, each) for each in patterns or ("*",)):
+            if (
+                actor.startswith(self._prefix)
+                and MEMBER not in name
+                and any(fnmatch(name, each) for each in patterns or ("*",))
+            ):
                 yield name
 
     def _actor(self, name: str) -> Any:
@@ -182,8 +212,8 @@ class RayCluster(FileCluster):
 
 
 @cache
-def _actor_class(ray: Any, plain: type) -> Any:
-    """The actor class of a plain class, once per process: Ray stores each of them in the cluster."""
+def _remote(ray: Any, plain: Any) -> Any:
+    """The actor class of a plain class, or the task of a function, once per process: Ray stores each in the cluster."""
     return ray.remote(plain)
 
 

@@ -30,7 +30,8 @@ def without_effect(run: RunSettings) -> Iterator[Finding]:
         yield warning("algorithm.kl_loss_fn k1 has no gradient in expectation as a loss: k2 has the gradient of the KL")
     if algorithm.kl_penalty_fn is not None and algorithm.kl_penalty_fn_args.kl_coef == 0:
         yield warning("algorithm.kl_penalty_fn has no effect while kl_penalty_fn_args.kl_coef is 0")
-    if config.cluster.node_num > 1 and config.trainer.rendezvous.endpoint is None:
+    on_one_node = config.cluster.kind == "local" and config.trainer.rendezvous.endpoint is None
+    if config.cluster.node_num > 1 and on_one_node:
         yield warning("cluster.node_num has no effect on training here while trainer.rendezvous.endpoint is not set")
     if config.trainer.gradient_accumulation_steps > 1 and config.buffer.train_batch_size in (None, "round"):
         yield warning("trainer.gradient_accumulation_steps has no effect: a step already uses a whole explore batch")
