@@ -17,8 +17,8 @@ from tests.house.documentation_blocks import BLOCKS, REPOSITORY, Block
 
 #: Programs of others, whose arguments are not checked here.
 OTHERS = {
-    "bash", "cd", "cp", "curl", "dg", "echo", "export", "git", "kubectl", "mkdir", "mlflow", "sky", "source", "srun",
-    "tensorboard", "uv", "uvx",
+    "bash", "cd", "cp", "curl", "dg", "echo", "export", "git", "kubectl", "mkdir", "mlflow", "ray", "sky", "source",
+    "srun", "tensorboard", "uv", "uvx",
 }  # fmt: skip
 _BETWEEN = {"&&", "||", "|", "|&", ";", "&"}
 #: A line that is a command, where blocks without a language show output.

@@ -79,6 +79,7 @@ NOT_RUN: list[tuple[str, str, str]] = [
 CHECKED_IN_PART: list[tuple[str, str, str]] = [
     ("docs/guide.md", "engine: {kind: vllm}", "vLLM"),
     ("docs/guide.md", "engine: {urls:", "engines on other hosts"),
+    ("docs/cluster.md", "kind: ray", "a Ray cluster"),
 ]
 SHELLS, OUTPUT, CODE = ("bash", "sh", "shell", "console"), ("", "text", "mermaid"), ("python", "sql")
 
