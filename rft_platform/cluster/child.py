@@ -44,6 +44,10 @@ class ChildError(RftError):
         self.tail = tail  # the last lines of its output
 
 
+class MachineLostError(ChildError):
+    """The process was lost with its machine, or with the process that started it there."""
+
+
 class LimitExceededError(ChildError):
     """A call needed more processor time or memory than allowed."""
 

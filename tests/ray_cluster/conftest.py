@@ -13,20 +13,11 @@ from tests.support.raylets import Raylets, raylets
 if TYPE_CHECKING:
     from rft_platform.cluster.ray.ray_cluster import RayCluster
 
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the folder if Ray is missing."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker("slow")
-            if find_spec("ray") is None:
-                item.add_marker(pytest.mark.skip(reason="Ray is not installed"))
-
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Raylets]:
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
     with raylets(3) as running:
         yield running
 

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from tests.e2e.conftest import ProjectFolder, small_config
 from tests.support.raylets import Raylets
 
+pytestmark = pytest.mark.slow
 CONFIG: dict[str, Any] = {"explorer": {"workers": {"kind": "process", "count": 3}, "max_retry_times": 3}}
 
 

@@ -10,19 +10,21 @@ import pytest
 
 from rft_platform.cluster.interface import Bundle, Group, StartError
 from rft_platform.cluster.local.leases import naming_starter
+from rft_platform.cluster.local.processes import wait_until_ended
 from tests.cluster.test_cluster import ask, echo
-from tests.ray_cluster.test_ray_workers import wait_until
 from tests.support.raylets import Raylets
 
 if TYPE_CHECKING:
     from rft_platform.cluster.ray.ray_cluster import RayCluster
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_service_ends_with_its_actor_and_comes_back_as_the_next_generation(cluster: "RayCluster") -> None:
     first = cluster.ensure(echo())
     service = psutil.Process(first.details["pid"])
     psutil.Process(service.ppid()).kill()
-    wait_until(lambda: not psutil.pid_exists(service.pid) or service.status() == psutil.STATUS_ZOMBIE, 10)
+    assert wait_until_ended([service], 10) == []
     assert cluster.find("echo") is None and not cluster.answers(first)
     second = cluster.ensure(echo())
     assert (second.generation, ask(second).text) == (2, "hello")
@@ -37,7 +39,7 @@ def test_a_service_of_a_lost_node_starts_on_another(cluster: "RayCluster", nodes
     process = psutil.Process(first.details["pid"])
     nodes.kill(index)
     began = time.monotonic()
-    wait_until(lambda: not psutil.pid_exists(process.pid), 60)
+    assert wait_until_ended([process], 60) == []
     second = cluster.ensure(echo())
     assert (second.generation, ask(second).text) == (2, "hello")
     assert time.monotonic() - began < 90

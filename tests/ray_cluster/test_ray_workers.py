@@ -4,12 +4,9 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from rft_platform.cluster.interface import Bundle
@@ -17,19 +14,15 @@ from rft_platform.common.errors import UserError
 from rft_platform.rollout.workflow import WorkerWorkflow
 from tests.rollout.fake_engine import FakeEngine
 from tests.rollout.test_workers import explore, facts, tasks
+from tests.support.builders import alive, wait_until
 from tests.support.raylets import Raylets
 
 if TYPE_CHECKING:
     from rft_platform.cluster.ray.ray_cluster import RayCluster
 
+pytestmark = pytest.mark.slow
+
 WHERE, DIES = "tests.ray_cluster.agents:where", "tests.ray_cluster.agents:dies_once"
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def without_place(rows: Any) -> list[dict[str, Any]]:
@@ -50,7 +43,7 @@ def test_the_rows_are_those_of_one_machine(engine: FakeEngine, cluster: "RayClus
     assert there.report.failed == 0
     actors = outputs(there.rows, "actor")
     assert os.getpid() not in actors and len(actors) > 1
-    wait_until(lambda: not any(psutil.pid_exists(actor) for actor in actors), 30)
+    wait_until(lambda: not any(map(alive, actors)), "the actors ended", 30)
 
 
 def test_more_runs_than_nodes_have_room_for_share_the_workers(engine: FakeEngine, cluster: "RayCluster") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.cluster import child
-from rft_platform.cluster.child import CallError, ChildError
+from rft_platform.cluster.child import CallError, MachineLostError
 from rft_platform.cluster.ray.connection import kill, lost
 
 _LOST = "was lost with its actor or its node"
@@ -57,7 +57,7 @@ class RayWorker:
             self.kill()
             raise
         self.kill()
-        raise ChildError(f"{function} in the process of {self._module}: it {_LOST}", _LOST)
+        raise MachineLostError(f"{function} in the process of {self._module}: it {_LOST}", _LOST)
 
     def _result(self, kind: str, value: Any) -> Any:
         if kind == "value":

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rft_platform.cluster.child import AnswerTimeoutError, Child, ChildError
+from rft_platform.cluster.child import AnswerTimeoutError, Child, ChildError, MachineLostError
 from rft_platform.cluster.interface import Bundle, Worker
-from rft_platform.common.errors import EngineError, UserError
+from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool.engine_pool import EnginePool
@@ -29,6 +29,7 @@ from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 
 LOG_NAME = "rollout-workers.log"
 _START_S = 300.0  # time limit for the start, which imports the workflow and its packages
+_LOST_STARTS = 20  # a cluster needs some seconds to notice that a node is gone
 _MODULE = "rft_platform.rollout.workers.worker"
 
 
@@ -124,6 +125,13 @@ class WorkerExecutor:
         return start.result() if start.done() else idle.result()
 
     async def _start(self) -> Worker:
+        """A worker that has loaded the workflow. One that is lost with its machine is replaced by one on another."""
+        for _ in range(_LOST_STARTS):
+            with suppress(MachineLostError):
+                return await self._start_once()
+        raise RftError(f"{_LOST_STARTS} workers in a row were lost while they started: check the nodes of the cluster")
+
+    async def _start_once(self) -> Worker:
         python = self._python or sys.executable
         unusable = f"explorer.workers.python {python}: cannot be run"
         try:
@@ -139,6 +147,9 @@ class WorkerExecutor:
         except OSError as error:
             self._drop(worker)
             raise UserError(f"{unusable} ({error})") from error
+        except MachineLostError:
+            self._drop(worker)
+            raise
         except ChildError as error:
             self._drop(worker)
             timed_out = isinstance(error, AnswerTimeoutError)
