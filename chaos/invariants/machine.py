@@ -12,14 +12,15 @@ _SERVERS = ("engine", "trainer")
 
 def servers_hold_their_leases(home: Home) -> Iterator[Finding]:
     """While the project is open: every engine and trainer has a lease, and every lease has a running process."""
-    held = home.cluster.leases()
-    owners = {lease.pid for lease in held.values()} | {lease.details.get("launcher") for lease in held.values()}
+    held = home.cluster.services()
+    details = [status.address.details for status in held.values()]
+    owners = {each["pid"] for each in details} | {each.get("launcher") for each in details}
     for member in processes_of(home):
         if member.role in _SERVERS and member.pid not in owners and member.parent not in owners:
             yield Finding(f"{member} runs without a lease: nobody will find it, or end it")
-    for name, lease in held.items():
-        if not lease.alive:
-            yield Finding(f"{name}.json names pid {lease.pid}, which does not run any more")
+    for name, status in held.items():
+        if not status.runs:
+            yield Finding(f"{name}.json names pid {status.address.details['pid']}, which does not run any more")
 
 
 def no_process_is_left(home: Home) -> Iterator[Finding]:
@@ -30,8 +31,8 @@ def no_process_is_left(home: Home) -> Iterator[Finding]:
 
 def no_lease_is_left(home: Home) -> Iterator[Finding]:
     """After the end: no lease file is left."""
-    for name in home.cluster.leases():
-        yield Finding(f"{home.cluster.lease_file(name)} is still there")
+    for name in home.cluster.services():
+        yield Finding(f"{home.leases / name}.json is still there")
 
 
 def nothing_is_half_written(home: Home) -> Iterator[Finding]:

@@ -44,6 +44,10 @@ class ChildError(RftError):
         self.tail = tail  # the last lines of its output
 
 
+class MachineLostError(ChildError):
+    """The process was lost with its machine, or with the process that started it there."""
+
+
 class LimitExceededError(ChildError):
     """A call needed more processor time or memory than allowed."""
 
@@ -315,7 +319,7 @@ class Program:
         return self._converse(self._start())
 
     async def run_async(self) -> Output:
-        """``run`` in a thread of its own."""
+        """``run`` in a new thread."""
         process = self._start()
         try:
             return await asyncio.shield(asyncio.get_running_loop().run_in_executor(_THREADS, self._converse, process))

@@ -6,14 +6,20 @@ clients, which talk HTTP with a token. ``LocalCluster`` runs services as process
 
 import ssl
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 
 from rft_platform.common.errors import RftError
+
+#: Environment variable with further host names, separated by commas, by which a server may be addressed.
+HOSTS_VARIABLE = "RFT_WEB_HOSTS"
+
+LOOPBACK = "127.0.0.1"
 
 
 class StartError(RftError):
@@ -27,10 +33,48 @@ class StartError(RftError):
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What each process of a service uses on its node."""
+    """What each process of a service, or a worker, uses on its node."""
 
-    cpus: int = 1  # threads of its arithmetic
-    gpus: str | None = None  # CUDA_VISIBLE_DEVICES; None: the caller's
+    cpus: int = 1  # threads of its arithmetic, and processors that a cluster of several machines reserves
+    devices: str | None = None  # CUDA_VISIBLE_DEVICES; None: the caller's, or those that the cluster has reserved
+    gpus: float = 0.0  # GPUs that a cluster of several machines reserves
+    resources: Mapping[str, float] = field(default_factory=dict)  # named resources that it reserves
+
+    def times(self, count: int) -> "Bundle":
+        """What ``count`` such processes reserve on one node."""
+        resources = {name: count * amount for name, amount in self.resources.items()}
+        return replace(self, cpus=count * self.cpus, gpus=count * self.gpus, resources=resources)
+
+    def __str__(self) -> str:
+        return _amounts(self)
+
+
+def _amounts(of: "Bundle | Node") -> str:
+    named = {"CPU" if of.cpus == 1 else "CPUs": of.cpus, "GPU" if of.gpus == 1 else "GPUs": of.gpus, **of.resources}
+    return ", ".join(f"{amount:g} {name}" for name, amount in named.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of a cluster of several machines, and what it has."""
+
+    name: str  # its address
+    cpus: float
+    gpus: float
+    resources: Mapping[str, float] = field(default_factory=dict)  # named resources
+
+    def holds(self, bundle: Bundle) -> bool:
+        """Whether the machine has as much as ``bundle``."""
+        named = all(self.resources.get(name, 0.0) >= amount for name, amount in bundle.resources.items())
+        return self.cpus >= bundle.cpus and self.gpus >= bundle.gpus and named
+
+    def without(self, bundle: Bundle) -> "Node":
+        """What is left of the machine when ``bundle`` is reserved."""
+        left = {name: amount - bundle.resources.get(name, 0.0) for name, amount in self.resources.items()}
+        return replace(self, cpus=self.cpus - bundle.cpus, gpus=self.gpus - bundle.gpus, resources=left)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_amounts(self)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +83,7 @@ class Group:
 
     ranks: int = 1  # on each node
     nodes: int = 1
-    endpoint: str = ""  # ``host:port`` on the first node, at which the nodes connect; the port must be free
+    endpoint: str = ""  # ``host:port`` on the first node, at which the nodes connect; Ray's cluster chooses it itself
     timeout_s: float = 900.0  # how long a node waits for the others
 
     @property
@@ -60,7 +104,7 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)  # in addition to the caller's variables
     bundle: Bundle = Bundle()
     group: Group = Group()
-    host: str = "127.0.0.1"  # where it listens
+    host: str = LOOPBACK  # where it listens; a cluster of several machines replaces loopback by the node's address
     port: int = 0  # 0: any free port, which its address names
     idle_timeout_s: float | None = None  # it ends after so many seconds without a request; None: never
     start_timeout_s: float = 180.0
@@ -82,6 +126,37 @@ class Address:
     details: Mapping[str, Any] = field(default_factory=dict)  # kind, pid, started_at, and what the service adds
 
 
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A service that was started and not stopped."""
+
+    address: Address
+    runs: bool  # False: its process ended by itself, or was killed
+
+
+class Worker(Protocol):
+    """A process that calls functions of one module, one call at a time, as ``cluster.child.Child`` does."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process can be called."""
+        ...
+
+    async def ask_async(
+        self,
+        function: str,
+        *arguments: Any,
+        wall_s: float | None = None,
+        on_note: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """The result of ``function(*arguments)``; see ``Child.ask`` for arguments and errors."""
+        ...
+
+    def kill(self) -> None:
+        """Kill the process at once, with all its descendants."""
+        ...
+
+
 @cache
 def tls_context() -> ssl.SSLContext:
     """What clients of services pass to httpx as ``verify``: it would read all certificates again for each of them."""
@@ -90,6 +165,10 @@ def tls_context() -> ssl.SSLContext:
 
 class Cluster(Protocol):
     """Runs services. Several processes may call it at once."""
+
+    def nodes(self) -> list[Node]:
+        """The machines of a cluster of several machines; empty for this machine."""
+        ...
 
     def ensure(self, service: Service) -> Address:
         """The address of the running service, which is started first if it does not run.
@@ -108,6 +187,10 @@ class Cluster(Protocol):
         """The addresses of the running services; with ``patterns`` (``engine*``), of those with matching names."""
         ...
 
+    def services(self, *patterns: str) -> dict[str, Status]:
+        """The services that were started and not stopped, by name; with ``patterns``, those with matching names."""
+        ...
+
     def stop(self, name: str, grace_s: float, *, generation: int | None = None, shutdown_path: str = "") -> bool:
         """End the service with everything that it started; returns whether it ran.
 
@@ -122,4 +205,39 @@ class Cluster(Protocol):
 
     def log_tail(self, name: str, lines: int = 20) -> str:
         """The last lines that the service printed, below a line that says where they are."""
+        ...
+
+    def processor_seconds(self) -> dict[tuple[str, int], float]:
+        """Processor time that each service has used since its start, by name and generation; 0 if it has ended."""
+        ...
+
+    def wait_for_starts(self, *patterns: str) -> None:
+        """Wait a while until no service with a matching name is being started."""
+        ...
+
+    def stop_strays(self) -> list[int]:
+        """End processes that were started for a service whose start did not finish; returns their ids."""
+        ...
+
+    def stop_all(self) -> None:
+        """End all services."""
+        ...
+
+    def used(self) -> frozenset[str]:
+        """The names of the services that this process has called ``ensure`` for, without those of ``end_use``."""
+        ...
+
+    def end_use(self, name: str, starter: str | None) -> None:
+        """End this process's use of a service; end the service if a command started it and no process uses it.
+
+        ``starter`` is the name of this command (``leases.naming_starter``); None if it leaves the service running.
+        """
+        ...
+
+    def worker(self, module: str, *, python: str | None = None, log: Path, bundle: Bundle = Bundle()) -> Worker:
+        """Start a process that calls functions of ``module``; this does not wait for it.
+
+        ``python``: another interpreter, which needs only what ``module`` imports. ``log``: the file that its output is
+        appended to. Raises OSError if it cannot start.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Run user code in daemon threads and in asyncio tasks of its own.
+"""Run user code in separate daemon threads and asyncio tasks.
 
 Blocking code that hangs delays neither other work nor the end of the process. Whatever the code raises, it ends neither
 its event loop nor other code that runs there.

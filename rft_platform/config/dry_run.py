@@ -120,7 +120,7 @@ def _processes(run: RunSettings, gpu_count: int) -> Iterator[str]:
             where = "1 x elsewhere" if model.base_url else f"{max(model.devices, 1)} x {engine_device}"
             yield f"auxiliary  {model.known_as}, {model.base_url or kind + ' engine'}, {where}"
     if config.mode in ("both", "train", "colocate"):
-        where = _trainer_gpus(place(config, gpu_count)) if gpu_count else ""
+        where = _trainer_gpus(place(config, gpu_count)) if gpu_count and config.cluster.kind == "local" else ""
         yield f"trainer    torchrun worker group, {config.trainer.nproc} x {device}{where}"
     if config.online and config.mode != "train":
         address = f"{config.explorer.listen_address}:{config.explorer.proxy_port}"

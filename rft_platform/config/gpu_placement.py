@@ -86,6 +86,13 @@ def engine_gpus(config: RftConfig) -> dict[tuple[str, int], range]:
     return found
 
 
+def engine_share(config: RftConfig, gpus: int) -> float:
+    """Number of GPUs that an engine process reserves on a cluster with ``gpus`` GPUs, which has no positions."""
+    if not gpus or config.engine.device == "cpu":
+        return 0.0
+    return config.explorer.rollout_model.tensor_parallel_size / config.explorer.engines_per_gpu
+
+
 def visible_devices(own: range) -> str:
     """``CUDA_VISIBLE_DEVICES`` of a process that may use only the devices at positions ``own`` of this process's."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")

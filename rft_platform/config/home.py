@@ -2,14 +2,16 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rft_platform.common.files import read_json
+
 if TYPE_CHECKING:
-    from rft_platform.cluster.local.local_cluster import LocalCluster
+    from rft_platform.cluster.interface import Cluster
 
 #: Umask of every process that writes below a home: no permissions for other users.
 PRIVATE_UMASK = 0o077
@@ -30,6 +32,11 @@ class Home:
     def config_file(self) -> Path:
         """The project's resolved configuration, written when a run starts."""
         return self.root / "rft.yaml"
+
+    @property
+    def ray_cluster(self) -> Path:
+        """Address and namespace of the Ray cluster of the project; missing if it runs on this machine."""
+        return self.root / "ray.json"
 
     @property
     def config_source(self) -> Path:
@@ -62,11 +69,23 @@ class Home:
         return self.root / "logs"
 
     @property
-    def cluster(self) -> "LocalCluster":
-        """What runs the project's engines and its trainer."""
-        from rft_platform.cluster.local.local_cluster import LocalCluster
+    def cluster(self) -> "Cluster":
+        """What runs the project's engines, trainer and workers: since its last start, what its configuration named."""
+        try:
+            ray = read_json(self.ray_cluster)
+        except FileNotFoundError:
+            ray = None
+        return self.cluster_at(ray)
 
-        return LocalCluster(self.leases, self.logs)
+    def cluster_at(self, ray: Mapping[str, str] | None) -> "Cluster":
+        """This machine; or the Ray cluster with the ``address`` and ``namespace`` of ``ray``."""
+        if ray is None:
+            from rft_platform.cluster.local.local_cluster import LocalCluster
+
+            return LocalCluster(self.leases, self.logs)
+        from rft_platform.cluster.ray.ray_cluster import RayCluster
+
+        return RayCluster(self.leases, self.logs, **ray)
 
     @property
     def web_token(self) -> Path:

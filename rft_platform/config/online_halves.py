@@ -1,6 +1,6 @@
 """An online project as two commands on one ``RFT_HOME``: one serves (mode serve), one trains (mode train).
 
-Each command has a file of its own. The project's stored configuration joins the two: the file of mode serve decides
+Each command has its own file. The project's stored configuration joins the two: the file of mode serve decides
 the sections ``SERVING``, the file of mode train decides all others. Its mode is both once both files are known.
 """
 

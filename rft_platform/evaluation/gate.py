@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.schema.evaluation import PAIRED_METRICS, Gate
-from rft_platform.evaluation.comparison import compare
+from rft_platform.config.schema.evaluation import PAIRED_METRICS, Gate, Regression
+from rft_platform.evaluation.comparison import Comparison, compare
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
 from rft_platform.evaluation.results import EvaluationResult, measured_alike
 
@@ -19,6 +19,51 @@ class GateDecision:
     passed: bool
     reason: str
     summary: str = ""  # as in ``+0.7 points, not clearly better than v34``; empty: ``reason`` is short itself
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Whether a candidate kept the scores of the start on the regression set."""
+
+    taskset: str
+    decision: GateDecision
+    compared: Comparison | None  # None: the start has no comparable result
+
+    def figures(self) -> dict[str, float]:
+        """The difference from the start with names for plots."""
+        if self.compared is None:
+            return {}
+        name = f"regression/{self.taskset}/{self.compared.metric}"
+        return {
+            name: self.compared.difference,
+            f"{name}_low": self.compared.low,
+            f"{name}_high": self.compared.high,
+        }
+
+
+def kept(
+    candidate: EvaluationResult, start: EvaluationResult | None, settings: Regression, seed: int = BOOTSTRAP_SEED
+) -> Kept:
+    """Compare the results of a candidate and of the start on the regression set, by the rules of ``gate``.
+
+    The candidate fails if it may be worse than the start by more than the tolerance.
+    """
+    name = f"regression set {settings.taskset}"
+    if start is None:
+        why = f"{name}: the start was not measured on it: evaluate it again (`rft eval --all`)"
+        return Kept(settings.taskset, GateDecision(False, why), None)
+    found = gate(
+        candidate,
+        start,
+        metric=settings.metric,
+        min_delta=-settings.tolerance,
+        confident=settings.confident,
+        to_beat="start",
+        seed=seed,
+    )
+    summary = f"{name}: {found.summary}" if found.summary else ""
+    compared = compare(candidate, start, settings.metric, "start", seed)
+    return Kept(settings.taskset, GateDecision(found.passed, f"{name}: {found.reason}", summary), compared)
 
 
 def gate(
@@ -54,7 +99,7 @@ def gate(
         return GateDecision(
             False,
             f"the {to_beat} (policy version {champion.policy_version}) was measured {other}: evaluate it again "
-            f"(`rft eval --round {champion.round}`)",
+            "(`rft eval --all`)",
         )
     against = _measured(champion, metric)
     said = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f} (policy version {champion.policy_version})"
@@ -101,17 +146,27 @@ def _points(difference: float, metric: str) -> str:
     return f"{100 * difference:+.1f} points" if metric.endswith("_pass") else f"{difference:+.4g}"
 
 
-def promotion_rule(settings: Gate, *, first: bool = False) -> str:
-    """The rule of ``evaluation.gate`` in one sentence, for people who see a version that is not the champion.
+def promotion_rule(settings: Gate, regression: Regression | None = None, *, first: bool = False) -> str:
+    """The rule of ``evaluation`` in one sentence, for people who see a version that is not the champion.
 
     ``first``: there is no champion yet, so a version is compared with the start.
     """
+    also = "" if regression is None else f", and {_kept_rule(regression)}"
     to_beat, becomes = ("start", "the first champion") if first else ("champion", "champion")
     gain = f"the gain over the {to_beat} in {settings.metric}"
     limit = _points(settings.min_delta, settings.metric) if settings.min_delta else "0"
     if bool(settings.confident) if first else settings.needs_interval:
-        return f"a version becomes {becomes} if the 95 % interval of {gain} lies above {limit}"
-    return f"a version becomes {becomes} if {gain} is {'at least' if settings.min_delta or first else 'above'} {limit}"
+        return f"a version becomes {becomes} if the 95 % interval of {gain} lies above {limit}{also}"
+    above = "at least" if settings.min_delta or first else "above"
+    return f"a version becomes {becomes} if {gain} is {above} {limit}{also}"
+
+
+def _kept_rule(settings: Regression) -> str:
+    limit, on = _points(-settings.tolerance, settings.metric), f"regression set {settings.taskset}"
+    difference = f"the difference from the start in {settings.metric} on the {on}"
+    if settings.confident:
+        return f"the 95 % interval of {difference} lies above {limit}"
+    return f"{difference} is at least {limit}"
 
 
 def _measured(result: EvaluationResult, metric: str) -> float:

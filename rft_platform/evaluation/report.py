@@ -9,7 +9,7 @@ from typing import Any
 
 from rft_platform.common.files import atomic_path, write_text
 from rft_platform.evaluation.comparison import Comparison
-from rft_platform.evaluation.gate import GateDecision
+from rft_platform.evaluation.gate import GateDecision, Kept
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult, Transcript
 
@@ -37,11 +37,15 @@ def markdown_report(
     champion: EvaluationResult | None = None,
     decision: GateDecision | None = None,
     compared: Sequence[Comparison] = (),
+    regression: Kept | None = None,
 ) -> str:
     """Return the report as Markdown. ``picture`` is the address of the curve: a file name or ``data_uri(png)``."""
     parts = [f"# {title}: round {result.round}, policy version {result.policy_version}"]
     if decision is not None:
         parts.append(f"**{_heading(decision)}** {decision.reason}")
+    if regression is not None:
+        heading = "Kept" if regression.decision.passed else "Worse than the start, or perhaps worse"
+        parts.append(f"**{heading}:** {regression.decision.reason}")
     parts.append(_summary_table(result, start, champion))
     if compared:
         parts.append(comparison_table(compared))

@@ -156,7 +156,7 @@ def _check_reachable(url: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress of MLflow's migrations, and deprecation warnings of its own use of SQLAlchemy and pydantic."""
+    """Hide the progress of MLflow's migrations, and deprecation warnings about its use of SQLAlchemy and pydantic."""
     for name in _CHATTY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     with warnings.catch_warnings():

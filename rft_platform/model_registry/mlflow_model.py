@@ -43,6 +43,17 @@ _NOT_FOR_TRANSFORMERS = (
 )
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether ``folder`` holds a LoRA adapter instead of full weights."""
+    return (folder / _ADAPTER).exists()
+
+
+def full_weights_of(folder: Path) -> Path:
+    """The folder of the full weights on which the adapter in checkpoint ``folder`` was trained."""
+    manifest = read_sealed_json(folder / MANIFEST)
+    return from_manifest(manifest["base_model"], manifest["request"].get("output"), folder)
+
+
 def has_weights(folder: Path) -> bool:
     """Whether ``folder`` holds full weights: no adapter, and no checkpoint of trainer state alone."""
     return any((folder / name).exists() for name in _WEIGHTS)
@@ -65,7 +76,7 @@ def describe_checkpoint(folder: Path) -> bool:
     ``MLmodel`` is written last and marks the description as complete. A folder without weights, or one that this
     process cannot write, gets none.
     """
-    adapter = (folder / _ADAPTER).exists()
+    adapter = is_adapter(folder)
     if (folder / MLMODEL).exists():
         return True
     if not (adapter or has_weights(folder)) or not os.access(folder, os.W_OK):
@@ -104,7 +115,7 @@ def _write_description(folder: Path, adapter: bool) -> None:
         inference_task=TASK,
         instance_type="TextGenerationPipeline",
         pipeline_model_type="AutoModelForCausalLM",
-        model_binary=_base_model(folder) if adapter else ".",
+        model_binary=_relative_base(folder) if adapter else ".",
         components=["tokenizer"],
         tokenizer_type="AutoTokenizer",
         source_model_name=folder.name,
@@ -115,10 +126,9 @@ def _write_description(folder: Path, adapter: bool) -> None:
         description.save(str(file))
 
 
-def _base_model(folder: Path) -> str:
+def _relative_base(folder: Path) -> str:
     """The folder of an adapter's full weights: relative to ``folder`` if both move together, otherwise absolute."""
-    manifest = read_sealed_json(folder / MANIFEST)
-    base = from_manifest(manifest["base_model"], manifest["request"].get("output"), folder).absolute()
+    base = full_weights_of(folder).absolute()
     home = next((each for each in folder.parents if any((each / name).exists() for name in _IN_A_HOME)), None)
     return os.path.relpath(base, folder) if home is not None and base.is_relative_to(home) else str(base)
 

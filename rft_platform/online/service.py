@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import uvicorn
 
@@ -63,73 +64,90 @@ def serve(project: Project, what_is_next: Callable[[Project], str]) -> None:
     if not tenants and host not in _LOOPBACK:
         raise UserError(f"explorer.listen_address {host}: set {API_KEYS}, or listen on 127.0.0.1 only")
     claim(traffic_database(project), home_id(project), f"{config.project}/{config.name}")
-    redaction = redaction_of(project)
-    store = traffic_store(project, redaction)
-    writer = TrafficWriter(store, config.service.most_waiting)
-    sampling = SamplingParams(
-        max_tokens=config.model.response_limit,
-        temperature=config.model.temperature,
-        top_p=config.model.top_p,
-        top_k=config.model.top_k,
-    )
-    releases = release_commands(project)
-    controller = ReleaseController(project, releases.store)
-    limits = RateLimits(
-        config.service.requests_per_minute,
-        config.service.concurrent_requests,
-        tokens_per_minute=config.service.tokens_per_minute,
-    )
-    most_bytes = round(config.service.max_body_mib * (1 << 20))
-    gateway = TrafficApp(
-        controller.find_engine, writer, selection_of(project), sampling,
-        tenants=tenants, timeout_s=config.explorer.max_timeout, engine_needed=not any(store.counts().values()),
-        model_name=f"{config.project}/{config.name}", limits=limits, most_choices=config.service.most_choices,
-        most_bytes=most_bytes,
-    )  # fmt: skip
-    rule = CommitRule(project.batches.repeat_times, config.service.group_deadline_s)
-    wanted = config.service.implicit_feedback
-    implicit = None if wanted is None else ImplicitRewards(project, traffic_database(project), store, wanted)
-    watch = TrafficWatch(project, traffic_database(project), store)
-    place = shared_place(project)
-    follower = None if place is None else VersionFollower(project, place)
-    progress = ProjectProgress(
-        project, what_is_next, lambda: [controller.engine_starts.problem, follower.problem if follower else None]
-    )
-    pages = PageData(
-        f"{config.project}/{config.name}", releases,
-        PreferenceStore(traffic_database(project), redaction=redaction), store, writer, TrafficReader(),
-        gateway.tenant_of, progress, watch,
-    )  # fmt: skip
-    app = build_app(
-        gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
-        [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages),
-        lambda: {
-            **watch.metrics(), "problems": len(progress.problems()), "calls_redacted": redaction.calls,
-            **(implicit.metrics() if implicit else {}),
-        },
-        limits, metrics_of(project), most_bytes,
-    )  # fmt: skip
-    stop = threading.Event()
-    threads: dict[str, Callable[[threading.Event], None] | None] = {
-        "implicit": implicit.run if implicit else None,
-        "releases": lambda stop: controller.run(gateway.router, stop),
-        "upkeep": lambda stop: keep(project, store, rule, stop),
-        "follow": follower.run if follower else None,
-        "watch": watch.run,
-    }
-    for name, run in threads.items():
-        if run is not None:
-            threading.Thread(target=run, args=(stop,), name=name, daemon=True).start()
+    service = _Service(project, tenants)
+    connections = ConnectionLimits.within_open_files(_BODY_S, config.service.max_connections)
     server = uvicorn.Server(
         server_config(
-            app, _GRACE_S, limits=ConnectionLimits.within_open_files(_BODY_S, config.service.max_connections),
+            service.app(what_is_next), _GRACE_S, limits=connections,
             host=host, port=config.explorer.proxy_port, log_config=None, proxy_headers=False,
         )
     )  # fmt: skip
+    stop = threading.Event()
+    for name, run in service.threads().items():
+        threading.Thread(target=run, args=(stop,), name=name, daemon=True).start()
     try:
         server.run()
     finally:
         stop.set()
+
+
+class _Service:
+    """The parts of the service, which share one database, one gateway and one redaction."""
+
+    def __init__(self, project: Project, tenants: dict[str, str]) -> None:
+        settings = project.config.service
+        self._project, self._name = project, f"{project.config.project}/{project.config.name}"
+        self._redaction = redaction_of(project)
+        self._store = traffic_store(project, self._redaction)
+        self._writer = TrafficWriter(self._store, settings.most_waiting)
+        self._releases = release_commands(project)
+        self._controller = ReleaseController(project, self._releases.store)
+        self._rule = CommitRule(project.batches.repeat_times, settings.group_deadline_s)
+        self._watch = TrafficWatch(project, traffic_database(project), self._store)
+        place, wanted = shared_place(project), settings.implicit_feedback
+        self._follower = VersionFollower(project, place) if place else None
+        self._implicit = ImplicitRewards(project, traffic_database(project), self._store, wanted) if wanted else None
+        self._limits = RateLimits(
+            settings.requests_per_minute, settings.concurrent_requests, tokens_per_minute=settings.tokens_per_minute
+        )
+        self._most_bytes = round(settings.max_body_mib * (1 << 20))
+        self._gateway = TrafficApp(
+            self._controller.find_engine, self._writer, selection_of(project), _sampling_of(project),
+            tenants=tenants, timeout_s=project.config.explorer.max_timeout,
+            engine_needed=not any(self._store.counts().values()), model_name=self._name, limits=self._limits,
+            most_choices=settings.most_choices, most_bytes=self._most_bytes,
+        )  # fmt: skip
+
+    def app(self, what_is_next: Callable[[Project], str]) -> Any:
+        """Gateway, release routes and pages as one application."""
+        progress = ProjectProgress(self._project, what_is_next, self._problems)
+        preferences = PreferenceStore(traffic_database(self._project), redaction=self._redaction)
+        pages = PageData(
+            self._name, self._releases, preferences, self._store, self._writer, TrafficReader(),
+            self._gateway.tenant_of, progress, self._watch,
+        )  # fmt: skip
+        return build_app(
+            self._gateway, self._writer, self._rule, lambda: {"project": self._name},
+            [release_routes(self._releases, self._writer, self._gateway.tenant_of)], page_routes(pages),
+            lambda: self._metrics() | {"problems": len(progress.problems())},
+            self._limits, metrics_of(self._project), self._most_bytes,
+        )  # fmt: skip
+
+    def threads(self) -> dict[str, Callable[[threading.Event], None]]:
+        """The loops that run beside the server, by name; each ends when the event is set."""
+        found: dict[str, Callable[[threading.Event], None] | None] = {
+            "implicit": self._implicit.run if self._implicit else None,
+            "releases": lambda stop: self._controller.run(self._gateway.router, stop),
+            "upkeep": lambda stop: keep(self._project, self._store, self._rule, stop),
+            "follow": self._follower.run if self._follower else None,
+            "watch": self._watch.run,
+        }
+        return {name: run for name, run in found.items() if run is not None}
+
+    def _problems(self) -> list[str | None]:
+        return [self._controller.engine_starts.problem, self._follower.problem if self._follower else None]
+
+    def _metrics(self) -> dict[str, float]:
+        implicit = self._implicit.metrics() if self._implicit else {}
+        return {**self._watch.metrics(), "calls_redacted": self._redaction.calls, **implicit}
+
+
+def _sampling_of(project: Project) -> SamplingParams:
+    """The sampling parameters of requests that set none."""
+    model = project.config.model
+    return SamplingParams(
+        max_tokens=model.response_limit, temperature=model.temperature, top_p=model.top_p, top_k=model.top_k
+    )
 
 
 def selection_of(project: Project) -> Selection:

@@ -12,6 +12,7 @@ from rft_platform.rollout.class_style import ClassWorkflow, FormatArgs, is_class
 from rft_platform.tasks.task import Task
 
 if TYPE_CHECKING:
+    from rft_platform.cluster.interface import Cluster
     from rft_platform.rollout.recording.model_handle import ModelHandle
 
 
@@ -65,6 +66,9 @@ class WorkerWorkflow:
     python: str | None = None  # interpreter of the workers' environment; None: this one
     count: int | None = None  # maximum number of workers; None: the number of concurrent runs
     log_folder: Path | None = None  # folder of the workers' log; None: a temporary one
+    cluster: "Cluster | None" = None  # where the workers run; None: as children of this process
+    cpus: int = 1  # that the cluster reserves for each worker, if it has several machines
+    resources: Mapping[str, float] = field(default_factory=dict)  # named resources of the cluster for each worker
 
 
 #: Workflows that this process can call.

@@ -19,7 +19,7 @@ from rft_platform.rounds.project.policy import deploy, ended_with
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, read, required, write
 from rft_platform.rounds.project.repair import repair_on_failure
-from rft_platform.rounds.releases.promotion import against_champion, compared
+from rft_platform.rounds.releases.promotion import compared, decide
 from rft_platform.rounds.reporting.round_history import curve_points, evaluation_of
 from rft_platform.rounds.reporting.run_log import finish_runs, record_evaluation, scores_of
 from rft_platform.rounds.setup.side_engines import serving_auxiliaries, serving_policies
@@ -177,7 +177,7 @@ def _evaluate(
     store = project.store
     results = measure(project, engine, policy.round)
     first = results[0]
-    champion, decision = against_champion(project, registry, policy, first)
+    champion, decision, regression = decide(project, registry, policy, results)
     promoted = decision.passed and policy.model_version is not None
     if not promote:  # keep the promotion of an earlier evaluation
         promoted = (read(store, policy.round).evaluated or RoundEvaluation()).promoted
@@ -197,10 +197,11 @@ def _evaluate(
             champion=champion,
             decision=decision,
             compared=differences,
+            regression=regression,
         )
 
     write_report(store.round_folder(policy.round), page, png)
-    scores = scores_of(first, differences)
+    scores = {**scores_of(first, differences), **(regression.figures() if regression else {})}
     record_evaluation(project, registry, policy, scores, decision.reason, results)
     if promote and promoted:
         registry.promote(int(policy.model_version or 0))
@@ -216,4 +217,5 @@ def _evaluate(
         curve=inline_curve(points, best),
         metrics=metrics,
         compared=differences,
+        regression=regression,
     )

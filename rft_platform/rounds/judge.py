@@ -36,6 +36,7 @@ from rft_platform.rounds.project.code_version import keep_user_code
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, read, write
 from rft_platform.rounds.project.repair import refuse_damaged_rows
+from rft_platform.rounds.reporting.reward_audit import run_signals
 from rft_platform.rounds.setup.algorithm import pipeline_of
 from rft_platform.rounds.setup.side_engines import auxiliaries_for_judges
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, judges_of
@@ -91,13 +92,8 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
             workflow_version=workflow_version,
         )
     replaced = _own_rewards(rows, judges)
-    before = read(store, round_number - 1).judged
-    if replaced and other is None and not (before and before.own_rewards_replaced):
-        LOG.warning(
-            "%d runs have a reward from their workflow, and the judge's reward replaces it; set judge: null "
-            "to use the workflow's reward",
-            replaced,
-        )
+    if replaced and other is None:
+        _warn_of_replaced_rewards(replaced, read(store, round_number - 1).judged)
     store.write_judged(round_number, version, judged.rows, make_current=False)
     rollouts_found, judged_found = quality(project, round_number, version)
     sound = rollouts_found.sound and judged_found.sound and not rollouts_found.incomplete_groups
@@ -120,12 +116,24 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         figures={
             **usage_of(judges),
             **figures,
+            "equal_groups": judged_found.zero_variance_share,
+            **run_signals(rows, judged.rows, judges),
             **run_metrics(rows, judged.rows),
             **_taskset_rewards(project, rows, judged.rows),
         },
     )
     write(store, round_number, made)
     return made
+
+
+def _warn_of_replaced_rewards(replaced: int, before: Judged | None) -> None:
+    """Warn once, not again in a round that follows one with replaced rewards."""
+    if not (before and before.own_rewards_replaced):
+        LOG.warning(
+            "%d runs have a reward from their workflow, and the judge's reward replaces it; set judge: null "
+            "to use the workflow's reward",
+            replaced,
+        )
 
 
 def _workflow_version(explored: Explored | None) -> str:
@@ -322,7 +330,11 @@ def restore(project: Project, round_number: int, version: str) -> Judged:
         judge_errors=len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
         restored=True,
         seconds=perf_counter() - started,
-        figures=dict(figures),
+        figures={
+            **figures,
+            "equal_groups": judged_found.zero_variance_share,
+            **run_signals(rows, judged, {}),  # the judge of an earlier judgement is not known here
+        },
     )
     store.put_in_force(round_number, version)
     write(store, round_number, restored)

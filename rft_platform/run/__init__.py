@@ -3,8 +3,8 @@
 Used by the commands of ``cli`` and by ``tuner``. Read in this order:
 1. ``checks``: lists all checks, and makes a refusal, the dry run's plan or the output of ``rft doctor`` of what they
    find. The checks are in ``project_checks`` (folder, models, services), ``data_checks`` (tasks, datasets, user code),
-   ``model_check`` (the trainer accepts the model), ``machine`` (the installation) and, for the settings,
-   ``config.checks``;
+   ``model_check`` (the trainer accepts the model), ``cluster_checks`` (Ray), ``machine`` (the installation) and, for
+   the settings, ``config.checks``;
 2. ``start``: ``begin`` checks the configuration and writes it to the project's folder; ``drive_project`` runs the plan
    and cleans up after an interruption;
 3. ``driver``: launches what the plan returns, on the Dagster instance; ``run_cost`` records what that cost;

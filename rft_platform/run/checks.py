@@ -13,7 +13,8 @@ from rft_platform.config.load import load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.online.project import project_in
 from rft_platform.rounds.project.project import Project
-from rft_platform.run import data_checks, machine, project_checks
+from rft_platform.run import cluster_checks, data_checks, machine, project_checks
+from rft_platform.run.cluster_checks import machine_of
 from rft_platform.run.console import notes
 from rft_platform.run.model_check import model_check
 
@@ -23,6 +24,8 @@ Check = Callable[[Project], Iterator[Finding]]
 #: configuration and of the machine (``settings_findings``) if these find no error, and come before the trainer's check
 #: of the models.
 PROJECT: tuple[Check, ...] = (
+    cluster_checks.access_problems,
+    cluster_checks.placement_problems,
     project_checks.algorithm_problems,
     project_checks.folder_problems,
     project_checks.service_problems,
@@ -35,7 +38,7 @@ DATA: tuple[Check, ...] = (
     data_checks.demonstration_findings,
 )
 #: What is worth knowing about data without errors.
-NOTICES: tuple[Check, ...] = (data_checks.task_notices, data_checks.dataset_notices)
+NOTICES: tuple[Check, ...] = (data_checks.task_notices, data_checks.dataset_notices, data_checks.regression_notices)
 
 
 def findings(project: Project, here: Machine, dry: bool = False) -> list[Finding]:
@@ -64,13 +67,15 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
     wrong = list(_wrong_command(config, service))
     if not dry:
         refuse(wrong)
-    project, here = project_in(home, config), Machine.here()
+    project = project_in(home, config)
+    here = machine_of(project)
     found = findings(project, here, dry)
     refuse(found)
     if not dry:
         _check_records(project)
     task_count = len(project.tasks.tasks) if config.buffer.explorer_input.explored else None
     plan = run_plan(project.settings, gpu_count=here.gpus, task_count=task_count, gpu_bytes=here.gpu_bytes)
+    plan.sections["cluster"] = cluster_checks.placement_lines(project)
     plan.sections["tasks"] += data_checks.task_lines(project)
     return replace(plan, home=str(home.root), findings=(*wrong, *found))
 
@@ -82,7 +87,7 @@ def project_findings(home: Home) -> Iterator[Finding]:
         return
     try:
         project = project_in(home, load_config_of(home))
-        found = findings(project, Machine.here(), dry=True)
+        found = findings(project, machine_of(project), dry=True)
     except RftError as problem:
         yield from (error(line, key="project") for line in str(problem).splitlines())
         return
@@ -122,6 +127,7 @@ DOCTOR: tuple[Callable[[Home], Iterator[Finding]], ...] = (
     machine.package_findings,
     machine.home_findings,
     project_findings,
+    cluster_checks.cluster_findings,
     machine.database_findings,
     machine.partition_findings,
     machine.process_findings,

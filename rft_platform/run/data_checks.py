@@ -120,6 +120,24 @@ def task_notices(project: Project) -> Iterator[Finding]:
             yield warning(f"{dataset.report.source}: {leaked}")
 
 
+def regression_notices(project: Project) -> Iterator[Finding]:
+    """Too few tasks in the regression set: the interval of an unchanged policy is wider than the tolerance."""
+    from rft_platform.evaluation.metrics import paired_share_interval
+
+    settings = project.config.evaluation.regression
+    if settings is None or not settings.confident or settings.metric == "mean_reward":
+        return
+    sizes = {taskset.known_as: len(dataset.tasks) for taskset, dataset in project.eval_tasks}
+    unchanged = [0.0] * sizes.get(settings.taskset, 0)
+    _, low, _ = paired_share_interval(unchanged, unchanged) if unchanged else (0.0, 0.0, 0.0)
+    if low <= -settings.tolerance:
+        yield warning(
+            f"evaluation.regression: with the {len(unchanged)} tasks of {settings.taskset} the interval of an "
+            f"unchanged policy reaches {low:.3f}, below the tolerance of {settings.tolerance:g}: no version is "
+            "promoted; take more tasks, a larger tolerance, or confident: false"
+        )
+
+
 def _has_chat_template(model: Path) -> bool:
     """Whether the tokenizer in a model folder has a chat template."""
     if any(model.glob("*.jinja")) or (model / "chat_template.json").exists():

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rft_platform.cluster.local.leases import Lease
+from rft_platform.cluster.interface import Address
 from rft_platform.common.errors import EngineError, RftError
 from rft_platform.common.fault_classification import as_fault
 from rft_platform.common.sqlite_files import damaged_databases, databases, full_disk
@@ -137,17 +137,18 @@ def partition_findings(home: Home) -> Iterator[Finding]:
 
 
 def process_findings(home: Home) -> Iterator[Finding]:
-    """Check the engine's replicas and the trainer by their leases."""
-    leases = home.cluster.leases()
+    """Check the engine's replicas and the trainer."""
+    services = home.cluster.services()
     versions: set[tuple[int, str]] = set()
-    for name, lease in leases.items():
-        where = f"pid {lease.pid}, {lease.host}:{lease.port}"
-        if lease.alive and lease.kind.startswith("engine"):
-            yield _engine_finding(name, lease, where, versions)
-        elif lease.alive:
-            yield note(f"{lease.kind} runs ({where})", key="process")
+    for name, status in services.items():
+        kind, pid = status.address.details["kind"], status.address.details["pid"]
+        where = f"pid {pid}, {status.address.url.removeprefix('http://')}"
+        if status.runs and kind.startswith("engine"):
+            yield _engine_finding(status.address, where, versions)
+        elif status.runs:
+            yield note(f"{kind} runs ({where})", key="process")
         else:
-            problem = f"{lease.kind} has ended and left its lease {home.cluster.lease_file(name)} ({where})"
+            problem = f"{kind} has ended and left its lease {home.leases / name}.json ({where})"
             yield warning(f"{problem}: `rft stop` removes it; the next start also replaces it", key="process")
     if len(versions) > 1:
         served = ", ".join(str(version) for version, _ in sorted(versions))
@@ -156,20 +157,22 @@ def process_findings(home: Home) -> Iterator[Finding]:
             "of the engine updates all replicas",
             key="process",
         )
-    if not leases:
+    if not services:
         yield note("neither engine nor trainer is running; they start when they are needed", key="process")
 
 
-def _engine_finding(name: str, lease: Lease, where: str, versions: set[tuple[int, str]]) -> Finding:
+def _engine_finding(address: Address, where: str, versions: set[tuple[int, str]]) -> Finding:
     """Check that the engine answers; add the version it serves to ``versions``."""
     from rft_platform.inference.client import EngineClient
 
     try:
-        status = EngineClient(lease.address(name)).status()
+        status = EngineClient(address).status()
     except EngineError as problem:
-        return error(f"{lease.kind} does not answer ({where}): {problem}; `rft stop` ends it", key="process")
+        return error(
+            f"{address.details['kind']} does not answer ({where}): {problem}; `rft stop` ends it", key="process"
+        )
     versions.add((status.policy_version, status.weights_digest))
-    return note(f"{lease.kind} serves policy version {status.policy_version} ({where})", key="process")
+    return note(f"{address.details['kind']} serves policy version {status.policy_version} ({where})", key="process")
 
 
 def port_findings(home: Home) -> Iterator[Finding]:

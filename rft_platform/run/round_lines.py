@@ -122,7 +122,8 @@ def champion_notes(project: "Project", lines: Sequence[RoundLine]) -> list[str]:
     reasons = [f"v{line.policy_version} was not promoted: {line.not_promoted}" for line in shown.values()]
     evaluated = (read(project.store, number).evaluated for number in project.store.rounds() if number)
     first = not any(each is not None and each.promoted for each in evaluated)
-    return [*reasons, promotion_rule(project.config.evaluation.gate, first=first)]
+    settings = project.config.evaluation
+    return [*reasons, promotion_rule(settings.gate, settings.regression, first=first)]
 
 
 def nothing_trained(trained: Trained | None) -> str | None:

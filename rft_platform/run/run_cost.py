@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rft_platform.cluster.local.local_cluster import processor_seconds
 from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import read_json, write_json
@@ -32,14 +31,14 @@ def recorded_cost(home: Home) -> Iterator[DriveCost]:
     """Measure the block and add its cost to the ledger. Engine and trainer must still run when the block ends."""
     cost = DriveCost(time.time())
     wall, cpu = time.perf_counter(), time.process_time()
-    before = {lease.identity: processor_seconds(lease) for lease in home.cluster.leases().values()}
+    before = home.cluster.processor_seconds()
     try:
         yield cost
     finally:
         cost.wall_s = time.perf_counter() - wall
         cost.cpu_s = time.process_time() - cpu
-        for lease in home.cluster.leases().values():
-            cost.cpu_s += processor_seconds(lease) - (before.get(lease.identity, 0.0) if lease.alive else 0.0)
+        for service, seconds in home.cluster.processor_seconds().items():
+            cost.cpu_s += max(0.0, seconds - before.get(service, 0.0))  # 0: it has ended
         try:
             with locked(_file(home)):  # the two halves of a project may end together
                 write_json(_file(home), [*map(asdict, drive_costs(home)), asdict(cost)])

@@ -4,15 +4,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from rft_platform.cluster.local.leases import naming_starter, used_leases
-from rft_platform.cluster.local.local_cluster import end_use
+from rft_platform.cluster.local.leases import naming_starter
 from rft_platform.cluster.local.locks import locked
 from rft_platform.cluster.local.log_files import logs_bounded
 from rft_platform.cluster.this_process import importing, keep_imports, terminable, undisturbed
 from rft_platform.common.errors import RftError, UserError
-from rft_platform.common.files import write_text
+from rft_platform.common.files import write_json, write_text
 from rft_platform.common.user_code import find_working_folder
 from rft_platform.config.allowed_changes import changed_keys, check_unchanged, relocated
 from rft_platform.config.dry_run import RunPlan
@@ -46,6 +45,13 @@ def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
     buffer = config.buffer.model_copy(update={"total_steps": rounds * config.synchronizer.batches_a_round})
     trainer = config.trainer.model_copy(update={"total_steps": None})
     return config.model_copy(update={"buffer": buffer, "trainer": trainer})
+
+
+def on_cluster(config: RftConfig, kind: Literal["local", "ray"] | None) -> RftConfig:
+    """The configuration with another ``cluster.kind``; unchanged if ``kind`` is None."""
+    if kind is None:
+        return config
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"kind": kind})})
 
 
 def write_config(home: Home, config: RftConfig) -> None:
@@ -82,6 +88,10 @@ def _write(home: Home, config: RftConfig) -> None:
         return
     _follow_moved_models(home, config)
     write_text(home.config_file, dump_config(config, home))
+    if config.cluster.ray is None:
+        home.ray_cluster.unlink(missing_ok=True)
+    else:
+        write_json(home.ray_cluster, config.cluster.ray)
     if config.folder is not None and config.folder != home.root:  # otherwise the file is the home's own
         write_text(home.config_source, str(config.folder))
     home.make_private()  # the folder may have existed before
@@ -168,20 +178,17 @@ def used_processes_end(home: Home, console: "Console", detach: bool = False) -> 
 
     With ``detach`` nothing is stopped, and processes that the block starts run until their idle time-out.
     """
-    before, folder = used_leases(), home.leases.absolute()
-
-    def used() -> list[Path]:
-        return sorted(lease for lease in used_leases() - before if lease.parent == folder)
-
+    cluster = home.cluster
+    before = cluster.used()
     with nullcontext() if detach else naming_starter() as starter:
         try:
             yield
         finally:
-            if used():
+            if cluster.used() - before:
                 with undisturbed(), console.status("stopping engine and trainer"):
-                    while leases := used():  # repeated: a pool restarts lost replicas in the background
-                        for lease in leases:
-                            end_use(lease, starter)
+                    while names := cluster.used() - before:  # repeated: a pool restarts lost replicas in the background
+                        for name in sorted(names):
+                            cluster.end_use(name, starter)
 
 
 @contextmanager

@@ -7,5 +7,7 @@
 - ``dagster_server``, ``mlflow_server``: Dagster's webserver and MLflow behind the web guard; ``mlflow_redirect``
   redirects MLflow links of Dagster's interface to MLflow.
 - ``online_service``: the process of the online service, which ``rft serve`` starts.
+- ``viewer``: the pages of ``rft view`` over the experience store.
+- ``metrics``: Prometheus metrics of a project.
 - ``next_launches``: what a project launches next, in words.
 """

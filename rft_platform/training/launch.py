@@ -22,6 +22,7 @@ from rft_platform.training.protocol import PREFIX, Layout
 
 TRAINER = "trainer"  # name of the service
 START_TIMEOUT_S, STOP_TIMEOUT_S = 180.0, 10.0
+ANY_ENDPOINT = "any:0"  # Ray's cluster chooses the endpoint
 _WORKER = "rft_platform.training.service.worker"
 
 
@@ -35,6 +36,7 @@ def trainer_service(
     layout: Layout = Layout(),
     group: Group | None = None,
     gpus: str | None = None,
+    reserved_gpus: float = 0.0,
 ) -> Service:
     """The declaration of a trainer group of ``nproc`` ranks, or of ``group``.
 
@@ -55,7 +57,7 @@ def trainer_service(
         (json.dumps(options),),
         digest=digest_json([options, ranks.size, gpus, _code_changed_at()]),
         env={"PYTHONUNBUFFERED": "1", SAFE_PATH: OWN_SAFE_PATH},
-        bundle=Bundle(threads, gpus),
+        bundle=Bundle(threads, gpus, reserved_gpus),
         group=ranks,
         idle_timeout_s=idle_timeout_s,
         start_timeout_s=START_TIMEOUT_S + (ranks.timeout_s if ranks.nodes > 1 else 0.0),
@@ -64,11 +66,15 @@ def trainer_service(
     )
 
 
-def configured_service(config: RftConfig, memory: MemoryChoice, gpus: str | None) -> Service:
-    """The trainer group of a project. Without an endpoint it has one node, for any ``cluster.node_num``."""
+def configured_service(
+    config: RftConfig, memory: MemoryChoice, gpus: str | None, reserved_gpus: float = 0.0
+) -> Service:
+    """The trainer group of a project. Without Ray and an endpoint it has one node."""
     settings, meeting = config.trainer, config.trainer.rendezvous
     group = Group(settings.nproc)
-    if meeting.endpoint is not None:
+    if config.cluster.kind == "ray":
+        group = Group(settings.nproc, config.cluster.node_num, ANY_ENDPOINT, meeting.timeout_s)
+    elif meeting.endpoint is not None:
         group = Group(settings.nproc, config.cluster.node_num, meeting.endpoint, meeting.timeout_s)
     return trainer_service(
         threads=settings.threads,
@@ -83,6 +89,7 @@ def configured_service(config: RftConfig, memory: MemoryChoice, gpus: str | None
         ),
         group=group,
         gpus=gpus,
+        reserved_gpus=reserved_gpus,
     )
 
 

@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from rft_platform.cluster.interface import HOSTS_VARIABLE
+
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
-HOSTS_VARIABLE = "RFT_WEB_HOSTS"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 

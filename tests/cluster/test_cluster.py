@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -18,17 +20,21 @@ import pytest
 from rft_platform.cluster.interface import Address, Bundle, Cluster, Service, StartError
 from rft_platform.cluster.local.local_cluster import LocalCluster
 from rft_platform.cluster.local.processes import wait_until_ended
+from tests.support.raylets import raylets
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 #: How another process makes the cluster, by implementation; the same folder makes the same cluster.
-MAKE = {"local": "LocalCluster(folder / 'leases', folder / 'logs')"}
+MAKE = {
+    "local": ("local.local_cluster", "LocalCluster(folder / 'leases', folder / 'logs')"),
+    "ray": ("ray.ray_cluster", "RayCluster(folder / 'leases', folder / 'logs')"),
+}
 #: Another caller: finds or starts the service and prints its process id.
 CALLER = """
 import sys
 from pathlib import Path
-from rft_platform.cluster.local.local_cluster import LocalCluster
+from rft_platform.cluster.{module} import *
 from tests.cluster.test_cluster import echo
 folder = Path(sys.argv[1])
 print(({make}).ensure(echo()).details["pid"])
@@ -43,16 +49,25 @@ def echo(text: str = "hello", **changes: object) -> Service:
     return replace(service, **changes)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=list(MAKE))
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module", params=[kind for kind in MAKE if kind == "local" or find_spec("ray")])
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    with raylets(3) if request.param == "ray" else nullcontext():
+        yield str(request.param)
 
 
 @pytest.fixture
 def cluster(kind: str, tmp_path: Path) -> Iterator[Cluster]:
-    made: Cluster = {"local": LocalCluster(tmp_path / "leases", tmp_path / "logs")}[kind]
+    made = make(kind, tmp_path)
     yield made
     made.stop("echo", 5.0)
+
+
+def make(kind: str, folder: Path) -> Cluster:
+    if kind == "local":
+        return LocalCluster(folder / "leases", folder / "logs")
+    from rft_platform.cluster.ray.ray_cluster import RayCluster
+
+    return RayCluster(folder / "leases", folder / "logs")
 
 
 def ask(address: Address, path: str = "/echo", token: str | None = None) -> httpx.Response:
@@ -94,7 +109,7 @@ def test_the_stages_of_a_start_are_announced(cluster: Cluster, caplog: pytest.Lo
 
 
 def test_of_two_callers_at_once_one_starts_it(cluster: Cluster, kind: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CALLER.format(make=MAKE[kind]), str(tmp_path)]
+    command = [sys.executable, "-c", CALLER.format(module=MAKE[kind][0], make=MAKE[kind][1]), str(tmp_path)]
     others = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
         for _ in range(2)

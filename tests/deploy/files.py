@@ -7,7 +7,7 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
-MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+MANIFESTS = sorted(DEPLOY.glob("kubernetes*/*.yaml"))
 COMPOSE = sorted(DEPLOY.glob("compose*.yaml"))
 
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from rft_platform.metrics.catalogue import CATALOGUE
+from rft_platform.servers.metrics.catalogue import CATALOGUE
 from tests.deploy.files import DEPLOY, REPOSITORY, documents
 
 

@@ -99,7 +99,8 @@ def _group_behind(program: str) -> Any:
 def test_every_variable_of_ours_is_read_by_the_code() -> None:
     code = "\n".join(file.read_text() for file in (REPOSITORY / "rft_platform").rglob("*.py"))
     of_compose = {"RFT_CODE_HOST", "RFT_IMAGE", "RFT_POSTGRES_PASSWORD", "RFT_PROJECT_FILES"}  # of compose itself
-    for name in set(re.findall(r"\bRFT_[A-Z_]+\b", text_of_all())) - of_compose:
+    named = {"RFT_ENGINE_TOKEN"}  # by engine.token_env
+    for name in set(re.findall(r"\bRFT_[A-Z_]+\b", text_of_all())) - of_compose - named:
         assert name in code, name
     assert "env: RFT_CODE_HOST" in (DEPLOY / "workspace.yaml").read_text()
 
@@ -114,7 +115,7 @@ def test_ports_are_the_same_everywhere() -> None:
     ]
     assert targets == ["code:9464"]
     named = set(re.findall(r"port[:=\s\",]+(\d{4})\b", text_of_all(), re.IGNORECASE))
-    assert named <= {"3000", "4000", "5000", "5432", "9464", "9090"}
+    assert named <= {"3000", "4000", "5000", "5432", "8010", "8100", "9464", "9090"}
 
 
 def test_who_shares_process_ids_shares_the_host_name_that_makes_them_comparable() -> None:

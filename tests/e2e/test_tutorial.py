@@ -1,4 +1,7 @@
-"""docs/tutorial.md, read and done: its files are written, its commands run in order, and the model gets better."""
+"""The tutorial, read and done: its files are written, its commands run in order, and the model gets better.
+
+The Chinese page has the same steps.
+"""
 
 import json
 import os
@@ -13,6 +16,7 @@ import pytest
 from interface import Workplace, running_ui
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+CHINESE = TUTORIAL.with_name("tutorial.zh.md")
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -52,7 +56,9 @@ def test_the_tutorial(tmp_path: Path) -> None:
     folder.mkdir()
     reader = Reader(folder)
     printed: dict[str, str] = {}
-    for language, file, text in BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):
+    blocks = BLOCK.findall(TUTORIAL.read_text(encoding="utf-8"))
+    assert BLOCK.findall(CHINESE.read_text(encoding="utf-8")) == blocks, "the Chinese page has other steps"
+    for language, file, text in blocks:
         if file:
             (folder / file).write_text(text)
         elif text.strip() == "rft ui":

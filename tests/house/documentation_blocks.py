@@ -1,4 +1,7 @@
-"""The code blocks of README, CONTRIBUTING and docs, and a scratch project in which a YAML block is complete."""
+"""The code blocks of README, CONTRIBUTING and docs, and a scratch project in which a YAML block is complete.
+
+Chinese pages are not among them: ``test_translations.py`` compares their blocks with those of the English pages.
+"""
 
 import copy
 import json
@@ -15,7 +18,9 @@ from rft_platform.config.schema.buffer import ExploredTaskset
 from rft_platform.config.schema.rft_config import RftConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+TRANSLATIONS = sorted([*REPOSITORY.glob("*.zh.md"), *(REPOSITORY / "docs").rglob("*.zh.md")])
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if page not in TRANSLATIONS]
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`]*)$")
 _FILE = re.compile(r"^# (?P<name>[\w./-]+\.py)$")
 _ROW = re.compile(r"path: (?P<file>[\w./-]+\.jsonl)\s+# (?P<row>\{.*\})$", re.MULTILINE)

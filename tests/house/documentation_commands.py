@@ -17,7 +17,8 @@ from tests.house.documentation_blocks import BLOCKS, REPOSITORY, Block
 
 #: Programs of others, whose arguments are not checked here.
 OTHERS = {
-    "bash", "cd", "cp", "curl", "dg", "echo", "export", "git", "mkdir", "mlflow", "source", "tensorboard", "uv", "uvx",
+    "bash", "cd", "cp", "curl", "dg", "echo", "export", "git", "kubectl", "mkdir", "mlflow", "ray", "sky", "source",
+    "srun", "tensorboard", "uv", "uvx",
 }  # fmt: skip
 _BETWEEN = {"&&", "||", "|", "|&", ";", "&"}
 #: A line that is a command, where blocks without a language show output.
@@ -60,6 +61,11 @@ def problem_of(words: list[str], block: Block) -> str | None:
             return f"the Makefile has no target {', '.join(unknown)}" if unknown else None
         case "pip":
             return _unknown_extra(arguments)
+        case "docker" if arguments[0] == "build":
+            file = arguments[arguments.index("--file") + 1]
+            return (
+                None if (REPOSITORY / file).is_file() and (REPOSITORY / arguments[-1]).is_dir() else f"no file {file}"
+            )
         case "docker":
             return _refused_by_compose(arguments)
     return None if program in OTHERS else f"no rule for the program {program}: add it to OTHERS, or a check of it"

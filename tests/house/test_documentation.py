@@ -18,7 +18,7 @@ from scripts.configuration import keys
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "rft_platform"
 PAGES = [
-    *(REPOSITORY / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md")),
+    *(REPOSITORY / name for name in ("README.md", "README.zh.md", "AGENTS.md", "CONTRIBUTING.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
     *sorted((REPOSITORY / "examples").glob("*/README.md")),
 ]

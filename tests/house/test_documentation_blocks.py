@@ -3,6 +3,7 @@
 - ``yaml``: the dry run plans it, merged into a small project if it is a part of ``rft.yaml``.
 - Shell: the programs of this repository accept each command. ``python``, ``sql``: a test of ``RUN_BY`` runs the block.
 - Without a language, ``text``: output or a layout, no commands. ``mermaid``: a diagram.
+- A block of a Chinese page is identical to that of the English page (``test_translations.py``).
 
 After a change of a page, the message of a failed test says which block, and what to do.
 """
@@ -78,6 +79,7 @@ NOT_RUN: list[tuple[str, str, str]] = [
 CHECKED_IN_PART: list[tuple[str, str, str]] = [
     ("docs/guide.md", "engine: {kind: vllm}", "vLLM"),
     ("docs/guide.md", "engine: {urls:", "engines on other hosts"),
+    ("docs/cluster.md", "kind: ray", "a Ray cluster"),
 ]
 SHELLS, OUTPUT, CODE = ("bash", "sh", "shell", "console"), ("", "text", "mermaid"), ("python", "sql")
 

@@ -11,22 +11,30 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.lock import (
+    BESIDE,
     DEVELOPMENT,
     DEVELOPMENT_EXTRAS,
     GPU,
     GPU_EXTRAS,
     GPU_PLATFORM,
     REPOSITORY,
+    REQUIREMENTS,
     RUNTIME,
     RUNTIME_EXTRAS,
     TORCH,
-    TRACKERS,
     VLLM,
     Pin,
     read_pins,
 )  # fmt: skip
 
-LOCKS = [RUNTIME, DEVELOPMENT, GPU, VLLM, TRACKERS, *sorted(REPOSITORY.glob("examples/*/lock*.txt"))]
+LOCKS = [
+    RUNTIME,
+    DEVELOPMENT,
+    GPU,
+    VLLM,
+    *(REQUIREMENTS / f"{name}.txt" for name in BESIDE),
+    *sorted(REPOSITORY.glob("examples/*/lock*.txt")),
+]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 
 
@@ -139,7 +147,7 @@ def test_torch_is_resolved_as_the_version_that_is_pinned() -> None:
 
 def test_an_example_s_lock_has_what_its_requirements_ask_for() -> None:
     sources = sorted(REPOSITORY.glob("examples/*/requirements*.txt"))
-    assert len(sources) == len(LOCKS) - 5
+    assert len(sources) == len(LOCKS) - 6
     for source in [*sources, VLLM.with_suffix(".in")]:
         lock = VLLM if source.suffix == ".in" else source.with_name(source.name.replace("requirements", "lock"))
         pins = pins_of(lock)

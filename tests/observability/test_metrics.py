@@ -20,13 +20,13 @@ from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.inference.serving.http_server import ServerThread
 from rft_platform.jobs.instance import open_instance
-from rft_platform.metrics import prometheus_collector
-from rft_platform.metrics.catalogue import CATALOGUE, Sample
-from rft_platform.metrics.prometheus_collector import PlatformCollector
-from rft_platform.metrics.server import metrics_app
 from rft_platform.online.traffic.database import FIRST_IMPORTED
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, publish, write
+from rft_platform.servers.metrics import prometheus_collector
+from rft_platform.servers.metrics.catalogue import CATALOGUE, Sample
+from rft_platform.servers.metrics.prometheus_collector import PlatformCollector
+from rft_platform.servers.metrics.server import metrics_app
 from tests.experience.samples import judged, rollouts
 from tests.support.records import result, trained
 

@@ -165,6 +165,58 @@ def import_version(
     _print(f"version {policy.policy_version} was imported: `rft models canary {policy.policy_version}` tests it")
 
 
+@models.command("export")
+def export_version(
+    version: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME@champion|VERSION",
+            help="Registered model with an alias, or a policy version.",
+            show_default=False,
+        ),
+    ],
+    merged: Annotated[
+        Path, typer.Option(help="New folder for the full weights; a LoRA adapter is merged.", show_default=False)
+    ],
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="hub:ORG/NAME", help="Upload the folder to the Hugging Face hub.", show_default=False),
+    ] = None,
+) -> None:
+    """Write a version into a folder that transformers and vLLM load, with a model card of its lineage and scores."""
+    from rft_platform.cli.commands.trace import find_trace
+    from rft_platform.common.errors import UserError
+    from rft_platform.rounds.releases.export import check_hub, export_model, push_to_hub
+    from rft_platform.rounds.reporting.lineage import CheckpointTrace
+
+    if push is not None:
+        scheme, _, repository = push.partition(":")
+        if scheme != "hub":
+            raise UserError(f"--push {push}: expected hub:ORG/NAME")
+        check_hub(repository)
+    project = _project()
+    trace = find_trace(project, _address(project, version))
+    if not isinstance(trace, CheckpointTrace):
+        raise UserError(f"{version}: expected NAME@champion, or a policy version as in `rft models list`")
+    digest = export_model(project, trace, merged)
+    _print(f"{merged}: policy version {trace.trainings[0].result.policy_version}, weights sha256 {digest}")
+    if push is not None:
+        _print(f"uploaded: {push_to_hub(merged, repository)}")
+
+
+def _address(project: "Project", version: str) -> str:
+    """The checkpoint folder of a policy version, or the address of a registered model."""
+    from rft_platform.common.errors import UserError
+    from rft_platform.online.releases.versions import policy_of_version
+
+    if not version.isdecimal():
+        return version if version.startswith("models:/") or "@" not in version else f"models:/{version}"
+    policy = policy_of_version(project, int(version))
+    if policy is None:
+        raise UserError(f"no policy version {version}: `rft models list` shows the versions")
+    return policy.folder
+
+
 @models.command()
 def resume(reason: Reason = "resumed by hand") -> None:
     """Continue a training that alerts have paused (service.pause_training_on_alert). A new alert pauses it again."""

@@ -1,7 +1,7 @@
 """``rft run``: check a configuration, write it to the project's folder, and drive the project to the end."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,6 +11,10 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and stop.")] = False,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Number of rounds of the whole run; overrides the file.")
+    ] = None,
+    cluster: Annotated[
+        Literal["local", "ray"] | None,
+        typer.Option(help="Where engines, trainer and workers run; overrides cluster.kind of the file."),
     ] = None,
     detach_engines: Annotated[
         bool, typer.Option("--detach-engines", help="Keep engine and trainer running until their idle time-out.")
@@ -24,11 +28,11 @@ def run(
     from rft_platform.run.console import notes, output
     from rft_platform.run.next_steps import model_uri, print_next_steps, rft_command
     from rft_platform.run.round_lines import round_lines
-    from rft_platform.run.start import begin, drive_project, use_home, with_rounds
+    from rft_platform.run.start import begin, drive_project, on_cluster, use_home, with_rounds
 
     home, console = Home.from_environment(), notes()
     use_home(home)
-    loaded = with_rounds(load_config(config), rounds)
+    loaded = on_cluster(with_rounds(load_config(config), rounds), cluster)
     if dry_run:
         output().print(render_plan(check_run(home, loaded, dry=True)), end="", markup=False, soft_wrap=True)
         return

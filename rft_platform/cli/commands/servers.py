@@ -112,10 +112,10 @@ def metrics(
     from rft_platform.cluster.this_process import terminable
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
-    from rft_platform.metrics.server import serve_metrics
     from rft_platform.observability.logs import configured
     from rft_platform.run.console import output
     from rft_platform.run.start import use_home
+    from rft_platform.servers.metrics.server import serve_metrics
     from rft_platform.web_guard.token import access_token
 
     end_with_supervisor()  # `rft ui --metrics-port` starts this command
@@ -147,7 +147,7 @@ def view(
     from rft_platform.run.console import output, print_link
     from rft_platform.run.start import use_home
     from rft_platform.servers.ports import Port, check_ports
-    from rft_platform.viewer.app import serve_view
+    from rft_platform.servers.viewer.app import serve_view
     from rft_platform.web_guard.asgi import sign_in_url
     from rft_platform.web_guard.token import access_token
 
@@ -184,6 +184,7 @@ def engine(
     import socket
     from dataclasses import replace
 
+    from rft_platform.cluster.local.local_cluster import LocalCluster
     from rft_platform.cluster.local.service_process import TOKEN_VARIABLE
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
@@ -202,7 +203,7 @@ def engine(
     service = engine_service(base_model_folder(project), policy_spec(project, replica), f"served-{port}")
     hosts = os.environ.get(HOSTS_VARIABLE, ",".join({host, socket.gethostname(), socket.getfqdn()}))
     typer.echo(f"engine     http://{host}:{port}")
-    home.cluster.become(
+    LocalCluster(home.leases, home.logs).become(
         replace(
             service, host=host, port=port, idle_timeout_s=None,
             env={**service.env, TOKEN_VARIABLE: token, HOSTS_VARIABLE: hosts},
@@ -218,12 +219,13 @@ def stop() -> None:
     cluster = home.cluster
     # beside the trainer: only engines are restarted in the background
     cluster.wait_for_starts("engine*", "auxiliary-*", "policy-*")
-    leased = cluster.leases()
-    for name, lease in leased.items():
-        ran = cluster.stop(name, 10.0, generation=lease.generation)
-        typer.echo(f"{lease.kind} (pid {lease.pid}): {'stopped' if ran else 'had already ended'}")
+    services = cluster.services()
+    for name, status in services.items():
+        ran = cluster.stop(name, 10.0, generation=status.address.generation)
+        kind, pid = status.address.details["kind"], status.address.details["pid"]
+        typer.echo(f"{kind} (pid {pid}): {'stopped' if ran else 'had already ended'}")
     strays = cluster.stop_strays()
     for pid in strays:
         typer.echo(f"process without a lease (pid {pid}): stopped")
-    if not leased and not strays:
+    if not services and not strays:
         typer.echo(f"nothing is running for {home.root}")

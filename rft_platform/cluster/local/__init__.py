@@ -2,6 +2,7 @@
 
 Read in this order:
 
+- ``file_cluster``: ``FileCluster``, what every cluster does with files: start locks, users, generations, logs.
 - ``local_cluster``: ``LocalCluster``, the default ``Cluster``: find a service by its lease, or start it.
 - ``leases``: ``Lease``, the file by which later commands find a service; its processes and its users.
 - ``service_process``: ``ServiceProcess``, with which a service publishes its address and ends when it is idle.

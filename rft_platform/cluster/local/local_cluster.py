@@ -5,28 +5,27 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 import httpx
 import psutil
 
-from rft_platform.cluster.interface import Address, Service, StartError, tls_context
+from rft_platform.cluster.child import Child
+from rft_platform.cluster.interface import Address, Bundle, Node, Service, StartError, Status, tls_context
+from rft_platform.cluster.local.file_cluster import END_S, FileCluster, StartProgress, tail
 from rft_platform.cluster.local.leases import (
     Lease,
     end_strays,
     holder,
     leases_started_below,
-    note_use,
     read_lease,
-    release,
     remove_lease,
     root_of,
     stop_holder,
 )
-from rft_platform.cluster.local.locks import LOCK_TIMEOUT_S, locked
+from rft_platform.cluster.local.locks import locked
 from rft_platform.cluster.local.processes import (
     CREATE_TIME_TOLERANCE_S,
     POLL_S,
@@ -39,81 +38,44 @@ from rft_platform.cluster.local.processes import (
     wait_until_ended,
 )
 from rft_platform.cluster.local.service_process import service_environment
-from rft_platform.common.errors import TransientError
-from rft_platform.common.files import last_lines, write_text
-from rft_platform.common.progress import announce
+from rft_platform.common.files import last_lines
 
 _HEALTH_S = 10.0  # time-out of one request to /health
-_LOOK_S = 0.2
-_START_WAIT_S = 15.0
 
 
-class LocalCluster:
-    """A ``Cluster`` of this machine; ``leases`` and ``logs`` are folders, with one file a service each."""
+class LocalCluster(FileCluster):
+    """A ``Cluster`` of this machine. A service is found by its lease, a file in the folder ``leases``."""
 
-    def __init__(self, leases: Path, logs: Path) -> None:
-        self.folder, self.logs = leases, logs
-
-    def ensure(self, service: Service) -> Address:
-        """Find the service by its lease, or start it, while holding the lock of the lease."""
-        path = self.lease_file(service.name)
-        wait_s = LOCK_TIMEOUT_S + service.answer_s + service.start_timeout_s
-        with locked(path, wait_s):  # another caller may be starting the service
-            note_use(path)
-            lease = self._fitting(path, service) or self._start(path, service)
-        return lease.address(service.name)
+    def nodes(self) -> list[Node]:
+        """No nodes: services and children share this machine."""
+        return []
 
     def find(self, name: str) -> Address | None:
         """The address of the service ``name``; None if its process does not run."""
         lease = read_lease(self.lease_file(name))
         return lease.address(name) if lease is not None and lease.alive else None
 
-    def stop(self, name: str, grace_s: float, *, generation: int | None = None, shutdown_path: str = "") -> bool:
-        """End the service; without ``generation`` wait for a start under way, and end processes without a lease."""
-        path = self.lease_file(name)
-        if generation is not None:
-            lease = read_lease(path)
-            is_it = lease is not None and lease.generation == generation
-            return is_it and _end(path, lease, grace_s, shutdown_path)
-        if not self.folder.exists():
-            return False
-        with _start_waited_for(path):
-            ran = _end(path, read_lease(path), grace_s, shutdown_path)
-            end_strays(path, grace_s)
-            return ran
-
     def answers(self, address: Address) -> bool:
         """Whether the service answers, and none of its processes is stopped."""
         lease = read_lease(self.lease_file(address.name))
         return lease is not None and lease.generation == address.generation and _answers(lease)
-
-    def log_tail(self, name: str, lines: int = 20) -> str:
-        """The last lines that the service printed, below a line that says where they are."""
-        return _tail(self.log_file(name), lines)
-
-    def lease_file(self, name: str) -> Path:
-        """The lease of a service."""
-        return self.folder / f"{name}.json"
-
-    def log_file(self, name: str) -> Path:
-        """Where a service prints to."""
-        return self.logs / f"{name}.log"
 
     def leases(self, *patterns: str) -> dict[str, Lease]:
         """The leases by name, whether their processes run or not; with ``patterns``, those of matching names only."""
         files = sorted({file for each in patterns or ("*",) for file in self.folder.glob(f"{each}.json")})
         return {file.stem: lease for file in files if (lease := read_lease(file)) is not None}
 
+    def services(self, *patterns: str) -> dict[str, Status]:
+        """The services that have a lease, by name; with ``patterns``, those with matching names."""
+        return {name: Status(lease.address(name), lease.alive) for name, lease in self.leases(*patterns).items()}
+
     def running(self, *patterns: str) -> list[Address]:
         """The addresses of the running services; with ``patterns``, of those with matching names."""
-        return [lease.address(name) for name, lease in self.leases(*patterns).items() if lease.alive]
+        return [status.address for status in self.services(*patterns).values() if status.runs]
 
-    def wait_for_starts(self, *patterns: str) -> None:
-        """Wait for services that are being started: a pool restarts lost replicas in the background."""
-        for lock in [lock for each in patterns for lock in self.folder.glob(f"{each}.json.lock")]:
-            # if a process takes longer to start, ``stop_strays`` finds it by its environment and ends it
-            with _start_waited_for(lock.with_suffix("")):
-                pass
+    def processor_seconds(self) -> dict[tuple[str, int], float]:
+        """Processor time that the services with a lease have used since their start, by name and generation."""
+        return {(name, lease.generation): processor_seconds(lease) for name, lease in self.leases().items()}
 
     def stop_strays(self) -> list[int]:
         """End processes that were started for a lease but do not hold one; returns their ids."""
@@ -122,89 +84,50 @@ class LocalCluster:
     def stop_all(self) -> None:
         """End all services, and processes without a lease."""
         for name in self.leases():
-            self.stop(name, 10.0)
+            self.stop(name, END_S)
         self.stop_strays()
 
-    def _fitting(self, path: Path, service: Service) -> Lease | None:
-        """The running process of ``service``; None if there is none. A process that does not fit or answer is ended."""
-        silent_at = time.monotonic() + service.answer_s
-        while (lease := read_lease(path)) is not None and lease.alive:
-            fits = lease.digest == service.digest
-            if fits and _answers(lease):
-                return lease
-            if not fits or time.monotonic() > silent_at:
-                _end(path, lease, service.grace_s, service.shutdown_path)
-                return None
-            time.sleep(_LOOK_S)
-        if lease is not None:
-            remove_lease(path, lease.pid)
-        return None
+    def worker(self, module: str, *, python: str | None = None, log: Path, bundle: Bundle = Bundle()) -> Child:
+        """Start a child process; ``bundle`` has no effect, because all children of this machine share it."""
+        return Child(module, python=python, log=log)
 
     def become(self, service: Service) -> NoReturn:
         """Replace this process by the service, which then prints to this terminal and gets this process's signals."""
         command = command_of(service)
         with locked(self.lease_file(service.name)):
-            env = self._environment(service)
+            env = self._environment(service, self._next_generation(service.name))
         os.execvpe(command[0], command, env)
 
-    def _environment(self, service: Service) -> dict[str, str]:
-        """The environment of the next generation of a service. The caller holds the start lock."""
-        path = self.lease_file(service.name)
-        counter = path.with_suffix(".generation")
-        generation = 1 + (int(text) if counter.exists() and (text := counter.read_text().strip()).isdigit() else 0)
-        write_text(counter, str(generation))
+    def _environment(self, service: Service, generation: int) -> dict[str, str]:
         paths = {"PYTHONPATH": path_of_package(self.logs)} if service.python != sys.executable else {}
-        return {**os.environ, **paths, **service_environment(service, path, generation)}
+        return {**os.environ, **paths, **service_environment(service, self.lease_file(service.name), generation)}
 
-    def _start(self, path: Path, service: Service) -> Lease:
+    def start(self, service: Service, generation: int) -> Address:
+        """Start a service that does not run; the caller holds the start lock, or is the only one."""
+        path, log = self.lease_file(service.name), self.log_file(service.name)
         end_strays(path, service.grace_s)  # of a starter that was killed before the lease was written
-        log = self.log_file(service.name)
         progress = StartProgress(service, log)
-        process = start_detached(command_of(service), log, self._environment(service))
+        process = start_detached(command_of(service), log, self._environment(service, generation))
         try:
-            return wait_for_lease(path, process, service.start_timeout_s, log, progress)
+            lease = wait_for_lease(path, process, service.start_timeout_s, log, progress)
         except StartError:
             stop_process(process, service.grace_s)
             raise
+        return lease.address(service.name)
 
+    def _end(self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None) -> bool:
+        path = self.lease_file(name)
+        lease = read_lease(path)
+        if lease is None or generation not in (None, lease.generation):
+            return False
+        return _end(path, lease, grace_s, shutdown_path)
 
-class StartProgress:
-    """Announces the stages of a service that is about to start, from the lines that it adds to its log."""
+    def _end_strays(self, name: str, grace_s: float, starter: str | None = None) -> None:
+        end_strays(self.lease_file(name), grace_s, starter)
 
-    def __init__(self, service: Service, log: Path) -> None:
-        self._service, self._log = service, log
-        self._read = log.stat().st_size if log.exists() else 0
-        self._stage = ""
-
-    def update(self) -> None:
-        """Announce the stage of the newest line that names one, if it is another stage."""
-        if not self._service.stages or not self._log.exists():
-            return
-        with self._log.open("rb") as file:
-            file.seek(self._read)
-            added = file.read()
-        complete = added[: max(added.rfind(b"\n"), added.rfind(b"\r")) + 1]  # a progress bar ends its states with \r
-        self._read += len(complete)
-        lines = complete.decode(errors="replace").splitlines()
-        reached = [stage for line in lines for text, stage in self._service.stages.items() if text in line]
-        if reached and reached[-1] != self._stage:
-            self._stage = reached[-1]
-            announce(f"{self._service.name}: {self._stage}")
-
-
-def end_use(lease_file: Path, starter: str | None) -> None:
-    """End this command's use of a service; end the service if a command started it and none uses it.
-
-    ``starter`` is the name of this command; None if the command leaves the service running.
-    """
-    with _start_waited_for(lease_file):
-        if not release(lease_file) or starter is None:
-            return
-        lease = read_lease(lease_file)
-        if lease is not None and lease.started_by is not None:
-            _end(lease_file, lease, 10.0)
-            end_strays(lease_file)
-        end_strays(lease_file, starter=starter)  # processes whose start takes too long or was interrupted
+    def _started_by(self, name: str) -> str | None:
+        lease = read_lease(self.lease_file(name))
+        return None if lease is None else lease.started_by
 
 
 def processor_seconds(lease: Lease) -> float:
@@ -252,19 +175,13 @@ def wait_for_lease(
         name = f"Process '{log_file.stem}'"
         if not runs(process):
             code = exit_code(process)
-            text = f"{name} ended (exit code {code}) before it was ready. {_tail(log_file)}"
+            text = f"{name} ended (exit code {code}) before it was ready. {tail(log_file)}"
             raise StartError(text, code, last_lines(log_file, 1).strip() if log_file.exists() else "")
         if time.monotonic() > deadline:
-            raise StartError(f"{name} was not ready after {timeout_s:.0f} s. {_tail(log_file)}")
+            raise StartError(f"{name} was not ready after {timeout_s:.0f} s. {tail(log_file)}")
         if progress is not None:
             progress.update()
         time.sleep(POLL_S)
-
-
-def _tail(log_file: Path, lines: int = 20) -> str:
-    if not log_file.exists():
-        return f"It wrote no log at {log_file}."
-    return f"Last lines of {log_file}:\n{last_lines(log_file, lines)}"
 
 
 def _answers(lease: Lease) -> bool:
@@ -279,10 +196,8 @@ def _answers(lease: Lease) -> bool:
     return False
 
 
-def _end(path: Path, lease: Lease | None, grace_s: float, shutdown_path: str = "") -> bool:
+def _end(path: Path, lease: Lease, grace_s: float, shutdown_path: str = "") -> bool:
     """End the processes of a lease and remove it; returns whether its holder was alive."""
-    if lease is None:
-        return False
     process, root = holder(lease), root_of(lease)
     if shutdown_path and process is not None and _answers(lease):
         headers = {"Authorization": f"Bearer {lease.token}"}
@@ -311,18 +226,6 @@ def path_of_package(logs: Path) -> str:
         fresh.symlink_to(package)
         fresh.replace(link)
     return os.pathsep.join(filter(None, [str(link.parent.absolute()), os.environ.get("PYTHONPATH")]))
-
-
-@contextmanager
-def _start_waited_for(path: Path) -> Iterator[None]:
-    """Prevent that a process is started for a lease during the block.
-
-    Waits up to ``_START_WAIT_S`` seconds until a running start has ended, then begins the block in any case.
-    """
-    with ExitStack() as stack:
-        with suppress(TransientError):
-            stack.enter_context(locked(path, _START_WAIT_S))
-        yield
 
 
 def _used(process: psutil.Process) -> float:

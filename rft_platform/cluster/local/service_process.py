@@ -17,12 +17,15 @@ from typing import Any
 
 import psutil
 
-from rft_platform.cluster.interface import Service
+from rft_platform.cluster.confined import end_with_parent
+from rft_platform.cluster.interface import HOSTS_VARIABLE, LOOPBACK, Service
 from rft_platform.cluster.local.leases import LEASE_VARIABLE, Lease, lease_environment, remove_lease, write_lease
 
 LOG = logging.getLogger(__name__)
 SERVICE_VARIABLE = "RFT_SERVICE"  # environment variable with the settings of the process's service, as JSON
 TOKEN_VARIABLE = "RFT_SERVICE_TOKEN"  # environment variable with the token of the service; unset: a random one
+#: Environment variable with the path of a named pipe: the process ends as soon as nobody holds the pipe open.
+LIFELINE_VARIABLE = "RFT_LIFELINE"
 EXIT_USER_ERROR = 2  # exit code of a service with wrong settings; the last line of its log gives the reason
 
 
@@ -31,16 +34,24 @@ def service_environment(service: Service, lease: Path, generation: int) -> dict[
     threads = str(service.bundle.cpus)
     names = ("digest", "host", "port", "idle_timeout_s")
     settings = {name: getattr(service, name) for name in names} | {"generation": generation}
-    devices = {} if service.bundle.gpus is None else {"CUDA_VISIBLE_DEVICES": service.bundle.gpus}
+    devices = {} if service.bundle.devices is None else {"CUDA_VISIBLE_DEVICES": service.bundle.devices}
+    hosts = {} if service.host == LOOPBACK else {HOSTS_VARIABLE: service.host}
     return {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "RAYON_NUM_THREADS": threads,
         **devices,
+        **hosts,
         **service.env,
         **lease_environment(lease),
         SERVICE_VARIABLE: json.dumps(settings),
     }
+
+
+def end_with_lifeline() -> None:
+    """Let the kernel kill this process and its group when the lifeline is cut, if the process has one."""
+    if (lifeline := os.environ.pop(LIFELINE_VARIABLE, None)) is not None:
+        end_with_parent(os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK))
 
 
 @dataclass
@@ -59,7 +70,8 @@ class ServiceProcess:
 
     @classmethod
     def from_environment(cls, kind: str) -> "ServiceProcess":
-        """What the cluster that started this process has stored."""
+        """What the cluster that started this process has stored. The process then ends with its lifeline."""
+        end_with_lifeline()
         return cls(kind, Path(os.environ[LEASE_VARIABLE]), **json.loads(os.environ[SERVICE_VARIABLE]))
 
     def publish(self, port: int, **details: Any) -> None:

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 def algorithm_problems(run: RunSettings) -> Iterator[Finding]:
     """One line for each key that is missing or that the algorithm does not read."""
+    settings, preset = run.config.algorithm, run.algorithm
+    yield from _model_problems(run)
+    yield from _replaced_options(settings, preset)
+    yield from _adaptation_problems(settings.kl_penalty_fn_args)
+    yield from _penalty_problems(settings, preset)
+    yield from _epoch_problems(run)
+    yield from _filter_problems(run)
+
+
+def _model_problems(run: RunSettings) -> Iterator[Finding]:
+    """One line for each of demonstrations, teacher and critic that is missing or not used."""
     config, preset, settings = run.config, run.algorithm, run.config.algorithm
     name = settings.algorithm_type
     if preset.experts and settings.experts is None:
@@ -45,8 +56,11 @@ def algorithm_problems(run: RunSettings) -> Iterator[Finding]:
             f"demonstrations have no rewards: with {name}, set one that is computed when a "
             "round is judged, such as grpo"
         )
-    yield from _replaced_options(settings, preset)
-    yield from _adaptation_problems(settings.kl_penalty_fn_args)
+
+
+def _penalty_problems(settings: Algorithm, preset: Preset) -> Iterator[Finding]:
+    """One line for a KL penalty or a length of the loss that the algorithm cannot use."""
+    name = settings.algorithm_type
     if settings.kl_penalty_fn_args.kl_coef and preset.token_advantage is None:
         yield error(
             f"algorithm.kl_penalty_fn_args.kl_coef: {name} has one advantage per row, not one per token, so its "
@@ -62,12 +76,17 @@ def algorithm_problems(run: RunSettings) -> Iterator[Finding]:
             f"algorithm.loss_norm_length: loss_agg_mode {preset.loss_agg_mode} divides by no constant; leave it out, "
             "or set loss_agg_mode: seq-mean-token-sum-norm"
         )
+
+
+def _filter_problems(run: RunSettings) -> Iterator[Finding]:
+    """One line for each filter that has no effect or drops everything."""
+    config, preset, settings = run.config, run.algorithm, run.config.algorithm
+    name = settings.algorithm_type
     if preset.trains_on != "rollouts" and settings.filters != ExperienceFilters():
         yield error(
             f"algorithm.filters: {name} trains on {preset.trains_on} and has no rewards to filter by; "
             "remove algorithm.filters"
         )
-    yield from _epoch_problems(run)
     runs = run.batches.repeat_times
     if settings.filters.zero_variance and preset.trains_on == "rollouts" and runs < 2:
         yield error(

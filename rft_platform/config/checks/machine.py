@@ -150,7 +150,12 @@ def _data_problems(config: RftConfig) -> Iterator[Finding]:
 
 def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[Finding]:
     serving, cluster = config.explorer.rollout_model, config.cluster
-    if gpu_count and cluster.node_num == 1 and (wanted := cluster.gpu_per_node or 0) > gpu_count:
+    if (
+        gpu_count
+        and cluster.kind == "local"
+        and cluster.node_num == 1
+        and (wanted := cluster.gpu_per_node or 0) > gpu_count
+    ):
         yield error(f"cluster.gpu_per_node {wanted}: this machine has {gpu_count} GPUs; set it to {gpu_count}")
     if config.engine.urls:
         yield from _external_problems(config)
@@ -164,6 +169,8 @@ def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Itera
         yield from _sharing_problems(serving, each)
     # Without a GPU the replicas share the processor, and ``cluster`` describes another machine.
     declared = cluster.node_num * (gpu_count if cluster.gpu_per_node is None else cluster.gpu_per_node)
+    if cluster.kind == "ray":
+        declared = gpu_count
     available = max(declared, 1)
     needed = config.explorer.policy_gpus if declared else serving.tensor_parallel_size
     auxiliaries = sum(model.devices for model in config.explorer.auxiliary_models) if declared else 0
@@ -209,6 +216,8 @@ def _sharing_problems(serving: RolloutModel, engines_per_gpu: int) -> Iterator[F
 
 def _placement_problems(config: RftConfig, gpu_count: int) -> Iterator[Finding]:
     """One line if the trainer needs GPUs of the engines and the configuration does not permit shared GPUs."""
+    if config.cluster.kind == "ray":  # ``run/cluster_checks.py`` looks at each node
+        return
     placement, ranks = place(config, gpu_count), config.trainer.nproc
     enough = placement.engines <= gpu_count and ranks <= gpu_count  # if false, other checks report the problem
     if placement.shared and config.mode != "colocate" and gpu_count > 1 and enough:

@@ -32,7 +32,8 @@ def without_effect(run: RunSettings) -> Iterator[Finding]:
         yield warning("algorithm.kl_penalty_fn has no effect while kl_penalty_fn_args.kl_coef is 0")
     if config.monitor.otlp_endpoint is not None and not config.monitor.traces:
         yield warning("monitor.otlp_endpoint has no effect while monitor.traces is 0: that is how many runs it gets")
-    if config.cluster.node_num > 1 and config.trainer.rendezvous.endpoint is None:
+    on_one_node = config.cluster.kind == "local" and config.trainer.rendezvous.endpoint is None
+    if config.cluster.node_num > 1 and on_one_node:
         yield warning("cluster.node_num has no effect on training here while trainer.rendezvous.endpoint is not set")
     if config.trainer.gradient_accumulation_steps > 1 and config.buffer.train_batch_size in (None, "round"):
         yield warning("trainer.gradient_accumulation_steps has no effect: a step already uses a whole explore batch")

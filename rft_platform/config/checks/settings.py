@@ -93,12 +93,30 @@ def _evaluation_problems(run: RunSettings) -> Iterator[Finding]:
             "evaluation.gate.metric greedy_pass: evaluation.greedy is false, so it is not measured; "
             "set evaluation.greedy to true"
         )
+    yield from _regression_problems(config)
     sync = config.synchronizer
     if config.restarts_after_refusal and not config.online and (sync.dynamic or sync.sync_offset or config.policies):
         yield error(
             "evaluation.after_refusal restart: each round has to explore with the version that it trains; leave out "
             "policies, and set synchronizer.sync_style fixed and sync_offset 0, or evaluation.after_refusal continue"
         )
+
+
+def _regression_problems(config: RftConfig) -> Iterator[Finding]:
+    regression = config.evaluation.regression
+    if regression is None:
+        return
+    names = [taskset.known_as for taskset in config.buffer.explorer_input.eval_tasksets]
+    if regression.taskset not in names[1:]:
+        yield error(
+            f"evaluation.regression.taskset {regression.taskset!r}: expected the name of one of "
+            "buffer.explorer_input.eval_tasksets other than the first, on which evaluation.gate decides; these are "
+            f"{', '.join(names[1:]) or 'none'}"
+        )
+    if not config.explorer.eval_on_startup:
+        yield error("evaluation.regression compares with the start: set explorer.eval_on_startup to true")
+    if regression.metric == "greedy_pass" and not config.evaluation.greedy:
+        yield error("evaluation.regression.metric greedy_pass: set evaluation.greedy to true, so that it is measured")
 
 
 def _whole_round_problems(config: RftConfig, preset: Preset) -> Iterator[Finding]:

@@ -319,6 +319,7 @@ def convert(data: Data, source: str, *, own_functions: bool = False) -> tuple[Da
     notices: list[str] = []
     try:
         notices += convert_stages(converted)
+        _on_ray(converted)
         for key, treatment in KEYS:
             notices += apply(converted, key, treatment)
         notices += _convert_tinker(converted)
@@ -328,6 +329,13 @@ def convert(data: Data, source: str, *, own_functions: bool = False) -> tuple[Da
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return converted, tuple(dict.fromkeys(notices))
+
+
+def _on_ray(data: Data) -> None:
+    """A file that names the address of a Ray cluster runs on it."""
+    section = data.get("cluster")
+    if isinstance(section, dict) and section.get("ray_address") not in (None, "", "auto"):
+        section.setdefault("kind", "ray")
 
 
 def _other_trainer(data: Data) -> Iterator[str]:

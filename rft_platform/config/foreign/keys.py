@@ -12,7 +12,7 @@ Row = tuple[str, Treatment]
 _SET_ELSEWHERE = "Trinity-RFT sets it itself"
 _TEXT_ONLY = "models and tasks are text here; images and videos need another platform"
 _DATA_JUICER = "Data-Juicer is no part of the platform"
-_NO_RAY = "there is no Ray here: processes of one machine are started and watched by the platform"
+_OWN_PROCESSES = "the platform starts and watches its processes itself, on one machine and on a Ray cluster"
 _REMOTE_CODE = Refused("code of a model folder is never run: use a model of transformers", allowed=(False,))
 _REPETITION = Refused("it changes the distribution that is sampled: leave it out", allowed=(1, 1.0))
 _MEGATRON = "layers are sharded over GPUs by FSDP2 (trainer.nproc)"
@@ -212,8 +212,8 @@ _EXPLORER: tuple[Row, ...] = (
     ("name", Noted("processes have their own names")),
     ("mode", Noted(_SET_ELSEWHERE)),
     ("runner_num", Moved("explorer.runner_per_model")),
-    ("runner_prepare_concurrency", Noted(_NO_RAY)),
-    ("runner_prepare_max_retries", Noted(_NO_RAY)),
+    ("runner_prepare_concurrency", Noted(_OWN_PROCESSES)),
+    ("runner_prepare_max_retries", Noted(_OWN_PROCESSES)),
     ("env_vars", Noted("workflows have the environment of the command: set the variables there")),
     ("concurrent_mode", Noted("runs are always concurrent, and no two of them share an object")),
     ("max_repeat_times_per_runner", Noted("runs of a task are independent of each other")),
@@ -258,7 +258,7 @@ _TRAINER: tuple[Row, ...] = (
 
 _OTHERS: tuple[Row, ...] = (
     ("checkpoint_job_dir", Noted(_SET_ELSEWHERE)),
-    ("ray_namespace", Noted(_NO_RAY)),
+    ("ray_namespace", Moved("cluster.namespace")),
     ("ignore_validator_suggestions", Noted("rft run --dry-run says what does not fit the machine")),
     ("log", Noted("RFT_LOG_LEVEL sets the level, and logs are below RFT_HOME", silent=({"level": "INFO"},))),
     ("cod", Refused("tasks are not packed into one another: leave it out")),
@@ -271,7 +271,7 @@ _OTHERS: tuple[Row, ...] = (
         (f"data_processor.experience_pipeline.{key}", Noted("every row is stored before and after the operators"))
         for key in ("save_input", "input_save_path", "inputs", "output")
     ),
-    *((f"cluster.{key}", Noted(_NO_RAY, silent=("auto",))) for key in ("ray_address",)),
+    ("cluster.ray_address", Moved("cluster.address")),
     *(
         (f"cluster.{key}", Noted(_SET_ELSEWHERE))
         for key in (
@@ -288,14 +288,14 @@ _OTHERS: tuple[Row, ...] = (
     ("buffer.train_batch_size", Moved(".train_batch_size", {0: None})),
     ("monitor.monitor_args", Noted("the services read their settings from the environment")),
     ("monitor.detailed_stats", Noted("mean, deviation and best of n are always stored", silent=(False,))),
-    ("monitor.enable_ray_timeline", Noted(_NO_RAY, silent=(False,))),
+    ("monitor.enable_ray_timeline", Noted(_OWN_PROCESSES, silent=(False,))),
     ("monitor.cache_dir", Noted(_SET_ELSEWHERE)),
     ("synchronizer.explorer_sync_interval", Moved("synchronizer.sync_interval")),
     ("synchronizer.trainer_sync_interval", Moved("synchronizer.sync_interval")),
     ("synchronizer.group_name", Noted("weights are files")),
     ("synchronizer.wait_for_checkpoint", Noted("a policy is used when its checkpoint is complete")),
     ("synchronizer.explorer_world_size", Noted(_SET_ELSEWHERE)),
-    ("synchronizer.ray_namespace", Noted(_NO_RAY)),
+    ("synchronizer.ray_namespace", Noted(_OWN_PROCESSES)),
 )
 
 

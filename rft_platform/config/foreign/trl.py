@@ -58,7 +58,7 @@ _KEYS: tuple[tuple[str, Treatment], ...] = (
     ("fp16", Refused("the trainer computes in bfloat16 or float32: set bf16", allowed=(False,))),
     ("use_liger_kernel", Noted("the head is computed in chunks with fused kernels in any case")),
     ("use_liger_loss", Noted("the head is computed in chunks with fused kernels in any case")),
-    ("vllm_mode", Noted("the engine is a process of its own; on one GPU it shares the memory with the trainer")),
+    ("vllm_mode", Noted("the engine is a separate process; on one GPU it shares the memory with the trainer")),
     ("vllm_enable_sleep_mode", Noted("the engine keeps its share of the memory (gpu_memory_utilization)")),
     ("output_dir", Noted("a project's files are below RFT_HOME (checkpoint_root_dir: checkpoints elsewhere)")),
     ("dataset_name", Moved("buffer.explorer_input.taskset.path")),
@@ -236,5 +236,5 @@ def _adapter(settings: Data) -> Iterator[str]:
     else:
         yield "model.lora_configs: all linear layers get an adapter; peft's default for some models is fewer layers"
     if wanted is None:
-        yield "lora_r and the like are read as a LoRA adapter; without use_peft, TRL's command trains all weights"
+        yield "the keys of LoRA are read as an adapter; without use_peft, TRL's command trains all weights"
     put(settings, "model.lora_configs", [adapter], "the adapter")

@@ -3,7 +3,7 @@
 from importlib.metadata import entry_points
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rft_platform.config.schema.section import Section
 
@@ -32,6 +32,20 @@ class Gate(Section):
         return self.metric in PAIRED_METRICS if self.confident is None else self.confident
 
 
+class Regression(Section):
+    """A held-out taskset on which a version must not fall below the start to become the champion."""
+
+    taskset: str
+    """Name of one of ``eval_tasksets``; not the first one, on which ``evaluation.gate`` decides."""
+    metric: Literal["sampled_pass", "greedy_pass", "mean_reward"] = "sampled_pass"
+    """Metric that must not fall."""
+    tolerance: PositiveFloat = 0.05
+    """Accepted loss against the start, in the unit of the metric."""
+    confident: bool = True
+    """true: the lower end of the 95 % interval of the difference from the start (paired over tasks) must lie above
+    minus ``tolerance``. false: the difference itself must not be below it."""
+
+
 class Evaluation(Section):
     """Evaluation on the held-out tasksets."""
 
@@ -42,6 +56,8 @@ class Evaluation(Section):
     every: PositiveInt = 1
     """Rounds between two evaluations; the last round is always evaluated."""
     gate: Gate = Gate()
+    regression: Regression | None = None
+    """A taskset that blocks the promotion of a version whose scores on it fell since the start."""
     schedule: str | None = None
     """Times at which the daemon also evaluates the newest policy, as the five fields of cron: ``0 3 * * *`` is every
     night at 3 o'clock. The Automation tab shows the schedule as nightly_evaluation. null: off."""

@@ -127,6 +127,10 @@ class Workers(Section):
     interpreter."""
     count: PositiveInt | None = None
     """Maximum number of processes; with several tasksets, of each of them. null: one for each concurrent run."""
+    cpus: PositiveInt = 1
+    """Processors of a node that each process reserves, with ``cluster.kind`` ray."""
+    resources: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Named resources of a node that each process reserves, with ``cluster.kind`` ray: ``{browser: 1}``."""
 
 
 class Explorer(Section):

@@ -99,10 +99,23 @@ class FurtherPolicy(Section):
 class Cluster(Section):
     """The machines of the run."""
 
+    kind: Literal["local", "ray"] = "local"
+    """``ray``: a Ray cluster runs engines, trainer and workers on its nodes ([cluster](cluster.md)). It needs the extra
+    ``ray``, and token authentication."""
+    address: str = "auto"
+    """With ``kind`` ray, the ``HOST:PORT`` of the cluster's head; auto: ``RAY_ADDRESS``, else the cluster that this
+    machine has joined."""
+    namespace: str = "rft"
+    """With ``kind`` ray, the namespace of the project's actors."""
     node_num: PositiveInt = 1
     """Number of machines of the trainer group; see ``trainer.rendezvous``."""
     gpu_per_node: NonNegativeInt | None = None
     """Default: all GPUs of the machine."""
+
+    @property
+    def ray(self) -> dict[str, str] | None:
+        """Address and namespace of the Ray cluster; None for this machine."""
+        return {"address": self.address, "namespace": self.namespace} if self.kind == "ray" else None
 
 
 class OperatorConfig(Section):

@@ -60,17 +60,19 @@ def find_or_start_engine(
     name: str = POLICY_ENGINE,
     replica: int = 0,
     gpus: str | None = None,
+    reserved_gpus: float = 0.0,
 ) -> EngineClient:
     """A healthy engine for ``model_path`` with the settings of ``spec``: the running one, or a new one.
 
     A running engine with another model or other settings is ended first. A running engine serves the weights that were
     loaded last, and these may differ from those in ``model_path``: compare ``status().weights_digest`` and call
-    ``update_weights``. Each ``replica`` 0, 1, ... of each ``name`` is a service of its own (``engine``, ``engine-1``,
-    ...). ``gpus`` is the process's CUDA_VISIBLE_DEVICES; None: the caller's value. Raises UserError for a folder or a
+    ``update_weights``. Each ``replica`` 0, 1, ... of each ``name`` is a separate service (``engine``, ``engine-1``,
+    ...). ``gpus`` is the process's CUDA_VISIBLE_DEVICES; None: the caller's value, or the
+    ``reserved_gpus`` that a cluster of several machines assigns. Raises UserError for a folder or a
     setting that cannot be served, EngineError if the engine does not start.
     """
     try:
-        address = cluster.ensure(engine_service(model_path, spec, replica_name(replica, name), gpus))
+        address = cluster.ensure(engine_service(model_path, spec, replica_name(replica, name), gpus, reserved_gpus))
     except StartError as error:
         if error.exit_code == EXIT_USER_ERROR:
             raise UserError(error.last_line.removeprefix("error: ") or str(error)) from error
@@ -78,7 +80,9 @@ def find_or_start_engine(
     return EngineClient(address, cluster, heartbeat_timeout_s=spec.heartbeat_timeout_s)
 
 
-def engine_service(model_path: Path, spec: EngineSpec, name: str, gpus: str | None = None) -> Service:
+def engine_service(
+    model_path: Path, spec: EngineSpec, name: str, gpus: str | None = None, reserved_gpus: float = 0.0
+) -> Service:
     """The declaration of an engine. Raises UserError for a folder or a setting that cannot be served.
 
     Its digest covers the settings and the model's JSON and Jinja files; not the weights, because they change.
@@ -107,7 +111,7 @@ def engine_service(model_path: Path, spec: EngineSpec, name: str, gpus: str | No
         digest=digest_json([kind, python, str(folder), model_digest(folder), engine]),
         python=python,
         env={"TOKENIZERS_PARALLELISM": "false"},
-        bundle=Bundle(spec.threads, gpus),
+        bundle=Bundle(spec.threads, gpus, reserved_gpus),
         idle_timeout_s=spec.idle_timeout_s,
         start_timeout_s=START_TIMEOUT_S,
         grace_s=STOP_TIMEOUT_S,

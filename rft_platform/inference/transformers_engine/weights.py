@@ -26,6 +26,15 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def merge_adapter(base: Path, adapter: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Full weights of ``base`` with the LoRA ``adapter`` merged in by peft."""
+    tensors: dict[str, torch.Tensor] = merged_model(base, adapter, dtype).state_dict()
+    return tensors
+
+
+def merged_model(base: Path, adapter: Path, dtype: torch.dtype | str = "auto") -> Any:
+    """The model in ``base`` with the LoRA ``adapter`` merged in; ``auto`` is the data type of the stored weights.
+
+    Raises WeightMismatchError if the adapter does not fit the model.
+    """
     from peft import PeftModel, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
@@ -38,8 +47,7 @@ def merge_adapter(base: Path, adapter: Path, dtype: torch.dtype) -> dict[str, to
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         raise WeightMismatchError(f"{adapter}: does not fit the model in {base}: {error}") from error
     check_names(set(headers), set(get_peft_model_state_dict(wrapped)), adapter)
-    tensors: dict[str, torch.Tensor] = wrapped.merge_and_unload().state_dict()
-    return tensors
+    return wrapped.merge_and_unload()
 
 
 @torch.no_grad()

@@ -148,8 +148,8 @@ def _monitoring_routes(
     async def metrics(request: Request, format: str = Query(default="prometheus")) -> Response:
         """Counts of rows and requests, as Prometheus text or, with ``?format=json``, as JSON.
 
-        A tenant gets the counts of its own rows and requests, the tenant ``admin`` those of all and of the service. The
-        counts of rows are left out while the database does not answer.
+        A tenant gets counts of the rows and requests of this tenant, the tenant ``admin`` those of all and of the
+        service. The counts of rows are left out while the database does not answer.
         """
         caller = gateway.tenant_of(headers_of(request.scope))
         tenant = None if caller in ("", ADMIN) else caller

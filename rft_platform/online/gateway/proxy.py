@@ -50,7 +50,7 @@ _SERVER_ERROR = 500
 _LOST = (wire.ReadError, wire.WriteError, wire.RemoteProtocolError)
 _MODEL_FIELDS = ("object", "created", "owned_by", "max_model_len")  # of the engine's list of models
 _PROBE_S = 0.8  # health checks of load balancers often wait one second
-_FRESH_S = 2.0  # callers without a key may ask at any rate: the engine is asked at most once in this time
+_FRESH_S = 2.0  # callers without a key may ask at any rate: one request in this time reaches the engine
 _CALL_FIELDS = tuple(each.name for each in fields(ModelCall))
 
 

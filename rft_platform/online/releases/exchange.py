@@ -252,7 +252,7 @@ class VersionFollower:
             LOG.warning("a version cannot be read from %s: %s", self._place.url, problem)
 
     def _adopt(self, owner: Owner) -> None:
-        """Note which home this one follows. Raises UserError if this home has rounds of its own or follows another."""
+        """Note which home this one follows. Raises UserError if this home has its own rounds or follows another."""
         if owner.project != self._place.name:
             raise UserError(f"{OWNER}.json is of the project {owner.project}, not {self._place.name}")
         file = _marker(self._project.home)
@@ -265,7 +265,7 @@ class VersionFollower:
                 )
         elif self._project.store.rounds():
             raise UserError(
-                f"{self._project.home.root} holds rounds of its own, and {self._place.url} those of another home: "
+                f"{self._project.home.root} holds its own rounds, and {self._place.url} those of another home: "
                 "point RFT_HOME at a new folder for this service"
             )
         else:

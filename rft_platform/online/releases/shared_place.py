@@ -259,7 +259,7 @@ def damage_of(folder: Path, files: Mapping[str, ServedFile], digest: Digest | No
 
 
 def _mark(details: Mapping[str, Any]) -> str:
-    """What a store says about an object: size, time, and the like; a store names them in its own way."""
+    """What a store says about an object: for instance size and time; a store names them in its own way."""
     return json.dumps(details, sort_keys=True, default=str)
 
 

@@ -361,7 +361,7 @@ def _check_repeated(stored: Feedback, row: Mapping[str, Any], feedback_id: str) 
     if not erased and any(getattr(stored, name) != row[name] for name in compared):
         raise ReusedFeedbackIdError(
             f"feedback_id {feedback_id!r}: another feedback has this id, so this one is not stored; give each feedback "
-            "an id of its own, and send an id again only with the same body"
+            "its own id, and send an id again only with the same body"
         )
 
 
@@ -373,7 +373,7 @@ def _check_choices(calls: Sequence[Call], feedback: NewFeedback) -> None:
     for msg_id, choices in Counter(call.msg_id for call in calls).items():
         if choices > 1:
             raise UserError(
-                f"the answer {msg_id} has {choices} choices: rate each of them by a feedback of its own, with msg_ids "
+                f"the answer {msg_id} has {choices} choices: rate each of them by its own feedback, with msg_ids "
                 "and choice, which is the index of the choice"
             )
 

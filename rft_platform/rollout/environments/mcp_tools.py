@@ -1,4 +1,4 @@
-"""Tools of an MCP server as an environment: one session for each episode, over HTTP or with a process of its own.
+"""Tools of an MCP server as an environment: one session for each episode, over HTTP or with its own process.
 
 The server only runs tools. It gives no reward and never ends an episode: use a judge for the answer.
 """
@@ -66,7 +66,7 @@ class McpEnvironment:
         return Turn("")
 
     async def step(self, action: Action) -> Turn:
-        """Call a tool. An unknown tool, wrong arguments and an error of the tool are told to the model.
+        """Call a tool. An unknown tool, wrong arguments and an error of the tool become text for the model.
 
         Raises ConnectionError if the server has ended.
         """

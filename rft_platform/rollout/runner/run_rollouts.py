@@ -7,7 +7,7 @@ Invariants:
 
 - A run gives all rows of one attempt or none: a failed attempt leaves no row.
 - A failed run ends no other run; only a lost engine ends the batch.
-- A retry has the run's id and order, and a seed of its own; a repeated batch therefore has the same ids and seeds.
+- A retry has the run's id and order, and its own seed; a repeated batch therefore has the same ids and seeds.
 - Every row of a batch was sampled from one version of each policy: weights do not change while a batch runs.
 - When a batch ends, no code of an agent can call the model any more.
 """

@@ -6,14 +6,16 @@ import sys
 import sysconfig
 import tempfile
 import textwrap
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rft_platform.cluster.child import AnswerTimeoutError, Child, ChildError
-from rft_platform.common.errors import EngineError, UserError
+from rft_platform.cluster.child import AnswerTimeoutError, Child, ChildError, MachineLostError
+from rft_platform.cluster.interface import Bundle, Worker
+from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool.engine_pool import EnginePool
@@ -27,6 +29,7 @@ from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 
 LOG_NAME = "rollout-workers.log"
 _START_S = 300.0  # time limit for the start, which imports the workflow and its packages
+_LOST_STARTS = 20  # a cluster needs some seconds to notice that a node is gone
 _MODULE = "rft_platform.rollout.workers.worker"
 
 
@@ -50,8 +53,11 @@ class WorkerExecutor:
         self._log_folder = workflow.log_folder
         self._name = workflow.name
         self._slots = asyncio.Semaphore(min(workflow.count or limits.concurrency, limits.concurrency))
-        self._workers: set[Child] = set()
-        self._idle: list[Child] = []
+        self._start_process = _starter(workflow)
+        self._workers: set[Worker] = set()
+        self._ready = 0  # workers that have loaded the workflow; some of them may have ended
+        self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
+        self._starts: set[asyncio.Task[Worker]] = set()  # starts for which no slot waits
         setup = {
             "workflow": workflow_to_json(workflow),
             "sys_path": user_folders(),
@@ -73,6 +79,8 @@ class WorkerExecutor:
         return self
 
     async def __aexit__(self, *failure: object) -> None:
+        for start in self._starts:
+            start.cancel()
         for worker in self._workers:
             worker.kill()
         self._folder.cleanup()
@@ -86,9 +94,8 @@ class WorkerExecutor:
     async def slot(self) -> AsyncIterator["WorkerSlot"]:
         """Yield a worker that is ready; kill it afterwards if it did not finish its attempt."""
         async with self._slots:
-            while self._idle and not self._idle[-1].is_alive:
-                self._drop(self._idle.pop())
-            worker = self._idle.pop() if self._idle else await self._start()
+            while not (worker := await self._next()).is_alive:
+                self._drop(worker)
             is_idle = False
             try:
                 slot = WorkerSlot(self, worker)
@@ -96,22 +103,53 @@ class WorkerExecutor:
                 is_idle = slot.reusable
             finally:
                 if is_idle:
-                    self._idle.append(worker)
+                    self._idle.put_nowait(worker)
                 else:
                     self._drop(worker)
 
-    async def _start(self) -> Child:
-        python = self._python or sys.executable
+    async def _next(self) -> Worker:
+        """A worker that is idle, else the first that starts or becomes idle: no node may have room for another one."""
+        with suppress(asyncio.QueueEmpty):
+            return self._idle.get_nowait()
+        start = self._starts.pop() if self._starts else asyncio.create_task(self._start())
+        idle = asyncio.create_task(self._idle.get())
         try:
-            worker = Child(_MODULE, python=self._python, log=self.log)
+            await asyncio.wait({start, idle}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not start.done():
+                self._starts.add(start)  # another slot will take the worker
+            if not idle.done():
+                idle.cancel()
+            elif start.done():
+                self._idle.put_nowait(idle.result())
+        return start.result() if start.done() else idle.result()
+
+    async def _start(self) -> Worker:
+        """A worker that has loaded the workflow. One that is lost with its machine is replaced by one on another."""
+        for _ in range(_LOST_STARTS):
+            with suppress(MachineLostError):
+                return await self._start_once()
+        raise RftError(f"{_LOST_STARTS} workers in a row were lost while they started: check the nodes of the cluster")
+
+    async def _start_once(self) -> Worker:
+        python = self._python or sys.executable
+        unusable = f"explorer.workers.python {python}: cannot be run"
+        try:
+            worker = self._start_process(_MODULE, python=self._python, log=self.log)
         except OSError as error:
-            raise UserError(f"explorer.workers.python {python}: cannot be run ({error})") from error
+            raise UserError(f"{unusable} ({error})") from error
         self._workers.add(worker)
         under = f"a worker process under {python}"
         try:
-            refused = await worker.ask_async("set_up", self._setup, wall_s=_START_S)
+            refused = await self._placed(worker.ask_async("set_up", self._setup, wall_s=_START_S))
             if refused is not None:
                 raise UserError(f"{under} cannot run {self._name!r}: {refused}")
+        except OSError as error:
+            self._drop(worker)
+            raise UserError(f"{unusable} ({error})") from error
+        except MachineLostError:
+            self._drop(worker)
+            raise
         except ChildError as error:
             self._drop(worker)
             timed_out = isinstance(error, AnswerTimeoutError)
@@ -121,9 +159,24 @@ class WorkerExecutor:
         except BaseException:
             self._drop(worker)
             raise
+        self._ready += 1
         return worker
 
-    def _drop(self, worker: Child) -> None:
+    async def _placed(self, set_up: Coroutine[Any, Any, str | None]) -> str | None:
+        """Wait for ``set_up``; without limit if other workers run, because no node may have room for this one."""
+        asked = asyncio.ensure_future(set_up)
+        try:
+            while not (await asyncio.wait({asked}, timeout=2 * _START_S))[0]:
+                if not self._ready:
+                    raise UserError(
+                        f"no worker for {self._name!r} was placed within {2 * _START_S:.0f} s: no node of the cluster "
+                        "has room; wait for its other work, add nodes, or lower explorer.workers.cpus"
+                    )
+            return await asked
+        finally:
+            asked.cancel()
+
+    def _drop(self, worker: Worker) -> None:
         self._workers.discard(worker)
         worker.kill()
 
@@ -131,7 +184,7 @@ class WorkerExecutor:
 class WorkerSlot:
     """A worker for one attempt."""
 
-    def __init__(self, pool: WorkerExecutor, worker: Child) -> None:
+    def __init__(self, pool: WorkerExecutor, worker: Worker) -> None:
         self.reusable = True  # False during an attempt, and after an attempt whose tasks could not be stopped
         self._pool = pool
         self._worker = worker
@@ -179,6 +232,13 @@ class WorkerSlot:
         for replica in replicas.serving() if replicas is not None else []:
             if (replica.number, replica.url) == (number, url):
                 replicas.mark_down(replica, why)  # type: ignore[union-attr]
+
+
+def _starter(workflow: WorkerWorkflow) -> Callable[..., Worker]:
+    """What starts a worker process: this machine, or the workflow's cluster."""
+    if workflow.cluster is None:
+        return Child
+    return partial(workflow.cluster.worker, bundle=Bundle(workflow.cpus, resources=workflow.resources))
 
 
 def user_folders() -> list[str]:

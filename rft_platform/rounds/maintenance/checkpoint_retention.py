@@ -103,7 +103,7 @@ def in_use(project: Project, name: str = DEFAULT_POLICY) -> set[Path]:
 def needed_to_repeat(project: Project, name: str = DEFAULT_POLICY) -> list[Policy]:
     """Policies that a killed trainer needs to make the trainer state of the newest policy again, newest first.
 
-    The list starts with the newest policy, goes on with the policy that each one was trained from, and ends with the
+    The list starts with the newest policy, continues with the policy that each one was trained from, and ends with the
     first policy whose trainer state is saved.
     """
     store, needed = project.store, []

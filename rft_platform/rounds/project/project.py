@@ -20,6 +20,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.traffic_source import TrafficSource
 
 if TYPE_CHECKING:
+    from rft_platform.cluster.interface import Cluster
     from rft_platform.tasks.dataset import TaskDataset
 
 
@@ -131,8 +132,20 @@ class Project:
     @cached_property
     def memory(self) -> MemoryChoice:
         """The settings that decide about GPU memory on this machine."""
-        gpus = gpu_count()
-        return choose_memory(self.settings, gpus, gpu_bytes() if gpus else None)
+        here = self.config.cluster.kind == "local"
+        return choose_memory(self.settings, self.gpus, gpu_bytes() if here and self.gpus else None)
+
+    @cached_property
+    def cluster(self) -> "Cluster":
+        """What runs engines, trainer and workers, as the configuration names it."""
+        return self.home.cluster_at(self.config.cluster.ray)
+
+    @cached_property
+    def gpus(self) -> int:
+        """Number of GPUs for engines and trainer: of this machine, or of all nodes of the cluster."""
+        if self.config.cluster.kind == "local":
+            return gpu_count()
+        return int(sum(node.gpus for node in self.cluster.nodes()))
 
     @property
     def batches(self) -> Batches:

@@ -2,12 +2,13 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
 from rft_platform.evaluation.comparison import Comparison, comparisons
-from rft_platform.evaluation.gate import GateDecision, gate
+from rft_platform.evaluation.gate import GateDecision, Kept, gate, kept
 from rft_platform.evaluation.results import EvaluationResult, measured_alike
 from rft_platform.model_registry.models import DIGEST_TAG, PREVIOUS_TAG
 from rft_platform.rounds.project.project import Project
@@ -91,8 +92,7 @@ def promote_version(project: Project, registry: "ModelRegistry", policy_version:
     evaluated = read(store, found.round).evaluated
     if evaluated is None or not evaluated.results:
         raise UserError(
-            f"policy version {policy_version} was not evaluated: run `rft eval --round {found.round}` first, then "
-            "promote it"
+            f"policy version {policy_version} was not evaluated: run `rft eval --all` first, then promote it"
         )
     write(store, found.round, replace(evaluated, promoted=True, promoted_because=reason, rolled_back_at=None))
     registry.promote(version)
@@ -115,6 +115,38 @@ def _champion_before(project: Project, registry: "ModelRegistry", policy: Policy
         return champion
     before = champion.tags.get(PREVIOUS_TAG)
     return next((version for version in registry.versions() if str(version.version) == str(before)), None)
+
+
+def decide(
+    project: Project, registry: "ModelRegistry", policy: Policy, results: Sequence[EvaluationResult]
+) -> tuple[EvaluationResult | None, GateDecision, Kept | None]:
+    """Return the champion's evaluation, whether the policy becomes champion, and its result on the regression set.
+
+    ``results`` are those of all held-out tasksets. A policy that passes the gate is refused if its scores on the
+    regression set fell, unless its weights are the champion's already.
+    """
+    champion, decision = against_champion(project, registry, policy, results[0])
+    found = against_regression_set(project, policy, results)
+    if found is None or found.decision.passed or not decision.passed:
+        return champion, decision, found
+    current = registry.champion()
+    if current is not None and current.tags.get(DIGEST_TAG) == policy.weights_digest:
+        return champion, decision, found
+    refused = GateDecision(False, f"{decision.reason}; but {found.decision.reason}", found.decision.summary)
+    return champion, refused, found
+
+
+def against_regression_set(project: Project, policy: Policy, results: Sequence[EvaluationResult]) -> Kept | None:
+    """Compare a policy with the start on the regression set; None for the start itself, and without such a set."""
+    settings = project.config.evaluation.regression
+    if settings is None or policy.round == 0:
+        return None
+    names = [taskset.known_as for taskset in project.config.buffer.explorer_input.eval_tasksets]
+    result = results[names.index(settings.taskset)]
+    evaluated = read(project.store, 0).evaluated
+    of_start = [] if evaluated is None else evaluated.results[1:]
+    start = next((each for each in of_start if measured_alike(each, result)), of_start[0] if of_start else None)
+    return kept(result, start, settings, project.config.evaluation.bootstrap_seed)
 
 
 def against_champion(

@@ -1,9 +1,10 @@
 """The history of a project's rounds, read from their records: evaluations, the learning curve, and time per stage."""
 
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.evaluation.plots import CurvePoint
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.record import Explored, Judged, RoundRecord, published, read
+from rft_platform.rounds.project.record import Explored, Judged, RoundEvaluation, RoundRecord, published, read
 
 PARTS = ("rollout", "judge", "train", "evaluation")
 
@@ -24,13 +25,21 @@ def previous_evaluation(store: ExperienceStore, round_number: int) -> Evaluation
 
 
 def evaluation_of_weights(store: ExperienceStore, weights_digest: str) -> EvaluationResult | None:
-    """The newest evaluation of a set of weights. A no-op round evaluates the weights of its parent again."""
+    """The newest evaluation of a set of weights on the first held-out taskset; None if there is none."""
+    evaluated = evaluated_weights(store, weights_digest)
+    return None if evaluated is None else evaluated.first
+
+
+def evaluated_weights(
+    store: ExperienceStore, weights_digest: str, policy_name: str = DEFAULT_POLICY
+) -> RoundEvaluation | None:
+    """The newest evaluation with results of a set of weights. A no-op round evaluates those of its parent again."""
     for number in reversed(store.rounds()):
-        policy = published(store, number)
+        policy = published(store, number, policy_name)
         if policy is not None and policy.weights_digest == weights_digest:
-            result = evaluation_of(store, number)
-            if result is not None:
-                return result
+            evaluated = read(store, number).evaluated
+            if evaluated is not None and evaluated.results:
+                return evaluated
     return None
 
 

@@ -15,7 +15,14 @@ from rft_platform.common.errors import EngineError, UserError
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.redaction import redact
 from rft_platform.common.sqlite_files import database_file
-from rft_platform.config.gpu_placement import POLICY_ENGINE, engine_gpus, gpu_count, place, visible_devices
+from rft_platform.config.gpu_placement import (
+    POLICY_ENGINE,
+    engine_gpus,
+    engine_share,
+    gpu_count,
+    place,
+    visible_devices,
+)
 from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine
@@ -108,9 +115,9 @@ def connect_engine(project: Project) -> PolicyEngine:
     explorer, folder = project.config.explorer, base_model_folder(project)
     count = explorer.rollout_model.engine_num
     wanted = {replica_name(number) for number in range(count)}
-    for surplus in project.home.cluster.running(f"{POLICY_ENGINE}-*"):  # an earlier configuration may have started it
+    for surplus in project.cluster.running(f"{POLICY_ENGINE}-*"):  # an earlier configuration may have started it
         if surplus.name not in wanted:
-            project.home.cluster.stop(surplus.name, STOP_TIMEOUT_S)
+            project.cluster.stop(surplus.name, STOP_TIMEOUT_S)
     if count == 1:
         return connect_replica(project, folder)
     return find_or_start_pool(count, lambda number: connect_replica(project, folder, number), explorer.engines_per_gpu)
@@ -131,10 +138,14 @@ def start_engine(project: Project, name: str, folder: Path, spec: "EngineSpec", 
     from rft_platform.inference.launch.pool_start import engine_devices
 
     config = project.config
+    if config.cluster.kind == "ray":
+        return find_or_start_engine(
+            folder, project.cluster, spec, name=name, replica=replica, reserved_gpus=engine_share(config, project.gpus)
+        )
     alone = name == POLICY_ENGINE and config.explorer.rollout_model.engine_num == 1
     on_gpu = config.engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
     gpus = engine_devices(engine_gpus(config)[name, replica]) if on_gpu and not alone else None
-    return find_or_start_engine(folder, project.home.cluster, spec, name=name, replica=replica, gpus=gpus)
+    return find_or_start_engine(folder, project.cluster, spec, name=name, replica=replica, gpus=gpus)
 
 
 def free_gpus(project: Project) -> None:
@@ -144,7 +155,7 @@ def free_gpus(project: Project) -> None:
     from rft_platform.inference.client import EngineClient
     from rft_platform.inference.launch.launcher import replica_name
 
-    cluster = project.home.cluster
+    cluster = project.cluster
     for name, number in engine_gpus(project.config):
         address = cluster.find(replica_name(number, name))
         if address is None:
@@ -283,9 +294,12 @@ def trainer_client(project: Project) -> "TrainerClient":
     from rft_platform.training.launch import configured_service
     from rft_platform.training.service.trainer_client import TrainerClient
 
-    own = place(project.config, gpu_count()).trainer
-    service = configured_service(project.config, project.memory, None if own is None else visible_devices(own))
-    return TrainerClient(project.home.cluster, service, project.config.trainer.heartbeat_timeout_s)
+    if project.config.cluster.kind == "ray":
+        service = configured_service(project.config, project.memory, None, reserved_gpus=float(project.gpus > 0))
+    else:
+        own = place(project.config, gpu_count()).trainer
+        service = configured_service(project.config, project.memory, None if own is None else visible_devices(own))
+    return TrainerClient(project.cluster, service, project.config.trainer.heartbeat_timeout_s)
 
 
 def connect_registry(project: Project, tracking_uri: str | None = None) -> "ModelRegistry":

@@ -38,6 +38,9 @@ def workflow_of(project: Project, taskset: Taskset) -> Workflow:
         workers.python,
         workers.count,
         project.home.logs,
+        project.cluster,
+        workers.cpus,
+        workers.resources,
     )
 
 

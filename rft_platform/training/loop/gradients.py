@@ -250,10 +250,7 @@ def accumulate_gradients(
             part = _PartLoss(window, index, weight, policy.device, idle)
             batch = PackTensors.of(part.pack, policy.device, policy.compute_dtype)
         with clock.time("forward"):
-            if window.objective.policy_loss.teacher:
-                loss = distillation_loss(policy, teacher, batch, part, window.objective.policy_loss)
-            else:
-                loss = policy(batch, part, window.objective.whole_rows)
+            loss = _loss_of(policy, teacher, batch, part, window.objective)
         with clock.time("backward"):
             loss.backward()
         part.add("loss", loss.detach() / world_size)
@@ -261,6 +258,16 @@ def accumulate_gradients(
             sums[name] = sums[name] + value if name in sums else value
     totals = reduce(torch.stack(list(sums.values())).cpu(), "sum").tolist()
     return _count_metrics(counts, window.objective) | _policy_metrics(dict(zip(sums, totals, strict=True)), counts)
+
+
+def _loss_of(
+    policy: PackedPolicy, teacher: PackedPolicy | None, batch: PackTensors, part: "_PartLoss", objective: Objective
+) -> Tensor:
+    """The loss of one pack (0-dim), by the forward pass of the policy and, for distillation, of the teacher."""
+    if objective.policy_loss.teacher:
+        return distillation_loss(policy, teacher, batch, part, objective.policy_loss)
+    loss: Tensor = policy(batch, part, objective.whole_rows)
+    return loss
 
 
 class _PartLoss:

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from rft_platform.cluster.interface import LOOPBACK
 from rft_platform.inference.serving.api_guard import ApiGuard
 from rft_platform.inference.serving.http_server import ServerThread
 from rft_platform.inference.serving.request_body import json_object
@@ -44,9 +45,15 @@ class Job:
 
 
 class CommandServer:
-    """Listens on ``port`` of the loopback interface. Every request must present ``token``."""
+    """Listens on ``port`` of ``host``. Every request must present ``token``."""
 
-    def __init__(self, token: str, status: Callable[[], Message], beats: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        token: str,
+        status: Callable[[], Message],
+        beats: Callable[[], bool] = lambda: True,
+        host: str = LOOPBACK,
+    ) -> None:
         """``beats`` returns whether the group can make progress; no heartbeat is sent while it returns False."""
         self._beats = beats
         self.cancelled = threading.Event()
@@ -59,7 +66,7 @@ class CommandServer:
         routes.append(Route("/health", self._answer_health))
         routes.append(Route(f"{PREFIX}status", self._answer_status, methods=["POST"]))
         routes.append(Route(f"{PREFIX}cancel", self._answer_cancel, methods=["POST"]))
-        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        listener = socket.create_server((host, 0), backlog=128)
         self.port: int = listener.getsockname()[1]
         app = Starlette(routes=routes, exception_handlers={ApiError: _refuse})
         self._server = ServerThread(ApiGuard(app, token, control_prefix=PREFIX), listener, "trainer-commands", _GRACE_S)

@@ -99,7 +99,7 @@ def test_wrong_homes_are_refused(hosts: tuple[Project, Project], tmp_path: Path,
         forget(serving, None, "ann")
     used = host(tmp_path / "d", "serve", root, tiny_model)
     publish(used.store, Policy(str(tiny_model), 0, DIGEST, 0))
-    with pytest.raises(UserError, match="holds rounds of its own"):
+    with pytest.raises(UserError, match="holds its own rounds"):
         VersionFollower(used, place_of(used)).step()
 
 

@@ -23,7 +23,7 @@ from rft_platform.online.pages.shell import html, static_routes
 from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import published
-from rft_platform.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
+from rft_platform.servers.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
 from rft_platform.web_guard.asgi import WebGuard
 
 if TYPE_CHECKING:

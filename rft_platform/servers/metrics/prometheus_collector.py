@@ -26,10 +26,10 @@ from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
-from rft_platform.metrics.catalogue import Sample, families
-from rft_platform.metrics.round_metrics import RowTotals, outcome_samples, plan_samples
 from rft_platform.online.project import open_project
 from rft_platform.online.traffic.database import FIRST_IMPORTED
+from rft_platform.servers.metrics.catalogue import Sample, families
+from rft_platform.servers.metrics.round_metrics import RowTotals, outcome_samples, plan_samples
 from rft_platform.training.launch import TRAINER
 from rft_platform.training.protocol import PREFIX
 
@@ -46,9 +46,9 @@ class ProcessMetrics:
 
     def engines(self, home: Home) -> Iterator[Sample]:
         """Counters of each engine replica, of all policies, and the policy version that the replica serves."""
-        for name, lease in home.cluster.leases("engine*", "policy-*").items():
+        for name, status in home.cluster.services("engine*", "policy-*").items():
             labels = (name,)
-            answer = self._ask(lease.address(name), "/engine/metrics") if lease.alive else None
+            answer = self._ask(status.address, "/engine/metrics") if status.runs else None
             yield Sample("rft_engine_up", answer is not None, labels)
             if answer is None:
                 continue
@@ -61,16 +61,16 @@ class ProcessMetrics:
 
     def trainer(self, home: Home) -> Iterator[Sample]:
         """Whether the trainer answers, whether it is busy, and its processor time and memory."""
-        lease = home.cluster.leases(TRAINER).get(TRAINER)
-        if lease is None:
+        status = home.cluster.services(TRAINER).get(TRAINER)
+        if status is None:
             return
-        answer = self._ask(lease.address(TRAINER), f"{PREFIX}status") if lease.alive else None
+        answer = self._ask(status.address, f"{PREFIX}status") if status.runs else None
         yield Sample("rft_trainer_up", answer is not None)
         if answer is not None:
-            status: dict[str, Any] = answer.json()
-            yield Sample("rft_trainer_busy", bool(status["busy"]))
-            yield Sample("rft_trainer_cpu_seconds_total", status["cpu_seconds"])
-            yield Sample("rft_trainer_peak_rss_bytes", status["peak_rss_mb"] * 2**20)
+            figures: dict[str, Any] = answer.json()
+            yield Sample("rft_trainer_busy", bool(figures["busy"]))
+            yield Sample("rft_trainer_cpu_seconds_total", figures["cpu_seconds"])
+            yield Sample("rft_trainer_peak_rss_bytes", figures["peak_rss_mb"] * 2**20)
 
     def _ask(self, address: Address, path: str) -> httpx.Response | None:
         headers = {"Authorization": f"Bearer {address.token}"}

@@ -9,12 +9,12 @@ from typing import Literal
 
 import rft_platform
 from rft_platform.experience.file_names import round_key
-from rft_platform.metrics.catalogue import Sample
 from rft_platform.rounds.planning.plan import Plan, ProjectState, RoundState, plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import RoundRecord, read
 from rft_platform.rounds.reporting.round_history import time_split
+from rft_platform.servers.metrics.catalogue import Sample
 
 PHASES: tuple[Literal["explore", "sync"], ...] = ("explore", "sync")
 PLAN_STATES = ("launching", "running", "waiting", "finished", "failed")

@@ -17,9 +17,9 @@ from rft_platform.config.home import Home
 from rft_platform.experience.record import row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.serving.http_server import server_config
-from rft_platform.viewer import queries
-from rft_platform.viewer.app import new_messages, pieces, view_app
-from rft_platform.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
+from rft_platform.servers.viewer import queries
+from rft_platform.servers.viewer.app import new_messages, pieces, view_app
+from rft_platform.servers.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
 from rft_platform.web_guard.asgi import WebGuard
 from tests.e2e.browser import browser
 from tests.experience.samples import judged, rollouts

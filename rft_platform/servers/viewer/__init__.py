@@ -2,5 +2,5 @@
 
 ``queries`` reads runs and rows by DuckDB; ``app`` has the routes of the pages, turns token ids into coloured text, and
 serves the pages behind the web guard. ``templates`` has Jinja templates; the style sheets and scripts that all
-pages of the platform share are in ``serving.pages``. Read in this order: ``queries``, ``app``.
+pages of the platform share are in ``online.pages``. Read in this order: ``queries``, ``app``.
 """

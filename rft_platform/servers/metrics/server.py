@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from rft_platform.config.home import Home
 from rft_platform.inference.serving.http_server import server_config
-from rft_platform.metrics.prometheus_collector import PlatformCollector
+from rft_platform.servers.metrics.prometheus_collector import PlatformCollector
 from rft_platform.web_guard.asgi import App, WebGuard
 
 _HEALTH = "/healthz"

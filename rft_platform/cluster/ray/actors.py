@@ -1,0 +1,186 @@
+"""What runs on the nodes of a Ray cluster: plain classes, which ``RayCluster`` makes actors of.
+
+An actor starts its service or its child as a process of its node, in the way of one machine, so limits, groups of
+ranks and other interpreters work as they do there. The process ends with its actor: the kernel kills it when a pipe
+that the actor holds open closes.
+"""
+
+import os
+import platform
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rft_platform.cluster.child import CallError, Child, ChildError
+from rft_platform.cluster.interface import LOOPBACK, Address, Service, StartError
+from rft_platform.cluster.local.leases import STARTER_VARIABLE
+from rft_platform.cluster.local.local_cluster import LocalCluster, command_of
+from rft_platform.cluster.local.processes import runs, start_detached
+from rft_platform.cluster.local.service_process import LIFELINE_VARIABLE
+from rft_platform.cluster.ray.connection import AUTH_VARIABLE
+
+_WATCH_S = 0.5
+#: Variables of the starting command that belong to its machine and not to the node of the actor.
+_OF_MACHINE = ("RAY_", "CUDA_VISIBLE_DEVICES", "RFT_LEASE", "RFT_SERVICE", "TMPDIR", "HOSTNAME", "PWD")
+
+
+def travelling(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a command that its services and workers on other nodes need: all but those of its machine."""
+    return {name: value for name, value in environment.items() if not name.startswith(_OF_MACHINE)}
+
+
+def versions() -> list[str]:
+    """What must be the same on all nodes: Python, Ray and this platform; and Ray's authentication mode there."""
+    return [
+        platform.python_version(),
+        version("ray"),
+        version("rft-platform"),
+        os.environ.get(AUTH_VARIABLE, "disabled"),
+    ]
+
+
+class ServiceActor:
+    """Runs one service on its node; its process ends when the service has ended."""
+
+    def __init__(self, logs: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="rft-service-"))
+        self._cluster = LocalCluster(self._folder, Path(logs))
+        self._name, self._stopping = "", False
+        self._starter: str | None = None
+        self._lifeline = _held_open(self._folder / "lifeline")
+
+    def start(self, service: Service, generation: int, environment: Mapping[str, str]) -> Any:
+        """Start the service; returns its address, or the arguments of a ``StartError``.
+
+        ``environment`` is that of the command; as an argument of a constructor, Ray would keep it with the actor.
+        """
+        self._name, self._starter = service.name, environment.get(STARTER_VARIABLE)
+        os.environ.update(environment)
+        host = _node_address() if service.host == LOOPBACK else service.host
+        try:
+            address = self._cluster.start(replace(service, env=self._ending_with_this(service), host=host), generation)
+        except StartError as error:
+            return str(error), error.exit_code, error.last_line
+        threading.Thread(target=self._end_with_service, daemon=True).start()
+        return address
+
+    def join(self, service: Service, node_rank: int, environment: Mapping[str, str]) -> None:
+        """Run a further node of the service's group."""
+        os.environ.update(environment)
+        env = {**os.environ, **self._ending_with_this(service)}
+        log = self._cluster.log_file(f"{service.name}-node-{node_rank}")
+        process = start_detached(command_of(service, node_rank), log, env)
+        threading.Thread(target=self._end_with_node, args=(process,), daemon=True).start()
+
+    def endpoint(self) -> str:
+        """This node's address with a port that is free now."""
+        host = _node_address()
+        with socket.create_server((host, 0)) as probe:
+            return f"{host}:{probe.getsockname()[1]}"
+
+    def address(self) -> Address | None:
+        """The address of the service; None before it has started, and after it has ended."""
+        return self._cluster.find(self._name) if self._name else None
+
+    def started_by(self) -> str | None:
+        """The command that started the service; None if no command ends it."""
+        return self._starter
+
+    def answers(self) -> bool:
+        """Whether the service answers, and none of its processes is stopped."""
+        address = self.address()
+        return address is not None and self._cluster.answers(address)
+
+    def processor_seconds(self) -> dict[tuple[str, int], float]:
+        """Processor time of the service."""
+        return self._cluster.processor_seconds()
+
+    def stop(self, grace_s: float, shutdown_path: str) -> bool:
+        """End the service with everything that it started; returns whether it ran."""
+        self._stopping = True
+        ran = bool(self._name) and self._cluster.stop(self._name, grace_s, shutdown_path=shutdown_path)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return ran
+
+    def _ending_with_this(self, service: Service) -> dict[str, str]:
+        """The variables of the service's processes, which end with this one."""
+        return {**service.env, LIFELINE_VARIABLE: str(self._folder / "lifeline")}
+
+    def _end_with_node(self, process: psutil.Process) -> None:
+        """End this process when a further node of a group has ended."""
+        while runs(process):
+            time.sleep(_WATCH_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)
+
+    def _end_with_service(self) -> None:
+        """End this process, which gives its resources back, when the service has ended by itself."""
+        while self.address() is not None:
+            time.sleep(_WATCH_S)
+        if not self._stopping:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os._exit(0)
+
+
+def _node_address() -> str:
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())
+
+
+def _held_open(path: Path) -> int:
+    """Make a named pipe and hold it open, for ``end_with_parent`` in another process."""
+    os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR)
+
+
+class WorkerActor:
+    """Runs one ``Child`` on its node. Its calls return streams: notes, and at last the result or the failure."""
+
+    def __init__(self) -> None:
+        self._child: Child | None = None
+
+    async def start(self, module: str, python: str | None, log: str, environment: Mapping[str, str]) -> str | None:
+        """Start the process; returns None, or why it cannot be started."""
+        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._child = Child(module, python=python, log=Path(log), env={**os.environ, **environment})
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
+
+    async def ask(self, function: str, arguments: list[Any], wall_s: float | None) -> AsyncIterator[tuple[str, Any]]:
+        """Call a function of the child; yields ``("note", value)`` ..., then one pair that ends the call."""
+        import asyncio
+
+        assert self._child is not None
+        notes: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        call = asyncio.ensure_future(
+            self._child.ask_async(
+                function, *arguments, wall_s=wall_s, on_note=lambda note: notes.put_nowait(("note", note))
+            )
+        )
+        call.add_done_callback(lambda done: notes.put_nowait(("end", None)))
+        while (item := await notes.get())[0] == "note":
+            yield item
+        try:
+            yield "value", call.result()
+        except CallError as error:
+            yield "call_error", (error.kind, error.text)
+        except ChildError as error:
+            yield type(error).__name__, (str(error), error.how, error.started, error.tail)
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            if self._child is not None:
+                self._child.kill()

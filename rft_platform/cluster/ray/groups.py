@@ -1,0 +1,63 @@
+"""Groups of ranks on several nodes: a placement group with one bundle on each of them, and an actor in each bundle.
+
+A group is lost as a whole: the end of any rank ends the others, the placement group is removed with all its actors, and
+the next start is a new generation. A placement group that is only partly alive could wait for ever for its other nodes.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from rft_platform.cluster.interface import Bundle, Service, StartError
+from rft_platform.cluster.ray.connection import lost
+
+MEMBER = "#"  # in the names of the actors of further nodes
+_ENDPOINT_S = 60.0
+
+
+def place_group(ray: Any, name: str, bundle: Bundle, service: Service) -> Any:
+    """Reserve ``bundle`` on as many nodes as the group of ``service`` has."""
+    wanted = {"CPU": bundle.cpus, "GPU": bundle.gpus, **bundle.resources}
+    held = {resource: amount for resource, amount in wanted.items() if amount}
+    nodes = service.group.nodes
+    group = ray.util.placement_group([held] * nodes, strategy="STRICT_SPREAD", name=name, lifetime="detached")
+    if not group.wait(service.start_timeout_s):
+        remove_groups(ray, name)
+        raise StartError(
+            f"Service {service.name!r} was not placed within {service.start_timeout_s:.0f} s: {nodes} nodes with room "
+            f"for {bundle} each are needed"
+        )
+    return group
+
+
+def in_bundle(group: Any, index: int) -> dict[str, Any]:
+    """The option of an actor that runs in a bundle of a placement group."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)}
+
+
+def start_members(
+    new: Callable[..., Any], group: Any, name: str, service: Service, environment: Mapping[str, str]
+) -> None:
+    """Start the further nodes of a group, whose endpoint ``service`` names; ``new`` makes an actor with options."""
+    for rank in range(1, service.group.nodes):
+        actor = new(name=f"{name}{MEMBER}{rank}", **in_bundle(group, rank))
+        actor.join.remote(service, rank, environment)
+
+
+def endpoint_of(ray: Any, first: Any, service: Service) -> str:
+    """A host and a free port of the first node, where the nodes of the group connect."""
+    try:
+        endpoint: str = ray.get(first.endpoint.remote(), timeout=_ENDPOINT_S)
+    except lost(ray) as error:
+        raise StartError(f"Service {service.name!r}: its first node was lost while it started") from error
+    return endpoint
+
+
+def remove_groups(ray: Any, prefix: str) -> None:
+    """Remove the placement groups whose name begins with ``prefix``, with all their actors."""
+    for group in ray.util.placement_group_table().values():
+        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
+            with suppress(ValueError):
+                ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))

@@ -1,0 +1,222 @@
+"""Services as detached named actors of a Ray cluster, found by their names.
+
+An actor never restarts by itself: the next ``ensure`` starts a new generation, as it does on one machine. So a service
+that is lost comes back with another token and address, and its clients learn of it.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rft_platform.cluster.interface import Address, Bundle, Node, Service, StartError, Status
+from rft_platform.cluster.local.file_cluster import END_S, FileCluster, StartProgress
+from rft_platform.cluster.ray.actors import ServiceActor, WorkerActor, travelling, versions
+from rft_platform.cluster.ray.connection import joined, kill, living_nodes, lost
+from rft_platform.cluster.ray.groups import MEMBER, endpoint_of, in_bundle, place_group, remove_groups, start_members
+from rft_platform.cluster.ray.ray_worker import RayWorker
+
+_ASK_S = 15.0  # a node that is lost is declared dead after about so long
+_POLL_S = 0.1
+_VERSIONS_S = 60.0
+_AT_ONCE = 16  # calls of a service's actor that do not wait for each other
+
+
+class RayCluster(FileCluster):
+    """A ``Cluster`` of Ray. Start locks, generations and logs are files in a home that all nodes see."""
+
+    def __init__(self, leases: Path, logs: Path, address: str = "auto", namespace: str = "rft") -> None:
+        super().__init__(leases.absolute(), logs.absolute())
+        self._where = address, namespace
+        self._prefix = f"{hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]}/"
+
+    @property
+    def ray(self) -> Any:
+        """The module ``ray``, joined to the cluster."""
+        return joined(*self._where)
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive."""
+        return living_nodes(self.ray)
+
+    def versions(self) -> dict[str, tuple[str, ...]]:
+        """Of each node by its address: Python, Ray, this platform, and Ray's authentication mode."""
+        ray = self.ray
+        found = {}
+        for node in ray.nodes():
+            if node["Alive"]:
+                there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                answer = _remote(ray, versions).options(num_cpus=0, scheduling_strategy=there).remote()
+                found[node["NodeID"]] = (node["NodeManagerAddress"], answer)
+        return {
+            f"{name} ({node[:8]})": tuple(ray.get(answer, timeout=_VERSIONS_S))
+            for node, (name, answer) in found.items()
+        }
+
+    def find(self, name: str) -> Address | None:
+        """The address of the service ``name``; None if its process does not run."""
+        address: Address | None = self._ask(name, "address")
+        return address
+
+    def answers(self, address: Address) -> bool:
+        """Whether the service answers, and none of its processes is stopped."""
+        return self.find(address.name) == address and bool(self._ask(address.name, "answers"))
+
+    def services(self, *patterns: str) -> dict[str, Status]:
+        """The running services by name: nothing is left of those that have ended."""
+        found = {name: self.find(name) for name in self._names(*patterns)}
+        return {name: Status(address, runs=True) for name, address in found.items() if address is not None}
+
+    def running(self, *patterns: str) -> list[Address]:
+        """The addresses of the running services; with ``patterns``, of those with matching names."""
+        return [status.address for status in self.services(*patterns).values()]
+
+    def processor_seconds(self) -> dict[tuple[str, int], float]:
+        """Processor time that each service has used since its start, by name and generation."""
+        used: dict[tuple[str, int], float] = {}
+        for name in self._names():
+            used |= self._ask(name, "processor_seconds") or {}
+        return used
+
+    def stop_strays(self) -> list[int]:
+        """End the actors whose service has not started; returns no process ids, which belong to other nodes."""
+        for name in self._names():
+            if self.find(name) is None:
+                self._end_strays(name, END_S)
+        return []
+
+    def stop_all(self) -> None:
+        """End all services."""
+        for name in self._names():
+            self.stop(name, END_S)
+
+    def worker(self, module: str, *, python: str | None = None, log: Path, bundle: Bundle = Bundle()) -> RayWorker:
+        """Start an actor on any node with room for ``bundle``, spread over the nodes, and its child process."""
+        options = {**_reserved(bundle), "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        actor = _remote(self.ray, WorkerActor).options(**options).remote()
+        return RayWorker(self.ray, actor, module, python, log, travelling(os.environ))
+
+    def start(self, service: Service, generation: int) -> Address:
+        """Start a detached actor that runs the service; the caller holds the start lock."""
+        ray, bundle, name = self.ray, service.bundle.times(service.group.ranks), self._prefix + service.name
+        nodes, environment = self.nodes(), travelling(os.environ)
+        if not any(node.holds(bundle) for node in nodes):
+            there = "; ".join(map(str, nodes))
+            raise StartError(f"Service {service.name!r} cannot be placed: no node has {bundle} (there is {there})")
+
+        def new(**options: Any) -> Any:
+            fixed = {"lifetime": "detached", "max_restarts": 0, "max_concurrency": _AT_ONCE}
+            return _remote(ray, ServiceActor).options(**_reserved(bundle), **fixed, **options).remote(str(self.logs))
+
+        try:
+            if service.group.nodes > 1:
+                group = place_group(ray, f"{name}{MEMBER}{generation}", bundle, service)
+                actor = new(name=name, **in_bundle(group, 0))
+                service = replace(service, group=replace(service.group, endpoint=endpoint_of(ray, actor, service)))
+                start_members(new, group, f"{name}{MEMBER}{generation}.", service, environment)
+            else:
+                actor = new(name=name)
+            return self._started(service, actor.start.remote(service, generation, environment))
+        except BaseException:
+            self._kill(service.name)
+            raise
+
+    def _started(self, service: Service, started: Any) -> Address:
+        """Wait for the answer of a starting actor."""
+        ray, progress = self.ray, StartProgress(service, self.log_file(service.name))
+        deadline = time.monotonic() + service.start_timeout_s + END_S
+        while not ray.wait([started], timeout=_POLL_S)[0]:
+            progress.update()
+            if time.monotonic() > deadline:
+                raise StartError(
+                    f"Service {service.name!r} was not ready after {service.start_timeout_s:.0f} s: no node has room "
+                    f"for it, or it is slow. {self.log_tail(service.name)}"
+                )
+        try:
+            answer = ray.get(started)
+        except lost(ray) as error:
+            raise StartError(f"Service {service.name!r} was lost with its node while it started: {error}") from error
+        if isinstance(answer, Address):
+            return answer
+        raise StartError(*answer)
+
+    def _end(self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None) -> bool:
+        actor = self._actor(name)
+        if actor is None:
+            if generation is None:
+                self._kill(name)
+            return False
+        address = self.find(name)
+        if generation is not None and (address is None or address.generation != generation):
+            return False
+        timeout_s = None if shutdown_path else 3 * grace_s + _ASK_S  # with a path it ends after its work
+        ran = bool(self._ask(name, "stop", grace_s, shutdown_path, timeout_s=timeout_s))
+        self._kill(name)
+        return ran
+
+    def _end_strays(self, name: str, grace_s: float, starter: str | None = None) -> None:
+        if starter is None or self._started_by(name) == starter:
+            self._end(name, grace_s)
+
+    def _started_by(self, name: str) -> str | None:
+        starter: str | None = self._ask(name, "started_by")
+        return starter
+
+    def _kill(self, name: str) -> None:
+        """Kill the actors of a service, whose processes end with them, and wait until its name is free."""
+        deadline = time.monotonic() + _ASK_S
+        remove_groups(self.ray, f"{self._prefix}{name}{MEMBER}")
+        while (actor := self._actor(name)) is not None and time.monotonic() < deadline:
+            kill(self.ray, actor)
+            time.sleep(_POLL_S)
+
+    def _names(self, *patterns: str) -> Iterator[str]:
+        """The names of the services that have an actor; with ``patterns``, those that match."""
+        for actor in sorted(self.ray.util.list_named_actors()):
+            name = actor.removeprefix(self._prefix)
+            if (
+                actor.startswith(self._prefix)
+                and MEMBER not in name
+                and any(fnmatch(name, each) for each in patterns or ("*",))
+            ):
+                yield name
+
+    def _actor(self, name: str) -> Any:
+        with suppress(ValueError):
+            return self.ray.get_actor(self._prefix + name)
+        return None
+
+    def _ask(self, name: str, method: str, *arguments: Any, timeout_s: float | None = _ASK_S) -> Any:
+        """Call the actor of a service; None if it has none, or its process or node is gone.
+
+        Ray says that an actor is unavailable while its node is not declared dead: the call is then repeated.
+        """
+        ray = self.ray
+        deadline = time.monotonic() + _ASK_S
+        while (actor := self._actor(name)) is not None:
+            try:
+                return ray.get(getattr(actor, method).remote(*arguments), timeout=timeout_s)
+            except ray.exceptions.ActorUnavailableError:
+                if time.monotonic() > deadline:
+                    return None
+                time.sleep(_POLL_S)
+            except lost(ray):
+                return None
+        return None
+
+
+@cache
+def _remote(ray: Any, plain: Any) -> Any:
+    """The actor class of a plain class, or the task of a function, once per process: Ray stores each in the cluster."""
+    return ray.remote(plain)
+
+
+def _reserved(bundle: Bundle) -> Mapping[str, Any]:
+    """``bundle`` as options of an actor."""
+    return {"num_cpus": bundle.cpus, "num_gpus": bundle.gpus, "resources": dict(bundle.resources)}

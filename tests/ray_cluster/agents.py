@@ -1,0 +1,42 @@
+"""Workflows for workers on several nodes."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.workflow import WorkflowOutput
+
+
+async def where(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+    """Three calls with some time between them. The response names the process and its node's raylet."""
+    for turn in range(3):
+        await model.chat([{"role": "user", "content": f"{task['question']}, turn {turn}"}])
+        await asyncio.sleep(task.get("pause_s", 0.0))
+    return WorkflowOutput(reward=0.5, response={"worker": os.getpid(), "actor": os.getppid()})
+
+
+async def which_python(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+    """One call; the response names the interpreter."""
+    await model.chat([{"role": "user", "content": task["question"]}])
+    return WorkflowOutput(reward=1.0, response={"python": sys.executable})
+
+
+async def dies_once(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+    """Kills its process, or the actor that started it, at the first attempt of a task that says so."""
+    message = await model.chat([{"role": "user", "content": task["question"]}])
+    marker = Path(task["folder"]) / task["question"].replace(" ", "-")
+    if (victim := task.get("fault")) and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid() if victim == "worker" else os.getppid(), signal.SIGKILL)
+        await asyncio.sleep(60)
+    return WorkflowOutput(response=message["content"])
+
+
+async def adds(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+    """Asks for the sum; the judge compares the digits of the answer."""
+    message = await model.chat([{"role": "user", "content": task["question"]}])
+    return WorkflowOutput(response=message["content"])

@@ -1,0 +1,80 @@
+"""Services on a Ray cluster: what remains when an actor or a node is lost, groups over nodes, and what is refused."""
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from rft_platform.cluster.interface import Bundle, Group, StartError
+from rft_platform.cluster.local.leases import naming_starter
+from rft_platform.cluster.local.processes import wait_until_ended
+from tests.cluster.test_cluster import ask, echo
+from tests.support.raylets import Raylets
+
+if TYPE_CHECKING:
+    from rft_platform.cluster.ray.ray_cluster import RayCluster
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_service_ends_with_its_actor_and_comes_back_as_the_next_generation(cluster: "RayCluster") -> None:
+    first = cluster.ensure(echo())
+    service = psutil.Process(first.details["pid"])
+    psutil.Process(service.ppid()).kill()
+    assert wait_until_ended([service], 10) == []
+    assert cluster.find("echo") is None and not cluster.answers(first)
+    second = cluster.ensure(echo())
+    assert (second.generation, ask(second).text) == (2, "hello")
+
+
+def test_a_service_of_a_lost_node_starts_on_another(cluster: "RayCluster", nodes: Raylets) -> None:
+    index = nodes.add()
+    where = Bundle(resources={f"extra-{index}": 1.0})
+    with pytest.raises(StartError, match=r"no node has 1 CPU, 0 GPUs, 1 extra-99 \(there is 127.0.0.1: 4 CPUs"):
+        cluster.ensure(echo(bundle=Bundle(resources={"extra-99": 1.0})))
+    first = cluster.ensure(echo(bundle=where))
+    process = psutil.Process(first.details["pid"])
+    nodes.kill(index)
+    began = time.monotonic()
+    assert wait_until_ended([process], 60) == []
+    second = cluster.ensure(echo())
+    assert (second.generation, ask(second).text) == (2, "hello")
+    assert time.monotonic() - began < 90
+
+
+def test_a_command_ends_what_it_started_and_nobody_else_uses(cluster: "RayCluster") -> None:
+    with naming_starter() as starter:
+        cluster.ensure(echo())
+        assert cluster.used() == {"echo"}
+        cluster.end_use("echo", None)
+        assert cluster.find("echo") is not None, "the command leaves it running"
+        cluster.ensure(echo())
+        assert cluster.processor_seconds()["echo", 1] > 0
+        cluster.end_use("echo", starter)
+    assert cluster.find("echo") is None and cluster.services() == {}
+    detached = cluster.ensure(echo())
+    cluster.end_use("echo", "another")
+    assert cluster.find("echo") == detached, "no command started it"
+
+
+def test_a_group_needs_as_many_nodes(cluster: "RayCluster") -> None:
+    group = Group(1, 9, "any:0")
+    with pytest.raises(StartError, match=r"was not placed within 3 s: 9 nodes with room for 1 CPU, 0 GPUs each"):
+        cluster.ensure(echo(group=group, start_timeout_s=3.0))
+    assert cluster.ray.util.placement_group_table() == {} or all(
+        each["state"] == "REMOVED" for each in cluster.ray.util.placement_group_table().values()
+    )
+
+
+def test_the_cluster_is_small_enough_for_tests(nodes: Raylets, cluster: "RayCluster") -> None:
+    """Less than 3 GB for the nodes and a service; memory that processes share counts once."""
+    cluster.ensure(echo())
+    folder, used = nodes.environment["RAY_TMPDIR"], 0
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get("RAY_TMPDIR") == folder:
+                used += process.memory_full_info().pss
+    assert 0 < used < 3 << 30

@@ -1,0 +1,110 @@
+"""Attempts in workers on the nodes of a Ray cluster: the rows of the local run, whatever dies."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rft_platform.cluster.interface import Bundle
+from rft_platform.common.errors import UserError
+from rft_platform.rollout.workflow import WorkerWorkflow
+from tests.rollout.fake_engine import FakeEngine
+from tests.rollout.test_workers import explore, facts, tasks
+from tests.support.builders import alive, wait_until
+from tests.support.raylets import Raylets
+
+if TYPE_CHECKING:
+    from rft_platform.cluster.ray.ray_cluster import RayCluster
+
+pytestmark = pytest.mark.slow
+
+WHERE, DIES = "tests.ray_cluster.agents:where", "tests.ray_cluster.agents:dies_once"
+
+
+def without_place(rows: Any) -> list[dict[str, Any]]:
+    """The facts of rows, in the order of their ids, without the processes that made them."""
+    return sorted(({**row, "run_output": None} for row in facts(rows)), key=lambda row: str(row["run_id"]))
+
+
+def outputs(rows: Any, key: str) -> set[Any]:
+    """The values of ``key`` in the responses; the last row of a run has its response."""
+    return {row.run_output[key] for row in rows if row.run_output is not None}
+
+
+def test_the_rows_are_those_of_one_machine(engine: FakeEngine, cluster: "RayCluster", tmp_path: Path) -> None:
+    given, options = tasks([None] * 6), {"repeat_times": 2}
+    here = explore(engine, WorkerWorkflow(WHERE, count=2, log_folder=tmp_path), given, **options)
+    there = explore(engine, WorkerWorkflow(WHERE, count=4, log_folder=tmp_path, cluster=cluster), given, **options)
+    assert without_place(there.rows) == without_place(here.rows) and len(here.rows) == 36
+    assert there.report.failed == 0
+    actors = outputs(there.rows, "actor")
+    assert os.getpid() not in actors and len(actors) > 1
+    wait_until(lambda: not any(map(alive, actors)), "the actors ended", 30)
+
+
+def test_more_runs_than_nodes_have_room_for_share_the_workers(engine: FakeEngine, cluster: "RayCluster") -> None:
+    """Three nodes of 4 processors hold one worker of 3 each: the other slots take over workers that become idle."""
+    workflow = WorkerWorkflow(WHERE, count=8, cluster=cluster, cpus=3)
+    batch = explore(engine, workflow, tasks([None] * 12), concurrency=8)
+    assert batch.report.failed == 0 and len(batch.rows) == 36
+    assert len(outputs(batch.rows, "worker")) <= 3
+
+
+@pytest.mark.parametrize("victim", ["worker", "actor"])
+def test_a_run_whose_worker_dies_is_repeated(
+    engine: FakeEngine, cluster: "RayCluster", tmp_path: Path, victim: str
+) -> None:
+    given = tasks([None, victim, None, victim], folder=str(tmp_path))
+    local = explore(engine, WorkerWorkflow(DIES, count=2), tasks([None] * 4, folder=str(tmp_path)))
+    batch = explore(engine, WorkerWorkflow(DIES, count=2, cluster=cluster), given, max_retries=1)
+    assert batch.report.failed == 0 and sum(batch.report.errors.values()) == 2
+    (cause,) = dict(batch.report.errors)
+    how = "was killed by SIGKILL" if victim == "worker" else "was lost with its actor or its node"
+    assert cause.startswith(f"WorkerDied: the worker process {how}")
+    assert len(batch.rows) == 4 and {row.run_id for row in batch.rows} == {row.run_id for row in local.rows}
+
+
+def test_the_loss_of_a_node_loses_no_run(engine: FakeEngine, cluster: "RayCluster", nodes: Raylets) -> None:
+    given = tasks([None] * 8, pause_s=0.5)
+    undisturbed = explore(engine, WorkerWorkflow(WHERE, count=6, cluster=cluster), given, repeat_times=2)
+    index = nodes.add()
+    nodes.kill(index - 1)
+    killing = threading.Timer(4.0, nodes.kill, [index])
+    killing.start()
+    batch = explore(
+        engine, WorkerWorkflow(WHERE, count=9, cluster=cluster), given, repeat_times=2, max_retries=3, timeout_s=60.0
+    )
+    killing.join()
+    assert batch.report.failed == 0 and without_place(batch.rows) == without_place(undisturbed.rows)
+    nodes.add()
+
+
+def test_another_interpreter_needs_no_ray(engine: FakeEngine, cluster: "RayCluster") -> None:
+    """The environment that Ray is installed beside, which has everything else."""
+    base = next(Path(folder) for folder in sys.path if (Path(folder) / "openai").is_dir())
+    python = base.parents[2] / "bin" / "python"
+    found = subprocess.run([python, "-c", "import ray"], capture_output=True, text=True, env={})
+    assert "No module named 'ray'" in found.stderr
+    workflow = WorkerWorkflow(f"{__name__.rpartition('.')[0]}.agents:which_python", cluster=cluster, python=str(python))
+    batch = explore(engine, workflow, tasks([None]))
+    assert outputs(batch.rows, "python") == {str(python)}
+
+
+def test_a_workflow_that_workers_cannot_load_is_the_users_error(engine: FakeEngine, cluster: "RayCluster") -> None:
+    with pytest.raises(UserError, match="no-python: cannot be run"):
+        explore(engine, WorkerWorkflow(WHERE, python="/nowhere/no-python", cluster=cluster), tasks([None]))
+    with pytest.raises(UserError, match=r"cannot run 'no.such.agent:run': workflow .* cannot import no.such.agent"):
+        explore(engine, WorkerWorkflow("no.such.agent:run", cluster=cluster), tasks([None]))
+
+
+def test_what_no_node_holds_is_found_before(cluster: "RayCluster") -> None:
+    from rft_platform.cluster.ray.connection import living_nodes, unplaceable
+
+    nodes = living_nodes(cluster.ray)
+    assert unplaceable(nodes, Bundle(4)) is None
+    assert "no node has 5 CPUs, 0 GPUs (there is 127.0.0.1: 4 CPUs" in str(unplaceable(nodes, Bundle(5)))
+    assert "1 browser" in str(unplaceable(nodes, Bundle(resources={"browser": 1})))
