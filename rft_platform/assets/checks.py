@@ -5,7 +5,7 @@ A check of a partitioned asset has a result for each round, so that a good round
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -14,6 +14,9 @@ from rft_platform.evaluation.gate import Kept
 from rft_platform.experience.quality import JudgedQuality, RolloutQuality
 from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import StepEvent
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.reporting.reward_audit import Finding
 
 EXPERIENCE_CHECKS = [
     round_check(
@@ -37,6 +40,26 @@ EXPERIENCE_CHECKS = [
         "rewards_differ",
         asset="judged_experiences",
         description="At least one group has differing rewards; otherwise the round trains nothing.",
+    ),
+    round_check(
+        "audit_parts",
+        asset="judged_experiences",
+        description="Audit: no part of a weighted judge explains nearly all of the variance of the reward.",
+    ),
+    round_check(
+        "audit_length",
+        asset="judged_experiences",
+        description="Audit: the sampled tokens of a run have neither doubled nor halved since the first rounds.",
+    ),
+    round_check(
+        "audit_groups",
+        asset="judged_experiences",
+        description="Audit: enough groups have differing rewards.",
+    ),
+    round_check(
+        "audit_tool_calls",
+        asset="judged_experiences",
+        description="Audit: the share of runs that call a tool has not halved since the first rounds.",
     ),
 ]
 
@@ -100,13 +123,20 @@ EVALUATION_CHECKS = [
         description="On the regression set (evaluation.regression) the policy is not worse than the start by more than "
         "the tolerance. If the check fails, the policy does not become the champion.",
     ),
+    round_check(
+        "audit_held_out",
+        asset="evaluation_report",
+        description="Audit: where the training reward rose clearly, the held-out result rose, too.",
+    ),
 ]
 
 #: Mean |delta log-prob| in nats that needs review: far above rounding errors, below values that harm training.
 MISMATCH_WARNING = 0.05
 
 
-def experience_results(rollouts: RolloutQuality, judged: JudgedQuality) -> list[dg.AssetCheckResult]:
+def experience_results(
+    rollouts: RolloutQuality, judged: JudgedQuality, audit: "Sequence[Finding]"
+) -> list[dg.AssetCheckResult]:
     """Results of ``EXPERIENCE_CHECKS``."""
     details = {**asdict(rollouts), **asdict(judged)}
     sound = {name: value for name, value in details.items() if isinstance(value, tuple) and name != "policy_versions"}
@@ -130,6 +160,7 @@ def experience_results(rollouts: RolloutQuality, judged: JudgedQuality) -> list[
             dg.AssetCheckSeverity.WARN,
             {"zero_variance_share": judged.zero_variance_share},
         ),
+        *map(_audited, audit),
     ]
 
 
@@ -163,7 +194,7 @@ def offline_results(steps: Sequence[StepEvent]) -> list[dg.AssetCheckResult]:
 
 
 def evaluation_results(
-    gate_passed: bool | None, decision: str, regression: Kept | None = None
+    gate_passed: bool | None, decision: str, regression: Kept | None, audit: "Finding"
 ) -> list[dg.AssetCheckResult]:
     """Results of ``EVALUATION_CHECKS``. A check about which this evaluation decided nothing (None) passes."""
     kept = regression is None or regression.decision.passed
@@ -171,7 +202,14 @@ def evaluation_results(
     return [
         _result("gate", gate_passed is not False, dg.AssetCheckSeverity.WARN, {"decision": decision}),
         _result("no_regression", kept, dg.AssetCheckSeverity.WARN, found),
+        _audited(audit),
     ]
+
+
+def _audited(finding: "Finding") -> dg.AssetCheckResult:
+    return _result(
+        finding.name, finding.passed, dg.AssetCheckSeverity.WARN, {"finding": finding.text, **finding.figures}
+    )
 
 
 def _result(

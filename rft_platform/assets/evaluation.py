@@ -38,6 +38,7 @@ def evaluation_report(
     from rft_platform.rounds.offline import evaluate_offline
     from rft_platform.rounds.project.record import required
     from rft_platform.rounds.reporting.bench import write_bench
+    from rft_platform.rounds.reporting.reward_audit import audit_evaluation
     from rft_platform.rounds.reporting.run_log import mlflow_links
     from rft_platform.rounds.round import Round
 
@@ -58,5 +59,7 @@ def evaluation_report(
             **({} if config.promote else {"all_policies": path(write_bench(opened))}),
             **numbers(summary.metrics),
         },
-        check_results=evaluation_results(summary.gate_passed, summary.gate, summary.regression),
+        check_results=evaluation_results(
+            summary.gate_passed, summary.gate, summary.regression, audit_evaluation(opened, number)
+        ),
     )

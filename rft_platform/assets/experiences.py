@@ -83,6 +83,7 @@ def judged_experiences(
     from rft_platform.experience.schema import DESCRIPTIONS, JUDGED_SCHEMA
     from rft_platform.rounds.judge import quality, restore, sample_transcripts
     from rft_platform.rounds.project.record import all_figures
+    from rft_platform.rounds.reporting.reward_audit import audit_round
     from rft_platform.rounds.round import Round
     from rft_platform.rounds.setup.taskset_binding import other_judge
 
@@ -105,7 +106,9 @@ def judged_experiences(
             **numbers(all_figures(judged)),
         },
         data_version=dg.DataVersion(judgement_version(opened.store, number, judged.judge_version)),
-        check_results=experience_results(*quality(opened, number, judged.judge_version)),
+        check_results=experience_results(
+            *quality(opened, number, judged.judge_version), audit_round(opened.store, number)
+        ),
     )
 
 

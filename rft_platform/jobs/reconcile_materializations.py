@@ -221,10 +221,12 @@ def _judgement_version(project: Project, record: RoundRecord, judged: Judged) ->
 
 def _judgement_checks(project: Project, record: RoundRecord, judged: Judged) -> list[dg.AssetCheckResult]:
     from rft_platform.rounds.judge import quality
+    from rft_platform.rounds.reporting.reward_audit import audit_round
 
     if project.store.ledger(record.number).read().retired:  # the rows were removed on purpose: nothing is left to check
         return []
-    return experience_results(*quality(project, record.number, judged.judge_version))
+    found = quality(project, record.number, judged.judge_version)
+    return experience_results(*found, audit_round(project.store, record.number))
 
 
 def _checkpoint(project: Project, record: RoundRecord, policy: Policy) -> dict[str, Any]:
@@ -252,8 +254,11 @@ def _offline_checks(_: Project, record: RoundRecord, __: Policy) -> list[dg.Asse
     return offline_results([] if trained is None else trained.step_events)
 
 
-def _evaluation_checks(_: Project, __: RoundRecord, evaluated: RoundEvaluation) -> list[dg.AssetCheckResult]:
-    return evaluation_results(evaluated.gate_passed, evaluated.gate, evaluated.regression)
+def _evaluation_checks(project: Project, record: RoundRecord, evaluated: RoundEvaluation) -> list[dg.AssetCheckResult]:
+    from rft_platform.rounds.reporting.reward_audit import audit_evaluation
+
+    audit = audit_evaluation(project, record.number)
+    return evaluation_results(evaluated.gate_passed, evaluated.gate, evaluated.regression, audit)
 
 
 def _dataset_checks(project: Project, _: RoundRecord, __: DatasetFile) -> list[dg.AssetCheckResult]:

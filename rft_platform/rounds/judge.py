@@ -36,6 +36,7 @@ from rft_platform.rounds.project.code_version import keep_user_code
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, read, write
 from rft_platform.rounds.project.repair import refuse_damaged_rows
+from rft_platform.rounds.reporting.reward_audit import run_signals
 from rft_platform.rounds.setup.algorithm import pipeline_of
 from rft_platform.rounds.setup.side_engines import auxiliaries_for_judges
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, judges_of
@@ -120,6 +121,8 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         figures={
             **usage_of(judges),
             **figures,
+            "equal_groups": judged_found.zero_variance_share,
+            **run_signals(rows, judged.rows, judges),
             **run_metrics(rows, judged.rows),
             **_taskset_rewards(project, rows, judged.rows),
         },
@@ -317,7 +320,11 @@ def restore(project: Project, round_number: int, version: str) -> Judged:
         judge_errors=len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
         restored=True,
         seconds=perf_counter() - started,
-        figures=dict(figures),
+        figures={
+            **figures,
+            "equal_groups": judged_found.zero_variance_share,
+            **run_signals(rows, judged, {}),  # the judge of an earlier judgement is not known here
+        },
     )
     store.put_in_force(round_number, version)
     write(store, round_number, restored)

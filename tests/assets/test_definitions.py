@@ -24,8 +24,10 @@ from rft_platform.definitions import defs
 from rft_platform.project_definitions import definitions_of
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.code_version import release
+from rft_platform.rounds.reporting.reward_audit import Finding
 
 HEAVY = ["torch", "vllm", "transformers", "mlflow", "pandas", "datasets", "duckdb", "matplotlib", "fastapi"]
+AUDITED = Finding("audit_held_out", True, "nothing to compare")
 CHAIN = ["policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report"]
 
 
@@ -105,7 +107,7 @@ def test_jobs_sensors_and_schedule_are_named_and_described():
 
 
 def test_the_gate_check_fails_only_where_the_gate_refused():
-    results = [evaluation_results(passed, "why")[0].passed for passed in (True, None, False)]
+    results = [evaluation_results(passed, "why", None, AUDITED)[0].passed for passed in (True, None, False)]
     assert results == [True, True, False]
 
 
@@ -115,7 +117,7 @@ def test_a_failed_check_of_one_round_stays_after_the_next_round_passes():
     @dg.asset(name="evaluation_report", partitions_def=PLAIN_NAMES.rounds, check_specs=EVALUATION_CHECKS)
     def report(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         passed = context.partition_key == "r0002"
-        return dg.MaterializeResult(check_results=evaluation_results(passed, "why"))
+        return dg.MaterializeResult(check_results=evaluation_results(passed, "why", None, AUDITED))
 
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001", "r0002"])

@@ -30,10 +30,12 @@ from rft_platform.assets.checks import EVALUATION_CHECKS, evaluation_results
 from rft_platform.config.home import Home
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.jobs.instance import open_instance
+from rft_platform.rounds.reporting.reward_audit import Finding
 
 @dg.asset(partitions_def=PLAIN_NAMES.rounds, check_specs=EVALUATION_CHECKS)
 def evaluation_report():
-    return dg.MaterializeResult(check_results=evaluation_results(False, "no gain"))
+    audit = Finding("audit_held_out", True, "")
+    return dg.MaterializeResult(check_results=evaluation_results(False, "no gain", None, audit))
 
 with open_instance(Home(Path(sys.argv[1]))) as instance:
     storage, store = instance.event_log_storage, instance.event_log_storage.store_asset_check_event
@@ -89,7 +91,7 @@ def test_the_checks_of_what_is_recorded_are_recorded_too(project: Project) -> No
     write(project.store, 2, replace(REFUSED, results=[], gate_passed=None))
     with dg.DagsterInstance.ephemeral() as instance:
         reconcile_materializations(project, instance, [("explore", 1), ("sync", 1), ("sync", 2)])
-        assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1, 1, 1, 1]
+        assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1] * len(EXPERIENCE_CHECKS)
         assert check_results(instance, EVALUATION_CHECKS[0]) == [(True, 2), (False, 1)]
 
 
@@ -109,7 +111,7 @@ def test_an_asset_whose_run_was_killed_before_its_checks_is_recorded_with_them(p
         instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
         dg.materialize([another, judged_experiences], instance=instance, partition_key="r0001")
         assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
-        assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1, 1, 1, 1]
+        assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1] * len(EXPERIENCE_CHECKS)
         assert reconcile_materializations(project, instance, [("explore", 1)]) == []
 
 
@@ -133,7 +135,7 @@ def test_a_run_that_has_not_ended_reports_its_checks_itself(project: Project, mo
         assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
 
 
-def test_one_recorded_check_of_four_is_not_all(project: Project) -> None:
+def test_one_recorded_check_of_several_is_not_all(project: Project) -> None:
     write(project.store, 1, JUDGED)
     known, *missing = EXPERIENCE_CHECKS
 
@@ -148,7 +150,7 @@ def test_one_recorded_check_of_four_is_not_all(project: Project) -> None:
         instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
         dg.materialize([judged_experiences], instance=instance, partition_key="r0001")
         assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
-        assert [len(check_results(instance, spec)) for spec in missing] == [1, 1, 1]
+        assert [len(check_results(instance, spec)) for spec in missing] == [1] * len(missing)
         assert reconcile_materializations(project, instance, [("explore", 1)]) == []
 
 
@@ -207,7 +209,7 @@ def test_damaged_rows_are_left_for_later_with_what_follows_from_them(
         assert partitions(instance, "judged_experiences") == set()
         both = ["judged_experiences of r0001", "evaluation_report of r0001"]
         assert reconcile_materializations(project, instance, phases) == both
-        assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1, 1, 1, 1]
+        assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1] * len(EXPERIENCE_CHECKS)
 
 
 def test_a_round_of_a_running_launch_is_left_to_its_run(project: Project) -> None:

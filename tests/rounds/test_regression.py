@@ -21,6 +21,7 @@ from rft_platform.rounds.evaluate import evaluate_round
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, read
 from rft_platform.rounds.releases.promotion import against_regression_set
+from rft_platform.rounds.reporting.reward_audit import audit_evaluation
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.run.data_checks import regression_notices
 from rft_platform.run.round_lines import champion_notes, describe_round, round_line, round_lines
@@ -142,7 +143,9 @@ def test_a_fallen_regression_set_blocks_a_promotion_and_nothing_else_does(
     assert said.partition(": ")[2] in (project.store.round_folder(2) / "report.md").read_text()
     recorded = read(project.store, 2).evaluated
     assert recorded is not None
-    gate, regression = evaluation_results(fallen.gate_passed, fallen.gate, recorded.regression)
+    gate, regression, _ = evaluation_results(
+        fallen.gate_passed, fallen.gate, recorded.regression, audit_evaluation(project, 2)
+    )
     assert (gate.passed, regression.passed, regression.check_name) == (False, False, "no_regression")
     assert regression.metadata["regression/general/sampled_pass"].value == pytest.approx(-0.3333)
 

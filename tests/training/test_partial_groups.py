@@ -72,7 +72,7 @@ def test_explore_judge_train(
     summary = judge(project, 1)
     assert summary.figures["rows_with_signal"] == rows - partial // 2, "a run alone has nothing to be compared with"
     assert summary.sound and project.store.judge_version(1) == summary.judge_version
-    checks = {r.check_name: r.passed for r in experience_results(*quality(project, 1, summary.judge_version))}
+    checks = {r.check_name: r.passed for r in experience_results(*quality(project, 1, summary.judge_version), [])}
     assert checks["groups_are_complete"] and checks["rows_are_sound"]
     request = train_request(project, served, 1, select_rows(project, 1, served), "run")
     result = session.train(request, lambda event: None, lambda *_: False)
