@@ -50,7 +50,7 @@ def kept(
     """
     name = f"regression set {settings.taskset}"
     if start is None:
-        why = f"{name}: the start was not measured on it (`rft eval --round 0`)"
+        why = f"{name}: the start was not measured on it: evaluate it again (`rft eval --all`)"
         return Kept(settings.taskset, GateDecision(False, why), None)
     found = gate(
         candidate,
@@ -99,7 +99,7 @@ def gate(
         return GateDecision(
             False,
             f"the {to_beat} (policy version {champion.policy_version}) was measured {other}: evaluate it again "
-            f"(`rft eval --round {champion.round}`)",
+            "(`rft eval --all`)",
         )
     against = _measured(champion, metric)
     said = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f} (policy version {champion.policy_version})"

@@ -135,7 +135,7 @@ def test_a_rollback_is_recorded_in_the_evaluation(project: Project) -> None:
 @pytest.mark.slow
 def test_a_promotion_by_hand_is_recorded_in_the_evaluation(project: Project) -> None:
     roll_back(project, new_registry(project))
-    for version, why in ((10, "was not evaluated: run `rft eval --round 5`"), (7, "registered are 2, 4, 8, 10"),
+    for version, why in ((10, "was not evaluated: run `rft eval --all`"), (7, "registered are 2, 4, 8, 10"),
                          (2, "is older than the champion")):  # fmt: skip
         with pytest.raises(UserError, match=why):
             promote_version(project, new_registry(project), version, "by hand")

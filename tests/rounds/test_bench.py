@@ -150,7 +150,7 @@ def test_another_measurement_of_the_same_tasks_is_another_one(project: Project, 
     _, decision = against_champion(changed, Registry(), required(changed.store, 3), result)  # type: ignore[arg-type]
     assert not decision.passed
     assert "start (policy version 0) was measured by another judge, workflow or sampling" in decision.reason
-    assert decision.reason.endswith("evaluate it again (`rft eval --round 0`)")
+    assert decision.reason.endswith("evaluate it again (`rft eval --all`)")
     assert unmeasured(reconfigured(changed, judge_timeout_s=5.0, rollout_args={}, **_BACK)) == []
 
 

@@ -175,7 +175,7 @@ def test_the_champion_stays_champion_when_it_is_measured_again(
     assert found is not None and not found.decision.passed and found.figures() == {}
     assert found.decision.reason == (
         "regression set general: the start (policy version 0) was measured by another judge, workflow or sampling (or "
-        "another version of the platform): evaluate it again (`rft eval --round 0`)"
+        "another version of the platform): evaluate it again (`rft eval --all`)"
     )
 
 

@@ -92,8 +92,7 @@ def promote_version(project: Project, registry: "ModelRegistry", policy_version:
     evaluated = read(store, found.round).evaluated
     if evaluated is None or not evaluated.results:
         raise UserError(
-            f"policy version {policy_version} was not evaluated: run `rft eval --round {found.round}` first, then "
-            "promote it"
+            f"policy version {policy_version} was not evaluated: run `rft eval --all` first, then promote it"
         )
     write(store, found.round, replace(evaluated, promoted=True, promoted_because=reason, rolled_back_at=None))
     registry.promote(version)
