@@ -126,7 +126,7 @@ def test_the_signals_of_a_round_are_those_of_its_runs() -> None:
     ]
     scores = [judged("a", 2.0, exact_match=1.0, contains=0.0), judged("b", 0.0, exact_match=0.0, contains=0.0)]
     every = [scores[0], *scores, judged("c", 0.0, exact_match=0.0, contains=1.0)]
-    weighted = build_judge([WeightedJudge(judge="exact_match", weight=2.0), WeightedJudge(judge="contains")], {})
+    weighted = build_judge([WeightedJudge(judge="exact_match", weight=2.0), WeightedJudge(judge="contains")])
     found = run_signals(rows, every, {"sums": TasksetJudge(weighted)})
     assert found == {
         "run_tokens": 3.0,  # (5 + 1) / 2
