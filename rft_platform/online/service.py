@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import uvicorn
 
@@ -24,6 +25,7 @@ from rft_platform.online.traffic.alerts import TrafficWatch
 from rft_platform.online.traffic.database import claim
 from rft_platform.online.traffic.declared_metrics import DeclaredMetrics, Metric
 from rft_platform.online.traffic.erasure import TrafficErasure
+from rft_platform.online.traffic.history import traffic_history
 from rft_platform.online.traffic.implicit_feedback import ImplicitRewards
 from rft_platform.online.traffic.personal_data import Redaction
 from rft_platform.online.traffic.preferences import PreferenceStore
@@ -98,7 +100,7 @@ def serve(project: Project, what_is_next: Callable[[Project], str]) -> None:
     pages = PageData(
         f"{config.project}/{config.name}", releases,
         PreferenceStore(traffic_database(project), redaction=redaction), store, writer, TrafficReader(),
-        gateway.tenant_of, progress, watch,
+        gateway.tenant_of, progress, watch, partial(traffic_history, traffic_database(project)),
     )  # fmt: skip
     app = build_app(
         gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},

@@ -77,19 +77,21 @@ def line_chart(
     *,
     x_text: Callable[[float], str] = "{:g}".format,
     y_text: Callable[[float], str] = "{:g}".format,
+    x_range: Place | None = None,
     y_range: Place | None = None,
+    x_ticks: Sequence[float] = (),
     whole: bool = False,
 ) -> Chart | None:
     """Lines over a common x axis; None without a point. ``whole``: the x axis has labels at whole numbers only.
 
-    Without ``y_range`` the y axis covers the points. ``marks`` are drawn over the dots of the lines.
+    Without a range an axis covers the points. ``marks`` are drawn over the dots of the lines.
     """
     shown = [each for each in series if each.points]
     xs = [x for each in shown for x, _ in each.points]
     ys = [y for each in shown for y in (*(y for _, y in each.points), *(y for _, *ends in each.band for y in ends))]
     if not xs:
         return None
-    left, right = _span(min(xs), max(xs))
+    left, right = x_range or _span(min(xs), max(xs))
     low, high = y_range or _span(min(ys), max(ys))
     x_at, y_at = _scale(left, right), _scale(low, high)
 
@@ -102,7 +104,7 @@ def line_chart(
     ]  # fmt: skip
     return Chart(
         label,
-        [Tick(x_at(x), x_text(x)) for x in _ticks(left, right, 1.0 if whole else 0.0) if min(xs) <= x <= max(xs)],
+        [Tick(x_at(x), x_text(x)) for x in x_ticks or _ticks(left, right, 1.0 if whole else 0.0) if left <= x <= right],
         [Tick(_from_top(y_at(y)), y_text(y)) for y in _ticks(low, high)],
         [(each.style, each.name) for each in shown],
         [(each.style, " ".join(place(*point) for point in each.points)) for each in shown],
