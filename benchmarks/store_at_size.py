@@ -31,6 +31,7 @@ LIMITS_S = {
     "rft trace ROW_ID": 2.0,
     "rft trace models:/NAME@champion": 2.0,
     "rft trace ROUND": 2.0,
+    "rft view: overview": 1.0,
     "rft view: first page": 1.0,
     "rft view: text in 50 rounds": 3.0,
     "rft view: highest reward in 50 rounds": 3.0,
@@ -145,6 +146,16 @@ def ask_view(home: Path, search: dict[str, Any]) -> list[Seconds]:
     return timed(lambda: find_runs(store, Search(**given)), _REPEATS)
 
 
+def ask_overview(home: Path) -> list[Seconds]:
+    """The overview of `rft view`; the first repetition reads the records of the rounds, the others find them kept."""
+    import pandas  # noqa: F401 (the server has imported it before the first request)
+
+    from rft_platform.config.home import Home
+    from rft_platform.servers.viewer.app import overview_page
+
+    return timed(lambda: overview_page(Home(home), "localhost"), _REPEATS)
+
+
 QUESTIONS: dict[str, Callable[[Path], list[Seconds]]] = {
     "sensor tick, first of a process": lambda home: ask_tick(home, cold=True),
     "sensor tick, warm": lambda home: ask_tick(home, cold=False),
@@ -155,6 +166,7 @@ QUESTIONS: dict[str, Callable[[Path], list[Seconds]]] = {
     "rollout_transcripts": lambda home: ask_query(home, "rollout_transcripts"),
     "rollout_transcripts, rounds=[n]": ask_transcripts_of_one_round,
     "count of all rows": lambda home: ask_query(home, "count"),
+    "rft view: overview": ask_overview,
     "rft view: first page": lambda home: ask_view(home, {}),
     "rft view: text in 50 rounds": lambda home: ask_view(home, {"text": "no such text"}),
     "rft view: highest reward in 50 rounds": lambda home: ask_view(home, {"order": "-reward"}),

@@ -54,6 +54,7 @@ def _holder(text: str) -> str:
 
 #: The lock of each half; every other mode holds both.
 _HALVES = {"train": "driver.lock", "explore": "explorer.lock"}
+_INTERFACE = "ui.lock"
 _WAIT_S = 5.0  # long enough for another driver that is about to end; a driver that works may take hours
 
 
@@ -118,8 +119,17 @@ def refuse_if_served(home: Home, mode: str) -> None:
         refuse_if_held(home.leases / lock, f"{name} of {home.root}")
 
 
+def interface_port(home: Home) -> int | None:
+    """The port of the Dagster interface that `rft ui` or `rft serve` runs for this project; None if neither runs."""
+    with suppress(FileNotFoundError), (home.leases / _INTERFACE).open(encoding="utf-8") as stream:
+        if not try_lock(stream, shared=True):
+            with suppress(ValueError, KeyError, AttributeError):  # its holder is just starting
+                return int(json.loads(stream.read())["Dagster"].removeprefix("port "))
+    return None
+
+
 def _server_locks(mode: str) -> dict[str, str]:
-    interface, service = {"ui.lock": "`rft ui` or `rft serve`"}, {"service.lock": "the service (`rft serve`)"}
+    interface, service = {_INTERFACE: "`rft ui` or `rft serve`"}, {"service.lock": "the service (`rft serve`)"}
     return service if mode == "serve" else interface if mode == "train" else interface | service
 
 

@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -26,6 +27,7 @@ from rft_platform.online.traffic.alerts import TrafficWatch
 from rft_platform.online.traffic.database import claim
 from rft_platform.online.traffic.declared_metrics import DeclaredMetrics, Metric
 from rft_platform.online.traffic.erasure import TrafficErasure
+from rft_platform.online.traffic.history import traffic_history
 from rft_platform.online.traffic.implicit_feedback import ImplicitRewards
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.project_traffic import home_id, traffic_database, traffic_store
@@ -115,6 +117,7 @@ class _Service:
         pages = PageData(
             self._name, self._releases, preferences, self._store, self._writer, TrafficReader(),
             self._gateway.tenant_of, progress, self._watch,
+            partial(traffic_history, traffic_database(self._project)),
         )  # fmt: skip
         return build_app(
             self._gateway, self._writer, self._rule, lambda: {"project": self._name},

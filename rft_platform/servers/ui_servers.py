@@ -16,7 +16,7 @@ from rft_platform.common.files import write_text
 from rft_platform.common.redaction import redact
 from rft_platform.common.user_code import OWN_SAFE_PATH, SAFE_PATH
 from rft_platform.config.home import Home
-from rft_platform.model_registry.pages import ADDRESS, run_page
+from rft_platform.model_registry.pages import ADDRESS, MLFLOW_PATH, run_page
 from rft_platform.observability.logs import wants_json
 from rft_platform.servers import dagster_server, mlflow_server
 from rft_platform.servers.ports import Port
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
 
 _HOST = "127.0.0.1"
+_UI_URL = "RFT_UI_URL"  # as in jobs.alerts, which imports Dagster
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # all addresses -> the one that a check connects to
 _BEAT_AGE_S = 120.0
 _PACKAGE = Path(rft_platform.__file__).parent
@@ -183,6 +184,25 @@ def _curves(home: Home, tracking_uri: str) -> str:
     return "" if found is None else f"#{run_page(*found)}"
 
 
+def interface_links(home: Home, host: str) -> list[tuple[str, str]]:
+    """Names and addresses of Dagster and MLflow for a browser that reaches this machine as ``host``.
+
+    Interfaces that do not run are left out; an MLflow server elsewhere is always listed. ``RFT_UI_URL`` replaces the
+    address of Dagster.
+    """
+    from rft_platform.config.load import load_config_of
+    from rft_platform.jobs.driver_lock import interface_port
+
+    port, tracking_uri = interface_port(home), _tracking_uri(home, load_config_of(home))
+    running = "" if port is None else os.environ.get(_UI_URL, _url(host, port)).rstrip("/")
+    found = [("Dagster", running)] if running else []
+    if _runs_elsewhere(tracking_uri):
+        found.append(("MLflow", redact(tracking_uri)))
+    elif running:
+        found.append(("MLflow", f"{running}{MLFLOW_PATH}{_curves(home, tracking_uri)}"))
+    return found
+
+
 def _runs_elsewhere(tracking_uri: str) -> bool:
     """Whether a tracking URI names an MLflow server; such a server runs elsewhere and is not started here."""
     return tracking_uri.startswith(("http://", "https://"))
@@ -195,7 +215,7 @@ def _tracking_uri(home: Home, config: "RftConfig | None") -> str:
 
 def _environment(home: Home, port: int) -> dict[str, str]:
     return {
-        "RFT_UI_URL": os.environ.get("RFT_UI_URL", f"http://{_HOST}:{port}"),
+        _UI_URL: os.environ.get(_UI_URL, f"http://{_HOST}:{port}"),
         "RFT_HOME": str(home.root),
         "DAGSTER_HOME": str(home.dagster),
         SAFE_PATH: OWN_SAFE_PATH,

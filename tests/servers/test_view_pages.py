@@ -143,7 +143,7 @@ def test_the_runs_of_a_task_under_all_policies(store: ExperienceStore) -> None:
 def test_pages_need_the_token_and_escape_text(url: str) -> None:
     assert httpx.get(url).status_code == 401
     with httpx.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}) as client:
-        page = client.get("/", params={"text": SCRIPT}).text
+        page = client.get("/runs", params={"text": SCRIPT}).text
         assert SCRIPT not in page and "&lt;script&gt;" in page
         run = find_runs_link(page)
         transcript = client.get(run).text
@@ -158,8 +158,8 @@ def test_pages_need_the_token_and_escape_text(url: str) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/?first=x", "first 'x': expected a number"),
-        ("/?order=best", "order 'best': expected one of newest"),
+        ("/runs?first=x", "first 'x': expected a number"),
+        ("/runs?order=best", "order 'best': expected one of newest"),
         ("/runs/2/nothing", "round 2 has no run 'nothing'"),
         ("/runs/9/nothing", "round 9 has no run 'nothing'"),
         ("/tasks/nothing", "no run of task 'nothing'"),
@@ -174,7 +174,7 @@ def test_a_bad_request_says_what_was_expected(url: str, path: str, message: str)
 @pytest.mark.slow
 def test_keys_and_a_phone_in_a_browser(url: str, tmp_path: Path) -> None:
     with browser(tmp_path / "profile") as tab:
-        tab.open(f"{url}/?token={TOKEN}")
+        tab.open(f"{url}/runs?token={TOKEN}")
         for _ in range(2):
             tab.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'j', bubbles: true}))")
         assert tab.run("[...document.querySelectorAll('a.run')].indexOf(document.activeElement)") == 1
@@ -186,7 +186,7 @@ def test_keys_and_a_phone_in_a_browser(url: str, tmp_path: Path) -> None:
         if PICTURES:
             tab.picture(Path(PICTURES) / "view_run.png")
         tab.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
-        for page in ("/", "/runs/2/r0002-b0000-t00000-000", "/tasks/task-0"):
+        for page in ("/", "/runs", "/runs/2/r0002-b0000-t00000-000", "/tasks/task-0"):
             tab.open(f"{url}{page}")
             assert tab.run("document.documentElement.scrollWidth") <= 390, page
         bad = {address: status for address, status in tab.statuses.items() if status >= 400}

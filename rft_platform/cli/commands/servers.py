@@ -140,7 +140,7 @@ def view(
         str, typer.Option(help="Address to listen on; an address that other machines reach needs a proxy in front.")
     ] = "127.0.0.1",
 ) -> None:
-    """Serve pages over the stored experiences until Ctrl-C: search runs, read them token by token, compare policies."""
+    """Serve pages over rounds and stored runs until Ctrl-C: learning curve, search, transcripts, policies compared."""
     from rft_platform.cluster.this_process import terminable
     from rft_platform.config.home import Home
     from rft_platform.online.project import open_project

@@ -1,6 +1,7 @@
-"""Web pages of the online service: live status, and preferences of people.
+"""Web pages of the online service: live status with its history, and preferences of people.
 
-``routes`` serves the pages and has the threads that read their data; ``shell`` has the files, headers and templates
-that all pages of the platform share; ``templates`` has Jinja templates; ``static`` has Pico CSS 2.1.1 (MIT) and htmx
-2.0.11 (0BSD), unchanged from the npm registry, so that no page loads a file from another server.
+``routes`` serves the pages and has the threads that read their data, ``history`` makes the charts of the traffic;
+``shell`` has the files, headers and templates that all pages of the platform share, ``charts`` their charts;
+``templates`` has Jinja templates; ``static`` has Pico CSS 2.1.1 (MIT) and htmx 2.0.11 (0BSD), unchanged from the npm
+registry, so that no page loads a file from another server.
 """

@@ -19,6 +19,7 @@ from fastapi.responses import RedirectResponse, Response
 from rft_platform.cluster.local.supervisor import failing_servers
 from rft_platform.experience.file_names import round_key
 from rft_platform.online.gateway.release_routes import ADMIN
+from rft_platform.online.pages.history import INTERVALS, WINDOWS, history_charts
 from rft_platform.online.pages.shell import html, static_routes
 from rft_platform.online.releases.commands import ReleaseCommands
 from rft_platform.online.traffic.alerts import Watch
@@ -30,6 +31,7 @@ from rft_platform.online.traffic.database import (
     DatabaseUnavailableError,
     answering,
 )
+from rft_platform.online.traffic.history import Interval
 from rft_platform.online.traffic.incoming import ANSWER, QUESTION, TOOL_INVALID, TOOL_VALID
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.store import TrafficStore
@@ -151,6 +153,7 @@ class PageData:
     tenant_of: Callable[[Mapping[str, str]], str]
     progress: Callable[[], Progress]
     watch: Callable[[], Watch] = Watch
+    history: Callable[[float, float, int], Sequence[Interval]] = lambda since, until, intervals: ()
 
 
 def page_routes(data: PageData) -> APIRouter:
@@ -164,11 +167,15 @@ def page_routes(data: PageData) -> APIRouter:
 
     @routes.get("/status")
     async def status(request: Request) -> Response:
-        return await _for_admin(data, request, "status.html.jinja")
+        return await _for_admin(data, request, "status.html.jinja", lambda: _history(data, request))
 
     @routes.get("/status/live")
     async def live(request: Request) -> Response:
         return await _for_admin(data, request, "live.html.jinja")
+
+    @routes.get("/status/history")
+    async def history(request: Request) -> Response:
+        return await _for_admin(data, request, "history.html.jinja", lambda: _history(data, request), live=False)
 
     @routes.get("/preferences")
     async def preferences(request: Request) -> Response:
@@ -205,13 +212,29 @@ def page_routes(data: PageData) -> APIRouter:
     return routes
 
 
-async def _for_admin(data: PageData, request: Request, template: str) -> Response:
+async def _for_admin(
+    data: PageData,
+    request: Request,
+    template: str,
+    further: Callable[[], dict[str, Any]] = dict,
+    live: bool = True,
+) -> Response:
+    """A page or a part of one with the values of ``further``, and unless ``live`` is false with the newest figures."""
     tenant = _tenant(data, request)
     if tenant not in ("", ADMIN):
         return _sign_in()
-    progress = await asyncio.to_thread(data.progress)
-    values = await data.reader.run(lambda: _status(data, progress))
+    progress = await asyncio.to_thread(data.progress) if live else None
+    values = await data.reader.run(lambda: further() | ({} if progress is None else _status(data, progress)))
     return html(template, title="Status", project=data.project, **values)
+
+
+def _history(data: PageData, request: Request) -> dict[str, Any]:
+    window = request.query_params.get("window", "day")
+    if window not in WINDOWS:
+        raise ApiError(400, f"window {window[:20]!r}: expected one of {', '.join(WINDOWS)}", "invalid_value")
+    now = time.time()
+    found = data.history(now - WINDOWS[window], now, INTERVALS)
+    return {"window": window, "windows": tuple(WINDOWS), "charts": history_charts(found)}
 
 
 async def _pair(data: PageData, request: Request, template: str) -> Response:

@@ -26,6 +26,7 @@ from rft_platform.online.traffic.database import (
     readings,
     transactions,
 )
+from rft_platform.online.traffic.declared_metrics import SUCCESS
 
 Kind = Literal["canary", "ab"]
 Status = Literal["running", "promoted", "rolled_back"]
@@ -34,7 +35,6 @@ _DECIDED = tuple(f"{kind}_{status}" for kind in ("canary", "ab") for status in (
 _NAMES = {"canary": "canary", "ab": "A/B test"}
 
 SATISFACTION = "satisfaction"  #: a metric of feedback; a user's rating counts for it as well
-SUCCESS = 0.5  #: a run with at least this reward is successful
 
 
 class ReleaseRow(Base):

@@ -12,4 +12,5 @@
 - ``preferences``, ``demonstrations``, ``implicit_feedback``: preferences and corrections of people, and rewards by
   their next message.
 - ``alerts``: figures of the newest traffic, and alerts when a limit is exceeded.
+- ``history``: success, latency, label delay and versions over time.
 """

@@ -134,8 +134,8 @@ def traffic_figures(engine: Engine, since: float, versions: Mapping[int, int]) -
             actions=actions,
             calls=sum(row[1] for row in rows),
             labelled=sum(row[4] for row in rows),
-            label_delay_s=_percentiles([float(each) for each in delays if each is not None]),
-            served_delay_s=_percentiles(_served_delays(session, recent, versions)),
+            label_delay_s=percentiles([float(each) for each in delays if each is not None]),
+            served_delay_s=percentiles(_served_delays(session, recent, versions)),
         )
 
 
@@ -159,7 +159,7 @@ def _served_delays(session: Session, recent: Any, versions: Mapping[int, int]) -
     return [max(0.0, at - labelled_at) for at, labelled_at in found if at is not None]
 
 
-def _percentiles(values: Sequence[float]) -> tuple[float, float] | None:
+def percentiles(values: Sequence[float]) -> tuple[float, float] | None:
     """Median and 95th percentile; None without a value."""
     ordered = sorted(values)
     if not ordered:

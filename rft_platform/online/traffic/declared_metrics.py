@@ -9,6 +9,7 @@ from typing import Literal
 from rft_platform.common.errors import UserError
 
 REWARD = "reward"  #: the metric that trains; it is always declared
+SUCCESS = 0.5  #: a run with at least this reward is successful
 #: Metric of an answer whose reaction shows no opinion, and value of the tag ``source`` of a reward from a reaction.
 IMPLICIT = "implicit"
 IMPLICIT_ID = f"{IMPLICIT}-"  #: prefix of the ids of feedback from reactions; clients may use neither prefix nor metric

@@ -1,5 +1,7 @@
 """The history of a project's rounds, read from their records: evaluations, the learning curve, and time per stage."""
 
+from collections.abc import Mapping
+
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.evaluation.plots import CurvePoint
 from rft_platform.evaluation.results import EvaluationResult
@@ -47,27 +49,29 @@ def curve_points(store: ExperienceStore, last_round: int, newest: EvaluationResu
     """One point per round up to ``last_round``, round 0 first; ``newest`` replaces the last round's evaluation."""
     points = []
     for number in [number for number in store.rounds() if number <= last_round]:
-        record, policy = read(store, number), published(store, number)
-        if policy is None:
-            continue
         result = newest if newest is not None and number == last_round else evaluation_of(store, number)
-        trained = record.trained()
-        metrics = {} if trained is None else trained.metrics
-        scores = {} if result is None else result.summary()
-        points.append(
-            CurvePoint(
-                round=number,
-                policy_version=policy.policy_version,
-                sampled=scores.get("sampled_pass"),
-                sampled_low=scores.get("sampled_pass_low"),
-                sampled_high=scores.get("sampled_pass_high"),
-                greedy=scores.get("greedy_pass"),
-                reward=(record.judged or Judged()).mean_reward,
-                mismatch=metrics.get("mismatch_k3"),
-                entropy=metrics.get("entropy"),
-            )
-        )
+        point = curve_point(read(store, number), {} if result is None else result.summary())
+        points += [] if point is None else [point]
     return points
+
+
+def curve_point(record: RoundRecord, scores: Mapping[str, float]) -> CurvePoint | None:
+    """The point of a round whose evaluation gave ``scores``; None before the round has published its policy."""
+    policy, trained = record.published(), record.trained()
+    if policy is None:
+        return None
+    metrics = {} if trained is None else trained.metrics
+    return CurvePoint(
+        round=record.number,
+        policy_version=policy.policy_version,
+        sampled=scores.get("sampled_pass"),
+        sampled_low=scores.get("sampled_pass_low"),
+        sampled_high=scores.get("sampled_pass_high"),
+        greedy=scores.get("greedy_pass"),
+        reward=(record.judged or Judged()).mean_reward,
+        mismatch=metrics.get("mismatch_k3"),
+        entropy=metrics.get("entropy"),
+    )
 
 
 def time_split(record: RoundRecord, wall_s: float | None = None) -> dict[str, float]:

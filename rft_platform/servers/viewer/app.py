@@ -23,6 +23,8 @@ from rft_platform.online.pages.shell import html, static_routes
 from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import published
+from rft_platform.servers.ui_servers import interface_links
+from rft_platform.servers.viewer import overview
 from rft_platform.servers.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
 from rft_platform.web_guard.asgi import WebGuard
 
@@ -86,7 +88,7 @@ def new_messages(
 
 
 _FOLDER = Path(__file__).parent
-_PAGES = (("/", "Runs"),)
+_PAGES = (("/", "Overview"), ("/runs", "Runs"))
 _GRACE_S = 2
 T = TypeVar("T")
 
@@ -101,6 +103,11 @@ def view_app(home: Home) -> FastAPI:
         return PlainTextResponse(str(error), 400 if isinstance(error, UserError) else 500)
 
     @app.get("/")
+    async def front(request: Request, rounds: str = "") -> Response:
+        host = request.url.hostname or "127.0.0.1"
+        return await asyncio.to_thread(overview_page, home, host, every=rounds == "all")
+
+    @app.get("/runs")
     async def runs(request: Request) -> Response:
         return await asyncio.to_thread(_runs_page, home, dict(request.query_params))
 
@@ -117,8 +124,28 @@ def view_app(home: Home) -> FastAPI:
 
 def serve_view(home: Home, host: str, port: int, token: str) -> None:
     """Serve until interrupted; every request needs ``token``, as the header or as the cookie of the printed link."""
+    import pandas  # noqa: F401 (DuckDB imports it at the first query, and the first page shall not wait for it)
+
     guarded = WebGuard(view_app(home), token)
     uvicorn.Server(server_config(guarded, _GRACE_S, host=host, port=port, log_level="warning")).run()
+
+
+def overview_page(home: Home, host: str, *, every: bool = False) -> Response:
+    """The first page, for a browser that reached this server as ``host``; ``every``: of all rounds, not the newest."""
+    project = open_project(home)
+    store, known = project.store, project.store.rounds()
+    shown = overview.summaries(store, known if every else known[-overview.SHOWN_ROUNDS :])
+    judged = next((each.number for each in reversed(shown) if each.judged), None)
+    rewards, unrewarded = (None, 0) if judged is None else overview.histogram(store, judged)
+    return _html(
+        "overview.html.jinja", project, title="Overview", shown=shown, earlier=len(known) - len(shown),
+        newest=next((each.point for each in reversed(shown) if each.point is not None), None),
+        measured=next((each for each in reversed(shown) if each.point and each.point.sampled is not None), None),
+        curve=overview.learning_curve(shown), reward_curve=overview.reward_curve(shown),
+        judged=judged, rewards=rewards, unrewarded=unrewarded, stages=overview.stages(shown),
+        groups=[] if judged is None else overview.groups(store, judged),
+        links=interface_links(home, host),
+    )  # fmt: skip
 
 
 def _runs_page(home: Home, given: dict[str, str]) -> Response:
@@ -199,4 +226,5 @@ def _search(given: dict[str, str]) -> Search:
 
 
 def _html(template: str, project: Project, **values: Any) -> Response:
-    return html(template, _FOLDER / "templates", project=project.config.name, pages=_PAGES, **values)
+    shared = {"project": project.config.name, "pages": _PAGES, "reward_style": overview.reward_style}
+    return html(template, _FOLDER / "templates", **shared, **values)

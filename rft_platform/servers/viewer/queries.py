@@ -1,11 +1,12 @@
 """Runs and rows of the experience store for the pages, by DuckDB over the Parquet files in place."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rft_platform.common.errors import UserError
+from rft_platform.experience.queries import connect
 from rft_platform.experience.store import ExperienceStore
 
 PAGE_ROWS = 50
@@ -90,8 +91,6 @@ class Runs:
 
 def find_runs(store: ExperienceStore, search: Search) -> Runs:
     """One page of the runs that match ``search``. Raises UserError if the search is not valid."""
-    from rft_platform.experience.queries import connect
-
     if search.order not in _ORDERS:
         raise UserError(f"order {search.order!r}: expected one of {', '.join(_ORDERS)}")
     rounds = search.rounds(store)
@@ -103,19 +102,17 @@ def find_runs(store: ExperienceStore, search: Search) -> Runs:
     )  # fmt: skip
     values = [value for _, each in (*where, *having) for value in each]
     with connect(store, rounds=rounds) as connection:
-        rows = _dicts(connection.execute(query, values))
+        rows = dicts(connection.execute(query, values))
         shown = [row["run_id"] for row in rows[:PAGE_ROWS]]
-        firsts = _dicts(connection.execute(_PROMPTS, [shown])) if shown else []
-    prompts = {first["run_id"]: _prompt(json.loads(first["messages"])) for first in firsts}
+        firsts = dicts(connection.execute(_PROMPTS, [shown])) if shown else []
+    prompts = {first["run_id"]: prompt_of(first["messages"]) for first in firsts}
     return Runs([{**row, "prompt": prompts[row["run_id"]]} for row in rows[:PAGE_ROWS]], len(rows) > PAGE_ROWS, rounds)
 
 
 def rows_of_run(store: ExperienceStore, number: int, run_id: str) -> list[dict[str, Any]]:
     """The rows of a run, in the order of its calls, with their judgement in force; messages and answers are parsed."""
-    from rft_platform.experience.queries import connect
-
     with connect(store, rounds=[number]) as connection:
-        rows = _dicts(connection.execute(_ROWS, [run_id]))
+        rows = dicts(connection.execute(_ROWS, [run_id]))
     for row in rows:
         for name in ("messages", "tools", "response", "run_output"):
             row[name] = None if row[name] is None else json.loads(row[name])
@@ -124,11 +121,9 @@ def rows_of_run(store: ExperienceStore, number: int, run_id: str) -> list[dict[s
 
 def runs_of_task(store: ExperienceStore, task_id: str, rounds: Sequence[int]) -> list[dict[str, Any]]:
     """The runs of a task in some rounds, oldest policy first."""
-    from rft_platform.experience.queries import connect
-
     query = _RUNS.format(where="WHERE r.task_id = ?", having="", order="policy_version, run_id", limit=1000, offset=0)
     with connect(store, rounds=rounds) as connection:
-        return _dicts(connection.execute(query, [task_id]))
+        return dicts(connection.execute(query, [task_id]))
 
 
 def _conditions(search: Search) -> tuple[list[tuple[str, list[Any]]], list[tuple[str, list[Any]]]]:
@@ -150,12 +145,13 @@ def _conditions(search: Search) -> tuple[list[tuple[str, list[Any]]], list[tuple
     return where, having
 
 
-def _prompt(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the user's last message."""
-    contents = [message.get("content") for message in messages if message.get("role") == "user"]
+def prompt_of(messages: str) -> str:
+    """The text of the user's last message in the JSON text of a row's messages."""
+    contents = [message.get("content") for message in json.loads(messages) if message.get("role") == "user"]
     return contents[-1] if contents and isinstance(contents[-1], str) else ""
 
 
-def _dicts(cursor: Any) -> list[dict[str, Any]]:
+def dicts(cursor: Any) -> list[dict[str, Any]]:
+    """The rows of a query by column name."""
     names = [column[0] for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from rft_platform.online.releases.commands import ReleaseCommands, ServableVersi
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.traffic.alerts import Watch, traffic_figures
 from rft_platform.online.traffic.database import open_database
+from rft_platform.online.traffic.history import traffic_history
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.store import TrafficStore
@@ -57,7 +59,7 @@ class Site:
         data = PageData(
             "shop/helper", self.commands, self.preferences, self.traffic, writer, TrafficReader(), self._tenant,
             lambda: Progress("Last round: r0003 published version 24, mean reward 0.712.", waiting, (FAILING,)),
-            lambda: Watch(3, traffic_figures(engine, -1.0, {}), ALERTS),
+            lambda: Watch(3, traffic_figures(engine, -1.0, {}), ALERTS), partial(traffic_history, engine),
         )  # fmt: skip
         gateway: Any = SimpleNamespace(tenant_of=self._tenant, aclose=self._closed)
         app = build_app(gateway, writer, CommitRule(), dict, pages=page_routes(data))
@@ -148,6 +150,13 @@ def test_the_status_page_is_live(site, tab) -> None:
     tab.wait_for("document.querySelectorAll('.numbers strong')[2].innerText === '2'")
     picture(tab, "online_status")
     assert fits(tab)
+    charts = tab.run("[...document.querySelectorAll('[aria-label=History] article')].map(each => each.innerText)")
+    assert [each.split("\n")[0] for each in charts] == [
+        "Success", "Calls", "Latency in seconds", "Label delay in seconds", "Versions",
+    ]  # fmt: skip
+    assert tab.run("document.querySelectorAll('figure.chart').length") == 4, "no call has a latency"
+    tab.run("[...document.querySelectorAll('[aria-label=Window] a')].find(each => each.innerText === 'week').click()")
+    tab.wait_for("document.body?.innerText.includes('History of the last week')")
     phone(tab)
     assert fits(tab)
     picture(tab, "online_status_phone")
