@@ -23,7 +23,7 @@ class Demand:
     key: str  # the configuration key that changes it
     bundle: Bundle  # of each of them
     count: int = 1
-    apart: bool = False  # each on a node of its own
+    apart: bool = False  # each on another node
 
 
 def machine_of(project: Project) -> Machine:

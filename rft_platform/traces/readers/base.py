@@ -23,7 +23,7 @@ _UNREADABLE = (
 
 
 class TraceReader(Protocol):
-    """Reads one format. It is made anew for each import."""
+    """Reads one format. Each import creates one."""
 
     def documents(self, source: str, experiment: str | None) -> Iterator[tuple[str, Any]]:
         """What the source holds, each with its place; an exception in place of what is not readable.

@@ -1,6 +1,6 @@
 """Exports of LangSmith: runs, as JSON, JSON Lines or the Parquet of a bulk export, perhaps with feedback.
 
-Runs are what ``Client.list_runs`` returns. Feedback is a record of its own (``Client.list_feedback``), a list
+Runs are what ``Client.list_runs`` returns. Feedback is a separate record (``Client.list_feedback``), a list
 ``feedback`` in a run, or the means in ``feedback_stats``.
 """
 
