@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from tests.e2e.conftest import ProjectFolder, small_config
 from tests.support.raylets import Raylets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CONFIG: dict[str, Any] = {"explorer": {"workers": {"kind": "process", "count": 3}, "max_retry_times": 3}}
 
 

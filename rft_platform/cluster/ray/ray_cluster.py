@@ -147,13 +147,7 @@ class RayCluster(FileCluster):
         raise StartError(*answer)
 
     def _end(self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None) -> bool:
-        actor = self._actor(name)
-        if actor is None:
-            if generation is None:
-                self._kill(name)
-            return False
-        address = self.find(name)
-        if generation is not None and (address is None or address.generation != generation):
+        if generation is not None and ((address := self.find(name)) is None or address.generation != generation):
             return False
         timeout_s = None if shutdown_path else 3 * grace_s + _ASK_S  # with a path it ends after its work
         ran = bool(self._ask(name, "stop", grace_s, shutdown_path, timeout_s=timeout_s))
