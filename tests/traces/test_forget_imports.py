@@ -2,10 +2,13 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from rft_platform.cli.commands.trace import print_checkpoint
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
@@ -15,7 +18,7 @@ from rft_platform.inference.canary import Canary
 from rft_platform.rounds.judge import may_be_shown
 from rft_platform.rounds.maintenance.forget_imports import Whose, forget_imports
 from rft_platform.rounds.maintenance.row_erasure import TOMBSTONE
-from rft_platform.rounds.offline import make_dataset, required_dataset
+from rft_platform.rounds.offline import make_dataset, offline_lineage, required_dataset
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, published
 from rft_platform.rounds.reporting.lineage import rows_read, trace_checkpoint
@@ -57,6 +60,24 @@ def test_a_dataset_names_the_traces_of_its_rows(project: Project) -> None:
     assert {origin.id for origin in origins} == {f"{number:032x}" for number in range(COUNT) if number % 6 != 5}
     assert origins[0].link == f"/project/shop/traces/{0:032x}"
     assert "user-" not in str(origins), "lineage does not name people"
+
+
+def test_a_trace_of_weights_prints_ids_and_links(project: Project) -> None:
+    dataset = required_dataset(project, 1)
+    manifest = {
+        "policy_version": 3, "parent": "base", "parent_version": 0, "weights_digest": "w",
+        "lineage": offline_lineage(project, dataset, "run"),
+    }  # fmt: skip
+    write_sealed_json(project.checkpoints / "global_step_3" / "manifest.json", manifest)
+    found, said = trace_checkpoint(project.checkpoints / "global_step_3", project.store), StringIO()
+    print_checkpoint(found, Console(file=said, width=200))
+    lines = said.getvalue().splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("  imported from"))
+    assert lines[first].split() == ["imported", "from", "15", "traces"]
+    assert lines[first + 1].split() == ["langfuse", f"{0:032x}", f"/project/shop/traces/{0:032x}"]
+    assert lines[first + 11].strip() == "and 5 more (--all shows them)"
+    print_checkpoint(found, Console(file=said, width=200), every_trace=True)
+    assert said.getvalue().count("langfuse ") == 10 + 15
 
 
 def test_nothing_of_a_forgotten_person_is_in_any_file(project: Project) -> None:
