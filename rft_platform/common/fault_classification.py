@@ -75,6 +75,17 @@ def user_place(error: BaseException) -> str | None:
     return None
 
 
+def user_traceback(error: BaseException) -> str | None:
+    """The traceback of ``error`` from the first user-code frame on, without the platform's frames above; or None."""
+    for link in _causes(error):
+        frames = traceback.extract_tb(link.__traceback__)
+        for number, frame in enumerate(frames):
+            if _is_user_code(frame.filename):
+                lines = "".join(traceback.format_list(frames[number:]))
+                return f"Traceback (most recent call last):\n{lines}{described(error)}"
+    return None
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Whether ``error`` or one of its causes is a full disk."""
     return any(_says_full(link) for link in _causes(error))

@@ -105,14 +105,20 @@ async def await_user_code(coroutine: Coroutine[Any, Any, Any], what: str) -> Any
     """Await user code in its own asyncio task. If the caller is cancelled, that task has ``STOP_S`` seconds to end.
 
     Raises what the code raises, which need not be an Exception, and RuntimeError if the code cancels itself. ``what``
-    names the code in that error.
+    names the code in that error. The cause of the caller's cancellation is that of the code: its traceback shows where
+    the code waited.
     """
     task = asyncio.get_running_loop().create_task(_outcome(coroutine))
     try:
         await asyncio.wait([task])
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as cancellation:
         task.cancel()
         await asyncio.wait([task], timeout=STOP_S)
+        if task.cancelled():
+            try:
+                task.result()
+            except asyncio.CancelledError as inner:
+                raise cancellation from inner
         raise
     if task.cancelled():
         raise RuntimeError(f"the {what} cancelled itself; the platform did not cancel it")

@@ -179,12 +179,17 @@ def reference_of(value: Any) -> str:
 
 
 def module_elsewhere(name: str) -> str:
-    """Name of this process's module ``name`` in other processes; it differs for the running script, ``__main__``."""
+    """Name of this process's module ``name`` in other processes, and after its file was moved to another folder.
+
+    It differs for a user's file, whose module is named after its folder, too, and for the running script, ``__main__``.
+    """
+    if name.startswith(_FILE_MODULE):
+        return name.rpartition("_")[0]
     main = sys.modules.get("__main__")
     if name != "__main__" or main is None:
         return name
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    return spec.name if spec is not None else name if file is None else _file_module(Path(file).resolve())
+    return spec.name if spec is not None else name if file is None else f"{_FILE_MODULE}{Path(file).stem}"
 
 
 def keep_alive(value: Any, what: str) -> str:

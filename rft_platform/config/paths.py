@@ -88,6 +88,11 @@ def seen_from(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     return _with_code(data, change)
 
 
+def without_folders(data: dict[str, Any]) -> dict[str, Any]:
+    """A copy of settings in which references to code (``file.py:attribute``) name the file without its folder."""
+    return _with_code(data, lambda file: Path(file).name)
+
+
 def _rewrite(node: Any, keys: tuple[str, ...], change: _Change) -> None:
     first, *rest = keys
     if first == "*":

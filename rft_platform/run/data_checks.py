@@ -50,17 +50,19 @@ def demonstration_findings(project: Project) -> Iterator[Finding]:
     if settings is None or published(project.store, 0) is not None:
         return
     try:
-        columns, _ = read_demonstrations(settings)
+        demonstrations = read_demonstrations(settings)
     except UserError as problem:
         yield error(str(problem), "warm_start")
         return
-    rows = len(next(iter(columns.values())))
+    rows = len(next(iter(demonstrations.columns.values())))
     goal = "" if settings.stop_at is None else f", until sampled_pass reaches {settings.stop_at:g}"
     yield note(
         f"warm start {settings.path}: {rows:,} rows, {settings.batch_size:,} a step, at most "
         f"{most_steps(settings, rows):,} optimiser steps{goal}",
         key="warm_start",
     )
+    if demonstrations.left_out:
+        yield warning(f"{settings.path}: {demonstrations.left_out}", key="warm_start")
 
 
 def dataset_problems(project: Project) -> Iterator[Finding]:
@@ -111,9 +113,8 @@ def task_notices(project: Project) -> Iterator[Finding]:
     held_out = [dataset for _, dataset in project.eval_tasks]
     for dataset in [*explored, *held_out]:
         report = dataset.report
-        if report.duplicates or report.empty:
-            left_out = f"{report.duplicates} duplicate and {report.empty} empty of {report.rows} rows"
-            yield warning(f"{report.source}: left out {left_out}")
+        if said := report.left_out():
+            yield warning(f"{report.source}: {said}")
     for dataset in held_out if explored else []:
         if leaks := find_leaks(project.tasks.tasks, dataset.tasks):
             leaked = f"{len(leaks)} of {len(dataset.tasks)} held-out tasks are also explored"

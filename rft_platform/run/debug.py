@@ -4,6 +4,7 @@ Everything runs in a temporary home, with the engine, the workflow runner, the r
 """
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 #: Value of ``--model``: a random model of a million parameters, built from code. Its answers mean nothing.
 TINY = "tiny"
+SLOW_S = 10.0  # seconds after which a run is reported as slow
 _SAMPLE = {"question": "What is 17+25?", "answer": "42"}
 _TASKSET = ("buffer", "explorer_input", "taskset")
 
@@ -86,11 +88,12 @@ def run_one_task(wanted: Wanted, *, seed: int = 0) -> DebugRun:
             engine, policies = connect_engine(project), connect_policies(project)
         started = time.perf_counter()
         with serving_auxiliaries(project) as auxiliaries:
-            batch = run_rollouts(
-                engine, [task], how_to_run(project), round=1, batch=0, repeat_times=1, seed=seed,
-                limits=replace(project.settings.limits, max_retries=0, group_policy="partial"),
-                auxiliary_models=auxiliaries, policies=policies,
-            )  # fmt: skip
+            limits = replace(project.settings.limits, max_retries=0, group_policy="partial")
+            with _slow_noted(limits.timeout_s):
+                batch = run_rollouts(
+                    engine, [task], how_to_run(project), round=1, batch=0, repeat_times=1, seed=seed, limits=limits,
+                    auxiliary_models=auxiliaries, policies=policies,
+                )  # fmt: skip
             judge, judgement = _judged(project, taskset, task, batch.rows)
         seconds = time.perf_counter() - started
         pieces = _pieces({DEFAULT_POLICY: engine, **policies}, batch.rows)
@@ -244,6 +247,19 @@ def _pieces(engines: "Mapping[str, PolicyEngine]", rows: list[RolloutRow]) -> li
         engines[row.call.policy].decode([[token] for token in row.call.response_ids]) if row.call.response_ids else []
         for row in rows
     ]
+
+
+@contextmanager
+def _slow_noted(limit_s: float) -> Iterator[None]:
+    """Print a line if the run takes long. A workflow may use the terminal, so there is no status line."""
+    line = f"the workflow still runs after {SLOW_S:g} s; after {limit_s:g} s (explorer.max_timeout) it is ended"
+    timer = threading.Timer(SLOW_S, notes().print, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

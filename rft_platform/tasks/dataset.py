@@ -6,7 +6,7 @@
 import difflib
 import json
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -33,6 +33,12 @@ class DatasetReport:
     duplicate_lines: tuple[int, ...]  # the first few
     empty: int  # rows without a prompt or without an answer; dropped
     empty_lines: tuple[int, ...]  # the first few
+
+    def left_out(self) -> str:
+        """A message about the dropped rows; empty if none were dropped."""
+        if not (self.duplicates or self.empty):
+            return ""
+        return f"left out {self.duplicates} duplicate and {self.empty} empty of {self.rows} rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +133,24 @@ def _require(report: DatasetReport, settings: Mapping[str, str], section: str | 
     """Raise UserError if rows, columns or values are missing; ``settings`` maps keys of ``format`` to columns."""
     if report.rows == 0:
         raise UserError(f"{report.source}: the dataset is empty; expected at least one row")
-    for name, column in settings.items():
-        if column not in report.columns:
-            near = difflib.get_close_matches(column, report.columns, n=1, cutoff=0.75)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            key, meaning, end = f"format.{name} of the taskset", _MEANINGS[name], ", or to null if there is none"
-            if section is not None:
-                key, meaning, end = f"{section}.format.{name}", name.removesuffix("_key"), ""
-            raise UserError(
-                f"{report.source}: no column {column!r}; the columns are {', '.join(report.columns)}. "
-                f"Set {key} to the column of the {meaning}{hint}{end}"
-            )
+    missing = {name: column for name, column in settings.items() if column not in report.columns}
+    if missing:
+        absent = " and no column ".join(map(repr, missing.values()))
+        advice = "; set ".join(_advice(name, column, report.columns, section) for name, column in missing.items())
+        raise UserError(
+            f"{report.source}: no column {absent}; the columns are {', '.join(report.columns)}. Set {advice}"
+        )
     if kept == 0:
         raise UserError(f"{report.source}: all {report.rows} rows lack a value of {' or '.join(settings.values())}")
+
+
+def _advice(name: str, column: str, columns: Sequence[str], section: str | None) -> str:
+    """How to set key ``name`` of ``format``, whose ``column`` the dataset lacks."""
+    near = difflib.get_close_matches(column, columns, n=1, cutoff=0.75)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    if section is not None:
+        return f"{section}.format.{name} to the column of the {name.removesuffix('_key')}{hint}"
+    return f"format.{name} of the taskset to the column of the {_MEANINGS[name]}{hint}, or to null if there is none"
 
 
 def is_empty(value: Any) -> bool:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,6 +96,16 @@ def test_the_error_of_a_workflow_has_its_traceback(agent: Path) -> None:
     shown = run("workflow", f"{agent}:broken", "--task", task)
     assert shown.returncode != 0
     assert 'return task["no_such_column"]' in shown.stderr and "KeyError: 'no_such_column'" in shown.stderr
+    assert "rft_platform" not in shown.stderr, "the platform's frames are left out"
+
+
+def test_a_slow_run_is_noted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from rft_platform.run import debug
+
+    monkeypatch.setattr(debug, "SLOW_S", 0.05)
+    with debug._slow_noted(1800):
+        time.sleep(0.5)
+    assert "still runs after 0.05 s; after 1800 s (explorer.max_timeout) it is ended" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -107,7 +107,8 @@ def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
 def test_the_demonstrations_of_a_warm_start_are_read(
     home: Home, write_config: WriteConfig, rft: Rft, tmp_path: Path
 ) -> None:
-    write_text(tmp_path / "shown.jsonl", "".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(6)))
+    shown = [f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in (*range(6), 0)]
+    write_text(tmp_path / "shown.jsonl", "".join(shown))
     warm_start = {"path": "shown.jsonl", "batch_size": 4, "epochs": 2, "stop_at": 0.4}
     said = refused(rft("run", "--config", write_config(warm_start=warm_start), "--dry-run"), home)
     assert "shown.jsonl: no column 'question'; the columns are prompt, answer. " in said
@@ -116,6 +117,7 @@ def test_the_demonstrations_of_a_warm_start_are_read(
     warm_start["format"] = {"prompt_key": "prompt"}
     planned = rft("run", "--config", write_config(warm_start=warm_start), "--dry-run").stdout
     assert "shown.jsonl: 6 rows, 4 a step, at most 3 optimiser steps, until sampled_pass reaches 0.4" in planned
+    assert "shown.jsonl: left out 1 duplicate and 0 empty of 7 rows" in planned
 
 
 def test_a_home_is_free_until_a_phase_has_left_something(home: Home, write_config: WriteConfig) -> None:

@@ -16,10 +16,12 @@ from rft_platform.config.load import load_config
 from rft_platform.rounds.project.policy import take_snapshot
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, required, snapshot_of
+from rft_platform.rounds.setup.taskset_binding import measured_by
 from rft_platform.run.project_checks import check_may_start
 from rft_platform.run.start import is_in_force, write_config
 
-FILES = ("rft.yaml", "model", "train.jsonl", "test.jsonl", "judge.py")
+FILES = ("rft.yaml", "model", "train.jsonl", "test.jsonl", "judge.py", "users.py")
+USER = "users.py:user"
 Move = Callable[[Path, Path], Any]
 
 
@@ -29,8 +31,11 @@ def started(home: Home, write_config: Callable[..., Path], tmp_path: Path) -> Pa
     (tmp_path / "judge.py").write_text("def judge(task, response):\n    return 1.0\n")
     tasksets = {
         "taskset": {"path": "train.jsonl", "judge": "judge.py:judge"},
-        "eval_tasksets": [{"path": "test.jsonl"}],
+        "eval_tasksets": [
+            {"path": "test.jsonl", "judge": "judge.py:judge", "workflow": "dialogue", "workflow_args": {"user": USER}}
+        ],
     }
+    (tmp_path / "users.py").write_text("def user(messages):\n    return None\n")
     file = write_config(buffer={"batch_size": 8, "total_steps": 2, "explorer_input": tasksets})
     put_in_force(home, file)
     store = Project.open(home).store
@@ -43,6 +48,12 @@ def put_in_force(home: Home, file: Path) -> None:
     config = load_config(file)
     check_may_start(home, config)
     write_config(home, config)
+
+
+def how_measured(home: Home) -> str:
+    project = Project.open(home)
+    (held_out,) = project.config.buffer.explorer_input.eval_tasksets
+    return measured_by(project, held_out)
 
 
 def move_all(folder: Path, target: Path, move: Move) -> Path:
@@ -62,6 +73,7 @@ def copy(source: Path, target: Path) -> object:
 def test_a_project_continues_in_another_folder(
     started: Path, home: Home, tmp_path: Path, move: Move, with_home: bool
 ) -> None:
+    measured = how_measured(home)
     moved = move_all(tmp_path, tmp_path / "elsewhere", move)
     if with_home:
         move(home.root, moved.parent / ".rft")
@@ -72,6 +84,7 @@ def test_a_project_continues_in_another_folder(
         assert is_in_force(home, load_config(moved))
     config, store = Project.open(home).config, Project.open(home).store
     assert config.model.model_path == str(moved.parent / "model")
+    assert how_measured(home) == measured, "the evaluations of both folders are compared"
     assert required(store, 0).folder == snapshot_of(store, 1).folder == str(moved.parent / "model")
 
 

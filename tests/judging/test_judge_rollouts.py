@@ -220,6 +220,8 @@ def test_a_judge_that_always_fails_is_the_users_error() -> None:
 
     with pytest.raises(UserCodeError, match="failed on all 2 runs; the first: KeyError: 'absent'"):
         judge_rollouts([row(1, 0, "2"), row(1, 1, "2")], TASKS, build_judge(broken), advantage_fn="grpo")
+    with pytest.raises(UserCodeError, match="failed on the only run: KeyError: 'absent'"):
+        judge_runs([row(1, 0, "2")], TASKS, build_judge(broken))
 
 
 def test_without_a_judge_the_workflows_reward_counts() -> None:

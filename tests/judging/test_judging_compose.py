@@ -182,6 +182,7 @@ def test_the_documentation_names_every_judge_and_its_arguments() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \|(.*)$", text, re.MULTILINE))
     shared = {"answer_key", "correct_tool", "correct_args", "tool_success", "invalid_tool", "unneeded_tool"}
     for name, rule in RULES.items():
+        assert name in rows, f"{name}: no row in docs/judges.md"
         for argument, parameter in inspect.signature(rule).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and argument not in shared:
                 assert f"`{argument}" in rows[name], f"{name}: {argument}"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rft_platform.common.errors import EngineError, UserCodeError
+from rft_platform.common.fault_classification import user_traceback
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.recording.model_handle import ModelHandle
@@ -243,14 +244,18 @@ def test_all_failing_is_the_users_error(engine: FakeEngine) -> None:
         explore(engine, workflow, 1, repeat_times=1, max_retries=0)
 
 
-def test_time_outs_name_the_setting_that_allows_more(engine: FakeEngine) -> None:
+def test_time_outs_name_the_place_and_the_setting_that_allows_more(engine: FakeEngine) -> None:
     async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
         await model.chat([{"role": "user", "content": "hello"}])
         await asyncio.sleep(60)
         return WorkflowOutput(reward=1.0)
 
-    with pytest.raises(UserCodeError, match=r"TimeoutError: no result within 0\.5 s; .* explorer\.max_timeout"):
+    with pytest.raises(UserCodeError, match=r"within 0\.5 s \(.*test_runner\.py:\d+\); .*\.max_timeout") as caught:
         explore(engine, workflow, 1, repeat_times=1, timeout_s=0.5, max_retries=0, group_policy="drop")
+    assert caught.value.__cause__ is not None
+    shown = user_traceback(caught.value.__cause__)
+    assert shown is not None and "asyncio.sleep(60)" in shown and shown.endswith("TimeoutError: no result within 0.5 s")
+    assert "agent_runner.py" not in shown
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,7 @@ def test_pages_need_the_token_and_escape_text(url: str) -> None:
         run = find_runs_link(page)
         transcript = client.get(run).text
         assert SCRIPT not in transcript and "Sure? &lt;script&gt;" in transcript
+        assert row_id(run.rpartition("/")[2], 1) in transcript, "`rft trace` takes the id of a row"
         for colour in ("logprob", "advantage", "mask"):
             assert client.get(run, params={"colour": colour}).status_code == 200
         compared = client.get("/tasks/task-0").text

@@ -138,6 +138,7 @@ def test_a_split_in_two_formats_is_ambiguous(tmp_path: Path) -> None:
         ("t.jsonl", '{"Question": "a", "answer": "b"}\n', "no column 'question'.*, answer. .*did you mean 'Question'"),
         ("t.jsonl", '{"prompt": "a", "solution": "b"}\n', "format.prompt_key .* column of the question, or to null"),
         ("t.jsonl", '{"question": "a", "x": "b"}\n', "no column 'answer'; the columns are question, x. Set .*response"),
+        ("t.jsonl", '{"q": "a"}\n', "'question' and no column 'answer'; .* q. Set .*prompt_key.*; set .*response_key"),
         ("t.json", '{"a": 1}', "expected a list of objects, got a dict"),
         ("t.json", '[\n{"a": 1},\n{"b" 2}]', "line 3: not valid JSON"),
         ("t.csv", "question,answer\na,b,c\n", "line 2: expected 2 fields"),

@@ -113,13 +113,10 @@ def debug_model(
 
 def _print_traceback(error: BaseException) -> None:
     """Print where the user's code failed; the error itself is printed when the command ends."""
-    import traceback
-
-    from rft_platform.common.fault_classification import user_place
+    from rft_platform.common.fault_classification import user_traceback
     from rft_platform.run.console import notes
 
-    if error.__cause__ is not None and user_place(error.__cause__) is not None:
-        trace = "".join(traceback.format_exception(error.__cause__))
+    if error.__cause__ is not None and (trace := user_traceback(error.__cause__)) is not None:
         notes().print(trace, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -27,7 +27,7 @@ def trace(
     target: Annotated[
         str,
         typer.Argument(
-            help=f"{_TARGETS}.",
+            help=f"{_TARGETS}. The page of a run in `rft view` shows the ids of its rows.",
             show_default=False,
         ),
     ],

@@ -157,7 +157,8 @@ def judge_runs(
     judged = {row.run_id: _judgement(row, verdict) for row, verdict in zip(ended, verdicts, strict=True)}
     failed = [judgement for judgement in judged.values() if judgement.error]
     if failed and len(failed) == len(judged):
-        raise UserCodeError(f"the judge failed on all {len(judged)} runs; the first: {failed[0].error}")
+        runs_of = "the only run" if len(judged) == 1 else f"all {len(judged)} runs; the first"
+        raise UserCodeError(f"the judge failed on {runs_of}: {failed[0].error}")
     if failed:
         first = f"run {failed[0].run_id} (task {failed[0].task_id}): {failed[0].error}"
         _log.warning(

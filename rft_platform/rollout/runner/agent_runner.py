@@ -50,11 +50,14 @@ class Deadlines:
             return self._timeout_s
         return min(self._timeout_s, max(SHORTEST_S, self._ratio * self._seconds / self._ended))
 
-    def timeout_error(self) -> TimeoutError:
+    def timeout_error(self, cause: BaseException) -> TimeoutError:
         """Error for an attempt that took too long. All such errors have the same text and count as one kind."""
-        if self.limit_s == self._timeout_s:
-            return TimeoutError(f"no result within {self._timeout_s:g} s")
-        return TimeoutError(f"no result within {self._ratio:g} times the mean duration of an attempt (dynamic_timeout)")
+        limit = f"{self._timeout_s:g} s"
+        if self.limit_s != self._timeout_s:
+            limit = f"{self._ratio:g} times the mean duration of an attempt (dynamic_timeout)"
+        error = TimeoutError(f"no result within {limit}")
+        error.__cause__ = cause  # its traceback shows where the workflow waited
+        return error
 
     @contextmanager
     def attempt(self, deadline: asyncio.Timeout) -> Iterator[None]:
@@ -253,7 +256,7 @@ class AgentRunner:
         except BaseException as error:  # whatever an agent raises, it must not end the other runs
             if is_cancellation(error):
                 raise
-            self.tally.add_failure(run, attempt, self._deadlines.timeout_error() if deadline.expired() else error)
+            self.tally.add_failure(run, attempt, self._deadlines.timeout_error(error) if deadline.expired() else error)
         finally:
             self.tally.client_retries += connection.client_retries
         if connection.lost:

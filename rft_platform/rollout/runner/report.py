@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rft_platform.common.fault_classification import described
+from rft_platform.common.fault_classification import described, user_place
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import TRUNCATED_METRIC, UNFINISHED_METRIC, RolloutRow, valid_text
 from rft_platform.rollout.runs.attempt import RemoteFailure
@@ -100,12 +100,13 @@ class Tally:
     last_error: BaseException | None = None
 
     def add_failure(self, run: Run, attempt: int, error: BaseException) -> None:
-        """Count a failed attempt. The first of each kind of error is logged as a warning, with its run and task."""
+        """Count a failed attempt. The first of each kind of error is logged as a warning, with run, task and place."""
         message = error_text(error)[:_ERROR_CHARACTERS]
         level = logging.DEBUG if message in self.errors else logging.WARNING
         self.errors[message] += 1
         self.last_error = error
-        _log.log(level, "run %s of task %s, attempt %d failed: %s", run.run_id, run.task.task_id, attempt, message)
+        failed = f"run {run.run_id} of task {run.task.task_id}, attempt {attempt} failed"
+        _log.log(level, "%s: %s%s", failed, message, user_location(error))
 
     def counts(self) -> dict[str, Any]:
         """Return the report fields that this object counts. ``errors`` has only the most frequent kinds of error."""
@@ -121,6 +122,12 @@ class Tally:
 def error_text(error: BaseException) -> str:
     """Text of an attempt's error for notes and logs; the error may come from this process or from a worker."""
     return valid_text(str(error) if isinstance(error, RemoteFailure) else described(error))
+
+
+def user_location(error: BaseException) -> str:
+    """`` (file:line)`` of the user's code in which an attempt failed or waited; empty if unknown."""
+    place = error.location if isinstance(error, RemoteFailure) else user_place(error)
+    return f" ({place})" if place else ""
 
 
 @dataclass(slots=True)

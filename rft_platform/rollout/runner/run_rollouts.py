@@ -30,8 +30,8 @@ from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.rollout.recording.clients import RecordingClients  # imports openai
 from rft_platform.rollout.recording.history import RunHistory, derive_seed
 from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
-from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, Tally, error_text, row_counts
-from rft_platform.rollout.runs.attempt import Connection, RemoteFailure, make_attempt
+from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, Tally, error_text, row_counts, user_location
+from rft_platform.rollout.runs.attempt import Connection, make_attempt
 from rft_platform.rollout.runs.run import ExploreBatch, Run, RunResult, row_of_call
 from rft_platform.rollout.workflow import LocalWorkflow, SingleTurnWorkflow, WorkerWorkflow, Workflow
 from rft_platform.tasks.task import Task
@@ -382,8 +382,7 @@ def _all_failed(batch: ExploreBatch, tally: Tally) -> RftError:
     what = f"{round_key(batch.round)}, batch {batch.number}: {failed}"
     if error is None or isinstance(error, EngineError):
         return EngineError(f"{what}: {error or 'the engine aborted every answer'}")
-    location = f" ({error.location})" if isinstance(error, RemoteFailure) and error.location else ""
     last = ", the last" if runs > 1 else ""
-    failure = UserCodeError(f"{what}{last} with {error_text(error)}{location}{_hint(error)}")
+    failure = UserCodeError(f"{what}{last} with {error_text(error)}{user_location(error)}{_hint(error)}")
     failure.__cause__ = error
     return failure

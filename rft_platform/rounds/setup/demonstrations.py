@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,15 @@ MESSAGES = "messages"  # column name of a dataset of conversations
 Cells = dict[str, list[str | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """The columns that the trainer reads, the digest of the dataset, and a message about its dropped rows."""
+
+    columns: Cells
+    digest: str
+    left_out: str  # empty: no row was dropped
+
+
 def write_demonstrations(settings: WarmStart | Experts, target: Path, section: str = "warm_start") -> str:
     """Write the configured demonstrations to ``target`` in the trainer's format; returns their digest.
 
@@ -25,16 +35,15 @@ def write_demonstrations(settings: WarmStart | Experts, target: Path, section: s
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns, digest = read_demonstrations(settings, section)
+    demonstrations = read_demonstrations(settings, section)
+    columns = {name: pa.array(cells, pa.string()) for name, cells in demonstrations.columns.items()}
     with atomic_path(target) as temp:
-        pq.write_table(
-            pa.table({name: pa.array(cells, pa.string()) for name, cells in columns.items()}), temp, compression="zstd"
-        )
-    return digest_json([digest, digest_file(target)])
+        pq.write_table(pa.table(columns), temp, compression="zstd")
+    return digest_json([demonstrations.digest, digest_file(target)])
 
 
-def read_demonstrations(settings: WarmStart | Experts, section: str = "warm_start") -> tuple[Cells, str]:
-    """The columns that the trainer reads, and the digest of the dataset.
+def read_demonstrations(settings: WarmStart | Experts, section: str = "warm_start") -> Demonstrations:
+    """Read a dataset of demonstrations.
 
     A dataset with a column ``messages`` and without ``format.prompt_key`` holds conversations, optionally with
     ``tools`` and tool calls; every assistant message is trained on. Any other dataset holds one prompt and one response
@@ -57,19 +66,19 @@ def _are_conversations(settings: WarmStart | Experts) -> bool:
     return MESSAGES in first and settings.format.prompt_key not in first
 
 
-def _conversations(settings: WarmStart | Experts) -> tuple[Cells, str]:
-    """The column ``messages`` and, if present, ``tools``, as JSON in each cell; and the digest of the dataset."""
+def _conversations(settings: WarmStart | Experts) -> Demonstrations:
+    """The column ``messages`` and, if present, ``tools``, as JSON in each cell."""
     from rft_platform.tasks.offline_dataset import Columns, load_conversations
 
     named = Columns(messages=MESSAGES, system_prompt=settings.format.system_prompt)
     dataset = load_conversations(str(settings.path), named, split=settings.split, subset_name=settings.subset_name)
     names = list(dict.fromkeys(name for row in dataset.rows for name in row))
-    cells: Cells = {name: [_json(row.get(name)) for row in dataset.rows] for name in names}
-    return {**cells, **origin_cells(dataset.origins)}, dataset.digest
+    columns: Cells = {name: [_json(row.get(name)) for row in dataset.rows] for name in names}
+    return Demonstrations({**columns, **origin_cells(dataset.origins)}, dataset.digest, dataset.report.left_out())
 
 
-def _texts(settings: WarmStart | Experts, section: str) -> tuple[Cells, str]:
-    """The columns ``prompt``, ``response`` and ``system``; and the digest of the dataset."""
+def _texts(settings: WarmStart | Experts, section: str) -> Demonstrations:
+    """The columns ``prompt``, ``response`` and ``system``."""
     from rft_platform.tasks.dataset import load_tasks
 
     if settings.format.prompt_key is None:
@@ -90,7 +99,7 @@ def _texts(settings: WarmStart | Experts, section: str) -> tuple[Cells, str]:
     system = [settings.format.system_prompt] * len(answers)
     origins = origin_cells([task.raw.get(ORIGIN) for task in dataset.tasks])
     texts: Cells = {"prompt": [task.prompt for task in dataset.tasks], "response": answers, "system": system}
-    return {**texts, **origins}, dataset.digest
+    return Demonstrations({**texts, **origins}, dataset.digest, dataset.report.left_out())
 
 
 def origin_cells(origins: Sequence[Any]) -> Cells:

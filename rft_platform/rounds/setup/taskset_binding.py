@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
+from rft_platform.config.paths import without_folders
 from rft_platform.config.schema.buffer import Taskset, WeightedJudge
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.judging.execution.compose import JudgeSpec, build_judge
@@ -168,16 +169,16 @@ def measured_by(project: Project, taskset: Taskset) -> str:
     """Digest of the judge's version, the workflow with its arguments, and the sampling parameters.
 
     The digest contains the workflow's reference and arguments, not its source code, which may belong to another
-    environment. It does not contain the number of runs per task. Raises UserError if the judge cannot be loaded.
+    environment, nor the folder of its file, which may move. It does not contain the number of runs per task. Raises
+    UserError if the judge cannot be loaded.
     """
     judge = judge_of(project, taskset)
-    return digest_json(
-        {
-            "judge": None if judge is None else judge.version,
-            "workflow": taskset.workflow,
-            "workflow_args": taskset.workflow_args,
-            "reward_fn_args": taskset.reward_fn_args,
-            "format": taskset.format.model_dump(mode="json"),
-            "sampling": asdict(sampling_of(project, taskset)),
-        }
-    )[:16]
+    settings = {
+        "judge": None if judge is None else judge.version,
+        "workflow": taskset.workflow,
+        "workflow_args": taskset.workflow_args,
+        "reward_fn_args": taskset.reward_fn_args,
+        "format": taskset.format.model_dump(mode="json"),
+        "sampling": asdict(sampling_of(project, taskset)),
+    }
+    return digest_json(without_folders(settings))[:16]
