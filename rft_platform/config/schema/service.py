@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rft_platform.config.schema.section import Section
 
@@ -122,6 +122,9 @@ class Service(Section):
     concurrent_requests: PositiveInt | None = None
     """Maximum number of concurrent OpenAI calls of a tenant; the same limit holds separately for its other requests.
     null: no limit."""
+    token_price: NonNegativeFloat | None = None
+    """Price of a million tokens (prompts and answers), for the cost of each API key on the page of production calls of
+    `rft view`. null: no cost is shown."""
     implicit_feedback: ImplicitFeedback | None = None
     """null: only people and programs reward answers."""
     alerts: Alerts = Alerts()

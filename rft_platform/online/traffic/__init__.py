@@ -12,5 +12,6 @@
 - ``preferences``, ``demonstrations``, ``implicit_feedback``: preferences and corrections of people, and rewards by
   their next message.
 - ``alerts``: figures of the newest traffic, and alerts when a limit is exceeded.
+- ``browsing``: find recorded calls, and make a dataset of them.
 - ``history``: success, latency, label delay and versions over time.
 """
