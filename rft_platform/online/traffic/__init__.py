@@ -4,6 +4,7 @@
 - ``declared_metrics``, ``personal_data``: valid values of feedback; removal of personal data before texts are stored.
 - ``incoming``: calls and feedback that have just arrived, with redacted texts, and what a call does.
 - ``store``: the life of a recorded call: recorded, labelled, committed, consumed.
+- ``labelling``: the rewards that feedback gives, by the formula ``service.train_on``.
 - ``writer``: the one thread that writes to the database, and what happens when the database is slow.
 - ``selection``: strategies that decide which calls are recorded.
 - ``round_rows``: which committed rows a round takes, as rollout rows.
