@@ -1,12 +1,18 @@
 """Rewards by a formula over several metrics of feedback."""
 
+from pathlib import Path
+
 import pytest
 from sqlalchemy import Engine
 
 from rft_platform.common.errors import UserError
+from rft_platform.config.home import Home
+from rft_platform.config.load import build_config
 from rft_platform.config.schema.reward_formula import RewardFormula
+from rft_platform.online.project import project_in
 from rft_platform.online.traffic.database import COMMITTED, LABELLED, RECORDED, open_database
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
+from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.online.traffic.store import TrafficStore
 
 FORMULA = RewardFormula.parse("0.75*solved + 0.25*helpful")
@@ -55,3 +61,14 @@ def test_a_metric_of_the_formula_must_name_the_choice(engine: Engine) -> None:
     store.give_feedback(NewFeedback("c", ["m"], 1.0, metric="solved", choice=1))
     store.give_feedback(NewFeedback("d", ["m"], 1.0, metric="helpful", choice=1))
     assert [call.reward for call in store.calls(["m"])] == [None, 1.0]
+
+
+def test_the_store_of_a_project_takes_the_configured_formula(tmp_path: Path) -> None:
+    buffer = {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
+    service = {"train_on": "1 - solved", "metrics": [{"name": "solved", "type": "boolean"}]}
+    config = {"model": {"model_path": "m", "max_model_len": 64}, "algorithm": {"algorithm_type": "reinforce++"},
+              "buffer": buffer, "service": service}  # fmt: skip
+    store = traffic_store(project_in(Home(tmp_path / "home"), build_config(config)))
+    store.record([NewCall("m", 0, {"messages": []}, 4, 5, 100.0)])
+    store.give_feedback(NewFeedback("a", ["m"], 0.0, metric="solved"))
+    assert store.calls(["m"])[0].reward == 1.0
