@@ -1,14 +1,11 @@
 """`rft view`: search, transcripts and comparisons over a real store, in an HTTP client and in a browser."""
 
 import os
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 import yaml
 
 from rft_platform.common.errors import UserError
@@ -16,13 +13,13 @@ from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import row_id
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.inference.serving.http_server import server_config
 from rft_platform.servers.viewer import queries
 from rft_platform.servers.viewer.app import new_messages, pieces, view_app
 from rft_platform.servers.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
 from rft_platform.web_guard.asgi import WebGuard
 from tests.e2e.browser import browser
 from tests.experience.samples import judged, rollouts
+from tests.support.web import served
 
 TOKEN = "a-token-of-more-than-sixteen-characters"
 SCRIPT = "<script>document.title = 'broken'</script>"
@@ -60,15 +57,8 @@ def store(home: Home) -> ExperienceStore:
 @pytest.fixture
 def url(home: Home) -> Iterator[str]:
     """The guarded pages on a free port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(WebGuard(view_app(home), TOKEN), 1, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(20)
+    with served(WebGuard(view_app(home), TOKEN)) as url:
+        yield url
 
 
 def test_the_newest_round_is_shown_first(store: ExperienceStore) -> None:

@@ -2,8 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from rft_platform.config.schema.reward_formula import REWARD, RewardFormula
 from rft_platform.config.schema.section import Section
 
 
@@ -26,6 +27,23 @@ class DeclaredMetric(Section):
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"service.metrics {self.name}: min {self.min} is more than max {self.max}")
         return self
+
+
+def _check_train_on(service: "Service") -> None:
+    """Raise ValueError unless the formula names metrics with known bounds, and implicit rewards take part in it."""
+    formula, declared = RewardFormula.parse(service.train_on), {metric.name: metric for metric in service.metrics}
+    for name in sorted(formula.names - {REWARD}):
+        if name not in declared:
+            raise ValueError(f"service.train_on names {name!r}, which service.metrics does not declare")
+    for name in sorted(formula.names & declared.keys()):
+        metric = declared[name]
+        if metric.type != "boolean" and (metric.min is None or metric.max is None) and formula.names != {REWARD}:
+            raise ValueError(f"service.train_on names {name!r}: give it min and max in service.metrics")
+    if service.implicit_feedback is not None and REWARD not in formula.names:
+        raise ValueError(
+            f"service.train_on {service.train_on!r} does not name reward, which service.implicit_feedback gives: "
+            "leave one of them out"
+        )
 
 
 class Alerts(Section):
@@ -83,6 +101,10 @@ class Service(Section):
     metrics: list[DeclaredMetric] = Field(default_factory=list)
     """Metrics that feedback may have, with their valid values. ``reward`` is from 0 to 1 unless it is declared here. If
     other metrics are declared, feedback with another one is refused, else any metric is accepted."""
+    train_on: str = "reward"
+    """The reward as a formula over metrics, as in ``0.7*solved + 0.3*helpful``: numbers, names, ``+ - * /`` and
+    parentheses. Every metric in it except ``reward`` must be declared, with ``min`` and ``max`` or as a boolean. A call
+    has a reward when it has the value of each metric in the formula."""
     redaction: str | None = None
     """Your function from text to text by reference (``pkg.mod:attr``, ``/path/file.py:attr``), which removes personal
     data before calls and feedback are stored. A call whose text it changes is not trained on."""
@@ -122,6 +144,9 @@ class Service(Section):
     concurrent_requests: PositiveInt | None = None
     """Maximum number of concurrent OpenAI calls of a tenant; the same limit holds separately for its other requests.
     null: no limit."""
+    token_price: NonNegativeFloat | None = None
+    """Price of a million tokens (prompts and answers), for the cost of each API key on the page of production calls of
+    `rft view`. null: no cost is shown."""
     implicit_feedback: ImplicitFeedback | None = None
     """null: only people and programs reward answers."""
     alerts: Alerts = Alerts()
@@ -135,3 +160,8 @@ class Service(Section):
     canary_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the traffic that a newly released version gets as a canary, until its success rate promotes it or rolls
     it back. 0: a newly released version serves all traffic at once."""
+
+    @model_validator(mode="after")
+    def _trains_on_metrics(self) -> "Service":
+        _check_train_on(self)
+        return self

@@ -4,6 +4,7 @@
 - ``declared_metrics``: valid values of feedback.
 - ``incoming``: calls and feedback that have just arrived, with redacted texts, and what a call does.
 - ``store``: the life of a recorded call: recorded, labelled, committed, consumed.
+- ``labelling``: the rewards that feedback gives, by the formula ``service.train_on``.
 - ``writer``: the one thread that writes to the database, and what happens when the database is slow.
 - ``selection``: strategies that decide which calls are recorded.
 - ``round_rows``: which committed rows a round takes, as rollout rows.
@@ -12,5 +13,6 @@
 - ``preferences``, ``demonstrations``, ``implicit_feedback``: preferences and corrections of people, and rewards by
   their next message.
 - ``alerts``: figures of the newest traffic, and alerts when a limit is exceeded.
+- ``browsing``: find recorded calls, and make a dataset of them.
 - ``history``: success, latency, label delay and versions over time.
 """

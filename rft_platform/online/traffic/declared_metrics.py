@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rft_platform.common.errors import UserError
+from rft_platform.config.schema.reward_formula import REWARD as REWARD
 
-REWARD = "reward"  #: the metric that trains; it is always declared
 SUCCESS = 0.5  #: a run with at least this reward is successful
 #: Metric of an answer whose reaction shows no opinion, and value of the tag ``source`` of a reward from a reaction.
 IMPLICIT = "implicit"

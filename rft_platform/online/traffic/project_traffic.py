@@ -11,6 +11,7 @@ from rft_platform.common.files import write_text
 from rft_platform.common.personal_data import Redaction
 from rft_platform.common.sqlite_files import database_file, network_file_system
 from rft_platform.config.home import private_files
+from rft_platform.config.schema.reward_formula import RewardFormula
 from rft_platform.online.traffic.database import open_database
 from rft_platform.online.traffic.round_rows import ChosenRows, RoundRule
 from rft_platform.online.traffic.store import TrafficStore
@@ -25,7 +26,8 @@ def traffic_store(project: Project, redaction: Redaction | None = None) -> Traff
 
     Texts pass through ``redaction`` before they are stored.
     """
-    return TrafficStore(traffic_database(project), redaction=redaction)
+    train_on = RewardFormula.parse(project.config.service.train_on)
+    return TrafficStore(traffic_database(project), redaction=redaction, train_on=train_on)
 
 
 def traffic_database(project: Project) -> Engine:

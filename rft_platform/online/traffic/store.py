@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, defer
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.personal_data import Redaction
+from rft_platform.config.schema.reward_formula import PLAIN, RewardFormula
 from rft_platform.online.traffic.database import (
     COMMITTED,
     CONSUMED,
@@ -43,6 +44,7 @@ from rft_platform.online.traffic.incoming import (
     row_of_call,
     row_of_feedback,
 )
+from rft_platform.online.traffic.labelling import rewards, trains
 from rft_platform.online.traffic.round_rows import ChosenRows, CommittedRow, RoundRule, choose_rows
 
 LOG = logging.getLogger(__name__)
@@ -98,13 +100,18 @@ class TrafficStore:
     """Production traffic and its feedback, in one database that several processes may share."""
 
     def __init__(
-        self, engine: Engine, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
+        self,
+        engine: Engine,
+        clock: Callable[[], float] = time.time,
+        redaction: Redaction | None = None,
+        train_on: RewardFormula = PLAIN,
     ) -> None:
-        """Texts pass through ``redaction`` before they are stored."""
+        """Texts pass through ``redaction`` before they are stored; ``train_on`` makes rewards of metrics."""
         self._engine = engine
         self._transaction, self._reading = transactions(engine), readings(engine)
         self._clock = clock
         self._redaction = redaction or Redaction()
+        self._train_on = train_on
 
     # --- recorded
 
@@ -144,16 +151,17 @@ class TrafficStore:
             if not session.connection().execute(self._insert_new(Feedback).values(row)).rowcount:
                 _check_repeated(session.get_one(Feedback, row["feedback_id"]), row, feedback.feedback_id)
                 return FeedbackResult(duplicate=len(known), unknown=unknown)
-            _check_choices(calls, feedback)
+            _check_choices(calls, feedback, self._train_on)
             session.add_all(FeedbackCall(feedback_id=row["feedback_id"], number=call.number) for call in calls)
             open_states = (RECORDED,) if feedback.only_unlabelled else (RECORDED, LABELLED, UNTRAINABLE)
             open_calls = [call for call in calls if call.state in open_states]
-            same = {call.msg_id for call in open_calls if _is_repeated(call, feedback)}
-            if feedback.metric == REWARD and feedback.value is not None:
+            same = {call.msg_id for call in open_calls if self._train_on == PLAIN and _is_repeated(call, feedback)}
+            if trains(feedback, self._train_on):
                 run = feedback.run_id if feedback.run_id is not None else _run_of(known)
-                for call in open_calls:
+                found = rewards(session, open_calls, feedback, self._train_on)
+                for call in (call for call in open_calls if call.number in found):
                     call.state = UNTRAINABLE if call.state == UNTRAINABLE else LABELLED
-                    call.reward, call.labelled_at = feedback.value, now
+                    call.reward, call.labelled_at = found[call.number], now
                     call.task_id = call.task_id or feedback.task_id or run
                     call.run_id = call.run_id or run
             changed = {call.msg_id for call in open_calls}
@@ -365,10 +373,9 @@ def _check_repeated(stored: Feedback, row: Mapping[str, Any], feedback_id: str) 
         )
 
 
-def _check_choices(calls: Sequence[Call], feedback: NewFeedback) -> None:
+def _check_choices(calls: Sequence[Call], feedback: NewFeedback, train_on: RewardFormula) -> None:
     """Raise UserError if a reward or correction is about an answer with several choices and does not name one."""
-    trains = feedback.correction is not None or (feedback.metric == REWARD and feedback.value is not None)
-    if not trains or feedback.choice is not None:
+    if feedback.choice is not None or (feedback.correction is None and not trains(feedback, train_on)):
         return
     for msg_id, choices in Counter(call.msg_id for call in calls).items():
         if choices > 1:

@@ -6,11 +6,11 @@ mask.
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -19,12 +19,14 @@ from fastapi.responses import PlainTextResponse, Response
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
 from rft_platform.inference.serving.http_server import server_config
-from rft_platform.online.pages.shell import html, static_routes
+from rft_platform.online.pages.shell import static_routes
 from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import published
 from rft_platform.servers.ui_servers import interface_links
 from rft_platform.servers.viewer import overview
+from rft_platform.servers.viewer.page import FOLDER, field, page
+from rft_platform.servers.viewer.production import production_dataset, production_page
 from rft_platform.servers.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
 from rft_platform.web_guard.asgi import WebGuard
 
@@ -87,16 +89,13 @@ def new_messages(
     return list(messages[known:])
 
 
-_FOLDER = Path(__file__).parent
-_PAGES = (("/", "Overview"), ("/runs", "Runs"))
 _GRACE_S = 2
-T = TypeVar("T")
 
 
 def view_app(home: Home) -> FastAPI:
     """The application; unguarded, see ``serve_view``. The project is read again for every page."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    app.include_router(static_routes(_FOLDER / "static"))
+    app.include_router(static_routes(FOLDER / "static"))
 
     @app.exception_handler(RftError)
     async def refused(request: Request, error: RftError) -> Response:
@@ -119,6 +118,14 @@ def view_app(home: Home) -> FastAPI:
     async def task(task_id: str, rounds: str = "", one: int | None = None, other: int | None = None) -> Response:
         return await asyncio.to_thread(_task_page, home, task_id, rounds, one, other)
 
+    @app.get("/production")
+    async def production(request: Request) -> Response:
+        return await asyncio.to_thread(production_page, home, dict(request.query_params))
+
+    @app.get("/production/dataset.jsonl")
+    async def dataset(request: Request) -> Response:
+        return await asyncio.to_thread(production_dataset, home, dict(request.query_params))
+
     return app
 
 
@@ -137,7 +144,7 @@ def overview_page(home: Home, host: str, *, every: bool = False) -> Response:
     shown = overview.summaries(store, known if every else known[-overview.SHOWN_ROUNDS :])
     judged = next((each.number for each in reversed(shown) if each.judged), None)
     rewards, unrewarded = (None, 0) if judged is None else overview.histogram(store, judged)
-    return _html(
+    return page(
         "overview.html.jinja", project, title="Overview", shown=shown, earlier=len(known) - len(shown),
         newest=next((each.point for each in reversed(shown) if each.point is not None), None),
         measured=next((each for each in reversed(shown) if each.point and each.point.sampled is not None), None),
@@ -152,7 +159,7 @@ def _runs_page(home: Home, given: dict[str, str]) -> Response:
     project, search = open_project(home), _search(given)
     found = find_runs(project.store, search)
     kept = {name: value for name, value in given.items() if value and name != "page"}
-    return _html(
+    return page(
         "runs.html.jinja", project, title="Runs", search=search, given=kept, found=found,
         tasksets=sorted(project.tasksets), policies=sorted(project.policies),
     )  # fmt: skip
@@ -165,7 +172,7 @@ def _run_page(home: Home, number: int, run_id: str, colour: str) -> Response:
     rows = rows_of_run(project.store, number, run_id)
     if not rows:
         raise UserError(f"round {number} has no run {run_id!r}")
-    return _html(
+    return page(
         "run.html.jinja", project, title=f"Run {run_id}", run=rows[-1], calls=_calls(project, rows, colour),
         colour=colour, colours=COLOURS,
     )  # fmt: skip
@@ -186,7 +193,7 @@ def _task_page(home: Home, task_id: str, rounds: str, one: int | None, other: in
     sides = [
         (version, [_answered(project, run) for run in runs if run["policy_version"] == version]) for version in wanted
     ]
-    return _html(
+    return page(
         "task.html.jinja", project, title="Task", task_id=task_id, rounds=rounds, versions=versions, sides=sides,
     )  # fmt: skip
 
@@ -210,21 +217,9 @@ def _calls(project: Project, rows: list[dict[str, Any]], colour: Colour) -> list
 
 def _search(given: dict[str, str]) -> Search:
     """The search of a form's fields; empty fields do not count. Raises UserError for a field of another form."""
-
-    def number(name: str, kind: Callable[[str], T]) -> T | None:
-        text = given.get(name, "").strip()
-        try:
-            return kind(text) if text else None
-        except ValueError as error:
-            raise UserError(f"{name} {text[:40]!r}: expected a number") from error
-
     return Search(
-        number("first", int), number("last", int), given.get("text", "").strip(), given.get("task", "").strip(),
-        given.get("taskset", ""), given.get("policy", ""), number("version", int), number("least", float),
-        number("most", float), given.get("order", "newest"), max(number("page", int) or 0, 0),
+        field(given, "first", int), field(given, "last", int), given.get("text", "").strip(),
+        given.get("task", "").strip(), given.get("taskset", ""), given.get("policy", ""), field(given, "version", int),
+        field(given, "least", float), field(given, "most", float), given.get("order", "newest"),
+        max(field(given, "page", int) or 0, 0),
     )  # fmt: skip
-
-
-def _html(template: str, project: Project, **values: Any) -> Response:
-    shared = {"project": project.config.name, "pages": _PAGES, "reward_style": overview.reward_style}
-    return html(template, _FOLDER / "templates", **shared, **values)

@@ -27,6 +27,7 @@ from rft_platform.rounds.project.record import (
     read,
 )
 from rft_platform.rounds.reporting.round_history import PARTS, curve_point, time_split
+from rft_platform.servers.viewer.page import reward_style
 from rft_platform.servers.viewer.queries import dicts, prompt_of
 
 #: The page shows the newest rounds, because each round costs some milliseconds when it is read first.
@@ -219,13 +220,6 @@ def _intervals(known: Sequence[tuple[float, int]]) -> list[tuple[str, float, flo
     return [
         (f"{edges[i]:.3g} to {edges[i + 1]:.3g}", edges[i], edges[i + 1], totals[i]) for i in range(_BINS)
     ]  # fmt: skip
-
-
-def reward_style(reward: float | None) -> str:
-    """The class of a reward's colour: from red at 0 or less to green at 1 or more."""
-    if reward is None:
-        return "unrewarded"
-    return "reward-0" if reward <= 0 else "reward-4" if reward >= 1 else f"reward-{1 + int(reward * 3)}"
 
 
 @dataclass(frozen=True, slots=True)

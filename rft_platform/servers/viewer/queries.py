@@ -8,8 +8,8 @@ from typing import Any
 from rft_platform.common.errors import UserError
 from rft_platform.experience.queries import connect
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.servers.viewer.page import PAGE_ROWS
 
-PAGE_ROWS = 50
 #: Largest number of rounds that one search reads: the time of a search grows with the rows.
 MOST_ROUNDS = 50
 _ORDERS = {
