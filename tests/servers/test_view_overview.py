@@ -10,12 +10,14 @@ from starlette.testclient import TestClient
 
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
+from rft_platform.evaluation.plots import CurvePoint
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.jobs.driver_lock import interface_port, servers_lock
 from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, Trained, write
 from rft_platform.servers.ui_servers import interface_links
 from rft_platform.servers.viewer import overview
 from rft_platform.servers.viewer.app import view_app
+from rft_platform.servers.viewer.overview import RoundSummary
 from tests.experience.samples import judged, rollouts
 
 UNSAFE = "<b>kept</b>"
@@ -85,10 +87,13 @@ def test_the_learning_curve_marks_the_decisions_of_the_gate(home: Home) -> None:
     assert dict(chart.lines)["series-a"] == "0.0,75.0 66.67,50.0 100.0,62.5"
     decided = [(mark.x, mark.y, mark.style, mark.title) for mark in chart.marks if mark.style in ("good", "bad")]
     assert decided == [
-        (66.67, 50.0, "good", "round 2, version 8, promoted: 0.5 against 0.25 (sampled 50 %)"),
-        (100.0, 62.5, "bad", f"round 3, version 12, kept: {UNSAFE} (sampled 37.5 %)"),
+        (66.67, 50.0, "good", "round 2, version 8, promoted: 0.5 against 0.25 (50 %)"),
+        (100.0, 62.5, "bad", f"round 3, version 12, kept: {UNSAFE} (37.5 %)"),
     ]
     assert overview.learning_curve([]) is None
+    greedy = RoundSummary(1, CurvePoint(1, 4, greedy=0.5), "kept", "0.5 against 0.6")
+    chart = overview.learning_curve([greedy])
+    assert chart is not None and [mark.style for mark in chart.marks] == ["series-b", "bad"]
 
 
 def test_the_histogram_counts_runs_and_links_to_them(home: Home) -> None:

@@ -44,7 +44,10 @@ SELECT reward, count(*) FROM (SELECT arg_max(reward, step) AS reward FROM judged
 GROUP BY reward ORDER BY reward
 """
 _MIXED = """
-SELECT group_id FROM (SELECT group_id, run_id, arg_max(reward, step) AS reward FROM judged GROUP BY group_id, run_id)
+SELECT group_id FROM (
+    SELECT group_id, run_id, arg_max(reward, step) AS reward FROM judged WHERE isfinite(reward)
+    GROUP BY group_id, run_id
+)
 GROUP BY group_id HAVING count(*) > 1 ORDER BY coalesce(stddev_pop(reward), 0) DESC, group_id LIMIT ?
 """
 _TASKS = """
@@ -145,10 +148,10 @@ def learning_curve(shown: Sequence[RoundSummary]) -> Chart | None:
     ]  # fmt: skip
     greedy = [(float(p.round), p.greedy) for p in points if p.greedy is not None]
     marks = [
-        Mark(each.number, each.point.sampled, each.style,
-             f"round {each.number}, version {each.point.policy_version}, {each.decision}: {each.reason} "
-             f"(sampled {percent(each.point.sampled)})")
-        for each in shown if each.decision and each.point is not None and each.point.sampled is not None
+        Mark(each.number, rate, each.style, f"round {each.number}, version {each.point.policy_version}, "
+             f"{each.decision}: {each.reason} ({percent(rate)})")
+        for each in shown if each.decision and each.point is not None
+        if (rate := each.point.greedy if each.point.sampled is None else each.point.sampled) is not None
     ]  # fmt: skip
     series = [Series("greedy", "series-b", greedy), Series("sampled", "series-a", sampled, band)]
     return line_chart(
