@@ -101,10 +101,8 @@ def test_a_workflow_that_workers_cannot_load_is_the_users_error(engine: FakeEngi
         explore(engine, WorkerWorkflow("no.such.agent:run", cluster=cluster), tasks([None]))
 
 
-def test_what_no_node_holds_is_found_before(cluster: "RayCluster") -> None:
-    from rft_platform.cluster.ray.connection import living_nodes, unplaceable
-
-    nodes = living_nodes(cluster.ray)
-    assert unplaceable(nodes, Bundle(4)) is None
-    assert "no node has 5 CPUs, 0 GPUs (there is 127.0.0.1: 4 CPUs" in str(unplaceable(nodes, Bundle(5)))
-    assert "1 browser" in str(unplaceable(nodes, Bundle(resources={"browser": 1})))
+def test_nodes_name_what_they_hold(cluster: "RayCluster") -> None:
+    nodes = cluster.nodes()
+    assert len(nodes) >= 3 and str(nodes[0]).startswith("127.0.0.1: 4 CPUs, 0 GPUs")
+    assert all(node.holds(Bundle(4)) and not node.holds(Bundle(5)) for node in nodes)
+    assert not any(node.holds(Bundle(resources={"browser": 1})) for node in nodes)
