@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from rft_platform.cluster.interface import Bundle, Node
-from rft_platform.common.errors import RftError
+from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.checks.machine import Machine
 from rft_platform.config.findings import Finding, error, note
 from rft_platform.config.gpu_placement import engine_gpus, engine_share
@@ -139,7 +139,13 @@ def placement_lines(project: Project) -> list[str]:
 
 def cluster_findings(home: Home) -> Iterator[Finding]:
     """For ``rft doctor``: the nodes of the project's cluster, their GPUs and their versions."""
-    if not home.config_file.exists() or (config := load_config_of(home)).cluster.kind == "local":
+    if not home.config_file.exists():
+        return
+    try:
+        config = load_config_of(home)
+    except UserError:  # another check reports it
+        return
+    if config.cluster.kind == "local":
         return
     project = Project(home, config)
     try:

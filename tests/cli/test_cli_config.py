@@ -36,7 +36,8 @@ def test_every_key_can_be_explained(rft: Rft) -> None:
 
 
 def test_explain_knows_trinity_keys_and_similar_names(rft: Rft) -> None:
-    assert "has no effect" in rft("config", "explain", "ray_namespace").stdout
+    assert "has no effect" in rft("config", "explain", "buffer.trainer_input.experience_buffer.capacity").stdout
+    assert "is read as cluster.namespace" in rft("config", "explain", "ray_namespace").stdout
     shown = rft("config", "explain", "algorithm.lr")
     assert shown.exit_code == 2 and "did you mean algorithm.optimizer.lr?" in shown.output
 

@@ -8,16 +8,16 @@ import pytest
 from rft_platform.config.home import Home
 from rft_platform.evaluation.results import EvaluationResult, RunScore, result_of
 from rft_platform.model_registry.models import ModelRegistry
-from rft_platform.rounds.evaluate import against_champion
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
+from rft_platform.rounds.releases.promotion import against_champion
 
 
 def measured(version: int, rewards: list[float]) -> EvaluationResult:
     scores = [RunScore("held-out", str(task), "sampled", reward) for task, reward in enumerate(rewards)]
     return result_of(
-        scores, 1.0, round=1, policy_version=version, tasks=len(rewards), tasks_digest="t", sampled_n=1,
-        temperature=1.0, seed=0, failed_runs=0, completion_tokens=1, truncated_share=0.0, seconds=1.0,
+        scores, 1.0, round=1, policy_version=version, tasks=len(rewards), tasks_digest="t", measured_by="m",
+        sampled_n=1, temperature=1.0, seed=0, failed_runs=0, completion_tokens=1, truncated_share=0.0, seconds=1.0,
     )  # fmt: skip
 
 

@@ -76,6 +76,8 @@ def raylets(count: int) -> Iterator[Raylets]:
         try:
             yield Raylets(process, environment)
         finally:
+            if "ray" in sys.modules:  # Ray ends a process that has joined a cluster a minute after the cluster is gone
+                sys.modules["ray"].shutdown()
             process.communicate(timeout=60)
             for name, value in before.items():
                 if value is None:
