@@ -18,6 +18,8 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 #: Ray replaces 127.0.0.1 by the address of the host's network interface, unless this is 0.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+#: One token for all clusters of a process: Ray reads it once.
+TOKEN = secrets.token_hex(32)
 NODE: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 80 << 20}
 
 
@@ -58,7 +60,7 @@ def raylets(count: int) -> Iterator[Raylets]:
         environment = {
             **LOOPBACK,
             "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_AUTH_TOKEN": TOKEN,
             "RAY_TMPDIR": folder,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
