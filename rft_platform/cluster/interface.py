@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
-
 from rft_platform.common.errors import RftError
 
 #: Environment variable with further host names, separated by commas, by which a server may be addressed.
@@ -160,6 +158,8 @@ class Worker(Protocol):
 @cache
 def tls_context() -> ssl.SSLContext:
     """What clients of services pass to httpx as ``verify``: it would read all certificates again for each of them."""
+    import httpx  # not at the top: agents in other interpreters load this module, and may lack httpx
+
     return httpx.create_ssl_context(trust_env=False)
 
 

@@ -171,7 +171,7 @@ print(sorted(name for name in ours if not name.startswith('_')))
     code = """
 import sys
 import rft_platform.rollout.recording.gateway
-print({'psutil', 'fastapi', 'pandas'} & set(sys.modules))
+print({'psutil', 'fastapi', 'pandas', 'httpx'} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"  # model.base_url needs uvicorn and starlette alone
