@@ -85,6 +85,7 @@ class Registry(Section):
 #: Group of the entry points by which other packages add destinations of metrics (``model_registry/metric_sinks.py``).
 METRIC_SINKS = "rft_platform.metric_sinks"
 _TRACKERS = ("wandb", "swanlab")
+_BUILT_IN = ("tensorboard", "mlflow", *_TRACKERS)
 
 
 def _as_tuple(value: object) -> object:
@@ -92,10 +93,9 @@ def _as_tuple(value: object) -> object:
 
 
 def _known(name: str) -> str:
-    known = ("tensorboard", "mlflow", *_TRACKERS)
-    if name not in known and not entry_points(group=METRIC_SINKS, name=name):
+    if name not in _BUILT_IN and not entry_points(group=METRIC_SINKS, name=name):
         raise ValueError(
-            f"monitor.monitor_type: got {name!r}; expected {', '.join(known)}, or an installed entry point of "
+            f"monitor.monitor_type: got {name!r}; expected {', '.join(_BUILT_IN)}, or an installed entry point of "
             f"the group {METRIC_SINKS}"
         )
     return name
@@ -132,3 +132,8 @@ class Monitor(Section):
     def services(self) -> tuple[str, ...]:
         """The experiment trackers in ``monitor_type``, by the name of their Python package."""
         return tuple(name for name in self.monitor_type if name in _TRACKERS)
+
+    @property
+    def plugged(self) -> tuple[str, ...]:
+        """The entry points of installed packages in ``monitor_type``."""
+        return tuple(name for name in self.monitor_type if name not in _BUILT_IN)
