@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from rft_platform.assets.round_lock import cancel_work_of, release_rounds
-from rft_platform.cluster.this_process import interrupt, keep_imports
+from rft_platform.cluster.this_process import interrupt
 from rft_platform.common.errors import CheckFailedError, RftError
 from rft_platform.common.fault_classification import as_fault, cause_line
 from rft_platform.jobs.alerts import alert_run_failed
@@ -197,19 +197,12 @@ class _Drive:
             self.result.error = launched.error or self.result.error
             self._attempts.note(launched)
             self._changed.notify_all()
-        _collect_garbage(launched.kind, len(self.result.launched))
+        if len(self.result.launched) % _COLLECT_EVERY == 0:
+            gc.collect()
         if launched.error is not None:  # if it failed after its last note, the plan does not repeat the launch
             stored, running = open_project(self._project.home), launches(self._instance).running
             reconcile_materializations(stored, self._instance, [(launched.kind, launched.round)], running)
             _alert(self._project, self._instance, [launched.run_id], cause_line(launched.error))
-
-
-def _collect_garbage(kind: str, launches: int) -> None:
-    """Collect the garbage of the last launches, if it is time to; ``launches`` is their number in this drive."""
-    if launches % _COLLECT_EVERY == 0 or kind == "warm_start":
-        gc.collect()
-    if kind == "warm_start":  # it imported MLflow
-        keep_imports()
 
 
 @contextmanager

@@ -1,10 +1,13 @@
 import os
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from chaos.syscall_faults import SyscallFault, injecting
 from rft_platform.model_registry.mlflow_client import open_client
@@ -71,6 +74,19 @@ def test_a_repeated_phase_logs_nothing_twice(connect) -> None:
 
 
 @pytest.mark.slow
+def test_a_phase_asks_for_its_run_once_and_a_commit_waits_for_the_disk_once(
+    registry: ModelRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_a_phase(registry, STEPS[:2])
+    file = next(tmp_path.rglob("mlflow.db"))
+    with closing(sqlite3.connect(file)) as store:
+        assert store.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    with monkeypatch.context() as replaced:
+        replaced.setattr(MlflowClient, "get_run", lambda client, run_id: pytest.fail("the search has told"))
+        log_a_phase(registry, STEPS)
+    assert len(all_points(registry)) == 4 * 3 + 2
+
+
 def test_a_killed_process_logs_nothing_twice(connect, tmp_path: Path, fault_library: Path) -> None:
     """The process is killed at its n-th write to the database, for several n; a last one ends the work."""
     registry = connect()
