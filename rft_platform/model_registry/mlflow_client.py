@@ -25,7 +25,6 @@ from rft_platform.common.sqlite_files import (
     damage_of_database,
     database_file,
     is_damage,
-    network_file_system,
     remedy,
 )
 from rft_platform.model_registry.moved_database import follow_home
@@ -118,14 +117,6 @@ def make_database(tracking_uri: str) -> None:
 
             with registry_errors(tracking_uri), atomic_path(file) as temp, MIGRATING:
                 SqlAlchemyStore(f"{SQLITE_URI}{temp}", str(file.parent / "artifacts")).engine.dispose()
-                if network_file_system(file.parent) is None:
-                    _use_write_ahead_log(temp)
-
-
-def _use_write_ahead_log(file: Path) -> None:
-    """Change the journal of an SQLite file for good: a commit then waits for the disk once, and blocks no reader."""
-    with closing(sqlite3.connect(file)) as store:
-        store.execute("PRAGMA journal_mode = WAL")
 
 
 def back_up(tracking_uri: str) -> None:
