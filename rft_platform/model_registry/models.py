@@ -102,6 +102,7 @@ class ModelRegistry:
         self._lock = threading.Lock()
         self._opened: tuple[MlflowClient, str] | None = None
         self._siblings: dict[str, ModelRegistry] = {}
+        self._run_ids: dict[str, str] = {}  # of the training runs that this process has looked up, by name
 
     def of_policy(self, policy: str) -> "ModelRegistry":
         """Return the registry of a policy of the project. ``self`` must be the registry of the first policy."""
@@ -132,11 +133,13 @@ class ModelRegistry:
     def training_run(self, name: str, tags: Mapping[str, str] | None = None) -> TrainingRun:
         """Return the MLflow run of the training ``name``; the first call creates it, later calls continue it."""
         client, experiment_id = self._open()
-        return TrainingRun.find_or_create(client, experiment_id, check_name(name, "training run"), tags or {})
+        run = TrainingRun.find_or_create(client, experiment_id, check_name(name, "training run"), tags or {})
+        self._run_ids[name] = run.run_id
+        return run
 
     def run_link(self, name: str) -> str:
         """Link to the MLflow page with the curves of the training ``name``."""
-        return run_link(self._open()[1], self.training_run(name).run_id)
+        return run_link(self._open()[1], self._run_ids.get(name) or self.training_run(name).run_id)
 
     def register_checkpoint(
         self, folder: Path, policy_version: int, tags: Mapping[str, Any], run_id: str | None = None

@@ -77,7 +77,10 @@ def test_a_phase_asks_for_its_run_once(registry: ModelRegistry, monkeypatch: pyt
     with monkeypatch.context() as replaced:
         replaced.setattr(MlflowClient, "get_run", lambda client, run_id: pytest.fail("the search has told"))
         log_a_phase(registry, STEPS)
+        replaced.setattr(MlflowClient, "search_runs", lambda *_, **__: pytest.fail("the run is known"))
+        link = registry.run_link("first")
     assert len(all_points(registry)) == 4 * 3 + 2
+    assert link.endswith(registry.training_run("first").run_id)
 
 
 def test_a_killed_process_logs_nothing_twice(connect, tmp_path: Path, fault_library: Path) -> None:
