@@ -108,6 +108,11 @@ class Home:
         return self.root / "imports"
 
     @property
+    def prompts(self) -> Path:
+        """The newest search for a prompt: its note, its report and the picture."""
+        return self.root / "prompts"
+
+    @property
     def checkpoints(self) -> Path:
         """The default ``checkpoint_root_dir``."""
         return self.root / "checkpoints"

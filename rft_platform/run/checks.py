@@ -34,6 +34,7 @@ PROJECT: tuple[Check, ...] = (
 #: The checks that need tasks, demonstrations or a dataset, and the user's code.
 DATA: tuple[Check, ...] = (
     data_checks.task_problems,
+    data_checks.prompt_problems,
     data_checks.dataset_problems,
     data_checks.demonstration_findings,
 )
