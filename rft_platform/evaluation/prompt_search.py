@@ -14,6 +14,7 @@ _COMPONENT = "system_prompt"
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +67,21 @@ def search_prompts(
     """
     import gepa
 
+    errors: list[Exception] = []  # GEPA logs errors of proposals and goes on
     found = gepa.optimize(
         seed_candidate={_COMPONENT: start},
         trainset=list(tasks),
-        adapter=_Adapter(run),
-        reflection_lm=lambda prompt: reflect(_text(prompt)),
+        adapter=_Adapter(_noting(errors, run)),
+        reflection_lm=_noting(errors, lambda prompt: reflect(_text(prompt))),
+        stop_callbacks=lambda _state: bool(errors),
         max_metric_calls=runs,
         reflection_minibatch_size=min(minibatch, len(tasks)),
         perfect_score=perfect,
         seed=seed,
         logger=_Quiet(),
     )
+    if errors:
+        raise errors[0]
     best: list[FoundPrompt] = []
     # GEPA counts the runs before a prompt was measured on all tasks.
     measured = zip(found.candidates, found.val_aggregate_scores, found.discovery_eval_counts, strict=True)
@@ -113,6 +118,19 @@ class _Quiet:
 
     def log(self, message: str) -> None:
         _log.debug("%s", message)
+
+
+def _noting(errors: list[Exception], call: Callable[..., R]) -> Callable[..., R]:
+    """``call``, whose errors are added to ``errors`` and raised."""
+
+    def noting(*arguments: Any) -> R:
+        try:
+            return call(*arguments)
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    return noting
 
 
 def _text(prompt: str | list[dict[str, Any]]) -> str:

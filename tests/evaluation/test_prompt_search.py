@@ -53,9 +53,22 @@ def test_the_search_depends_on_its_seed_alone() -> None:
     assert answers() == answers() != []
 
 
-def test_an_error_of_the_reflection_model_ends_the_search() -> None:
+def test_an_error_of_the_reflection_model_or_of_a_run_ends_the_search() -> None:
+    asked, made = list[str](), list[int]()
+
     def reflect(question: str) -> str:
+        asked.append(question)
         raise ConnectionError("no answer")
 
+    def breaks(prompt: str, tasks: list[int]) -> list[PromptRun]:
+        made.extend(tasks)
+        if len(made) > len(TASKS):
+            raise RuntimeError("the engine is gone")
+        return runs(prompt, tasks)
+
     with pytest.raises(ConnectionError, match="no answer"):
-        search_prompts(runs, TASKS, "aa", reflect, runs=60, minibatch=2)
+        search_prompts(runs, TASKS, "aa", reflect, runs=6000, minibatch=2)
+    assert len(asked) <= 2
+    with pytest.raises(RuntimeError, match="the engine is gone"):
+        search_prompts(breaks, TASKS, "aa", reflect, runs=6000, minibatch=2)
+    assert len(made) <= len(TASKS) + 4
