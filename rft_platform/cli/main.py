@@ -11,7 +11,7 @@ from rft_platform.cli.commands.debug import debug
 from rft_platform.cli.commands.demo import demo, new, recipe
 from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
-from rft_platform.cli.commands.imports import import_traces
+from rft_platform.cli.commands.imports import import_traces, receive
 from rft_platform.cli.commands.judge import judge
 from rft_platform.cli.commands.models import models
 from rft_platform.cli.commands.online import forget, serve
@@ -103,6 +103,7 @@ app.add_typer(prompt, name="prompt")
 app.command()(rounds)
 app.command()(judge)
 app.command("import")(import_traces)
+app.command()(receive)
 app.command()(trace)
 app.command()(forget)
 app.add_typer(store, name="store")

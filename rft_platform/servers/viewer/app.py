@@ -6,19 +6,18 @@ mask.
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
-from rft_platform.inference.serving.http_server import server_config
+from rft_platform.inference.serving.http_server import serve
 from rft_platform.online.pages.shell import static_routes
 from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
@@ -129,12 +128,14 @@ def view_app(home: Home) -> FastAPI:
     return app
 
 
-def serve_view(home: Home, host: str, port: int, token: str) -> None:
-    """Serve until interrupted; every request needs ``token``, as the header or as the cookie of the printed link."""
+def serve_view(home: Home, host: str, port: int, token: str, listening: Callable[[], None]) -> None:
+    """Serve until interrupted; every request needs ``token``, as the header or as the cookie of the printed link.
+
+    ``listening`` is called when the port takes connections.
+    """
     import pandas  # noqa: F401 (DuckDB imports it at the first query, and the first page shall not wait for it)
 
-    guarded = WebGuard(view_app(home), token)
-    uvicorn.Server(server_config(guarded, _GRACE_S, host=host, port=port, log_level="warning")).run()
+    serve(WebGuard(view_app(home), token), host, port, _GRACE_S, listening)
 
 
 def overview_page(home: Home, host: str, *, every: bool = False) -> Response:
