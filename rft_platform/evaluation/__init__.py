@@ -7,5 +7,5 @@ decides whether the policy becomes champion. Read in this order:
 2. ``metrics`` (pass rates, mean@n, best@k, intervals), ``comparison`` (``compare``: two policies, paired over tasks);
 3. ``gate`` (``GateDecision``);
 4. ``prompt_search`` (a better prompt for the same weights);
-5. ``plots`` (learning curves as PNG), ``report`` (the Markdown report).
+5. ``plots`` (the learning curve as PNG), ``prompt_plot`` (a search for a prompt beside it), ``report`` (in Markdown).
 """
