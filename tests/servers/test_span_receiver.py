@@ -2,7 +2,11 @@
 
 import gzip
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rft_platform.cluster.local.processes import free_port
 from rft_platform.common.personal_data import Redaction
 from rft_platform.config.home import Home
 from rft_platform.rounds.maintenance.forget_imports import Whose, forget_imports
@@ -168,3 +173,22 @@ def test_a_redaction_that_fails_stores_nothing_and_the_exporter_may_try_again(ho
         answer = httpx.post(f"{address}/v1/traces", json=request, headers=HEADERS)
     assert answer.status_code == 503 and "secret" not in answer.text
     assert files_with(home.root, "secret") == []
+
+
+@pytest.mark.slow
+def test_the_command_prints_its_address_when_it_listens_and_ends_on_ctrl_c(home: Home) -> None:
+    port = free_port()
+    environment = {**os.environ, "RFT_HOME": str(home.root), "RFT_WEB_TOKEN": TOKEN, "COLUMNS": "200"}
+    command = [sys.executable, "-P", "-m", "rft_platform", "receive", "--port", str(port)]
+    span = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "chat"}
+    request = {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as receiver:
+        assert receiver.stdout is not None
+        address = receiver.stdout.readline().split()[1]
+        assert address == f"http://127.0.0.1:{port}/v1/traces"
+        assert httpx.post(address, json=request, headers=HEADERS).status_code == 200
+        receiver.send_signal(signal.SIGINT)
+        rest = receiver.stdout.read()
+    assert receiver.returncode == 0 and rest.splitlines()[-1] == "stopped"
+    assert f"rft import {home.received} --format otel" in rest
+    assert len(list(home.received.glob("*.jsonl"))) == 1
