@@ -108,6 +108,16 @@ class Home:
         return self.root / "imports"
 
     @property
+    def received(self) -> Path:
+        """Spans that `rft receive` got: a file a day."""
+        return self.root / "received"
+
+    @property
+    def prompts(self) -> Path:
+        """The newest search for a prompt: its note, its report and the picture."""
+        return self.root / "prompts"
+
+    @property
     def checkpoints(self) -> Path:
         """The default ``checkpoint_root_dir``."""
         return self.root / "checkpoints"

@@ -8,6 +8,6 @@
   redirects MLflow links of Dagster's interface to MLflow.
 - ``online_service``: the process of the online service, which ``rft serve`` starts.
 - ``viewer``: the pages of ``rft view`` over the experience store.
-- ``metrics``: Prometheus metrics of a project.
+- ``metrics``: Prometheus metrics of a project. ``span_receiver``: the OTLP receiver of ``rft receive``.
 - ``next_launches``: what a project launches next, in words.
 """

@@ -122,10 +122,10 @@ def metrics(
     home = Home.from_environment()
     use_home(home)
     token = None if no_token else access_token(home.web_token)
-    output().print(f"metrics    http://{host}:{port}/metrics", markup=False, soft_wrap=True)
+    line = f"metrics    http://{host}:{port}/metrics"
     try:
         with terminable(), configured("metrics"):
-            serve_metrics(home, host, port, token)
+            serve_metrics(home, host, port, token, lambda: output().print(line, markup=False, soft_wrap=True))
     except KeyboardInterrupt:
         output().print("stopped")
     except OSError as error:
@@ -156,10 +156,10 @@ def view(
     open_project(home)
     check_ports([Port(port, "rft view", "--port")])
     token = access_token(home.web_token)
-    print_link("view", sign_in_url(f"http://{host}:{port}", token))
     try:
         with terminable():
-            serve_view(home, host, port, token)
+            link = sign_in_url(f"http://{host}:{port}", token)
+            serve_view(home, host, port, token, lambda: print_link("view", link))
     except KeyboardInterrupt:
         pass
     output().print("stopped")
