@@ -129,9 +129,10 @@ class ModelRegistry:
         return self._open()[1]
 
     def training_run(self, name: str, tags: Mapping[str, str] | None = None) -> TrainingRun:
-        """Return the MLflow run of the training ``name``; the first call creates it, later calls continue it."""
+        """Return the MLflow run of this policy in the training ``name``; the first call creates it."""
         client, experiment_id = self._open()
-        return TrainingRun.find_or_create(client, experiment_id, check_name(name, "training run"), tags or {})
+        run = check_name(stored_name(name, self._policy), "training run")
+        return TrainingRun.find_or_create(client, experiment_id, run, tags or {})
 
     def run_link(self, name: str) -> str:
         """Link to the MLflow page with the curves of the training ``name``."""

@@ -1,9 +1,10 @@
 """Lease files, by which later commands find a service; which processes belong to a lease, and which use it.
 
-A server writes its lease when it is ready to serve and removes it when it ends. A lease names the process (pid and
-start time) and the folder that the lease was written in. It is valid only if both are right: the lease still lies in
-that folder (in a copied home it belongs to the original), and the process was started for this lease (the pid may have
-been reused). Any other lease is ignored, and replaced by the next start.
+A server writes its lease when it is ready to serve, and removes it when it ends; for a program of another package its
+starter does. A lease names the process (pid and start time) and the folder that the lease was written in. It is valid
+only if both are right: the lease still lies in that folder (in a copied home it belongs to the original), and the
+process was started for this lease (the pid may have been reused). Any other lease is ignored, and replaced by the next
+start.
 
 A lease may also name the command that started the process. Then the last command that uses the process ends it. A user
 of the service of ``<name>.json`` holds a shared lock on ``<name>.json.users`` until it releases the lock or ends in any
@@ -269,8 +270,8 @@ def _parse(document: Any) -> Lease:
         raise TypeError("a lease needs text for kind, host, token and digest, and a mapping for details")
     if not isinstance(lease.started_by, str | None):
         raise TypeError("a lease needs text for started_by, or null")
-    if not all(type(value) is int for value in integers) or not 0 < lease.pid < 2**31 or not 0 < lease.port < 2**16:
-        raise ValueError("a lease needs positive integers for pid, port and generation")
+    if not all(type(value) is int for value in integers) or not 0 < lease.pid < 2**31 or not 0 <= lease.port < 2**16:
+        raise ValueError("a lease needs a positive integer for pid, and integers for port and generation")
     if not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):
         raise ValueError("a lease needs finite numbers for its times")
     return lease
