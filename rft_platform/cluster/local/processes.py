@@ -42,8 +42,8 @@ def stop_process(process: psutil.Process, timeout_s: float = 10.0) -> None:
     """End a process, its process group and its descendants: SIGTERM, then SIGKILL for those left after ``timeout_s``.
 
     A stopped process is continued, so that it can handle the SIGTERM. Descendants in other groups (such as an engine
-    that a run started) are signalled after the group has ended, so that their users can close connections first. If the
-    process has already ended or its pid was reused, nothing is done.
+    that a run started) are signalled after the group has ended, so that their users can close connections first; they
+    have half the time. If the process has already ended or its pid was reused, nothing is done.
     """
     if not runs(process):
         return
@@ -56,7 +56,7 @@ def stop_process(process: psutil.Process, timeout_s: float = 10.0) -> None:
         with suppress(psutil.NoSuchProcess):
             member.terminate()
             member.resume()
-    _kill_after(apart, timeout_s)
+    _kill_after(apart, timeout_s / 2)
 
 
 def _family(process: psutil.Process) -> tuple[list[psutil.Process], list[psutil.Process]]:
