@@ -21,7 +21,8 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -153,17 +154,36 @@ def root_of(lease: Lease) -> psutil.Process | None:
     return process
 
 
-def stop_holder(lease: Lease, timeout_s: float = 10.0) -> bool:
+def stop_holder(lease: Lease, timeout_s: float = 10.0, others: bool = False) -> bool:
     """End the process that wrote ``lease``, its launcher and their descendants; False if it has already ended.
 
-    A process that was not started for this lease is left alone, even if the lease names its pid.
+    A process that was not started for this lease is left alone, even if the lease names its pid. ``others``: end all
+    other processes that were started for it, too, at the same time; the caller holds the lease's lock.
     """
     root = root_of(lease)
     if root is None:
         return False
-    with suppress(psutil.NoSuchProcess):
-        stop_process(root, timeout_s)
+    _stop_all([root, *(started_for(lease.file) if others and lease.file is not None else ())], timeout_s)
     return True
+
+
+def _stop_all(processes: Iterable[psutil.Process], timeout_s: float) -> None:
+    """End processes with their descendants, all at the same time. A child of one of them ends with its parent."""
+    found = {process.pid: process for process in processes}
+    roots = [process for process in found.values() if _parent(process) not in found]
+
+    def stop(process: psutil.Process) -> None:
+        with suppress(psutil.NoSuchProcess):
+            stop_process(process, timeout_s)
+
+    with ThreadPoolExecutor(max(1, len(roots))) as pool:
+        list(pool.map(stop, roots))
+
+
+def _parent(process: psutil.Process) -> int | None:
+    with suppress(psutil.NoSuchProcess):
+        return process.ppid()
+    return None
 
 
 def lease_environment(lease: Path) -> dict[str, str]:
@@ -190,12 +210,9 @@ def end_strays(lease: Path, timeout_s: float = 10.0, starter: str | None = None)
 
     Call it while holding the lease's lock, before a new start: any process of the lease that still runs is a stray.
     """
-    ended = []
-    for process in started_for(lease, starter):
-        with suppress(psutil.NoSuchProcess):
-            stop_process(process, timeout_s)
-            ended.append(process.pid)
-    return ended
+    strays = started_for(lease, starter)
+    _stop_all(strays, timeout_s)
+    return [process.pid for process in strays]
 
 
 def started_for(lease: Path, starter: str | None = None) -> list[psutil.Process]:

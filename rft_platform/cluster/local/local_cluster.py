@@ -134,7 +134,7 @@ class LocalCluster(FileCluster):
         lease = read_lease(path)
         if lease is None or generation not in (None, lease.generation):
             return False
-        return _end(path, lease, grace_s, shutdown_path, alone)
+        return _end(path, lease, grace_s, shutdown_path, alone, others=generation is None)
 
     def _end_strays(self, name: str, grace_s: float, starter: str | None = None) -> None:
         end_strays(self.lease_file(name), grace_s, starter)
@@ -224,8 +224,11 @@ def _answers(lease: Lease) -> bool:
     return False
 
 
-def _end(path: Path, lease: Lease, grace_s: float, shutdown_path: str, alone: bool) -> bool:
-    """End the processes of a lease and remove it; returns whether its holder was alive. ``alone``: only the holder."""
+def _end(path: Path, lease: Lease, grace_s: float, shutdown_path: str, alone: bool, others: bool) -> bool:
+    """End the processes of a lease and remove it; returns whether its holder was alive.
+
+    ``alone``: kill only the holder. ``others``: also processes that earlier holders have left.
+    """
     process, root = holder(lease), root_of(lease)
     if shutdown_path and process is not None and _answers(lease):
         headers = {"Authorization": f"Bearer {lease.token}"}
@@ -241,7 +244,7 @@ def _end(path: Path, lease: Lease, grace_s: float, shutdown_path: str, alone: bo
         process.kill()
         wait_until_ended([process], grace_s)
     else:
-        stop_holder(lease, grace_s)
+        stop_holder(lease, grace_s, others)
     remove_lease(path, lease.pid)
     return process is not None
 
