@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,15 +69,12 @@ def _sinks(project: Project, policy: str = DEFAULT_POLICY) -> Iterator[MetricSin
     name = stored_name(f"{project.config.project}-{project.config.name}", policy)
     if "tensorboard" in monitor.monitor_type:
         yield TensorBoardRun(Path(monitor.tensorboard_dir) if monitor.tensorboard_dir else home.tensorboard, name)
-    plugged = [point for name in monitor.monitor_type for point in entry_points(group=METRIC_SINKS, name=name)]
-    services = [service for service in monitor.services if find_spec(service) is not None]
-    settings = project.config.model_dump(mode="json", exclude_none=True) if services or plugged else {}
-    for service in services:
-        from rft_platform.model_registry.experiment_trackers import TRACKERS
-
-        yield TRACKERS[service].of(home.root / service, project.config.project, name, settings)
-    for point in plugged:
-        yield point.load()(home.root / point.name, project.config.project, name, settings)
+    points = [point for kind in monitor.monitor_type for point in entry_points(group=METRIC_SINKS, name=kind)]
+    settings = project.config.model_dump(mode="json", exclude_none=True) if points else {}
+    for point in points:
+        sink = point.load()(home.root / point.name, project.config.project, name, settings)
+        if sink is not None:
+            yield sink
 
 
 def scores_of(result: EvaluationResult, differences: Sequence[Comparison]) -> dict[str, float]:
