@@ -28,7 +28,7 @@ from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.common.files import last_lines, read_json, write_json
 
 LOG = logging.getLogger(__name__)
-_POLL_S, _WATCH_S = 0.2, 0.5
+_POLL_S = 0.2
 _PROBE_INTERVAL_S = 10.0
 _EARLY_S = 20.0  # only a service that ends so soon after its start waits for its restart
 _STABLE_S = 60.0  # a service that runs for this long is no longer reported as failing
@@ -186,7 +186,7 @@ class _Keeper(threading.Thread):
         """Wait until the service has ended, and return its process id; None when it is time to check its answers."""
         until = time.monotonic() + _PROBE_INTERVAL_S
         while self._cluster.find(address.name) == address:
-            if time.monotonic() > until or self._ending.wait(_WATCH_S):
+            if time.monotonic() > until or self._ending.wait(_POLL_S):
                 return None
             if self._is_reported and time.monotonic() - self._since > _STABLE_S:
                 self._is_reported = False
