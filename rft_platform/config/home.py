@@ -12,6 +12,7 @@ from rft_platform.common.files import read_json
 
 if TYPE_CHECKING:
     from rft_platform.cluster.interface import Cluster
+    from rft_platform.cluster.local.local_cluster import LocalCluster
 
 #: Umask of every process that writes below a home: no permissions for other users.
 PRIVATE_UMASK = 0o077
@@ -86,6 +87,13 @@ class Home:
         from rft_platform.cluster.ray.ray_cluster import RayCluster
 
         return RayCluster(self.leases, self.logs, **ray)
+
+    @property
+    def own_servers(self) -> "LocalCluster":
+        """What runs the servers of `rft ui` and `rft serve`, which end with them and stay on this machine."""
+        from rft_platform.cluster.local.local_cluster import LocalCluster
+
+        return LocalCluster(self.leases / "servers", self.logs)
 
     @property
     def web_token(self) -> Path:
