@@ -52,8 +52,7 @@ def test_openlineage_needs_its_client(make_config: MakeConfig, monkeypatch: pyte
 
 def test_the_examples_pass_on_a_gpu_machine() -> None:
     for name in ("rft.yaml", "gsm8k.yaml"):
-        config = load_config(EXAMPLES / name)
-        refuse(settings_findings(resolve(config), Machine(8, 1)))
+        assert problems(load_config(EXAMPLES / name), cpu_count=8, gpu_count=1) == []
 
 
 @pytest.mark.parametrize(
