@@ -31,7 +31,7 @@ def test_every_target_gets_its_share_and_numbers_run_on():
     assert any(kill.point == "starting" for kill in planned)
 
 
-def test_no_target_is_killed_that_was_not_asked_for():
+def test_only_the_requested_targets_are_killed():
     assert {kill.target for kill in schedule(1, 40, ["engine"])} == {"engine"}
 
 

@@ -86,13 +86,13 @@ def test_a_signal_comes_before_or_after_the_call(
     assert (tmp_path / "note.json").exists() is written
 
 
-def test_one_strike_over_all_processes(fault_library: Path, tmp_path: Path) -> None:
+def test_a_fault_is_injected_once_over_all_processes(fault_library: Path, tmp_path: Path) -> None:
     fault = SyscallFault("fsync", "EIO", path=str(tmp_path / "a"), once=tmp_path / "injections")
     outcomes = [run(fault_library, tmp_path, fault).stdout.split()[5] for _ in range(3)]
     assert outcomes == ["EIO", "ok", "ok"]
 
 
-def test_only_the_named_process_is_struck(fault_library: Path, tmp_path: Path) -> None:
+def test_a_fault_is_injected_only_into_the_named_process(fault_library: Path, tmp_path: Path) -> None:
     done = run(fault_library, tmp_path, SyscallFault("fsync", "EIO", process="another program"))
     assert done.stdout.split()[5] == "ok"
 

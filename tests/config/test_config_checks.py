@@ -154,7 +154,7 @@ def test_what_explorer_and_trainer_could_never_do(
     assert expected in found
 
 
-def test_passes_over_a_round_are_refused_where_something_else_decides_them(make_config: MakeConfig) -> None:
+def test_epochs_over_a_round_are_refused_where_another_key_decides_them(make_config: MakeConfig) -> None:
     assert problems(make_config(algorithm__epochs=4)) == []
     for key, value, expected in (
         ("synchronizer__sync_style", "dynamic_by_explorer", "each is trained on once"),
@@ -241,7 +241,7 @@ def test_a_trainer_shares_the_engines_gpus_only_if_configured_or_if_there_is_one
     assert place(make_config(), 1).shared and problems(make_config(), gpu_count=1) == []
 
 
-def test_both_processes_of_an_online_project_place_engines_and_trainer_alike() -> None:
+def test_both_processes_of_an_online_project_compute_the_same_gpu_placement() -> None:
     file = load_config(EXAMPLES.parent / "tests" / "config" / "data" / "explorer_service.yaml")
     for gpus, trainer in ((1, None), (8, range(7, 8))):
         serve, train = (place(file.model_copy(update={"mode": mode}), gpus) for mode in ("serve", "train"))

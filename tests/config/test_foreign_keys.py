@@ -75,7 +75,7 @@ def test_a_setting_with_two_values_is_refused() -> None:
     assert "model.enable_thinking and explorer.rollout_model.enable_thinking are the same setting" in line
 
 
-def test_a_key_without_effect_says_what_takes_its_place_unless_it_asks_for_that() -> None:
+def test_the_notice_of_a_key_without_effect_names_its_replacement() -> None:
     _, notices = converted(trainer__use_dynamic_bsz=False, explorer__rollout_model__enable_chunked_prefill=True)
     assert notices == (
         "trainer.use_dynamic_bsz has no effect here: rows are always packed up to trainer.max_token_len_per_gpu",
@@ -245,7 +245,7 @@ def test_arguments_of_own_losses_and_advantages_keep_their_names() -> None:
     assert data["algorithm"]["policy_loss_fn_args"] == {"mu": 0.2}
 
 
-def test_the_platforms_own_losses_and_advantages_are_known_by_name() -> None:
+def test_the_platforms_losses_and_advantages_are_registered_by_name() -> None:
     def own(registry: Registry[Any]) -> set[str]:
         return {name for name in registry.names() if registry._modules[name].startswith(f"{registry._package}.")}
 

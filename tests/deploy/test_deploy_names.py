@@ -32,7 +32,7 @@ def commands() -> Iterator[list[str]]:
                 yield container.get(probe, {}).get("exec", {}).get("command", [])
 
 
-def test_every_command_exists_and_knows_its_options() -> None:
+def test_every_command_and_option_of_the_deploy_files_exists() -> None:
     seen = set()
     for command in filter(None, commands()):
         program, *arguments = command
@@ -135,7 +135,7 @@ def test_the_workspace_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (origin.host, origin.port, origin.location_name) == ("code", 4000, "rft_platform")
 
 
-def test_rft_metrics_says_what_it_serves() -> None:
+def test_the_help_of_rft_metrics_names_its_routes() -> None:
     shown = CliRunner().invoke(get_command(app), ["metrics", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert "/metrics" in shown.output
     assert "/healthz" in shown.output

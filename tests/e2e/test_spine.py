@@ -92,7 +92,7 @@ def test_checkpoint_loads_in_plain_transformers(finished):
     assert tokenizer.chat_template
 
 
-def test_rounds_command_tells_the_story(finished):
+def test_rounds_command_lists_the_rounds_and_the_next_step(finished):
     told = finished.json("rounds")
     assert [row["round"] for row in told["rounds"]] == [0, 1, 2]
     assert told["next"].startswith("finished")
@@ -111,7 +111,7 @@ def test_trace_goes_back_to_the_rows_and_forward_to_the_versions(finished):
     assert "r0001" in forward
 
 
-def test_a_second_run_finds_nothing_to_do(finished):
+def test_a_second_run_of_a_finished_project_does_nothing(finished):
     again = finished.rft("run", "--config", str(finished.config))
     assert "finished" in again.stdout.lower() or "done" in again.stdout.lower()
 

@@ -96,7 +96,7 @@ def test_tasks_are_paired_by_name(make_result: Make) -> None:
     assert found is not None and (found.difference, found.tasks) == (0.5, 2)
 
 
-def test_a_confident_gate_asks_for_the_lower_end(make_result: Make) -> None:
+def test_a_confident_gate_compares_the_lower_bound(make_result: Make) -> None:
     start = scored(make_result, [0.0] * 40, 0)
     slightly = scored(make_result, [1.0, 1.0, 0.0] + [0.0] * 37, 8)
     clearly = scored(make_result, [1.0] * 40, 8)

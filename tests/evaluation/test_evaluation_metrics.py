@@ -75,7 +75,7 @@ def test_the_interval_is_that_of_a_binomial() -> None:
     assert rate.high == pytest.approx(0.75 + error, abs=0.008)
 
 
-def test_tasks_weigh_alike_and_the_threshold_forgives_rounding() -> None:
+def test_tasks_have_equal_weights_and_the_threshold_tolerates_rounding() -> None:
     rate = pass_rate({"a": [0.1 + 0.2 + 0.7 - 1e-12], "b": [0.0, 0.0, 1.0, 1.5]})
     assert rate.value == 0.75
     assert pass_rate({"a": [0.6]}, threshold=0.5).value == 1.0

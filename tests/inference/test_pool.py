@@ -233,7 +233,7 @@ def test_where_one_refuses_new_weights_none_keeps_them(
     assert_first_weights(pool, tiny_model)
 
 
-def test_the_canary_looks_at_every_replica(
+def test_the_canary_checks_every_replica(
     misled: Callable[[Path], EnginePool], policy_engine: PolicyEngine, tiny_model: Path, other_weights: Path
 ) -> None:
     wrong = misled(other_weights)
@@ -243,7 +243,7 @@ def test_the_canary_looks_at_every_replica(
     assert_first_weights(wrong, tiny_model)
 
 
-def test_deploy_brings_up_a_replica_that_serves_other_weights(
+def test_deploy_updates_a_replica_that_serves_other_weights(
     pool: EnginePool, policy_engine: PolicyEngine, tiny_model: Path, other_weights: Path
 ) -> None:
     pool.update_weights(other_weights, 3)
@@ -344,7 +344,7 @@ def test_a_replica_that_cannot_be_rolled_back_is_marked_down(
     assert [replica.number for replica in wrong.replicas.serving()] == [1]  # restored by its own check
 
 
-def test_a_replica_that_comes_back_wrong_is_not_let_in(
+def test_a_restarted_replica_that_fails_the_canary_does_not_serve(
     pool: EnginePool, start: Start, misled: Callable[[Path], EnginePool], other_weights: Path, tiny_model: Path
 ) -> None:
     client = misled(other_weights).replicas.serving()[1].client
@@ -380,7 +380,7 @@ def test_the_right_file_with_wrong_numbers_is_noticed(pool: EnginePool) -> None:
     second.resume()
 
 
-def test_a_batch_is_of_one_version_whatever_changes_meanwhile(pool: EnginePool, other_weights: Path) -> None:
+def test_a_batch_has_one_policy_version_during_weight_updates(pool: EnginePool, other_weights: Path) -> None:
     first, second = pool.replicas.serving()
     answered = first.client.metrics()["requests"]
     second.client.pause("wait")  # its share waits until the other one is sampled and the weights are new

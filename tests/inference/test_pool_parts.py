@@ -62,7 +62,7 @@ def test_a_run_stays_until_its_replica_is_clearly_busier() -> None:
     assert table.take(10, home).number == 1
 
 
-def test_a_report_about_a_process_that_was_replaced_changes_nothing() -> None:
+def test_a_late_report_about_a_replaced_process_is_ignored() -> None:
     table = replicas(2)
     heard: list[int] = []
     table.on_down = heard.append
@@ -75,7 +75,7 @@ def test_a_report_about_a_process_that_was_replaced_changes_nothing() -> None:
     assert table.down() == {} and [replica.url[-4:] for replica in table.serving()] == ["9000", "9009"]
 
 
-def test_a_replica_that_gets_no_work_is_asked_how_it_is() -> None:
+def test_an_idle_replica_is_probed() -> None:
     table = replicas(2)
     heard: list[int] = []
     table.on_idle = lambda replica: heard.append(replica.number)

@@ -163,7 +163,7 @@ async def awake() -> None:
     raise AssertionError("an engine that is awake needs no call")
 
 
-async def test_the_gate_lets_an_update_run_alone() -> None:
+async def test_the_gate_runs_an_update_exclusively() -> None:
     admission, log = Admission(wake=awake), []
 
     async def request(name: str, seconds: float) -> None:

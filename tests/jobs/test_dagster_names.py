@@ -120,7 +120,7 @@ def test_a_scaffolded_component_loads() -> None:
 
 
 @LOADS_COMPONENTS
-def test_settings_may_stand_in_the_components_file() -> None:
+def test_settings_may_be_in_the_components_file() -> None:
     with create_defs_folder_sandbox() as sandbox:
         yaml_of = {"type": "rft_platform.RftProjectComponent", "attributes": {"rft_home": ".rft", "project": SFT}}
         folder = sandbox.scaffold_component(component_cls=RftProjectComponent, defs_path="tuned")

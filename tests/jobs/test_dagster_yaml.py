@@ -40,7 +40,7 @@ def test_a_file_with_the_section_for_postgres_stays(tmp_path, monkeypatch):
     }
 
 
-def test_an_edited_file_keeps_what_it_says_and_gets_what_it_lacks(tmp_path):
+def test_an_edited_file_keeps_its_settings_and_gets_missing_ones(tmp_path):
     home = Home(tmp_path)
     file = home.dagster / "dagster.yaml"
     file.parent.mkdir()

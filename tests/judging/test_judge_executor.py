@@ -211,7 +211,7 @@ def test_a_model_that_a_users_judge_cannot_reach_gives_nobody_a_reward(endpoint:
     client.close()
 
 
-def test_who_asks_models() -> None:
+def test_judges_declare_whether_they_call_models() -> None:
     def asks(task: Any, response: Any, auxiliary_models: Any) -> float:
         return 1.0
 

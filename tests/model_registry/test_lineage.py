@@ -232,7 +232,7 @@ def test_verification_reads_every_byte(world: World) -> None:
     assert trace_checkpoint(world.folder(8), world.store).trainings[0].data_unchanged is False
 
 
-def test_verification_compares_the_weights_and_says_what_matched(world: World) -> None:
+def test_verification_compares_the_weights_and_reports_matches(world: World) -> None:
     for folder in (world.folder(8), world.folder(24)):
         (folder / "model.safetensors").write_bytes(b"weights")
         files = {"model.safetensors": {"size": 7, "sha256": digest_file(folder / "model.safetensors")}}

@@ -135,7 +135,7 @@ def leases_of_engine(project: Project, policy_engine: PolicyEngine) -> Iterator[
         path.unlink()
 
 
-def test_engine_and_trainer_are_asked_through_their_leases(
+def test_engine_and_trainer_are_probed_through_their_leases(
     project: Project, policy_engine: PolicyEngine, leases_of_engine: None
 ) -> None:
     publish_round(project, 0)

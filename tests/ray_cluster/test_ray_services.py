@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-def test_a_service_ends_with_its_actor_and_comes_back_as_the_next_generation(cluster: "RayCluster") -> None:
+def test_a_service_ends_with_its_actor_and_restarts_as_the_next_generation(cluster: "RayCluster") -> None:
     first = cluster.ensure(echo())
     service = psutil.Process(first.details["pid"])
     psutil.Process(service.ppid()).kill()

@@ -93,7 +93,7 @@ def said(content: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-def test_a_model_is_asked_from_one_event_loop_after_another_and_from_threads(endpoint: Endpoint) -> None:
+def test_a_model_is_called_from_several_event_loops_and_threads(endpoint: Endpoint) -> None:
     model = AuxiliaryModel(spec(endpoint))
     for turn in ("one", "two"):
         answer = asyncio.run(model.chat(said(turn)))
@@ -106,7 +106,7 @@ def test_a_model_is_asked_from_one_event_loop_after_another_and_from_threads(end
     assert not any("return_token_ids" in body or "logprobs" in body for body in endpoint.bodies)  # nothing is recorded
 
 
-def test_defaults_stand_where_the_caller_says_nothing(endpoint: Endpoint) -> None:
+def test_defaults_fill_what_the_caller_leaves_open(endpoint: Endpoint) -> None:
     model = AuxiliaryModel(spec(endpoint, defaults={"temperature": 0.2, "max_tokens": 64}))
     asyncio.run(model.chat(said("a")))
     asyncio.run(model.chat(said("b"), temperature=1.5, max_completion_tokens=7))

@@ -30,7 +30,7 @@ def test_an_answer_lost_on_the_way_is_replaced_where_it_is_clear_whose() -> None
     assert slots.take("a", 1, False).slot not in (first.slot, other.slot)
 
 
-def test_a_name_says_it_all() -> None:
+def test_a_repeated_unfinished_call_gets_the_same_slot() -> None:
     slots = CallSlots()
     first = slots.take("key", 0, True)
     assert slots.take("key", 0, True).slot is first.slot  # still under way: the client has lost the connection

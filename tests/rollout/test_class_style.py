@@ -392,7 +392,7 @@ def test_what_a_class_cannot_use_is_refused_with_a_remedy(engine: FakeEngine, wh
         explore(engine, resolve_workflow(f"{HERE}:Wrong", {"what": what}), max_retries=0)
 
 
-def test_a_class_that_does_nothing_says_so(engine: FakeEngine) -> None:
+def test_a_class_without_run_is_refused_by_name(engine: FakeEngine) -> None:
     with pytest.raises(Exception, match="Nothing overrides neither run_async nor run"):
         explore(engine, resolve_workflow(f"{HERE}:Nothing"), max_retries=0)
     with pytest.raises(UserError, match="only a class can take them"):

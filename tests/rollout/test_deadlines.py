@@ -167,7 +167,7 @@ def test_threads_that_hang_take_no_room_from_others(engine: FakeEngine) -> None:
     assert (report.rows, report.failed) == (2, 7)
 
 
-def test_a_task_that_an_agent_left_holds_nothing_up(
+def test_a_background_task_of_an_agent_does_not_delay_the_end_of_its_run(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rft_platform.rollout.runs.attempt.STOP_S", 0.2)

@@ -37,7 +37,7 @@ def test_user_workflows() -> None:
         (f"{HERE}:Custom", {"turn": 1}, r"workflow_args \['turn'\] do not fit"),
     ],
 )
-def test_bad_names_say_what_is_wrong(name: str, arguments: dict[str, int], message: str) -> None:
+def test_the_error_of_a_bad_name_names_the_cause(name: str, arguments: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve_workflow(name, arguments)
 

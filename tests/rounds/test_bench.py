@@ -170,7 +170,7 @@ def test_a_policy_is_not_compared_with_itself(project: Project) -> None:
     assert {each.against for each in start} == {"champion"}
 
 
-def test_the_table_says_of_every_policy_what_it_is_worth_or_why_not(project: Project) -> None:
+def test_the_table_has_a_score_or_a_reason_for_every_policy(project: Project) -> None:
     note(project, measured(project, 0, 2))
     note(project, measured(project, 1, 6), promoted=True)
     page = write_bench(project).read_text()

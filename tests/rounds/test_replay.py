@@ -53,7 +53,7 @@ def test_used_rows_fill_a_step_and_their_uses_are_counted(tmp_path: Path) -> Non
     assert {(g.round, g.uses) for g in used_groups(world.project, 4)} == {(1, 2), (2, 2), (3, 1)}
 
 
-def test_used_rows_rest_for_the_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_rows_are_excluded_during_the_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = {"enable": True, "reuse_cooldown_time": 60}
     world = simulated(tmp_path, 3, train_batch_size=2 * ROWS, replay=replay, sync_style="fixed")
     world.explore(1)

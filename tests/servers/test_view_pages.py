@@ -157,7 +157,7 @@ def test_pages_need_the_token_and_escape_text(url: str) -> None:
         ("/runs/2/r0002-b0000-t00000-000?colour=red", "colour 'red': expected one of"),
     ],
 )
-def test_a_bad_request_says_what_was_expected(url: str, path: str, message: str) -> None:
+def test_the_error_of_a_bad_request_names_the_expected_value(url: str, path: str, message: str) -> None:
     answer = httpx.get(f"{url}{path}", headers={"authorization": f"Bearer {TOKEN}"})
     assert answer.status_code == 400 and message in answer.text
 

@@ -156,7 +156,7 @@ def test_a_training_that_was_cut_off_ends_equal(
 
 
 @pytest.mark.slow
-def test_experts_teach_where_rewards_say_nothing(
+def test_demonstrations_train_without_a_reward_signal(
     session: TrainingSession, mixed_request: Callable[..., TrainRequest]
 ) -> None:
     def flatten(rollouts: list[Any], judged: list[Any]) -> None:

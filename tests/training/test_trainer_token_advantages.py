@@ -107,7 +107,7 @@ def test_advantages_are_the_definition_whatever_the_order_of_the_rows() -> None:
     assert made.metrics["kl_penalty"] == pytest.approx(kl.mean(), abs=1e-6)
 
 
-def test_step_rewards_come_where_they_were_given() -> None:
+def test_step_rewards_are_at_their_steps() -> None:
     def step_reward(run: int, step: int) -> float:
         return float("nan") if (run + step) % 3 == 0 else 0.25 * step - 0.1 * run
 

@@ -196,7 +196,7 @@ def test_answers_name_the_model_and_not_its_folder(service) -> None:
     assert path not in listed.text + "".join(each.model_dump_json() for each in [text, response, *events, *stream])
 
 
-def test_health_says_whether_the_engine_answers_and_which_version_serves(service, monkeypatch) -> None:
+def test_health_reports_the_engine_and_the_serving_version(service, monkeypatch) -> None:
     def health() -> dict[str, Any]:
         return dict(httpx.get(f"{service.url}/health", trust_env=False).json())
 

@@ -242,7 +242,7 @@ def test_characters_that_reorder_text_are_written_out(site) -> None:
     assert not set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069") & set(page)
 
 
-def test_keys_are_asked_for(tmp_path) -> None:
+def test_pages_require_an_api_key(tmp_path) -> None:
     site = Site(tmp_path, {"secret-admin": "admin", "secret-shop": "shop"})
 
     def get(path: str, key: str | None = None) -> httpx.Response:

@@ -60,7 +60,7 @@ def test_the_newest_released_version_serves_until_one_is_chosen(made) -> None:
         made.commands.promote(9)
 
 
-def test_the_newest_decision_says_whether_a_version_is_withdrawn(made) -> None:
+def test_the_newest_decision_determines_whether_a_version_is_withdrawn(made) -> None:
     for version, ended in ((3, "rolled_back"), (1, "promoted")):
         release = made.commands.canary(version)
         made.store.finish(release.number, ended, 2 if ended == "rolled_back" else 1, "decided", {})
@@ -166,7 +166,7 @@ def test_canaries_decide_themselves(made, rate, status, serves) -> None:
     assert made.store.finish(release.number, "promoted", 3, "late", {}) is False, "the first decision counts"
 
 
-def test_every_look_counts(made) -> None:
+def test_a_canary_decides_at_its_last_look(made) -> None:
     release = made.commands.canary(3, rule=canary_rule(least_runs=20, looks=2))
     fill(made, release, 0.5, 0.5, runs=20)
     assert decide(made.store, release) == "running"

@@ -43,7 +43,7 @@ async def test_a_full_queue_drops_and_counts(store) -> None:
     writer.close()
 
 
-async def test_a_database_that_fails_for_a_while_loses_nothing(store) -> None:
+async def test_a_temporary_database_failure_loses_no_call(store) -> None:
     writer, real, failing = TrafficWriter(store), store.insert, threading.Event()
 
     def insert(rows):

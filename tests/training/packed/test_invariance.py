@@ -111,7 +111,7 @@ def test_static_lengths_and_gradient_checkpointing(trial: Trial, name: str) -> N
 
 @pytest.mark.slow
 @every_loss
-def test_three_ranks_with_much_little_and_nothing(trial: Trial, name: str) -> None:
+def test_three_ranks_with_many_few_and_no_rows(trial: Trial, name: str) -> None:
     rows = rows_for(SPECS[name].policy_loss)
     shares = [[r for r in rows if r.group > 0], [], [r for r in rows if r.group == 0]]
     assert_equal(_on_threads(trial, shares, name), trial.plain(name))
