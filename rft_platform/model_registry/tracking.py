@@ -216,11 +216,11 @@ class TrainingRun:
         before the step to log; so a training that is not repeated reads no history.
         """
         newest = {metric.key: metric.step for metric in self.client.get_run(self.run_id).data.to_proto().metrics}
-        asked = {(key, step) for key, step in points if key in newest and step <= newest[key]}
+        candidates = {(key, step) for key, step in points if key in newest and step <= newest[key]}
         found: set[tuple[str, int]] = set()
-        for key in sorted({key for key, _ in asked}):
+        for key in sorted({key for key, _ in candidates}):
             found |= {(key, point.step) for point in self.client.get_metric_history(self.run_id, key)}
-        return found & asked
+        return found & candidates
 
 
 def warn_once(destination: str, what: str, error: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rft_platform.model_registry.pages import ADDRESS, run_link, version_link
-from rft_platform.servers.mlflow_redirect import MlflowRedirect
+from rft_platform.servers.dagster_server import MlflowRedirect
 
 TRAINING = "?workflowType=machine_learning"  # MLflow's part for training
 

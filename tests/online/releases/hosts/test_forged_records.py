@@ -206,7 +206,7 @@ def test_a_host_with_another_key_is_refused(hosts: tuple[Project, Project], monk
     train(training, 1)
     VersionPublisher(training, place_of(training)).step()
     monkeypatch.setenv(EXCHANGE_KEY, "another key of this test, 32 characters")
-    with pytest.raises(UserError, match=f"home.json: .*{EXCHANGE_KEY} of the host that wrote it is another one"):
+    with pytest.raises(UserError, match=f"home.json: .*the host that wrote it has another {EXCHANGE_KEY}"):
         VersionPublisher(training, place_of(training))
     with pytest.raises(Exception, match=EXCHANGE_KEY):
         VersionFollower(serving, place_of(serving)).step()
