@@ -52,7 +52,7 @@ def test_only_the_named_calls_fail(fault_library: Path, tmp_path: Path) -> None:
     assert [call for _, call, _ in strikes(tmp_path / "strikes.txt")] == ["rename", "rename"]
 
 
-def test_a_process_takes_up_the_rules_that_stand_in_the_file_when_it_starts(fault_library, tmp_path):
+def test_a_process_reads_the_rules_file_at_its_start(fault_library, tmp_path):
     file, command = tmp_path / "rules", [sys.executable, "-c", PROGRAM, str(tmp_path)]
     environment = {**os.environ, **injecting_from(fault_library, file, tmp_path / "strikes.txt")}
     found = []

@@ -147,7 +147,7 @@ DYNAMIC = {"synchronizer__sync_style": "dynamic_by_explorer"}  # 3 batches of 32
         ),
     ],
 )
-def test_what_explorer_and_trainer_could_never_do(
+def test_settings_that_explorer_and_trainer_cannot_fulfil_are_refused(
     make_config: MakeConfig, settings: dict[str, Any], expected: str
 ) -> None:
     (found,) = problems(make_config(**settings))

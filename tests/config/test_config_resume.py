@@ -63,7 +63,7 @@ def test_patience_places_and_memory_may_change(changes: dict[str, Any]) -> None:
         ({f"{TASKSET}.reward_fn_args": {"scale": 2}}, f"{TASKSET}.reward_fn_args"),
     ],
 )
-def test_what_rounds_compute_may_not(changes: dict[str, Any], named: str) -> None:
+def test_settings_that_change_results_of_rounds_may_not_change(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError) as caught:
         check(changes)
     assert named in str(caught.value)

@@ -227,7 +227,7 @@ def test_a_value_of_another_type_is_not_taken_for_a_known_one() -> None:
             build_config(converted(**given)[0])
 
 
-def test_arguments_of_own_losses_and_advantages_keep_their_names() -> None:
+def test_arguments_of_user_losses_and_advantages_keep_their_names() -> None:
     loss = {"mu": 0.2, "train_batch_size_expert": 4, "clip_range": 0.1, "clip_ratio_c": 3, "loss_agg_mode": "mine"}
     advantage = {"epsilon": 0.1, "std_threshold": 0.2, "rank_penalty": 0.3, "std_cal_level": "group"}
     for name in ("grpo", "mix"):

@@ -126,7 +126,7 @@ def test_the_dry_run_shows_the_memory_where_there_is_a_gpu(model: Path) -> None:
     assert list(memory_problems(run, 1, None)) == []
 
 
-def test_what_the_algorithm_adds_counts(model: Path) -> None:
+def test_memory_of_reference_and_critic_is_counted(model: Path) -> None:
     shape = ModelShape.read(model)
     assert shape is not None
     plain = planned(settings(model), shape).state

@@ -82,7 +82,7 @@ def test_sampled_and_greedy_pass_rates() -> None:
     assert TypeAdapter(EvaluationResult).validate_python(json.loads(json.dumps(asdict(result)))) == result
 
 
-def test_one_mode_alone() -> None:
+def test_sampled_or_greedy_evaluation_alone() -> None:
     sampled = measure(SumEngine(), greedy=False)
     assert (sampled.greedy, set(sampled.scores)) == (None, {"sampled"})
     greedy = measure(SumEngine(), sampled_n=0)

@@ -24,7 +24,7 @@ def scored(make_result: Make, rewards: list[float], version: int, **changes: obj
     return make_result(value, version, tasks=TASKS, scores=scores, **changes)
 
 
-def test_what_is_hard_for_both_does_not_widen_the_interval() -> None:
+def test_task_difficulty_does_not_widen_the_paired_interval() -> None:
     hard = np.random.default_rng(0).normal(0.0, 5.0, 200)
     gain = np.random.default_rng(1).normal(0.2, 0.1, 200)
     difference, low, high = paired_interval(list(hard + gain), list(hard))

@@ -165,7 +165,7 @@ def test_answers_that_stay_invalid_fail_the_judging_or_drop_the_run(endpoint: Ju
     assert bad.reward != bad.reward and "gave no valid answer in 2 attempts" in str(bad.error)
 
 
-def test_what_no_repetition_helps_is_not_repeated(endpoint: JudgeServer, state: JudgeState) -> None:
+def test_permanent_errors_of_an_endpoint_are_not_retried(endpoint: JudgeServer, state: JudgeState) -> None:
     for status in (401, 403, 404):
         endpoint.failures = [status]
         with pytest.raises(UserError, match="'grader' cannot be reached"):

@@ -255,7 +255,7 @@ def test_the_trace_names_the_judge(world: World) -> None:
     assert ["judge", "exact_match", "(judge-1)"] in [line.split() for line in text.getvalue().splitlines()]
 
 
-def test_what_trained_is_printed(world: World) -> None:
+def test_algorithm_and_plugins_are_printed(world: World) -> None:
     made_of = {"round": 4, "algorithm": "dapo", "plugins_digest": "1234abcd"}
     publish(world.folder(32), 32, world.folder(24), 24, made_of)
     text = StringIO()

@@ -97,7 +97,7 @@ def test_each_defect_is_found_by_one_audit_with_figure_and_rounds(
     ],
     ids=["sound", "too few rounds", "slow growth", "not measured", "hardly a tool call", "one bad round"],
 )
-def test_what_is_no_defect(changes: dict[str, Any]) -> None:
+def test_histories_without_a_defect_pass_the_audit(changes: dict[str, Any]) -> None:
     assert failed(audit(history(**changes))) == []
     assert all(finding.text for finding in audit(history(**changes)))
 

@@ -131,7 +131,7 @@ def test_demonstrations_go_on_where_the_parent_stopped(
     assert second.weights_digest == again.weights_digest != other.weights_digest
 
 
-def test_on_the_way_the_position_is_that_of_the_demonstrations(
+def test_the_position_after_a_step_counts_demonstrations(
     mixed_request: Callable[..., TrainRequest], tiny_model: Path
 ) -> None:
     request = mixed_request(data_position=3)

@@ -287,7 +287,7 @@ def test_a_reward_beside_another_metric_is_stored_too(service) -> None:
         ({"metric": "helpful", "user_feedback": {"rating": 4}}, {}),
     ],
 )
-def test_a_metric_without_a_value_of_its_own(said: dict[str, Any], values: dict[str, float]) -> None:
+def test_values_of_feedback_follow_from_value_and_metrics(said: dict[str, Any], values: dict[str, float]) -> None:
     assert FeedbackRequest(msg_ids=["a"], **said).values == values
 
 

@@ -70,7 +70,7 @@ def assert_equal(got: Result, want: Result) -> None:
 
 
 @every_loss
-def test_the_gradient_is_there(trial: Trial, name: str) -> None:
+def test_the_gradient_is_not_zero(trial: Trial, name: str) -> None:
     assert max(gradient.abs().max() for gradient in trial.plain(name)[1].values()) > 1e-3
 
 

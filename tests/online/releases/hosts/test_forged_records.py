@@ -227,7 +227,9 @@ def test_a_missing_key_is_refused_before_anything_happens(
     assert exchange_key(training.config.model_copy(update={"checkpoint_root_dir": None})) is None
 
 
-def test_a_home_that_was_overtaken_publishes_nothing(tmp_path: Path, root: str, tiny_model: Path) -> None:
+def test_a_home_that_lost_its_exchange_folder_to_another_publishes_nothing(
+    tmp_path: Path, root: str, tiny_model: Path
+) -> None:
     training = host(tmp_path / "b", "train", root, tiny_model)
     place = place_of(training)
     publisher = VersionPublisher(training, place)
