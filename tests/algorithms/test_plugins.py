@@ -157,7 +157,7 @@ def test_a_package_that_fails_to_import_registers_nothing(package: Path) -> None
     assert "signs" in ADVANTAGES.names() and "squared" in LOSSES.names()
 
 
-def test_a_module_of_a_like_name_is_another_one() -> None:
+def test_a_module_with_a_similar_name_is_distinguished() -> None:
     ADVANTAGES.add("of_a_neighbour", ADVANTAGES.get("grpo"), type("", (), {"__module__": f"{NAME}_2"}))
     ADVANTAGES.forget(NAME)
     assert "of_a_neighbour" in ADVANTAGES.names()

@@ -54,7 +54,7 @@ def server(tmp_path: Path) -> Make:
     return make
 
 
-def test_a_server_answers_inside_and_is_gone_outside_with_all_it_started(tmp_path: Path, server: Make) -> None:
+def test_a_server_answers_inside_the_block_and_ends_with_its_children(tmp_path: Path, server: Make) -> None:
     port = free_port()
     web = server(_WITH_A_WORKER, answers(f"http://127.0.0.1:{port}"), port)
 

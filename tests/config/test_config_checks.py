@@ -355,7 +355,7 @@ REMOTE = {"name": "critic", "base_url": "https://host/v1", "model": "big"}
         ),
     ],
 )
-def test_auxiliary_models_are_served_here_or_asked_elsewhere(
+def test_auxiliary_models_are_served_or_called_at_an_endpoint(
     make_config: MakeConfig, entries: list[dict[str, object]], expected: str
 ) -> None:
     found = [line for line in problems(make_config(explorer__auxiliary_models=entries)) if expected in line]

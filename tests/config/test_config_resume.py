@@ -69,7 +69,7 @@ def test_settings_that_change_results_of_rounds_may_not_change(changes: dict[str
     assert named in str(caught.value)
 
 
-def test_an_argument_called_like_patience_is_one_of_model_judges_alone() -> None:
+def test_only_model_judges_may_change_their_patience() -> None:
     assert set(MODEL_JUDGES) == set(compose.MODEL_JUDGES)
     parts = [
         {"judge": "llm", "args": {"model": "critic", "criteria": {"a": "b"}}},

@@ -46,7 +46,7 @@ def test_the_judge_that_is_not_written(written: dict[str, Any], judge: str | Non
     assert Taskset.model_validate({"path": "tasks.jsonl", **written}).judge == judge
 
 
-def test_a_project_of_before_keeps_the_judge_that_it_wrote_down(make_config: MakeConfig) -> None:
+def test_an_explicit_judge_is_written_to_the_stored_configuration(make_config: MakeConfig) -> None:
     written = make_config(**{f"{TASKSET}__workflow": "agent.py:solve", f"{TASKSET}__judge": "exact_match"})
     assert "judge: exact_match" in dump_config(written)
 

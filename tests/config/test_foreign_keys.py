@@ -82,7 +82,7 @@ def test_the_notice_of_a_key_without_effect_names_its_replacement() -> None:
     )
 
 
-def test_a_key_that_asks_for_more_is_refused_with_the_reason() -> None:
+def test_a_key_with_an_unsupported_value_is_refused_with_the_reason() -> None:
     assert "model.repetition_penalty 1.1: it changes the distribution" in refusal(model__repetition_penalty=1.1)
     assert converted(model__repetition_penalty=1.0)[1] == ()
     entry = {"path": "tasks.jsonl", "format": {"image_key": "images"}}
@@ -406,7 +406,7 @@ def test_a_stage_without_a_section_has_that_of_the_file() -> None:
     assert data["warm_start"] == {"path": "a.jsonl", "steps": 90}
 
 
-def test_no_key_of_a_stage_of_sft_is_lost_without_a_line() -> None:
+def test_each_dropped_key_of_an_sft_stage_gives_a_notice() -> None:
     form = "buffer__trainer_input__experience_buffer__format__"
     _, notices = converted(stages=stages(trainer__save_interval=3, **{f"{form}messages_key": "messages"}))
     assert [line.partition(" has")[0] for line in notices if "no effect" in line] == ["stages[0].trainer.save_interval"]
@@ -422,7 +422,7 @@ def test_notices_are_in_the_plan(tmp_path: Path) -> None:
     assert config.notices[0] in warnings_of(config)
 
 
-def test_the_table_names_each_key_once_with_what_becomes_of_it() -> None:
+def test_the_table_names_each_key_once_with_its_treatment() -> None:
     keys = [key for key, _ in KEYS]
     assert len(keys) == len(set(keys))
     for _, treatment in KEYS:

@@ -52,7 +52,7 @@ def test_engine_and_trainer_agree_on_every_update(finished):
 
 
 @pytest.mark.spine
-def test_dagster_knows_every_asset_of_every_round(finished):
+def test_every_asset_of_every_round_is_materialized_in_dagster(finished):
     with open_instance(Home(finished.home)) as instance:
         assert instance.get_dynamic_partitions("rft_round") == ["r0001", "r0002"]
         for name in CHAIN:

@@ -53,7 +53,7 @@ def test_the_interval_of_two_pass_rates_covers_the_truth(p: float, q: float, tas
     assert covered / 400 >= 0.93
 
 
-def test_equal_pass_rates_leave_a_doubt_that_fades_with_the_number_of_tasks() -> None:
+def test_the_interval_of_equal_pass_rates_shrinks_with_the_number_of_tasks() -> None:
     few, many = (paired_share_interval([0.0] * tasks, [0.0] * tasks) for tasks in (5, 600))
     assert few[0] == many[0] == 0.0
     assert few[1] == -few[2]

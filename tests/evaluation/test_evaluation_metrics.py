@@ -91,7 +91,7 @@ def test_one_run_a_task_has_the_interval_of_wilson(passed: int) -> None:
     assert rate.low <= rate.value <= rate.high
 
 
-def test_runs_of_a_task_count_as_one_where_nothing_tells_them_apart() -> None:
+def test_equal_runs_of_a_task_count_as_one() -> None:
     one, many = (pass_rate({str(task): [0.0] * runs for task in range(20)}) for runs in (1, 8))
     assert (one.low, one.high) == (many.low, many.high)
     assert one.high > 0.15

@@ -172,9 +172,7 @@ def test_agents_are_spread_evenly_and_stay_where_they_began(pool: EnginePool) ->
     assert min(asked) >= 20, "a replica that gets less of the processor takes fewer, but not a quarter"
 
 
-def test_a_replica_that_comes_back_serves_the_present_weights_and_keeps_the_pause(
-    pool: EnginePool, other_weights: Path
-) -> None:
+def test_a_restarted_replica_serves_the_current_weights_and_stays_paused(pool: EnginePool, other_weights: Path) -> None:
     pool.update_weights(other_weights, 5)
     pool.pause("wait")
     first, second = pool.replicas.serving()
@@ -420,7 +418,7 @@ def test_an_interruption_ends_the_work_of_all(pool: EnginePool) -> None:
     assert len(pool.generate(PROMPTS[:4], SamplingParams(4))) == 4
 
 
-def test_when_all_are_down_each_is_named_and_all_come_back(pool: EnginePool, start: Start, other_weights: Path) -> None:
+def test_an_error_names_all_lost_replicas_and_all_restart(pool: EnginePool, start: Start, other_weights: Path) -> None:
     pool.update_weights(other_weights, 4)
     expected = tokens(pool.generate(PROMPTS, SAMPLING))
 

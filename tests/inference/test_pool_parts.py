@@ -21,7 +21,7 @@ def replicas(count: int) -> Replicas:
     st.integers(1, 16),
     st.lists(st.integers(0, 5000), min_size=1, max_size=6).map(sorted),
 )
-def test_shares_cover_the_batch_in_order_and_come_out_level(costs: list[int], rows: int, loads: list[int]) -> None:
+def test_shares_cover_the_batch_in_order_and_are_balanced(costs: list[int], rows: int, loads: list[int]) -> None:
     shares = partition(costs, rows, loads)
     assert [share.start for share in shares] == [0, *(share.stop for share in shares[:-1])]
     assert shares[-1].stop == len(costs) and len(shares) <= len(loads)

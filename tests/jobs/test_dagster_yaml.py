@@ -15,7 +15,7 @@ from rft_platform.jobs.instance import URL, ensure_settings, ensure_storage, ope
 from rft_platform.jobs.sensor_interval import INTERVAL, sensor_interval_s
 
 
-def test_a_fresh_file_is_ours_and_stays(tmp_path):
+def test_a_new_file_has_the_platforms_settings_and_is_kept(tmp_path):
     file = tmp_path / "dagster.yaml"
     ensure_settings(file)
     written = file.stat().st_mtime_ns

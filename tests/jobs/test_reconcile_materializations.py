@@ -85,7 +85,7 @@ def check_results(instance: dg.DagsterInstance, spec: dg.AssetCheckSpec) -> list
     return [(each.passed, each.metadata["round"].value) for each in found]
 
 
-def test_the_checks_of_what_is_recorded_are_recorded_too(project: Project) -> None:
+def test_asset_checks_of_reconciled_materializations_are_recorded(project: Project) -> None:
     write(project.store, 1, JUDGED)
     write(project.store, 1, REFUSED)
     write(project.store, 2, replace(REFUSED, results=[], gate_passed=None))

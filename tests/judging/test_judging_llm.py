@@ -127,7 +127,7 @@ def test_an_endpoint_that_is_too_slow(endpoint: JudgeServer, state: JudgeState) 
         ('{"quality": 4, "tone": 3}', "scores: Input should be a valid dictionary"),
     ],
 )
-def test_an_invalid_answer_is_complained_of(
+def test_an_invalid_answer_is_sent_back_with_its_problem(
     endpoint: JudgeServer, state: JudgeState, answer: str, complaint: str
 ) -> None:
     said = [answer]

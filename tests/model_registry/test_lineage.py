@@ -90,7 +90,7 @@ def publish(folder: Path, step: int, parent: Path, parent_version: int, lineage:
     write_sealed_json(folder / "manifest.json", manifest)
 
 
-def test_a_checkpoint_leads_back_to_the_base_model(world: World) -> None:
+def test_the_trace_of_a_checkpoint_ends_at_the_base_model(world: World) -> None:
     trace = trace_checkpoint(world.folder(24), world.store)
 
     assert [step.result.policy_version for step in trace.trainings] == [24, 8, 60]
@@ -116,7 +116,7 @@ def test_changed_data_is_noticed(world: World) -> None:
     assert (first.data_unchanged, first.judge_version) == (True, "judge-1"), "its judgement is still there"
 
 
-def test_a_row_leads_to_every_checkpoint_that_carries_it(world: World) -> None:
+def test_a_row_is_traced_to_every_checkpoint_trained_on_it(world: World) -> None:
     judge(world.store, 1, "judge-2")
     trace = trace_row(rollout(1, 2).row_id, world.store, world.checkpoints.parent)
 

@@ -45,7 +45,7 @@ def test_a_service_of_a_lost_node_starts_on_another(cluster: "RayCluster", nodes
     assert time.monotonic() - began < 90
 
 
-def test_a_command_ends_what_it_started_and_nobody_else_uses(cluster: "RayCluster") -> None:
+def test_a_command_ends_processes_that_it_started_and_no_other_uses(cluster: "RayCluster") -> None:
     with naming_starter() as starter:
         cluster.ensure(echo())
         assert cluster.used() == {"echo"}

@@ -142,7 +142,7 @@ def test_a_refused_request_is_repeated_and_gives_its_slot_back(endpoint: Endpoin
 
 
 @pytest.mark.slow
-def test_requests_go_round_the_replicas_and_past_one_that_is_gone(endpoint: Endpoint) -> None:
+def test_requests_rotate_over_replicas_and_skip_a_lost_one(endpoint: Endpoint) -> None:
     second, gone = Endpoint(), Endpoint()
     gone.close()
     model = AuxiliaryModel(spec(endpoint, other_urls=(gone.url, second.url)))

@@ -139,7 +139,7 @@ def reconfigured(project: Project, **changes: Any) -> Project:
         {"format": {"system_prompt": "Count."}},
     ],
 )
-def test_another_measurement_of_the_same_tasks_is_another_one(project: Project, changes: dict[str, Any]) -> None:
+def test_policies_measured_in_another_way_are_measured_again(project: Project, changes: dict[str, Any]) -> None:
     for number in (0, 1, 3):
         note(project, measured(project, number, 2 * number + 1))
     assert unmeasured(project) == []

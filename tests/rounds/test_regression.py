@@ -111,7 +111,7 @@ def _nudged(base: Path, folder: Path, number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_fallen_regression_set_blocks_a_promotion_and_nothing_else_does(
+def test_only_a_worse_regression_set_blocks_a_promotion(
     project: Project, evaluated: Callable[..., RoundEvaluation]
 ) -> None:
     def champion() -> int | None:

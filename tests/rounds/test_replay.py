@@ -23,7 +23,7 @@ def group(version: int, uses: int, round_number: int = 1) -> Group:
     return Group(round_number, f"{version}-{uses}", "v", version, ("row",), (), uses)
 
 
-def test_version_4_unused_goes_before_version_5_used_once() -> None:
+def test_an_unused_older_group_precedes_a_used_newer_one() -> None:
     assert (linear_decay(5, 1, 2.0), linear_decay(4, 0, 2.0)) == (3.0, 4.0)
     served = by_priority([group(5, 1), group(4, 0), group(5, 0), group(9, 2)], priority_of(ReplayBuffer()))
     assert [(one.policy_version, one.uses) for one in served] == [(5, 0), (9, 2), (4, 0), (5, 1)]

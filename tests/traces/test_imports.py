@@ -62,7 +62,7 @@ def test_traces_become_tasks_demonstrations_and_pairs(imports: Imports) -> None:
     assert best["Yes, order 2 within 30 days."] == "No."
 
 
-def test_a_demonstration_learns_what_the_model_said_and_nothing_else(imports: Imports) -> None:
+def test_a_demonstration_trains_only_text_of_the_model(imports: Imports) -> None:
     run(imports)
     rows = read_jsonl(imports.file(DEMONSTRATIONS, "langsmith"))
     by_trace = {row["messages"][-1]["content"]: row for row in rows}

@@ -120,7 +120,7 @@ def test_a_round_is_trained_with_demonstrations_in_every_step(
 
 
 @pytest.mark.slow
-def test_demonstrations_go_on_where_the_parent_stopped(
+def test_demonstrations_continue_where_the_parent_stopped(
     session: TrainingSession, mixed_request: Callable[..., TrainRequest], ranks: Any, tmp_path: Path
 ) -> None:
     first, _ = train(session, mixed_request(max_steps=1))

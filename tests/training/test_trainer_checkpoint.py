@@ -154,7 +154,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(session, round_request,
 
 
 @pytest.mark.slow
-def test_another_request_does_not_go_on_from_it(session, round_request) -> None:
+def test_another_request_does_not_continue_from_the_checkpoint(session, round_request) -> None:
     request = round_request(epochs=2, save_interval=2)
     stopped(session, request, after=3)
     other = round_request(epochs=2, seed=3, save_interval=None)

@@ -218,7 +218,7 @@ def test_requests_of_other_sites_and_wrong_forms_are_refused(site) -> None:
     assert policy.startswith("default-src 'self';")
 
 
-def test_the_status_page_says_why_released_versions_do_not_serve(tmp_path) -> None:
+def test_the_status_page_names_the_reason_why_released_versions_do_not_serve(tmp_path) -> None:
     site = Site(tmp_path, {})
     try:
         page = httpx.get(f"{site.url}/status", trust_env=False).text

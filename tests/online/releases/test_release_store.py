@@ -156,7 +156,7 @@ def fill(made: Traffic, release: Release, base: float, candidate: float, runs: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "status", "serves"), [(0.9, "promoted", 3), (0.1, "rolled_back", 2)])
-def test_canaries_decide_themselves(made, rate, status, serves) -> None:
+def test_canaries_are_decided_automatically(made, rate, status, serves) -> None:
     release = made.commands.canary(3, rule=canary_rule(least_runs=100))
     assert decide(made.store, release) == "running"
     fill(made, release, 0.5, rate)
@@ -185,7 +185,7 @@ def test_a_candidate_that_does_not_answer_is_rolled_back(made) -> None:
 
 
 @pytest.mark.slow
-def test_ab_tests_decide_themselves_and_report(made) -> None:
+def test_ab_tests_are_decided_automatically_and_reported(made) -> None:
     release = made.commands.ab_test(3, rule=ab_rule(units=50))
     fill(made, release, 0.3, 0.9)
     liked = made.answer(f"{release.number}/candidate", 1.0, subject="ann")

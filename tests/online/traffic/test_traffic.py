@@ -374,7 +374,7 @@ def test_runs_of_a_round_have_unique_names(store) -> None:
     assert [row.run_id for row in rows][:2] == ["online/t/r", "online:1/t/r"]
 
 
-def test_what_is_said_about_a_forgotten_call_is_not_kept(store, url) -> None:
+def test_feedback_on_a_forgotten_call_is_not_kept(store, url) -> None:
     store.record([call("a", subject="ann")])
     TrafficErasure(open_database(url)).forget(Person("ann", b"key"))
     assert store.give_feedback(feedback("f1", "a", comment="ann was unhappy")) == FeedbackResult(unknown=("a",))

@@ -91,7 +91,7 @@ async def test_a_request_that_waits_too_long_is_refused(store) -> None:
         await writer.run(lambda each: None)
 
 
-async def test_a_request_that_nobody_waits_for_is_withdrawn(store) -> None:
+async def test_a_request_without_a_waiting_caller_is_withdrawn(store) -> None:
     writer, blocked, called = TrafficWriter(store), threading.Event(), threading.Event()
     first = asyncio.create_task(writer.run(lambda each: blocked.wait()))
     await asyncio.sleep(0.05)
