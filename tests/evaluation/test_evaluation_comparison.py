@@ -81,7 +81,7 @@ def test_policies_are_compared_by_every_metric_that_both_have(make_result: Make)
     assert compare(better, better, "sampled_pass", "previous").verdict == "not clearly different"  # type: ignore[union-attr]
 
 
-def test_other_tasks_and_modes_that_were_not_run_compare_with_nothing(make_result: Make) -> None:
+def test_other_tasks_and_missing_modes_are_not_compared(make_result: Make) -> None:
     result = scored(make_result, [1.0] * 40, 8)
     assert compare(result, make_result(0.5, 0), "sampled_pass", "start") is None
     assert compare(result, scored(make_result, [0.0] * 40, 0), "greedy_pass", "start") is None
