@@ -160,6 +160,7 @@ def _adapted(
         return asset.replace_attributes(key=names.key(_plain_name(asset)), group_name=names.name(str(asset.group_name)))
 
     def adapted(spec: dg.AssetSpec) -> dg.AssetSpec:
+        """Return the spec with the dependencies, kinds and freshness policy of this configuration."""
         deps = [dep for dep in spec.deps if dep.asset_key in used]
         if config is not None and spec.key.path[-1] not in _readers_of_imports(config):
             deps = [dep for dep in deps if dep.asset_key != names.key(imports.imported_traces.name)]

@@ -121,8 +121,8 @@ def _wrong_command(config: RftConfig, service: bool) -> Iterator[Finding]:
         )
     elif service and not config.online:
         yield error(
-            "this project explores tasks: an online project has no buffer.explorer_input.taskset and "
-            "buffer.trainer_input.experience_buffer.storage_type: sql; `rft run` starts this one",
+            "this is no online project, because it explores tasks: start it with `rft run`, or leave out "
+            "buffer.explorer_input.taskset and set buffer.trainer_input.experience_buffer.storage_type: sql",
             key="mode",
         )
 

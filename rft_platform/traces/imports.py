@@ -218,6 +218,7 @@ class _Chosen:
     repeated: int = 0
 
     def add(self, found: Trace | BadTrace) -> None:
+        """Count a trace that was read; keep it unless it is invalid, forgotten or of another import."""
         if isinstance(found, BadTrace):
             self.bad.append(found)
         elif self.refused.has(found):

@@ -85,7 +85,7 @@ def test_stop_ends_the_engine_and_clears_its_lease(
     assert rft("stop").stdout == f"nothing is running for {home.root}\n"
 
 
-def test_doctor_tells_a_stale_lease_from_an_engine_that_hangs(home: Home, engine: "subprocess.Popen[str]") -> None:
+def test_doctor_distinguishes_a_stale_lease_from_a_hanging_engine(home: Home, engine: "subprocess.Popen[str]") -> None:
     (hanging,) = process_findings(home)
     engine.kill()
     engine.wait()

@@ -189,7 +189,7 @@ def test_a_service_that_ignores_released_versions_is_reported(
     assert pinned and pinned == json.loads(rft("models", "list", "--json").stdout)["pinned"]
 
 
-def test_a_project_that_has_not_begun_says_what_comes_first(
+def test_the_command_names_the_first_step_of_a_new_project(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
     start.write_config(home, load_config(write_config()))
@@ -216,7 +216,7 @@ def test_the_summary_compares_the_start_with_the_last_evaluation(project: Projec
 NOTHING = f"nothing trained: all 32 rows have advantage 0 ({EQUAL})"
 
 
-def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..., Result]) -> None:
+def test_a_round_without_training_is_reported(project: Project, rft: Callable[..., Result]) -> None:
     store = project.store
     write(store, 3, trained(metrics={"rows": 32.0, "rows_dropped": 0.0}, steps=0, seconds={}))
     publish(store, Policy("/checkpoints/0", 0, "digest", 3))
@@ -263,7 +263,7 @@ def test_the_table_distinguishes_a_later_judgement_from_the_trained_one(
     assert "r0001: judged again after its training" in table
 
 
-def test_rows_that_an_earlier_training_took_are_said_to_be(
+def test_rows_of_an_earlier_training_are_reported(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
     dynamic = {"sync_style": "dynamic_by_explorer", "sync_interval": 1, "sync_offset": 1}
@@ -278,7 +278,7 @@ def test_rows_that_an_earlier_training_took_are_said_to_be(
     assert "trained in r0002" in rft("rounds").stdout
 
 
-def test_a_warm_start_tells_its_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warm_start_reports_its_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("rft_platform.common.progress._last", {})
     course: Any = SimpleNamespace(
         settings=SimpleNamespace(steps=300), curve=[{"sampled_pass": 0.25, "loss": 9.0}], goal="sampled_pass reaches 1"
@@ -320,7 +320,7 @@ def test_a_launch_whose_driver_died_is_called_interrupted(
     assert said == "interrupted: warm start (its process has ended); `rft run` continues it; next: warm start"
 
 
-def test_the_trace_of_such_a_round_is_its_parents_and_says_so(
+def test_the_trace_of_a_round_without_training_is_its_parents(
     project: Project, tmp_path: Path, rft: Callable[..., Result]
 ) -> None:
     folder = tmp_path / "global_step_1"

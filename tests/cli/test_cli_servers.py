@@ -66,7 +66,7 @@ def process_of(cluster: LocalCluster, name: str) -> psutil.Process:
     return psutil.Process(address.details["pid"])
 
 
-def test_a_server_answers_inside_and_is_gone_outside_with_all_it_started(cluster: LocalCluster, server: Make) -> None:
+def test_a_server_answers_inside_the_block_and_ends_with_its_children(cluster: LocalCluster, server: Make) -> None:
     port = free_port()
     web = server(_WITH_A_WORKER, answers(f"http://127.0.0.1:{port}"), port)
 

@@ -39,7 +39,7 @@ def test_the_interface_serves_metrics_only_if_requested(project: Project, monkey
     assert "rft_rounds_budget 1000.0" in text
 
 
-def test_a_port_that_is_taken_is_said_in_one_line(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_gives_a_one_line_error(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_HOME", str(project.home.root))
     monkeypatch.setenv("DAGSTER_HOME", str(project.home.dagster))
     with socket.socket() as holder:

@@ -55,7 +55,7 @@ async def test_a_function_with_the_parameter_gets_the_system_prompt(tmp_path: Pa
         (f"{HERE}:Custom", {"turn": 1}, r"workflow_args \['turn'\] do not fit"),
     ],
 )
-def test_bad_names_say_what_is_wrong(name: str, arguments: dict[str, int], message: str) -> None:
+def test_the_error_of_a_bad_name_names_the_cause(name: str, arguments: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve_workflow(name, arguments)
 

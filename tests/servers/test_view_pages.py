@@ -170,7 +170,7 @@ def test_a_server_takes_connections_before_its_link_is_printed(home: Home) -> No
         ("/runs/2/r0002-b0000-t00000-000?colour=red", 400, "colour 'red': expected one of"),
     ],
 )
-def test_a_bad_request_says_what_was_expected(url: str, path: str, status: int, message: str) -> None:
+def test_the_error_of_a_bad_request_names_the_expected_value(url: str, path: str, status: int, message: str) -> None:
     answer = httpx.get(f"{url}{path}", headers={"authorization": f"Bearer {TOKEN}"})
     assert answer.status_code == status and message in answer.text
 

@@ -80,6 +80,6 @@ async def test_too_few_candidates_and_failures_everywhere_are_refused(dataset: D
         await select_model(**given, train_dataset=only_third)
 
 
-def test_what_needs_a_paid_service_says_so() -> None:
+def test_the_error_of_unsupported_features_names_the_reason() -> None:
     with pytest.raises(UserError, match="Tinker is a paid service"):
         TinkerConfig(rank=16)
