@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from rft_platform.cluster.interface import StartError
+from rft_platform.cluster.local import local_cluster
 from rft_platform.cluster.local.leases import Lease, lease_environment, read_lease, remove_lease, write_lease
 from rft_platform.cluster.local.local_cluster import wait_for_lease
 from rft_platform.cluster.local.locks import locked
@@ -178,6 +179,17 @@ def test_waiting_ends_after_the_time_limit(tmp_path: Path) -> None:
     try:
         with pytest.raises(StartError, match="not ready after"):
             wait_for_lease(tmp_path / "lease.json", process, 0.1, tmp_path / "child.log")
+    finally:
+        stop_process(process, 5)
+
+
+def test_a_process_that_is_stopped_while_it_starts_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_cluster, "STOPPED_S", 0.0)
+    process = start(tmp_path, "import signal; signal.pause()")
+    try:
+        process.suspend()
+        with pytest.raises(StartError, match=r"was stopped \(SIGSTOP\) while it started"):
+            wait_for_lease(tmp_path / "lease.json", process, 60, tmp_path / "child.log")
     finally:
         stop_process(process, 5)
 

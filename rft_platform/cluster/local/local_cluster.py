@@ -43,6 +43,7 @@ from rft_platform.cluster.local.service_process import service_environment
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import last_lines
 
+STOPPED_S = 20.0  # a process that is stopped for so long while it starts is replaced
 _HEALTH_S = 10.0  # time-out of one request to /health
 
 
@@ -183,10 +184,10 @@ def wait_for_lease(
 ) -> Lease:
     """Wait until the lease of ``process`` or of a child of it is at ``path``, and call ``look`` meanwhile.
 
-    Raises ``StartError`` with the log's last lines as soon as the process ends, or after ``timeout_s``; also if the
-    command of this thread was interrupted.
+    Raises ``StartError`` with the log's last lines as soon as the process ends, after ``timeout_s``, or if it was
+    stopped (SIGSTOP) for ``STOPPED_S``; also if the command of this thread was interrupted.
     """
-    born = process.create_time() if process.is_running() else time.time()
+    born, stopped = process.create_time() if process.is_running() else time.time(), _Stopped(process)
     deadline = time.monotonic() + timeout_s
     while True:
         lease = read_lease(path)
@@ -199,9 +200,27 @@ def wait_for_lease(
             raise StartError(text, code, last_lines(log_file, 1).strip() if log_file.exists() else "", process.pid)
         if time.monotonic() > deadline:
             raise StartError(f"{name} was not ready after {timeout_s:.0f} s. {tail(log_file)}")
+        if stopped.seconds() > STOPPED_S:
+            raise StartError(f"{name} was stopped (SIGSTOP) while it started, for {STOPPED_S:.0f} s. {tail(log_file)}")
         check_interrupted(name)
         look()
         time.sleep(poll_s)
+
+
+class _Stopped:
+    """For how long a process, or one of its descendants, has been stopped; looked up once a second."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process, self._looked_at = process, time.monotonic()
+        self._since: float | None = None
+
+    def seconds(self) -> float:
+        """0 while nothing is stopped. A starting process sends no heartbeats, so only this shows that it hangs."""
+        now = time.monotonic()
+        if now - self._looked_at >= 1.0:
+            self._looked_at = now
+            self._since = (self._since or now) if is_stopped(self._process) else None
+        return 0.0 if self._since is None else now - self._since
 
 
 def _lease_of(service: Service, generation: int, process: psutil.Process) -> Lease:
