@@ -10,7 +10,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from rft_platform.cluster.local.supervisor import end_with_supervisor
+from rft_platform.cluster.local.service_process import end_with_starter
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
 from rft_platform.servers.mlflow_redirect import MlflowRedirect
@@ -24,7 +24,7 @@ _MAKE_APP = "create_app_from_workspace_process_context"
 
 def main() -> None:
     """Serve until interrupted; exit code 2 for an invalid token."""
-    end_with_supervisor()
+    end_with_starter()
     from dagster_webserver import cli
 
     try:

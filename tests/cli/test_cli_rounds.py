@@ -23,7 +23,7 @@ from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult
-from rft_platform.experience.record import JudgedRow
+from rft_platform.experience.record import JudgedRow, row_id
 from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
 from rft_platform.online.project import open_project
@@ -53,6 +53,7 @@ from rft_platform.run.round_lines import (
 )
 from rft_platform.run.run_cost import recorded_cost
 from rft_platform.training.protocol import StepEvent
+from tests.experience.samples import rollouts
 from tests.support.records import trained
 
 
@@ -231,6 +232,21 @@ def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..
     traced = rft("trace", "r0003")
     assert traced.exit_code == 2
     assert f"{NOTHING}; the round ended with its parent's weights" in " ".join(traced.output.split())
+
+
+def test_a_run_is_traced_by_its_id(project: Project, rft: Callable[..., Result]) -> None:
+    rows = rollouts(1, 1, round=7)
+    run = rows[0].run_id
+    rows += rollouts(1, 1, round=7, step=1, row_id=row_id(run, 1))
+    project.store.write_rollouts(7, 0, rows)
+    assert json.loads(rft("trace", run, "--json").stdout) == [
+        json.loads(rft("trace", row_id(run, step), "--json").stdout) for step in (0, 1)
+    ]
+    assert [line for line in rft("trace", run).stdout.splitlines() if line.startswith("row ")] == [
+        f"row {row_id(run, step)}" for step in (0, 1)
+    ]
+    missing = rft("trace", run.replace("r0007", "r0008"))
+    assert missing.exit_code == 2 and "round 8 has no rows of this run" in " ".join(missing.output.split())
 
 
 def test_the_table_distinguishes_a_later_judgement_from_the_trained_one(

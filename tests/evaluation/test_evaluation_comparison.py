@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.evaluation.comparison import Comparison, compare, comparisons, task_means
+from rft_platform.evaluation.comparison import Comparison, compare, comparisons, distinct, task_means
 from rft_platform.evaluation.gate import gate
 from rft_platform.evaluation.metrics import paired_interval, paired_share_interval
 from rft_platform.evaluation.report import comparison_table
@@ -79,6 +79,14 @@ def test_policies_are_compared_by_every_metric_that_both_have(make_result: Make)
     assert back is not None
     assert back.verdict == "worse"
     assert compare(better, better, "sampled_pass", "previous").verdict == "not clearly different"  # type: ignore[union-attr]
+
+
+def test_a_policy_that_has_two_names_is_shown_once(make_result: Make) -> None:
+    start, champion = scored(make_result, [0.0] * 40, 0), scored(make_result, [0.5] * 40, 8)
+    found = comparisons(scored(make_result, [1.0] * 40, 16), {"previous": start, "champion": champion, "start": start})
+    assert len(found) == 6
+    assert [each.against for each in distinct(found)] == ["previous, start"] * 2 + ["champion"] * 2
+    assert comparison_table(found).count("previous, start (v0), sampled_pass") == 1
 
 
 def test_other_tasks_and_modes_that_were_not_run_compare_with_nothing(make_result: Make) -> None:

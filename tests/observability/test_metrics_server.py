@@ -24,8 +24,11 @@ def test_the_interface_serves_metrics_only_if_requested(project: Project, monkey
     port = free_port()
     servers = {server.name: server for server in ui_servers(project.home, 3000, 5000, True, metrics_port=port)}
     for name in ("Dagster", "daemon"):
-        assert servers[name].service.arguments[-2:] == ("--log-format", "json")
-    with serving([servers["metrics"]], project.home.logs):
+        service = servers[name].service
+        assert service is not None and service.arguments[-2:] == ("--log-format", "json")
+    metrics = servers["metrics"].service
+    assert metrics is not None
+    with serving(project.home.own_servers, [metrics]):
         assert servers["metrics"].url == f"http://127.0.0.1:{port}/metrics"
         for headers in ({}, {"authorization": "Bearer wrong"}):
             assert httpx.get(servers["metrics"].url, headers=headers, trust_env=False).status_code == 401

@@ -17,7 +17,8 @@ from rft_platform.traces.readers.trace import BadTraceError, ModelCall, Trace, c
 
 _CALLS = ("chat", "text_completion", "generate_content")  # of gen_ai.operation.name
 _EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.operation.details"
-_SUBJECTS = ("user.id", "enduser.id", "enduser.pseudo.id", "langfuse.user.id", "session.user_id")
+#: Attributes that name the person whose request a trace is.
+SUBJECTS = ("user.id", "enduser.id", "enduser.pseudo.id", "langfuse.user.id", "session.user_id")
 _ERROR = (2, "STATUS_CODE_ERROR", "ERROR")
 _EVENT_ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 
@@ -48,7 +49,8 @@ class SpanReader:
 
     def trace(self, trace_id: str, records: list[Record]) -> Trace:
         """The trace of its spans."""
-        spans = sorted((one for one in records if "spanId" in one and "name" in one), key=_start)
+        whole = (one for one in records if "spanId" in one and "name" in one)
+        spans = sorted({one["spanId"]: one for one in whole}.values(), key=_start)  # exporters may repeat a request
         logs = [one for one in records if "startTimeUnixNano" not in one]
         if not spans:
             raise BadTraceError("has no spans")
@@ -57,7 +59,7 @@ class SpanReader:
         root = next((span for span in spans if not span.get("parentSpanId")), spans[0])
         prompt, answer, tools = conversation_of(_calls(spans))
         ended = max(int(span.get("endTimeUnixNano") or span["startTimeUnixNano"]) for span in spans) / 1e9
-        subjects = (str(span["attributes"][name]) for span in spans for name in _SUBJECTS if name in span["attributes"])
+        subjects = (str(span["attributes"][name]) for span in spans for name in SUBJECTS if name in span["attributes"])
         return Trace(
             trace_id, None, prompt, answer, tools, mean_scores(_scores(spans, logs)),
             subject=next(subjects, None), started_at=_start(spans[0]), duration_s=ended - _start(spans[0]),
