@@ -84,6 +84,7 @@ class Registry(Section):
 
 #: Group of the entry points of destinations of metrics (``model_registry/metric_sinks.py``).
 METRIC_SINKS = "rft_platform.metric_sinks"
+_BUILT_IN = ("tensorboard", "mlflow")
 
 
 def _as_tuple(value: object) -> object:
@@ -91,7 +92,9 @@ def _as_tuple(value: object) -> object:
 
 
 def _known(name: str) -> str:
-    known = ("tensorboard", "mlflow", *sorted(entry_points(group=METRIC_SINKS).names))
+    if name in _BUILT_IN:
+        return name
+    known = (*_BUILT_IN, *sorted(entry_points(group=METRIC_SINKS).names))
     if name not in known:
         raise ValueError(
             f"monitor.monitor_type: got {name!r}; expected {', '.join(known)}: a package adds a name by an entry point "
@@ -126,3 +129,8 @@ class Monitor(Section):
     openlineage: bool = False
     """Emit an OpenLineage event at the start and the end of each stage (extra ``openlineage``). The client's own
     configuration says where to: ``openlineage.yml``, or ``OPENLINEAGE_URL``."""
+
+    @property
+    def plugged(self) -> tuple[str, ...]:
+        """The names in ``monitor_type`` that are entry points: looking one up reads all installed packages."""
+        return tuple(name for name in self.monitor_type if name not in _BUILT_IN)
