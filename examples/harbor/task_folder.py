@@ -23,8 +23,9 @@ _NETWORK = re.compile(
     r"(?:^|[\s;&|(])(?:apt-get|apt|apk|yum|dnf|pip3?|uvx?|npm|npx|curl|wget|git clone)\s", re.MULTILINE
 )
 _ROAD = (
-    "It needs a container: run it by verifiers' taskset harbor, in examples/verifiers with the packages "
-    "verifiers[harbor] (Python 3.12 or newer) and Docker, or give it a Dockerfile that only copies files"
+    "It needs a container: the package harbor (Python 3.12 or newer) and Docker run it, with an agent that your own "
+    "workflow points at model.base_url and model.api_key. If it names a docker_image and is in a registry, verifiers' "
+    "taskset harbor runs it, too (examples/verifiers, with verifiers[harbor]). Or let its Dockerfile only copy files"
 )
 
 

@@ -280,7 +280,7 @@ def test_environments_that_are_not_built_in_are_refused_with_the_road(name: str,
 
 def test_scienceworld_names_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scienceworld", None)
-    with pytest.raises(UserError, match=r"needs the package scienceworld \(pip install scienceworld\) and Java"):
+    with pytest.raises(UserError, match=r"needs the package scienceworld .*'rft-platform\[scienceworld\]'\) and Java"):
         make_environment("scienceworld:boil", {})
     monkeypatch.setitem(sys.modules, "scienceworld", ModuleType("scienceworld"))
     monkeypatch.setenv("PATH", "")

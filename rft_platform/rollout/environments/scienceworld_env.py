@@ -32,7 +32,8 @@ class ScienceWorldEnvironment:
             import scienceworld
         except ImportError:
             raise UserError(
-                f"environment scienceworld:{task} needs the package scienceworld (pip install scienceworld) and Java"
+                f"environment scienceworld:{task} needs the package scienceworld (pip install "
+                "'rft-platform[scienceworld]') and Java"
             ) from None
         if shutil.which("java") is None:
             raise UserError(f"environment scienceworld:{task} needs Java: there is no program java on the PATH")

@@ -135,8 +135,9 @@ ROADS: Mapping[str, str] = MappingProxyType(
     {
         "alfworld": f"pip install alfworld (a C compiler is needed), get its games by alfworld-download, {_OWN_CLASS}",
         "webshop": "PyPI's package webshop is not the shop: clone github.com/princeton-nlp/WebShop, run its setup.sh "
-        f"(Java, its search index, products from Google Drive), {_OWN_CLASS}",
-        "textarena": f"pip install textarena, {_OWN_CLASS}; or use verifiers' taskset textarena in examples/verifiers",
+        f"(Java, a search index, product data), {_OWN_CLASS}",
+        "textarena": "use verifiers' taskset textarena (examples/verifiers, with verifiers[ta]); or install it, "
+        f"{_OWN_CLASS}",
         "verifiers": "its tasksets have a workflow of their own: examples/verifiers",
         "harbor": "its task folders have a workflow of their own: examples/harbor",
     }
