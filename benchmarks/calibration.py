@@ -110,6 +110,7 @@ def _beside_each_other() -> list[Measured]:
         for task in ("even", "uneven")
     )
     two_h100 = now["even, two H100, engine and trainer on one each"]["medians"]["seconds"]
+    two_engines = now["uneven, one H100 with MPS and two engines"]["medians"]["seconds"]
     free = before["even, one GPU with MPS, save_interval 100"]["medians"]["seconds"]
     two = before["even, two GPUs"]["medians"]["seconds"]
     even_turns = statistics.median(before["even, one GPU, turns"]["seconds"][1:-1])
@@ -118,6 +119,14 @@ def _beside_each_other() -> list[Measured]:
     return [
         Measured("even, offset 1, one H200, MPS, a save in three rounds", source, "even", mps, even),
         Measured("uneven, offset 1, one H200, MPS, a save in three rounds", source, "uneven", mps, uneven),
+        Measured(
+            "uneven, offset 1, one H100, MPS, two engines on it",
+            source,
+            "uneven",
+            Setup("0.6b", "H100", overlap="mps"),
+            two_engines,
+            not_covered="the model knows one engine a GPU",
+        ),
         Measured("even, offset 1, one H200, MPS, no saves", earlier, "even", replace(mps, saves=0), free, "MPS"),
         Measured("even, offset 1, two H100", source, "even", Setup("0.6b", "H100", overlap="apart"), two_h100),
         Measured("even, offset 1, two H200", earlier, "even", apart, two),

@@ -4,7 +4,8 @@ Drives the arithmetic recipe by the in-process driver, engine and trainer warm. 
 with the push to the engine; the trainer's part of the canary is not timed apart and so stands on the overhead's side.
 What is left is Dagster (jobs, events, checks, metadata), the registry, reading and writing rows, planning and
 everything between two jobs. One warm-up round is left out. Processor seconds are those of the driver, the engine and
-the trainer in all rounds; they depend less on what else the machine does.
+the trainer in all rounds; they depend less on what else the machine does. The driver's in the first round include its
+imports.
 
 ``--beside CHECKOUT`` measures another checkout in turns with this one.
 """

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import dagster as dg
 import httpx
+import psutil
 
 from chaos.driver_mode import environment
 from chaos.io_faults import IoFaults
 from chaos.records import Ended
 from chaos.schedule import Mode
 from chaos.scratch import Scratch
+from rft_platform.cluster.interface import Service
 from rft_platform.cluster.local.processes import free_port
-from rft_platform.cluster.local.supervisor import Children, Server, serving
+from rft_platform.cluster.local.supervisor import Supervisor, serving
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
 from rft_platform.rounds.planning.plan import Plan, plan_next
@@ -26,7 +28,7 @@ _TICK_S = "1"  # polling interval of the sensors
 _PLAN_S = 1.0  # interval at which the plan is computed
 _TURN_S = 10.0  # interval at which other file system faults are put in force
 _DAEMON_TURN_S = 30.0  # the same while the restarted daemon has not made the call that a fault strikes
-_NAMES = {"webserver": "Dagster", "mlflow": "MLflow", "daemon": "daemon"}
+_NAMES = {"webserver": "dagster"}  # services that have another name than their role
 _LAUNCH = """
 mutation($job: String!, $tags: [ExecutionTag!]) {
   launchPipelineExecution(executionParams: {
@@ -53,27 +55,26 @@ class DaemonMode:
         self._scratch = scratch
         self._began = time.monotonic()
         self._stack = ExitStack()
-        self._children: Children | None = None
+        self._servers: dict[str, Service] = {}
+        self._supervisor: Supervisor | None = None
         self._plan, self._planned_at, self._finished = Plan(), 0.0, False
 
     def start(self, rounds: int) -> None:
         """Write the configuration with the budget; on the first call also start the servers."""
         self._scratch.put_in_force(self.home, rounds)
         self._plan, self._planned_at, self._finished = Plan(), time.monotonic(), False
-        if self._children is None:
+        if self._supervisor is None:
             self._instance = self._stack.enter_context(open_instance(self.home))
-            self._children = self._stack.enter_context(serving(self._servers(), self.home.logs))
+            self._servers = self._declared()
+            self._supervisor = self._stack.enter_context(serving(self.home.own_servers, [*self._servers.values()]))
             start_sensors(self._url, access_token(self.home.web_token))
 
     def maintain(self) -> None:
-        """Restart servers that ended, and relaunch a failed run if the plan has stopped."""
-        for number, child in enumerate(self._children or ()):
-            if (code := child.process.poll()) is None:
-                continue
-            assert self._children is not None
-            if child.process.pid not in self.expected:
-                self._note(child.server.name, code, f"{child.server.name} ended by itself; see {child.log}")
-            self._children.start_again(number)
+        """Note servers that ended by themselves, and relaunch a failed run if the plan has stopped."""
+        while self._supervisor is not None and not self._supervisor.ends.empty():
+            end = self._supervisor.ends.get()
+            if end.pid not in self.expected:
+                self._note(end.name, end.exit_code, f"by itself: {end.message}")
         if self._faults is not None:
             self._turn(self._faults)
         if time.monotonic() - self._planned_at > _PLAN_S:
@@ -90,10 +91,10 @@ class DaemonMode:
             return
         faults.turn_file()
         self._turned_at = time.monotonic()
-        for child in self._children or ():
-            if child.server.name == "daemon" and faults.awaits("daemon"):
-                self.expected.add(child.process.pid)
-                child.process.terminate()
+        daemon = self.home.own_servers.find("daemon")
+        if daemon is not None and faults.awaits("daemon"):
+            self.expected.add(pid := daemon.details["pid"])
+            psutil.Process(pid).terminate()
 
     def finished(self) -> bool:
         """Whether all rounds are done and their runs have ended, and the sensors have reported what killed runs did."""
@@ -101,9 +102,8 @@ class DaemonMode:
 
     def serves(self, role: str) -> bool:
         """Whether the role's server answers again. Other roles recover when the project makes progress."""
-        return role not in _NAMES or all(
-            child.server.is_ready() for child in self._children or () if child.server.name == _NAMES[role]
-        )
+        service = self._servers.get(_NAMES.get(role, role))
+        return service is None or service.is_ready is None or service.is_ready()
 
     def io_faults(self) -> IoFaults | None:
         """The file system faults; processes that start take up those that are in force."""
@@ -113,7 +113,8 @@ class DaemonMode:
         """End the servers and their remaining processes."""
         self._stack.close()
 
-    def _servers(self) -> list[Server]:
+    def _declared(self) -> dict[str, Service]:
+        """The servers by name, with the environment of a campaign."""
         port, mlflow_port = free_port(), free_port()
         self._url = f"http://127.0.0.1:{port}"
         tracking = f"http://127.0.0.1:{mlflow_port}"
@@ -124,16 +125,14 @@ class DaemonMode:
             MLFLOW_TRACKING_TOKEN=access_token(self.home.web_token),
             **({} if self._faults is None else self._faults.environment_with_file()),
         )
-        servers = ui_servers(self.home, port, mlflow_port, daemon=True)
-        return [
-            replace(server, service=replace(server.service, env={**server.service.env, **own})) for server in servers
-        ]
+        declared = [server.service for server in ui_servers(self.home, port, mlflow_port, daemon=True)]
+        return {service.name: replace(service, env={**service.env, **own}) for service in declared if service}
 
     def _relaunch(self) -> bool:
         return _relaunch_last_failed(self._instance, self._url, access_token(self.home.web_token))
 
-    def _note(self, role: str, code: int, message: str) -> None:
-        self.ended.append(Ended(role, code, message, round(time.monotonic() - self._began, 2)))
+    def _note(self, role: str, code: int | None, message: str) -> None:
+        self.ended.append(Ended(role, code or 0, message, round(time.monotonic() - self._began, 2)))
 
 
 def _ends_were_seen(instance: dg.DagsterInstance) -> bool:

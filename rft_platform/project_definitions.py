@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import dagster as dg
 
-from rft_platform.assets import evaluation, experiences, imports, offline, online, policy, tasks
+from rft_platform.assets import evaluation, experiences, imports, offline, online, policy, prompts, tasks
 from rft_platform.assets.common import ProjectAsset
 from rft_platform.config.gpu_placement import engine_kind, gpu_count
 from rft_platform.config.home import Home
@@ -69,11 +69,12 @@ _OFFLINE = {
     ),
 }
 _IMPORTS = _Part([imports.imported_traces], [], rounds=False)
+_PROMPTS = _Part([prompts.optimised_prompt], ["prompt_job"], rounds=False)
 
 
 def all_definitions() -> dg.Definitions:
     """The definitions of projects of every kind, for a code location without a project."""
-    parts = [_IMPORTS, _ROUNDS, _ONLINE, *_OFFLINE.values()]
+    parts = [_IMPORTS, _PROMPTS, _ROUNDS, _ONLINE, *_OFFLINE.values()]
     assets = {_plain_name(asset): asset for part in parts for asset in part.assets}
     every = _Part(list(assets.values()), [job for part in parts for job in part.jobs])
     return _definitions(every, None, PLAIN_NAMES, ProjectResource())
@@ -98,6 +99,8 @@ def definitions_of(
     part = _OFFLINE[offline] if offline is not None else _ONLINE if config.online else _ROUNDS
     if _readers_of_imports(config):
         part = replace(part, assets=[imports.imported_traces, *part.assets])
+    if config.prompt_search is not None and offline is None:
+        part = replace(part, assets=[*part.assets, *_PROMPTS.assets], jobs=[*part.jobs, *_PROMPTS.jobs])
     return _definitions(part, config, names, project or ProjectResource(), config.evaluation.schedule)
 
 
@@ -157,6 +160,7 @@ def _adapted(
         return asset.replace_attributes(key=names.key(_plain_name(asset)), group_name=names.name(str(asset.group_name)))
 
     def adapted(spec: dg.AssetSpec) -> dg.AssetSpec:
+        """Return the spec with the dependencies, kinds and freshness policy of this configuration."""
         deps = [dep for dep in spec.deps if dep.asset_key in used]
         if config is not None and spec.key.path[-1] not in _readers_of_imports(config):
             deps = [dep for dep in deps if dep.asset_key != names.key(imports.imported_traces.name)]

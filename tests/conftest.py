@@ -69,6 +69,7 @@ LONGEST = (
     "e2e/test_faults.py",
     "e2e/test_fragments_and_bench.py",
     "e2e/test_offline.py",
+    "e2e/test_optimised_prompt.py",
     "e2e/test_imported_traces.py",
     "e2e/test_spine.py",  # it makes the project that the next two compare theirs with
     "e2e/test_component.py",

@@ -11,10 +11,11 @@ from rft_platform.cli.commands.debug import debug
 from rft_platform.cli.commands.demo import demo, new, recipe
 from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
-from rft_platform.cli.commands.imports import import_traces
+from rft_platform.cli.commands.imports import import_traces, receive
 from rft_platform.cli.commands.judge import judge
 from rft_platform.cli.commands.models import models
 from rft_platform.cli.commands.online import forget, serve
+from rft_platform.cli.commands.prompt import prompt
 from rft_platform.cli.commands.rounds import rounds
 from rft_platform.cli.commands.run import run
 from rft_platform.cli.commands.servers import engine, metrics, stop, ui, view
@@ -98,9 +99,11 @@ app.command()(doctor)
 app.add_typer(debug, name="debug")
 app.add_typer(config, name="config")
 app.command("eval")(evaluate)
+app.add_typer(prompt, name="prompt")
 app.command()(rounds)
 app.command()(judge)
 app.command("import")(import_traces)
+app.command()(receive)
 app.command()(trace)
 app.command()(forget)
 app.add_typer(store, name="store")

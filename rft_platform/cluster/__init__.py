@@ -1,7 +1,7 @@
 """Run processes: services that outlive a command, children that answer calls, and programs.
 
 - ``interface``: ``Service``, the declaration of a long-lived server; its ``Address``; ``Cluster``, what runs it.
-- ``local``: the default ``Cluster``, and the supervisor of servers that live as long as a command.
+- ``local``: the default ``Cluster``, and the supervisor of services that live as long as a command.
 - ``ray``: a ``Cluster`` of several machines, if Ray is installed and the project asks for it.
 - ``child``: ``Child``, a process that calls functions of one module within limits; ``Program``, for any program.
 - ``child_main``: the process of a ``Child``.

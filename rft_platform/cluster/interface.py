@@ -18,13 +18,15 @@ from rft_platform.common.errors import RftError
 HOSTS_VARIABLE = "RFT_WEB_HOSTS"
 
 LOOPBACK = "127.0.0.1"
+GRACE_S = 7.0  # seconds that a service has to end before it is killed
 
 
 class StartError(RftError):
     """A service ended, or was not ready in time; the message holds the last lines of its log."""
 
-    def __init__(self, message: str, exit_code: int | None = None, last_line: str = "") -> None:
+    def __init__(self, message: str, exit_code: int | None = None, last_line: str = "", pid: int | None = None) -> None:
         super().__init__(message)
+        self.pid = pid  # of the process that ended; None: it still runs
         self.exit_code = exit_code  # None: the process still runs, or another process reaped it
         self.last_line = last_line  # of the log: a server with wrong settings ends with the reason
 
@@ -33,7 +35,7 @@ class StartError(RftError):
 class Bundle:
     """What each process of a service, or a worker, uses on its node."""
 
-    cpus: int = 1  # threads of its arithmetic, and processors that a cluster of several machines reserves
+    cpus: int = 1  # threads of its arithmetic, and processors that a cluster of several machines reserves; 0: no limit
     devices: str | None = None  # CUDA_VISIBLE_DEVICES; None: the caller's, or those that the cluster has reserved
     gpus: float = 0.0  # GPUs that a cluster of several machines reserves
     resources: Mapping[str, float] = field(default_factory=dict)  # named resources that it reserves
@@ -92,7 +94,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A server that outlives the command that needs it. One with the same name and digest is the same service."""
+    """A long-lived server. One with the same name and digest is the same service.
+
+    It outlives the command that needs it, unless ``ends_with_starter``. ``cluster.local.supervisor`` keeps services
+    running for as long as a command.
+    """
 
     name: str
     module: str  # run as ``python -m``
@@ -100,16 +106,19 @@ class Service:
     digest: str = ""  # of everything that makes it another service: settings, model folder, code
     python: str = sys.executable
     env: Mapping[str, str] = field(default_factory=dict)  # in addition to the caller's variables
-    bundle: Bundle = Bundle()
+    bundle: Bundle = Bundle(cpus=0)
     group: Group = Group()
     host: str = LOOPBACK  # where it listens; a cluster of several machines replaces loopback by the node's address
     port: int = 0  # 0: any free port, which its address names
     idle_timeout_s: float | None = None  # it ends after so many seconds without a request; None: never
     start_timeout_s: float = 180.0
     answer_s: float = 30.0  # a service whose /health is silent for so long is replaced
-    grace_s: float = 7.0  # how long it may take to end before it is killed
+    grace_s: float = GRACE_S  # how long it may take to end before it is killed
     shutdown_path: str = ""  # a POST here lets it end after the work that it does; "": SIGTERM does
     stages: Mapping[str, str] = field(default_factory=dict)  # text that it prints while it starts -> what it does then
+    is_ready: Callable[[], bool] | None = None  # of a program that publishes no address itself: whether it serves
+    ends_with_starter: bool = False  # it ends when the process that started it ends in any way
+    leaves_work: bool = False  # if it ends by itself, processes that it started (Dagster runs) go on until ``stop``
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ FREE = (
     "engine.kv_cache_gb",
     "explorer.engines_per_gpu",
     "evaluation",
+    "prompt_search",
     "service",
     "registry.tracking_uri",
     "registry.upload_max_gb",

@@ -43,9 +43,9 @@ def run_plan(
 def render_plan(plan: RunPlan) -> str:
     """The plan as text for a terminal."""
     lines = [plan.title, *([] if plan.home is None else [f"RFT_HOME {plan.home}"])]
-    for heading, said in {**plan.sections, "notices": plan.findings}.items():
-        if said:
-            lines += ["", heading, *(f"  {line}" for line in said)]
+    for heading, section_lines in {**plan.sections, "notices": plan.findings}.items():
+        if section_lines:
+            lines += ["", heading, *(f"  {line}" for line in section_lines)]
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ from rft_platform.common.files import read_json
 
 if TYPE_CHECKING:
     from rft_platform.cluster.interface import Cluster
+    from rft_platform.cluster.local.local_cluster import LocalCluster
 
 #: Umask of every process that writes below a home: no permissions for other users.
 PRIVATE_UMASK = 0o077
@@ -88,6 +89,13 @@ class Home:
         return RayCluster(self.leases, self.logs, **ray)
 
     @property
+    def own_servers(self) -> "LocalCluster":
+        """What runs the servers of `rft ui` and `rft serve`, which end with them and stay on this machine."""
+        from rft_platform.cluster.local.local_cluster import LocalCluster
+
+        return LocalCluster(self.leases / "servers", self.logs)
+
+    @property
     def web_token(self) -> Path:
         """The access token of the project's web servers, readable by the owner only."""
         return self.root / "web_token"
@@ -106,6 +114,16 @@ class Home:
     def imports(self) -> Path:
         """Datasets made of imported traces: a folder a kind of row, a file an import."""
         return self.root / "imports"
+
+    @property
+    def received(self) -> Path:
+        """Spans that `rft receive` got: a file a day."""
+        return self.root / "received"
+
+    @property
+    def prompts(self) -> Path:
+        """The newest search for a prompt: its note, its report and the picture."""
+        return self.root / "prompts"
 
     @property
     def checkpoints(self) -> Path:

@@ -305,6 +305,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return total
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build a mapping. Raises ConstructorError if a key occurs twice."""
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:

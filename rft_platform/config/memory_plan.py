@@ -209,7 +209,7 @@ def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Me
 
 
 def _takes_turns(run: RunSettings, gpu_count: int) -> bool:
-    """Whether an engine may sleep while the trainer works: both share a GPU, and nobody needs the engine then."""
+    """Whether an engine may sleep while the trainer works: both share a GPU, and no process needs the engine then."""
     config, placement = run.config, place(run.config, gpu_count)
     together = config.online or config.synchronizer.dynamic or config.synchronizer.sync_offset or config.mode == "train"
     return (

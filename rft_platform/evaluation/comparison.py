@@ -7,7 +7,7 @@ rewards is the percentile interval of a bootstrap over tasks (Efron and Tibshira
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, paired_interval, paired_share_interval
@@ -62,6 +62,14 @@ def comparisons(
         compare(result, other, metric, against, seed) for against, other in others.items() for metric in PAIRED_METRICS
     ]
     return [comparison for comparison in found if comparison is not None]
+
+
+def distinct(found: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons with each policy once: its names are joined, as in ``previous, start`` in the first round."""
+    alike: dict[tuple[str, int, int], list[Comparison]] = {}
+    for each in found:
+        alike.setdefault((each.metric, each.round, each.policy_version), []).append(each)
+    return [replace(group[0], against=", ".join(each.against for each in group)) for group in alike.values()]
 
 
 def task_means(result: EvaluationResult, metric: str) -> dict[str, float]:

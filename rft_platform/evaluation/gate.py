@@ -102,19 +102,19 @@ def gate(
             "(`rft eval --all`)",
         )
     against = _measured(champion, metric)
-    said = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f} (policy version {champion.policy_version})"
+    reason = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f} (policy version {champion.policy_version})"
     if confident:
-        return _confident(candidate, champion, metric, min_delta, said, seed)
+        return _confident(candidate, champion, metric, min_delta, reason, seed)
     needed = against + min_delta
     passed = value > against if min_delta == 0 and to_beat == "champion" else value >= needed
     if passed:
-        return GateDecision(True, said)
-    why = f"{said}: needs {needed:.4f}" if min_delta or to_beat != "champion" else f"{said}: no gain"
+        return GateDecision(True, reason)
+    why = f"{reason}: needs {needed:.4f}" if min_delta or to_beat != "champion" else f"{reason}: no gain"
     return GateDecision(False, why, _summary(value - against, min_delta, metric, champion.policy_version, clearly=""))
 
 
 def _confident(
-    candidate: EvaluationResult, champion: EvaluationResult, metric: str, min_delta: float, said: str, seed: int
+    candidate: EvaluationResult, champion: EvaluationResult, metric: str, min_delta: float, reason: str, seed: int
 ) -> GateDecision:
     found = compare(candidate, champion, metric, "champion", seed) if metric in PAIRED_METRICS else None
     if found is None:
@@ -123,11 +123,11 @@ def _confident(
             "score of each task, or tasks, judge, workflow or sampling differ. Set evaluation.gate.metric to one of "
             f"{', '.join(PAIRED_METRICS)}, or evaluate the champion again"
         )
-    said = f"{said}, difference {found.difference:+.4f} (95 % {found.low:+.4f} to {found.high:+.4f})"
+    reason = f"{reason}, difference {found.difference:+.4f} (95 % {found.low:+.4f} to {found.high:+.4f})"
     if found.low > min_delta:
-        return GateDecision(True, said)
+        return GateDecision(True, reason)
     short = _summary(found.difference, min_delta, metric, champion.policy_version, clearly="clearly ")
-    return GateDecision(False, f"{said}: its lower end must exceed {min_delta:+.4f}", short)
+    return GateDecision(False, f"{reason}: its lower end must exceed {min_delta:+.4f}", short)
 
 
 def _summary(difference: float, min_delta: float, metric: str, version: int, *, clearly: str) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
-_SAMPLED, _GREEDY, _CHAMPION = "#2563eb", "#ea580c", "#ca8a04"
+INK, FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
+SAMPLED, GREEDY, _CHAMPION = "#2563eb", "#ea580c", "#ca8a04"
 _SMALL = (
     ("reward", "mean reward", "#059669"),
     ("mismatch", "engine-trainer mismatch", "#7c3aed"),
@@ -40,8 +40,8 @@ def learning_curve(points: Sequence[CurvePoint], title: str, champion_round: int
     points = sorted(points, key=lambda point: point.round)
     figure = Figure(figsize=(9.6, 6.4), dpi=100, facecolor="white")
     FigureCanvasAgg(figure)
-    figure.text(0.065, 0.94, title, fontsize=15, fontweight="bold", color=_INK)
-    figure.text(0.065, 0.9, _subtitle(points), fontsize=10.5, color=_FAINT)
+    figure.text(0.065, 0.94, title, fontsize=15, fontweight="bold", color=INK)
+    figure.text(0.065, 0.9, _subtitle(points), fontsize=10.5, color=FAINT)
     _draw_pass_rates(figure.add_axes((0.065, 0.4, 0.895, 0.46)), points, champion_round)
     for column, (name, label, color) in enumerate(_SMALL):
         axes = figure.add_axes((0.065 + column * 0.322, 0.065, 0.251, 0.185))
@@ -52,17 +52,17 @@ def learning_curve(points: Sequence[CurvePoint], title: str, champion_round: int
 
 
 def _draw_pass_rates(axes: "Axes", points: Sequence[CurvePoint], champion_round: int | None) -> None:
-    _style(axes)
+    style(axes)
     axes.set_ylim(-0.02, 1.04)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     banded = [p for p in points if p.sampled_low is not None and p.sampled_high is not None]
     (x, low), (_, high) = _series(banded, "sampled_low"), _series(banded, "sampled_high")
-    axes.fill_between(x, low, high, color=_SAMPLED, alpha=0.15, linewidth=0)
+    axes.fill_between(x, low, high, color=SAMPLED, alpha=0.15, linewidth=0)
     ends = []
-    for name, color, style in (("greedy", _GREEDY, "--"), ("sampled", _SAMPLED, "-")):
+    for name, color, line in (("greedy", GREEDY, "--"), ("sampled", SAMPLED, "-")):
         x, y = _series(points, name)
         if x:
-            axes.plot(x, y, style, color=color, linewidth=2.2, marker="o", markersize=_marker_size(x))
+            axes.plot(x, y, line, color=color, linewidth=2.2, marker="o", markersize=_marker_size(x))
             ends.append((y[-1], x[-1], name, color))
     _label_ends(axes, ends)
     _mark_champion(axes, points, champion_round)
@@ -76,20 +76,20 @@ def _draw_pass_rates(axes: "Axes", points: Sequence[CurvePoint], champion_round:
         "round\npolicy version",
         transform=axes.transAxes,
         fontsize=9,
-        color=_FAINT,
+        color=FAINT,
         ha="right",
         va="center",
     )
 
 
 def _draw_small(axes: "Axes", points: Sequence[CurvePoint], name: str, label: str, color: str) -> None:
-    _style(axes)
+    style(axes)
     axes.set_xlim(-0.05 * _last(points), _last(points) * 1.05)
     axes.set_xticks([0, _last(points)])
     x, y = _series(points, name)
-    axes.text(0, 1.14, label, transform=axes.transAxes, fontsize=9.5, color=_INK)
+    axes.text(0, 1.14, label, transform=axes.transAxes, fontsize=9.5, color=INK)
     if not x:
-        axes.text(0.5, 0.4, "not measured yet", transform=axes.transAxes, ha="center", color=_FAINT, fontsize=9)
+        axes.text(0.5, 0.4, "not measured yet", transform=axes.transAxes, ha="center", color=FAINT, fontsize=9)
         axes.set_yticks([])
         return
     axes.text(
@@ -153,13 +153,14 @@ def _marker_size(x: Sequence[int]) -> float:
     return 6.0 if len(x) <= 15 else 3.5 if len(x) <= 40 else 0.0
 
 
-def _style(axes: "Axes") -> None:
+def style(axes: "Axes") -> None:
+    """Give axes the look of all plots: horizontal grid lines, no frame."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_GRID)
     axes.grid(axis="y", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=_FAINT, labelsize=9, length=0)
+    axes.tick_params(colors=FAINT, labelsize=9, length=0)
 
 
 #: Markdown of fewer characters is shown in Dagster's table of an asset's metadata, longer Markdown behind a link.
@@ -176,7 +177,7 @@ def inline_curve(points: Sequence[CurvePoint], champion_round: int | None = None
     """
     points = sorted(points, key=lambda point: point.round)
     lines, legend = [], []
-    for name, color, label in (("sampled", _SAMPLED, "blue"), ("greedy", _GREEDY, "orange")):
+    for name, color, label in (("sampled", SAMPLED, "blue"), ("greedy", GREEDY, "orange")):
         x, y = _series(points, name)
         if x:
             places = ",".join(_place(x[i], y[i], _last(points)) for i in _evenly(len(x)))
@@ -189,7 +190,7 @@ def inline_curve(points: Sequence[CurvePoint], champion_round: int | None = None
             cx, cy = _place(number, rate, _last(points)).split(",")
             lines.append(f"<circle cx='{cx}' cy='{cy}' r='4' fill='{_CHAMPION}'/>")
             legend.append(f"champion: round {champion_round}")
-    frame = f"<path d='M0,4H{_WIDE}M0,{_HIGH + 4}H{_WIDE}' stroke='{_FAINT}' stroke-dasharray='2'/>"
+    frame = f"<path d='M0,4H{_WIDE}M0,{_HIGH + 4}H{_WIDE}' stroke='{FAINT}' stroke-dasharray='2'/>"
     size = f"width='{_WIDE + 8}' height='{_HIGH + 8}'"
     svg = f"<svg xmlns='http://www.w3.org/2000/svg' {size}>{frame}{''.join(lines)}</svg>"
     address = svg.replace("#", "%23").replace("<", "%3C").replace(">", "%3E").replace(" ", "%20")

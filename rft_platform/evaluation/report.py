@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.files import atomic_path, write_text
-from rft_platform.evaluation.comparison import Comparison
+from rft_platform.evaluation.comparison import Comparison, distinct
 from rft_platform.evaluation.gate import GateDecision, Kept
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult, Transcript
@@ -61,7 +61,7 @@ def comparison_table(compared: Sequence[Comparison]) -> str:
     """Table with one row per metric and compared policy: the difference and its 95 % interval over tasks."""
     rows = [
         [f"{each.against} (v{each.policy_version}), {each.metric}", comparison_cell(each), each.verdict]
-        for each in compared
+        for each in distinct(compared)
     ]
     return table(["difference from", "95 %, paired over tasks", ""], rows)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rft_platform.common.files import atomic_path
+from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.parquet import read_table, write_table
 from rft_platform.experience.schema import RECORD_KEY, VERSION_KEY
@@ -44,12 +44,12 @@ def selection_files(store: ExperienceStore, number: int) -> list[Path]:
 
 def write_selection(
     store: ExperienceStore, number: int, rows: Sequence[dict[str, object]], policy: str = DEFAULT_POLICY
-) -> Path:
-    """Write the rows that the training of a round takes, in the order in which they were selected."""
+) -> str:
+    """Write the rows that the training of a round takes, in the order given; returns the SHA-256 of the file."""
     target = selection_file(store, number, policy)
     with atomic_path(target) as temp:
         write_table(pa.Table.from_pylist(list(rows), SELECTION_SCHEMA), temp)
-    return target
+    return digest_file(target)
 
 
 def read_selection(

@@ -80,6 +80,11 @@ _JOBS = [
         "Judge stored rollouts again, with the configured judge or another one: a backfill over rounds.",
     ),
     _Job(
+        "prompt_job",
+        ["optimised_prompt"],
+        "Search for a better system prompt for the starting weights, and compare it with the training.",
+    ),
+    _Job(
         "sft_job",
         [*OFFLINE_ASSETS["sft"], "evaluation_report"],
         "Supervised fine-tuning on a dataset of demonstrations; the weights are registered and evaluated.",

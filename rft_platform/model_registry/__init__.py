@@ -10,5 +10,5 @@ checkpoint as a version; the alias ``champion`` marks the promoted one. Read in 
 3. ``tracking`` (``TrainingRun``: parameters, metrics, use of the machine, datasets and LoggedModels of a run in
    MLflow), ``run_traces`` (transcripts), ``otlp_traces`` (the same for receivers of OpenTelemetry), ``metric_sinks``
    (TensorBoard, plug-ins) and ``experiment_trackers`` (Weights & Biases, SwanLab);
-4. ``manifests`` (checkpoints and their parents).
+4. ``manifests`` (checkpoints and their parents), ``prompts`` (versions of a project's system prompt).
 """

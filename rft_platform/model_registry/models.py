@@ -131,9 +131,10 @@ class ModelRegistry:
         return self._open()[1]
 
     def training_run(self, name: str, tags: Mapping[str, str] | None = None) -> TrainingRun:
-        """Return the MLflow run of the training ``name``; the first call creates it, later calls continue it."""
+        """Return the MLflow run of this policy in the training ``name``; the first call creates it."""
         client, experiment_id = self._open()
-        run = TrainingRun.find_or_create(client, experiment_id, check_name(name, "training run"), tags or {})
+        own = check_name(stored_name(name, self._policy), "training run")
+        run = TrainingRun.find_or_create(client, experiment_id, own, tags or {})
         self._run_ids[name] = run.run_id
         return run
 

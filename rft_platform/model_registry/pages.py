@@ -15,7 +15,7 @@ ADDRESS = "RFT_MLFLOW_URL"  #: environment variable with the address of MLflow's
 
 
 def run_page(experiment_id: str, run_id: str) -> str:
-    """The page with the curves of a training run, as the part of an address after ``#``."""
+    """The URL fragment (after ``#``) of the page with the curves of a training run."""
     return f"/experiments/{experiment_id}/runs/{run_id}/model-metrics?workflowType={WORKFLOW}"
 
 

@@ -232,11 +232,11 @@ class TrainingRun:
         repeated reads no history.
         """
         newest = self._newest
-        asked = {(key, step) for key, step in points if key in newest and step <= newest[key]}
+        candidates = {(key, step) for key, step in points if key in newest and step <= newest[key]}
         found: set[tuple[str, int]] = set()
-        for key in sorted({key for key, _ in asked}):
+        for key in sorted({key for key, _ in candidates}):
             found |= {(key, point.step) for point in self.client.get_metric_history(self.run_id, key)}
-        return found & asked
+        return found & candidates
 
 
 def warn_once(destination: str, what: str, error: str) -> None:

@@ -79,8 +79,8 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str, ten
         tuple(ref for folder, ref in descendants.items() if folder not in trained),
     )
     rounds = ", ".join(map(round_key, found.rounds)) or "no round"
-    said = f"{found.rows} calls of one subject were erased; rows of {rounds}"
-    traffic_store(project).log("forgotten", said, **found.to_json())
+    summary = f"{found.rows} calls of one subject were erased; rows of {rounds}"
+    traffic_store(project).log("forgotten", summary, **found.to_json())
     return found
 
 

@@ -69,8 +69,8 @@ def invalid_fields(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     """The refusal of a body that pydantic refuses with ``problems``; names the first one."""
     first = problems[0]
     where = ".".join(str(part) for part in first["loc"] if part != "body")
-    said = first["msg"].removeprefix("Value error, ")
-    message = f"{where}: {said}" if where else said if first["type"] == "value_error" else f"body: {said}"
+    problem = first["msg"].removeprefix("Value error, ")
+    message = f"{where}: {problem}" if where else problem if first["type"] == "value_error" else f"body: {problem}"
     return ApiError(400, message, "invalid_value", where or None)
 
 

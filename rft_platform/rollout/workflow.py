@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -31,7 +32,7 @@ class WorkflowOutput:
 
 
 #: ``async workflow(task: dict, model, ...) -> WorkflowOutput``; parameters are matched by name. A sync function
-#: runs in a thread.
+#: runs in a thread. A parameter ``system_prompt`` gets the taskset's ``format.system_prompt``, or None.
 WorkflowFunction = Callable[..., Awaitable[WorkflowOutput] | WorkflowOutput]
 
 
@@ -76,6 +77,8 @@ LocalWorkflow = WorkflowFunction | SingleTurnWorkflow | AgentWorkflow
 
 Workflow = LocalWorkflow | WorkerWorkflow
 
+_PROMPT = "system_prompt"  # the parameter of functions and classes that gets the system prompt
+
 #: Built-in workflows by their name in a configuration.
 BUILT_IN = {
     "single_turn": "rft_platform.rollout.runner.run_rollouts:SingleTurn",
@@ -89,8 +92,11 @@ BUILT_IN = {
 
 
 def check_workflow_function(function: Callable[..., Any]) -> None:
-    """Raise ``ValueError`` unless the parameters are ``task``, ``model`` [, ``auxiliary_models``] [, ``logger``]."""
-    check_parameters(function, "Workflow function", ("task", "model"), ("auxiliary_models", "logger"))
+    """Raise ``ValueError`` unless the parameters are ``task`` and ``model``, and some of the optional ones.
+
+    These are ``auxiliary_models``, ``logger`` and ``system_prompt``.
+    """
+    check_parameters(function, "Workflow function", ("task", "model"), ("auxiliary_models", "logger", _PROMPT))
 
 
 def resolve_workflow(
@@ -104,9 +110,9 @@ def resolve_workflow(
     """Return the workflow called ``name``: a built-in one, ``package.module:attribute`` or ``file.py:attribute``.
 
     The attribute may be a function (checked by ``check_workflow_function``), a workflow object, or a workflow class.
-    A class gets ``arguments`` and, if it has a parameter ``system_prompt``, the system prompt. If ``format_args`` is
-    given, its system prompt replaces ``system_prompt``. A class-style workflow, of which one object is created for each
-    run, finds ``arguments``, ``format_args`` and ``reward_fn_args`` in its task. Raises UserError.
+    A class gets ``arguments``. A class or function with a parameter ``system_prompt`` gets the system prompt. If
+    ``format_args`` is given, its system prompt replaces ``system_prompt``. A class-style workflow, of which one object
+    is created for each run, finds ``arguments``, ``format_args`` and ``reward_fn_args`` in its task. Raises UserError.
     """
     target = _load(name)
     keys = format_args or FormatArgs(system_prompt=system_prompt)
@@ -125,7 +131,17 @@ def resolve_workflow(
     except ValueError as error:
         raise UserError(f"workflow {name!r}: {error}") from error
     checked: WorkflowFunction = target
-    return checked
+    return partial(checked, system_prompt=keys.system_prompt) if _has_prompt(checked) else checked
+
+
+def takes_system_prompt(name: str) -> bool:
+    """Whether the workflow called ``name`` gets the system prompt. Raises UserError if it cannot be loaded."""
+    target = _load(name)
+    return _has_prompt(target) or (isinstance(target, type) and is_class_style(target))
+
+
+def _has_prompt(target: Any) -> bool:
+    return callable(target) and _PROMPT in inspect.signature(target).parameters
 
 
 def _load(name: str) -> Any:
@@ -137,8 +153,8 @@ def _load(name: str) -> Any:
 
 
 def _instantiate(name: str, target: type, arguments: dict[str, Any], system_prompt: str | None) -> Any:
-    if system_prompt is not None and "system_prompt" in inspect.signature(target).parameters:
-        arguments.setdefault("system_prompt", system_prompt)
+    if system_prompt is not None and _has_prompt(target):
+        arguments.setdefault(_PROMPT, system_prompt)
     try:
         return target(**arguments)
     except TypeError as error:

@@ -9,5 +9,6 @@ Read in this order:
 2. ``project`` (what a stage works with) and ``setup`` (its configuration turned into running parts);
 3. ``selection`` (tasks and rows), ``releases`` (which versions are promoted, serve and are trained further),
    ``planning`` (what runs next), ``reporting``, ``maintenance``;
-4. ``offline``: a training on a dataset, the only round of its project.
+4. ``offline``: a training on a dataset, the only round of its project; ``prompt_search``: a better
+   system prompt for the starting weights.
 """

@@ -42,7 +42,7 @@ def measure(project: Project, engine: PolicyEngine, round_number: int) -> list[E
             runs = taskset.rollout_args.n or settings.sampled_n
             greedy = settings.greedy
             results.append(
-                _measure_taskset(project, engine, taskset, dataset, round_number, runs, greedy, auxiliaries, engines)
+                measure_taskset(project, engine, taskset, dataset, round_number, runs, greedy, auxiliaries, engines)
             )
     return results
 
@@ -51,7 +51,7 @@ def sampled_pass(project: Project, engine: PolicyEngine) -> float:
     """Sampled pass rate on the first held-out taskset, one run per task, without progress reports."""
     taskset, dataset = project.eval_tasks[0]
     with serving_auxiliaries(project) as auxiliaries:
-        result = _measure_taskset(project, engine, taskset, dataset, 0, 1, False, auxiliaries, {}, quiet=True)
+        result = measure_taskset(project, engine, taskset, dataset, 0, 1, False, auxiliaries, {}, quiet=True)
     return result.summary()["sampled_pass"]
 
 
@@ -77,7 +77,7 @@ class _Progress:
         report(self._what, self._total, self._total)
 
 
-def _measure_taskset(
+def measure_taskset(
     project: Project,
     engine: PolicyEngine,
     taskset: Taskset,
@@ -88,7 +88,9 @@ def _measure_taskset(
     auxiliaries: Mapping[str, AuxiliaryModel],
     policies: Mapping[str, PolicyEngine],
     quiet: bool = False,
+    transcripts: int = 6,
 ) -> EvaluationResult:
+    """Scores of the policy that the engine serves on the tasks of ``dataset``; ``quiet``: without a progress line."""
     config = project.config
     name = "start" if round_number == 0 else round_key(round_number)
     if len(project.eval_tasks) > 1:
@@ -106,6 +108,7 @@ def _measure_taskset(
         round=round_number,
         bootstrap_seed=config.evaluation.bootstrap_seed,
         limits=project.settings.limits,
+        transcripts=transcripts,
         max_abs_reward=taskset.max_abs_reward,
         auxiliary_models=auxiliaries,
         policies=policies,

@@ -182,12 +182,16 @@ def train_request(
     Raises StorageError if there is no active judgement.
     """
     config, store, policy = project.config, project.store, parent.name
-    rounds = selection.rounds or [round_number]
-    algorithm = spec_with_critic(project)
-    start, before = started_again(store, round_number, policy), steps_before(store, round_number, policy)
+    algorithm, save_state = spec_with_critic(project), _when_to_save(project, round_number, selection)
     demonstrations = experts_file(project, algorithm, round_number)
     if demonstrations is None:  # an online project whose users have corrected nothing yet
         algorithm = replace(algorithm, expert_weight=None)
+    origin = lineage(project, round_number, selection, dagster_run_id, policy)
+    start, before = started_again(store, round_number, policy), steps_before(store, round_number, policy)
+    rounds = selection.rounds or [round_number]
+    judged = {number: store.judged_file(number, selection.judge_versions.get(number)) for number in rounds}
+    for key in (round_key(number) for number, file in judged.items() if file is None):
+        raise StorageError(f"{key} has no judgement in force to train on: launch judge_job for {key}")
     return TrainRequest(
         parent=parent.folder,
         parent_version=parent.policy_version,
@@ -195,7 +199,7 @@ def train_request(
         algorithm=algorithm,
         optimizer=optimizer_spec(config.algorithm.optimizer, project.length.steps),
         rollouts=tuple(str(file) for number in rounds for file in store.rollout_files(number)),
-        judged=tuple(str(_judged_file(store, number, selection)) for number in rounds),
+        judged=tuple(map(str, judged.values())),
         selection=str(selection_file(store, round_number, policy)),
         train_batch_size=project.batches.train_batch_size,
         max_tokens_per_pack=project.memory.max_tokens_per_pack,
@@ -209,10 +213,10 @@ def train_request(
         demonstrations=demonstrations,
         expert_batch_size=config.algorithm.experts.batch_size if config.algorithm.experts else None,
         save_interval=config.trainer.save_interval,
-        save_state=_when_to_save(project, round_number, selection),
+        save_state=save_state,
         save_hf_checkpoint=config.trainer.save_hf_checkpoint,
         max_checkpoints_to_keep=config.trainer.max_checkpoints_to_keep,
-        lineage=lineage(project, round_number, selection, dagster_run_id, policy),
+        lineage=origin,
         steps_before=before if before > parent.policy_version else None,
     )
 
@@ -222,14 +226,6 @@ def _when_to_save(project: Project, round_number: int, selection: RowSelection) 
     last = round_number >= project.rounds_budget or selection.last
     alternates = len(project.policies) > 1  # each policy's training replaces the state of another one
     return "now" if last or alternates or not project.config.trainer.save_in_background else "later"
-
-
-def _judged_file(store: ExperienceStore, number: int, selection: RowSelection) -> Path:
-    judged = store.judged_file(number, selection.judge_versions.get(number))
-    if judged is None:
-        key = round_key(number)
-        raise StorageError(f"{key} has no judgement in force to train on: launch judge_job for {key}")
-    return judged
 
 
 def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) -> str | None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from rft_platform.common.errors import RftError
 from rft_platform.config.checks.machine import Machine
@@ -9,7 +11,7 @@ from rft_platform.config.checks.settings import settings_findings
 from rft_platform.config.dry_run import RunPlan, run_plan
 from rft_platform.config.findings import Finding, error, has_errors, note, raised, refuse
 from rft_platform.config.home import Home
-from rft_platform.config.load import load_config_of
+from rft_platform.config.load import load_config, load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.online.project import project_in
 from rft_platform.rounds.project.project import Project
@@ -34,6 +36,7 @@ PROJECT: tuple[Check, ...] = (
 #: The checks that need tasks, demonstrations or a dataset, and the user's code.
 DATA: tuple[Check, ...] = (
     data_checks.task_problems,
+    data_checks.prompt_problems,
     data_checks.dataset_problems,
     data_checks.demonstration_findings,
 )
@@ -80,13 +83,16 @@ def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = 
     return replace(plan, home=str(home.root), findings=(*wrong, *found))
 
 
-def project_findings(home: Home) -> Iterator[Finding]:
-    """Whether the project in ``home`` could start here: what ``rft run --dry-run`` finds, and lost records."""
-    if not home.config_file.exists():
+def project_findings(home: Home, config: Path | None = None) -> Iterator[Finding]:
+    """Whether the project in ``home`` could start here: what ``rft run --dry-run`` finds, and lost records.
+
+    With ``config``, whether it could start or continue with the configuration in this file.
+    """
+    if config is None and not home.config_file.exists():
         yield note("none yet; `rft demo` or `rft run --config FILE` starts one", key="project")
         return
     try:
-        project = project_in(home, load_config_of(home))
+        project = project_in(home, load_config_of(home) if config is None else load_config(config))
         found = findings(project, machine_of(project), dry=True)
     except RftError as problem:
         yield from (error(line, key="project") for line in str(problem).splitlines())
@@ -94,7 +100,7 @@ def project_findings(home: Home) -> Iterator[Finding]:
     found += raised(_check_records, project, key="project", kind=RftError)
     yield from found
     if not has_errors(found):
-        yield note(f"{project.config.project}/{project.config.name}, {home.config_file}", key="project")
+        yield note(f"{project.config.project}/{project.config.name}, {config or home.config_file}", key="project")
 
 
 def _check_records(project: Project) -> None:
@@ -115,23 +121,27 @@ def _wrong_command(config: RftConfig, service: bool) -> Iterator[Finding]:
         )
     elif service and not config.online:
         yield error(
-            "this project explores tasks: an online project has no buffer.explorer_input.taskset and "
-            "buffer.trainer_input.experience_buffer.storage_type: sql; `rft run` starts this one",
+            "this is no online project, because it explores tasks: start it with `rft run`, or leave out "
+            "buffer.explorer_input.taskset and set buffer.trainer_input.experience_buffer.storage_type: sql",
             key="mode",
         )
 
 
-#: The checks of ``rft doctor``, of the installation and of the project in a home, cheapest first.
-DOCTOR: tuple[Callable[[Home], Iterator[Finding]], ...] = (
-    machine.python_findings,
-    machine.package_findings,
-    machine.home_findings,
-    project_findings,
-    cluster_checks.cluster_findings,
-    machine.database_findings,
-    machine.partition_findings,
-    machine.process_findings,
-    machine.port_findings,
-    machine.device_findings,
-    machine.definition_findings,
-)
+def doctor_checks(config: Path | None = None) -> tuple[Callable[[Home], Iterator[Finding]], ...]:
+    """The checks of ``rft doctor``, of the installation and of the project in a home, cheapest first.
+
+    ``config``: the file to check instead of the project's configuration in force.
+    """
+    return (
+        machine.python_findings,
+        machine.package_findings,
+        machine.home_findings,
+        partial(project_findings, config=config),
+        cluster_checks.cluster_findings,
+        machine.database_findings,
+        machine.partition_findings,
+        machine.process_findings,
+        machine.port_findings,
+        machine.device_findings,
+        machine.definition_findings,
+    )

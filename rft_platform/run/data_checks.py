@@ -39,6 +39,14 @@ def task_problems(project: Project) -> Iterator[Finding]:
         yield from raised(_check_prompt_lengths, project, taskset, key=f"{key}.path")
 
 
+def prompt_problems(project: Project) -> Iterator[Finding]:
+    """A search for a prompt that cannot run."""
+    from rft_platform.rounds.prompt_search import check_prompt_search
+
+    if project.config.prompt_search is not None:
+        yield from raised(check_prompt_search, project, key="prompt_search")
+
+
 def demonstration_findings(project: Project) -> Iterator[Finding]:
     """Demonstrations that cannot be read, and the size of a warm start that has not ended."""
     from rft_platform.rounds.project.record import published

@@ -101,6 +101,18 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
     return driven.result
 
 
+def run_job(project: Project, definitions: dg.Definitions, job: str) -> None:
+    """Run a job without partitions in this process. Raises the error of its asset, or UserError while a driver runs."""
+    with driver_lock(project.home, project.config.mode), open_instance(project.home, capture_output=False) as instance:
+        run_id = str(uuid.uuid4())
+        try:
+            definitions.resolve_job_def(job).execute_in_process(
+                instance=instance, run_id=run_id, tags=driver_tags(run_id), run_config=_QUIET
+            )
+        except Exception as raised:
+            raise _fault_of(raised) from raised
+
+
 def _overlaps(project: Project) -> bool:
     """Whether explorations and trainings run at the same time.
 

@@ -23,7 +23,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.jobs.driver_lock import other_half_runs, refuse_second_driver
 from rft_platform.observability.logs import configured
 from rft_platform.observability.masked_output import masked
-from rft_platform.rounds.project.record import move_folders
+from rft_platform.rounds.project.record import move_folders, published
 from rft_platform.run.checks import check_run
 from rft_platform.run.console import notes
 from rft_platform.run.round_lines import RoundNews
@@ -164,6 +164,26 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
     if result.failed:
         raise _failure(result)
     return result
+
+
+def search_prompt(project: "Project", console: "Console") -> None:
+    """Search for a prompt (`rft prompt optimise`); the starting weights are made first if there are none.
+
+    Raises the error that ended it. The definitions read the home from the environment, so call ``use_home`` first.
+    """
+    with terminable(), used_processes_end(project.home, console):
+        with console.status("loading"), importing():
+            from rft_platform.project_definitions import stored_definitions
+            from rft_platform.run.driver import drive, run_job
+            from rft_platform.run.live import showing_progress
+        keep_imports()
+        log, definitions = project.home.logs / "driver.log", stored_definitions(project.home)
+        with showing_progress(console), prints_go_to(log), configured("driver"), logs_bounded(log.parent):
+            if published(project.store, 0) is None:
+                made = drive(project, definitions, max_launches=1)
+                if made.error is not None:
+                    raise made.error
+            run_job(project, definitions, "prompt_job")
 
 
 def use_home(home: Home) -> None:

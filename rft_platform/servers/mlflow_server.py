@@ -11,7 +11,7 @@ import sys
 import uuid
 from typing import Any
 
-from rft_platform.cluster.local.supervisor import end_with_supervisor
+from rft_platform.cluster.local.service_process import end_with_starter
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
 from rft_platform.model_registry.pages import WORKFLOW
@@ -30,7 +30,7 @@ BACKEND = "MLFLOW_BACKEND_STORE_URI"
 
 def main() -> None:
     """Serve until interrupted; exit code 2 for bad options."""
-    end_with_supervisor()
+    end_with_starter()
     options = options_parser().parse_args()
     try:
         app = guarded_application(options, access_token(Home.from_environment().web_token))

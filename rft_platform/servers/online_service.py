@@ -6,7 +6,7 @@
 import logging
 import sys
 
-from rft_platform.cluster.local.supervisor import end_with_supervisor
+from rft_platform.cluster.local.service_process import end_with_starter
 from rft_platform.cluster.this_process import keep_imports
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 
 def main() -> None:
     """Serve the project of ``RFT_HOME``; exit status 2 for a user's mistake."""
-    end_with_supervisor()
+    end_with_starter()
     keep_imports()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     configure("service")

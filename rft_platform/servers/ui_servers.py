@@ -1,16 +1,17 @@
-"""The servers of the web interface (``rft ui``), their readiness checks, and the switches of its sensors."""
+"""The servers of ``rft ui`` and ``rft serve``: their declarations and checks, and the switches of the sensors."""
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 import rft_platform
-from rft_platform.cluster.interface import Service
-from rft_platform.cluster.local.supervisor import Server, as_service
+from rft_platform.cluster.interface import Service, tls_context
+from rft_platform.cluster.local.service_process import of_command
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import write_text
 from rft_platform.common.redaction import redact
@@ -33,6 +34,7 @@ _HOST = "127.0.0.1"
 _UI_URL = "RFT_UI_URL"  # as in jobs.alerts, which imports Dagster
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # all addresses -> the one that a check connects to
 _BEAT_AGE_S = 120.0
+_ANSWER_S = 180.0  # a server that is silent for so long is replaced
 _PACKAGE = Path(rft_platform.__file__).parent
 
 SENSORS = ("next_round_sensor", "experience_threshold_sensor")
@@ -69,10 +71,20 @@ def online_port(config: "RftConfig") -> Port:
     return Port(config.explorer.proxy_port, "the service", "explorer.proxy_port")
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that ``rft ui`` or ``rft serve`` lists, with the addresses for a browser."""
+
+    name: str  # for people
+    service: Service | None = None  # None: it runs elsewhere
+    url: str = "running"
+    pages: Mapping[str, str] = field(default_factory=dict)  # addresses of start pages, by their content
+
+
 def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_port: int | None = None) -> list[Server]:
     """The Dagster webserver and MLflow; with ``daemon`` the daemon, with ``metrics_port`` the metrics server.
 
-    An MLflow server that runs elsewhere is listed without a command.
+    To add a server, write its declaration below and list it here.
     """
     from rft_platform.config.load import load_config_of
     from rft_platform.jobs.instance import open_instance
@@ -84,45 +96,97 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
     config = load_config_of(home) if home.config_file.exists() else None
     if config is not None:
         add_rounds(instance, open_project(home))
-    env, workspace = _environment(home, port), ("-w", str(_workspace(home)))
-    token, url, tracking_uri = access_token(home.web_token), f"http://{_HOST}:{port}", _tracking_uri(home, config)
-    elsewhere = _runs_elsewhere(tracking_uri)
-    mlflow_url = redact(tracking_uri) if elsewhere else f"http://{_HOST}:{mlflow_port}"
-    arguments = (*workspace, "-h", _HOST, "-p", str(port), *_log_format())
-    servers = [
-        Server(
-            Service(
-                "Dagster", dagster_server.__name__, arguments, env={ADDRESS: os.environ.get(ADDRESS, mlflow_url), **env}
-            ),
-            serves_guarded(url, dagster_server.HEALTH),
-            url=sign_in_url(url, token),
-            pages={"results": sign_in_url(url, token, _RESULTS)} if config is not None else {},
-            restarts=True,
-        )
-    ]
-    if elsewhere:
-        servers.append(Server(Service("MLflow", ""), lambda: True, url=mlflow_url))
+    env, tracking_uri = _environment(home, port), _tracking_uri(home, config)
+    workspace = ("-w", str(_workspace(home)), *_log_format())
+    if _runs_elsewhere(tracking_uri):
+        mlflow_url = redact(tracking_uri)
+        mlflow = Server("MLflow", url=mlflow_url)
     else:
-        servers.append(_mlflow(home, tracking_uri, mlflow_port, env, token))
-    if daemon:
-        service = as_service("daemon", ("dagster-daemon", "run", *workspace, *_log_format()), env)
-        servers.append(Server(service, _beats(instance), restarts=True, leaves_work=True))
-    if metrics_port is not None:
-        servers.append(_metrics(metrics_port, env))
-    return servers
+        mlflow_url = f"http://{_HOST}:{mlflow_port}"
+        mlflow = _mlflow(home, tracking_uri, mlflow_port, env)
+    dagster_env = {ADDRESS: os.environ.get(ADDRESS, mlflow_url), **env}
+    return [
+        _dagster(home, port, workspace, dagster_env, has_results=config is not None),
+        mlflow,
+        *([_daemon(instance, workspace, env)] if daemon else []),
+        *([_metrics(metrics_port, env)] if metrics_port is not None else []),
+    ]
+
+
+def _dagster(home: Home, port: int, workspace: Sequence[str], env: Mapping[str, str], has_results: bool) -> Server:
+    url, token = f"http://{_HOST}:{port}", access_token(home.web_token)
+    service = Service(
+        "dagster",
+        dagster_server.__name__,
+        ("-h", _HOST, "-p", str(port), *workspace),
+        env=env,
+        port=port,
+        answer_s=_ANSWER_S,
+        is_ready=serves_guarded(url, dagster_server.HEALTH),
+    )
+    pages = {"results": sign_in_url(url, token, _RESULTS)} if has_results else {}
+    return Server("Dagster", service, sign_in_url(url, token), pages)
+
+
+def _mlflow(home: Home, tracking_uri: str, port: int, env: Mapping[str, str]) -> Server:
+    from rft_platform.model_registry.mlflow_client import make_database
+
+    make_database(tracking_uri)  # created here, so that a killed server leaves no incomplete database
+    url = f"http://{_HOST}:{port}"
+    service = Service(
+        "mlflow",
+        mlflow_server.__name__,
+        ("--host", _HOST, "--port", str(port), "--artifact-root", str(home.mlflow / "artifacts")),
+        env={**env, mlflow_server.BACKEND: tracking_uri},  # not an argument: `ps` would show a password in the URI
+        port=port,
+        answer_s=_ANSWER_S,
+        is_ready=serves_guarded(url, mlflow_server.HEALTH),
+    )
+    return Server("MLflow", service, sign_in_url(url, access_token(home.web_token)) + _curves(home, tracking_uri))
+
+
+def _daemon(instance: "dg.DagsterInstance", workspace: Sequence[str], env: Mapping[str, str]) -> Server:
+    module, arguments = of_command(("dagster-daemon", "run", *workspace))
+    service = Service(
+        "daemon",
+        module,
+        arguments,
+        env=env,
+        answer_s=_ANSWER_S,
+        is_ready=_beats(instance),
+        leaves_work=True,
+    )
+    return Server("daemon", service)
+
+
+def _metrics(port: int, env: Mapping[str, str]) -> Server:
+    url = f"http://{_HOST}:{port}"
+    service = Service(
+        "metrics",
+        "rft_platform",
+        ("metrics", "--port", str(port)),
+        env=env,
+        port=port,
+        answer_s=_ANSWER_S,
+        is_ready=serves_guarded(url, "/healthz", guarded="/metrics"),
+    )
+    return Server("metrics", service, f"{url}/metrics")
 
 
 def online_server(home: Home, project: "Project", port: int) -> Server:
-    """How to start the online service of a project; ``port`` is the port of the Dagster interface."""
+    """The online service of a project; ``port`` is the port of the Dagster interface."""
     explorer = project.config.explorer
     listens_on, probed = explorer.listen_address, _WILDCARDS.get(explorer.listen_address, explorer.listen_address)
-    return Server(
-        Service("service", "rft_platform.servers.online_service", env=_environment(home, port)),
-        answers(f"{_url(probed, explorer.proxy_port)}/health", host="localhost"),
-        url=f"{_url(listens_on, explorer.proxy_port)}/v1",
-        pages={"status": f"{_url(listens_on, explorer.proxy_port)}/status"},
-        restarts=True,
+    url = _url(listens_on, explorer.proxy_port)
+    service = Service(
+        "service",
+        "rft_platform.servers.online_service",
+        env=_environment(home, port),
+        port=explorer.proxy_port,
+        answer_s=_ANSWER_S,
+        is_ready=answers(f"{_url(probed, explorer.proxy_port)}/health", host="localhost"),
     )
+    return Server("service", service, f"{url}/v1", {"status": f"{url}/status"})
 
 
 def _url(host: str, port: int) -> str:
@@ -142,34 +206,9 @@ def _workspace(home: Home) -> Path:
     return file
 
 
-def _metrics(port: int, env: Mapping[str, str]) -> Server:
-    url = f"http://{_HOST}:{port}"
-    return Server(
-        Service("metrics", "rft_platform", ("metrics", "--port", str(port)), env=env),
-        serves_guarded(url, "/healthz", guarded="/metrics"),
-        url=f"{url}/metrics",
-        restarts=True,
-    )
-
-
 def _log_format() -> list[str]:
     """Options that make Dagster's processes log JSON lines if the platform's processes do."""
     return ["--log-format", "json"] if wants_json() else []
-
-
-def _mlflow(home: Home, tracking_uri: str, port: int, env: Mapping[str, str], token: str) -> Server:
-    from rft_platform.model_registry.mlflow_client import make_database
-
-    make_database(tracking_uri)  # created here, so that a killed server leaves no incomplete database
-    url = f"http://{_HOST}:{port}"
-    arguments = ("--host", _HOST, "--port", str(port), "--artifact-root", str(home.mlflow / "artifacts"))
-    own = {**env, mlflow_server.BACKEND: tracking_uri}  # not an argument: `ps` would show a password in the URI
-    return Server(
-        Service("MLflow", mlflow_server.__name__, arguments, env=own),
-        serves_guarded(url, mlflow_server.HEALTH),
-        url=sign_in_url(url, token) + _curves(home, tracking_uri),
-        restarts=True,
-    )
 
 
 def _curves(home: Home, tracking_uri: str) -> str:
@@ -246,7 +285,7 @@ def answers(url: str, host: str | None = None) -> Callable[[], bool]:
 
     def is_ready() -> bool:
         try:
-            return httpx.get(url, headers=headers, timeout=2.0, trust_env=False).is_success
+            return httpx.get(url, headers=headers, timeout=2.0, trust_env=False, verify=tls_context()).is_success
         except httpx.HTTPError:
             return False
 

@@ -105,7 +105,7 @@ class Imports:
                 return self._run(request, redaction)
 
     def _run(self, request: ImportRequest, redaction: Redaction) -> ImportReport:
-        chosen = _Chosen(self._owners(request.name), self._forgotten())
+        chosen = _Chosen(self._owners(request.name), self.forgotten())
         for found in read_traces(FORMATS[request.format](), request.source, request.experiment):
             chosen.add(found)
         chosen.check(request)
@@ -131,7 +131,7 @@ class Imports:
         """Whether some of the ids or subjects were erased before."""
         if not self.root.exists():
             return False
-        refused = self._forgotten()
+        refused = self.forgotten()
         return any(refused.digest(name) in refused.digests for name in names)
 
     def erase(self, is_erased: Callable[[dict[str, Any]], bool], names: Iterable[str]) -> list[Row]:
@@ -140,6 +140,7 @@ class Imports:
         ``is_erased`` says so of an element of a row's ``imported_from``; ``names`` are ids or subjects to refuse.
         """
         erased: list[Row] = []
+        self.root.mkdir(parents=True, exist_ok=True)
         with private_files(), locked(self.root / "lock"):
             self._refuse(names)
             for name in self.names():
@@ -173,11 +174,12 @@ class Imports:
         return {origin["id"] for row in rows for origin in row[ORIGIN]}
 
     def _refuse(self, names: Iterable[str]) -> None:
-        refused = self._forgotten()
+        refused = self.forgotten()
         digests = sorted({*refused.digests, *map(refused.digest, names)})
         write_sealed_json(self.root / "forgotten" / "digests.json", {"digests": digests})
 
-    def _forgotten(self) -> "Forgotten":
+    def forgotten(self) -> "Forgotten":
+        """What must not be imported again."""
         folder = self.root / "forgotten"
         key, digests = folder / "key", folder / "digests.json"
         if not key.exists():
@@ -216,6 +218,7 @@ class _Chosen:
     repeated: int = 0
 
     def add(self, found: Trace | BadTrace) -> None:
+        """Count a trace that was read; keep it unless it is invalid, forgotten or of another import."""
         if isinstance(found, BadTrace):
             self.bad.append(found)
         elif self.refused.has(found):

@@ -9,25 +9,24 @@ Read in this order:
   API that this platform does not support.
 - ``sections``: the settings that users give for model, dataset and algorithm.
 - ``translation``: converts the arguments to the platform's configuration.
-- ``model_selection``: ``select_model()``.
+- ``model_selection``: ``select_model()``; ``prompt_tuning``: ``tune_prompt()``.
 - ``result``: ``TuneResult``.
 """
 
 from rft_platform.rollout.class_style import Experience, ModelWrapper, Task, Workflow
 from rft_platform.tuner.model_selection import select_model
+from rft_platform.tuner.prompt_tuning import PromptTuneConfig, tune_prompt
 from rft_platform.tuner.result import TuneResult
 from rft_platform.tuner.sections import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from rft_platform.tuner.tuning import tune
 from rft_platform.tuner.types import (
     JudgeOutput,
     JudgeType,
-    PromptTuneConfig,
     TinkerConfig,
     WorkflowOutput,
     WorkflowType,
     check_judge_function,
     check_workflow_function,
-    tune_prompt,
 )
 
 __all__ = [

@@ -8,7 +8,7 @@ Names of ``agentscope.tuner`` that this platform does not support raise an error
 """
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.judging.types import check_judge_function
@@ -55,12 +55,6 @@ class JudgeOutput(TunerSection):
     """Rewards of policies of section ``policies``, by name, if they differ from ``reward``."""
 
 
-_PROMPTS = (
-    "this platform trains weights and does not search for prompts; call tune() with the same workflow, or use the "
-    "prompt tuning of agentscope.tuner"
-)
-
-
 class TinkerConfig:
     """Settings of Tinker, a paid training service."""
 
@@ -70,16 +64,3 @@ class TinkerConfig:
             "TinkerConfig: Tinker is a paid service, and trainings run on this machine; leave it out. For an adapter "
             "give tune() a config_path with model: {lora_configs: [{lora_rank: 16}]}"
         )
-
-
-class PromptTuneConfig:
-    """Settings of ``tune_prompt()``."""
-
-    def __init__(self, *_positional: Any, **_fields: Any) -> None:
-        """Raises UserError: prompts are not tuned."""
-        raise UserError(f"PromptTuneConfig: {_PROMPTS}")
-
-
-def tune_prompt(*_positional: Any, **_arguments: Any) -> NoReturn:
-    """Raises UserError: prompts are not tuned."""
-    raise UserError(f"tune_prompt: {_PROMPTS}")

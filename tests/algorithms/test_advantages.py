@@ -241,7 +241,7 @@ def test_gigpo_takes_the_rewards_of_steps_where_they_were_given() -> None:
     np.testing.assert_allclose(got, want, atol=1e-12)
 
 
-def test_gigpo_without_states_says_how_to_tell_them() -> None:
+def test_the_error_of_gigpo_without_states_names_how_to_set_them() -> None:
     with pytest.raises(UserError, match=r"model\.set_env_state"):
         compute_advantages("gigpo", [1.0, 0.0], ["x", "x"], ["a", "b"], [0, 0])
     with pytest.raises(UserError, match=r"'gamma' .* is 1\.5: .* less than or equal to 1"):

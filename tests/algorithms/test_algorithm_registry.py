@@ -41,7 +41,7 @@ def test_the_nearest_name_is_offered() -> None:
     )
 
 
-def test_an_import_that_fails_leaves_no_half_filled_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_import_leaves_no_partly_filled_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "half_filled"
     package.mkdir()
     (package / "__init__.py").write_text("")

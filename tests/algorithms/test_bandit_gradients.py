@@ -277,7 +277,7 @@ def test_gradient_of_pairs_is_the_analytic_one(name: str) -> None:
     torch.testing.assert_close(got, along(c, pi.exp()))
 
 
-def test_dpo_is_at_rest_where_the_policy_is_the_tilted_reference() -> None:
+def test_dpo_has_zero_gradient_at_its_optimum() -> None:
     best = FAR + ADVANTAGE / 0.7  # pi proportional to ref exp(reward / beta)
     got = pair_gradient("dpo", best, FAR, ADVANTAGE, beta=0.7)
     torch.testing.assert_close(got, torch.zeros(5, dtype=torch.float64))

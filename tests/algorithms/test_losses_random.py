@@ -111,7 +111,7 @@ def test_every_registered_loss_has_a_reference() -> None:
     assert set(LOSSES.names()) == set(REFERENCES) | {"gkd"}
 
 
-def test_losses_that_look_at_whole_rows_say_so() -> None:
+def test_losses_over_whole_rows_declare_it() -> None:
     whole = {name for name in LOSSES.names() if bind(name, {}).whole_rows}
     assert whole == {"gspo", "gmpo", *PAIRED}
     assert bind("topr", {"trajectory": True}).whole_rows
@@ -287,7 +287,7 @@ def test_the_whole_objective(kl: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("correction", ["bypass", "decoupled"])
-def test_corrections_masks_and_diagnostics_leave_demonstrations_alone(correction: Any) -> None:
+def test_corrections_masks_and_diagnostics_exclude_demonstrations(correction: Any) -> None:
     case = random_case(5)
     case.behaviour = case.old = np.where(case.expert > 0, -40.0, case.logp)  # nobody sampled the experts
     tokens = case.tokens()

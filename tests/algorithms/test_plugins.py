@@ -74,7 +74,7 @@ def test_a_name_of_the_platform_is_not_taken_over(plugin: Path) -> None:
     assert ADVANTAGES.get("grpo").function.__module__.startswith("rft_platform.")
 
 
-def test_half_a_plugin_leaves_nothing(plugin: Path) -> None:
+def test_a_plugin_that_fails_to_import_registers_nothing(plugin: Path) -> None:
     plugin.write_text(plugin.read_text() + "\nraise RuntimeError('later')\n")
     with pytest.raises(UserError, match="RuntimeError: later"):
         import_plugins([NAME])
@@ -99,7 +99,7 @@ TAUGHT = """
 
 
 @pytest.mark.parametrize("options", ["beta: float = 0.5", "*, alpha: float = 0.5", "*, beta: float"])
-def test_a_teacher_loss_must_say_which_divergence(plugin: Path, options: str) -> None:
+def test_a_teacher_loss_must_name_its_divergence(plugin: Path, options: str) -> None:
     plugin.write_text(dedent(TAUGHT.format(options=options)))
     with pytest.raises(UserError, match=r"'taught', teacher=True\): expected a keyword-only option beta"):
         import_plugins([NAME])
@@ -147,7 +147,7 @@ def test_a_change_of_any_file_reloads_the_package(package: Path) -> None:
     assert len(set(digests)) == 3 and plugins_digest([NAME]) == digests[-1]
 
 
-def test_half_a_package_leaves_nothing(package: Path) -> None:
+def test_a_package_that_fails_to_import_registers_nothing(package: Path) -> None:
     (package / "__init__.py").write_text("from . import losses\nraise RuntimeError('later')\n")
     with pytest.raises(UserError, match="RuntimeError: later"):
         import_plugins([NAME])
@@ -157,7 +157,7 @@ def test_half_a_package_leaves_nothing(package: Path) -> None:
     assert "signs" in ADVANTAGES.names() and "squared" in LOSSES.names()
 
 
-def test_a_module_of_a_like_name_is_another_one() -> None:
+def test_a_module_with_a_similar_name_is_distinguished() -> None:
     ADVANTAGES.add("of_a_neighbour", ADVANTAGES.get("grpo"), type("", (), {"__module__": f"{NAME}_2"}))
     ADVANTAGES.forget(NAME)
     assert "of_a_neighbour" in ADVANTAGES.names()

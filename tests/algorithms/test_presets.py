@@ -102,7 +102,7 @@ def test_grpo_with_the_step_wise_advantage_is_multi_step_grpo() -> None:
     assert choose("grpo", advantage="step_wise_grpo") == preset("multi_step_grpo")
 
 
-def test_another_advantage_brings_its_own_needs() -> None:
+def test_another_advantage_changes_critic_teacher_and_group_size() -> None:
     with_critic = choose("grpo", advantage="gae", advantage_args={"lam": 0.9})
     assert (with_critic.advantage, with_critic.token_advantage) == (None, "gae")
     assert with_critic.critic and with_critic.min_group == 1

@@ -70,7 +70,7 @@ def test_gae_with_lambdas_of_the_policy_by_length_and_of_the_critic() -> None:
     np.testing.assert_allclose(only_critic.returns, naive_gae(tokens, 1.0, 1.0)[1], atol=1e-12)
 
 
-def test_gae_whitens_advantages_and_leaves_returns() -> None:
+def test_gae_whitens_advantages_but_not_returns() -> None:
     tokens = trajectories(4, [6, 3, 8])
     plain, returns = naive_gae(tokens, 1.0, 1.0)
     out = compute_token_advantages("gae", {}, tokens)
@@ -132,7 +132,7 @@ def test_no_token_at_all_is_no_error(name: str) -> None:
     assert len(compute_token_advantages(name, {}, tokens).advantage) == 0
 
 
-def test_discounted_leaves_its_input_alone() -> None:
+def test_discounted_does_not_change_its_input() -> None:
     values = np.arange(5.0)
     np.testing.assert_allclose(discounted(values, np.array([0, 2, 5]), 0.5), [0.5, 1.0, 4.5, 5.0, 4.0])
     np.testing.assert_array_equal(values, np.arange(5.0))

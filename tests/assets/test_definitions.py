@@ -58,7 +58,7 @@ def test_graph_sorts_and_the_round_runs_left_to_right():
         ("sft_dataset", "distilled_checkpoint"),
     ],
 )
-def test_offline_weights_come_of_a_dataset_and_are_evaluated(dataset, weights):
+def test_offline_weights_are_trained_on_a_dataset_and_evaluated(dataset, weights):
     graph = defs.resolve_asset_graph()
     node = graph.get(dg.AssetKey(weights))
     assert {key.to_user_string() for key in node.parent_keys} >= {"base_model", dataset}
@@ -66,7 +66,7 @@ def test_offline_weights_come_of_a_dataset_and_are_evaluated(dataset, weights):
     assert node.pools == {"trainer"}
 
 
-def test_every_asset_tells_what_it_is():
+def test_every_asset_has_description_owner_and_kind():
     graph = defs.resolve_asset_graph()
     groups = set()
     for node in graph.asset_nodes:

@@ -60,7 +60,7 @@ def broken(invariant: Invariant, context: Context) -> str:
     return "; ".join(found.message for found in invariant(context))
 
 
-def test_projects_come_through_kills_of_every_process(outcomes):
+def test_projects_survive_kills_of_every_process(outcomes):
     assert [str(violation) for outcome in outcomes for violation in outcome.violations] == []
     told = summary(outcomes)
     assert told["kills"] + told["missed"] == KILLS

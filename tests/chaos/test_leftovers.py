@@ -37,7 +37,7 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path, kind):
     assert temporaries(tmp_path) == []
 
 
-def test_a_dead_child_that_nobody_waited_for_counts_as_dead(tmp_path):
+def test_a_zombie_child_counts_as_dead(tmp_path):
     target = tmp_path / "note.json"
     child = subprocess.Popen([sys.executable, "-c", DIES, str(target), "file"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -20,7 +20,7 @@ def note(home: Home, number: int, *names: str) -> None:
         write_json(home.rounds / round_key(number) / f"{name}.json", {})
 
 
-def test_notes_tell_the_phase(home):
+def test_the_phase_follows_from_the_notes(home):
     assert current_progress(home) == Progress(-1, "start")
     (home.rounds / "r0000").mkdir(parents=True)
     assert current_progress(home).phase == "warm start"

@@ -16,7 +16,7 @@ def test_equal_seeds_plan_equal_kills_and_others_do_not():
     assert schedule(3, 50, TARGETS["driver"]) != schedule(4, 50, TARGETS["driver"])
 
 
-def test_a_shorter_schedule_is_the_beginning_of_a_longer_one():
+def test_a_shorter_schedule_is_a_prefix_of_a_longer_one():
     """So a violation can be replayed with fewer kills."""
     assert schedule(3, 50, TARGETS["daemon"])[:20] == schedule(3, 20, TARGETS["daemon"])
 
@@ -31,7 +31,7 @@ def test_every_target_gets_its_share_and_numbers_run_on():
     assert any(kill.point == "starting" for kill in planned)
 
 
-def test_no_target_is_killed_that_was_not_asked_for():
+def test_only_the_requested_targets_are_killed():
     assert {kill.target for kill in schedule(1, 40, ["engine"])} == {"engine"}
 
 
@@ -44,7 +44,7 @@ def test_no_target_is_killed_that_was_not_asked_for():
         (EVERY, {"driver": 30, "daemon": 10}),
     ],
 )
-def test_kills_go_to_the_modes_that_have_the_targets(targets, expected):
+def test_kills_are_assigned_to_modes_with_their_targets(targets, expected):
     assert shares(40, targets) == expected
 
 
@@ -62,7 +62,7 @@ def test_equal_seeds_plan_equal_file_system_faults(tmp_path):
     assert {bool(fault.error) for fault in plans[0].waiting} == {True, False}
 
 
-def test_under_the_daemon_faults_strike_run_workers_daemon_and_trainer(tmp_path):
+def test_faults_are_injected_into_run_workers_daemon_and_trainer(tmp_path):
     plan = plan_io_faults(3, 60, tmp_path / "faults", tmp_path / "home", "daemon")
     targets = [record.kill.target for record in plan.records()]
     assert set(targets) == {"run_worker", "daemon", "trainer"}

@@ -52,7 +52,7 @@ def test_only_the_named_calls_fail(fault_library: Path, tmp_path: Path) -> None:
     assert [call for _, call, _ in strikes(tmp_path / "strikes.txt")] == ["rename", "rename"]
 
 
-def test_a_process_takes_up_the_rules_that_stand_in_the_file_when_it_starts(fault_library, tmp_path):
+def test_a_process_reads_the_rules_file_at_its_start(fault_library, tmp_path):
     file, command = tmp_path / "rules", [sys.executable, "-c", PROGRAM, str(tmp_path)]
     environment = {**os.environ, **injecting_from(fault_library, file, tmp_path / "strikes.txt")}
     found = []
@@ -86,13 +86,13 @@ def test_a_signal_comes_before_or_after_the_call(
     assert (tmp_path / "note.json").exists() is written
 
 
-def test_one_strike_over_all_processes(fault_library: Path, tmp_path: Path) -> None:
+def test_a_fault_is_injected_once_over_all_processes(fault_library: Path, tmp_path: Path) -> None:
     fault = SyscallFault("fsync", "EIO", path=str(tmp_path / "a"), once=tmp_path / "injections")
     outcomes = [run(fault_library, tmp_path, fault).stdout.split()[5] for _ in range(3)]
     assert outcomes == ["EIO", "ok", "ok"]
 
 
-def test_only_the_named_process_is_struck(fault_library: Path, tmp_path: Path) -> None:
+def test_a_fault_is_injected_only_into_the_named_process(fault_library: Path, tmp_path: Path) -> None:
     done = run(fault_library, tmp_path, SyscallFault("fsync", "EIO", process="another program"))
     assert done.stdout.split()[5] == "ok"
 

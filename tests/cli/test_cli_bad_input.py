@@ -110,7 +110,7 @@ def test_all_problems_are_reported_together(
 
 
 @pytest.mark.slow
-def test_the_real_command_says_one_line_and_exits_with_2(tmp_path: Path) -> None:
+def test_the_real_command_prints_one_line_and_exits_with_2(tmp_path: Path) -> None:
     program = "from rft_platform.cli.main import main; main()"
     command = [sys.executable, "-c", program, "run", "--config", "missing.yaml"]
 
@@ -137,7 +137,7 @@ print([name for name in {heavy!r} if name in sys.modules])
 
 
 @pytest.mark.parametrize("command", [["rounds"], ["trace", "r0001"], ["eval"]])
-def test_commands_on_a_project_say_that_there_is_none(
+def test_commands_without_a_project_report_its_absence(
     home: Home, rft: Callable[..., Result], command: list[str]
 ) -> None:
     result = rft(*command)

@@ -35,7 +35,7 @@ def test_every_key_can_be_explained(rft: Rft) -> None:
         assert shown.exit_code == 0, (key, shown.output)
 
 
-def test_explain_knows_trinity_keys_and_similar_names(rft: Rft) -> None:
+def test_explain_resolves_trinity_keys_and_suggests_similar_names(rft: Rft) -> None:
     assert "has no effect" in rft("config", "explain", "buffer.trainer_input.experience_buffer.capacity").stdout
     assert "is read as cluster.namespace" in rft("config", "explain", "ray_namespace").stdout
     shown = rft("config", "explain", "algorithm.lr")

@@ -116,6 +116,23 @@ def test_a_model_answers_with_the_log_prob_of_each_token() -> None:
     assert all(value < 0 for value in call["rollout_logprobs"])
 
 
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("some-org/absent-model", "the hub cannot be reached from here and the model is not in its cache: connect"),
+        ("no/such/folder", "it is no name of a model of the hub: correct the name"),
+    ],
+)
+def test_an_absent_model_is_refused_with_what_to_do(
+    rft: Callable[..., Result], home: object, monkeypatch: pytest.MonkeyPatch, model: str, why: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    refused = rft("debug", "model", "Hello?", "--model", model)
+    message = " ".join(refused.output.split())
+    assert refused.exit_code == 2 and f"{model!r}: there is no such folder, and {why}" in message
+    assert "expected a folder with config.json, weights and tokenizer, or a model of the Hugging Face hub" in message
+
+
 def test_a_judge_on_a_response(rft: Callable[..., Result], home: object) -> None:
     task = json.dumps({"question": "What is 1+1?", "answer": "2"})
     for response, reward in (("It is 2.", 1.0), ("It is 3.", 0.0)):

@@ -47,7 +47,7 @@ def test_an_unexpected_exception_keeps_its_traceback() -> None:
         raise ZeroDivisionError
 
 
-def test_an_exit_inside_stays_as_it_is() -> None:
+def test_a_typer_exit_keeps_its_code() -> None:
     assert exit_code_of(typer.Exit(7)) == 7
 
 
@@ -67,7 +67,7 @@ def test_a_full_disk_is_found_behind_other_exceptions() -> None:
     assert disk_trouble(RuntimeError("something else")) is None
 
 
-def test_a_database_that_cannot_be_written_is_trouble_of_the_disk() -> None:
+def test_a_database_that_cannot_be_written_is_a_disk_fault() -> None:
     connection = sqlite3.connect("file:nowhere?mode=memory", uri=True)
     connection.execute("PRAGMA query_only = on")
     with pytest.raises(sqlite3.OperationalError) as caught:

@@ -12,7 +12,7 @@ EXPORTS = Path(__file__).parents[1] / "traces" / "exports"
 Rft = Callable[..., Result]
 
 
-def test_an_import_says_what_it_made_and_what_it_left_out(rft: Rft, home: Home, tmp_path: Path) -> None:
+def test_the_report_of_an_import_names_datasets_and_skipped_traces(rft: Rft, home: Home, tmp_path: Path) -> None:
     export = tmp_path / "June 2026.jsonl"
     strange = json.dumps({"key": "k", "run_id": "\x1b]0;title\x07"})
     export.write_text((EXPORTS / "langsmith.jsonl").read_text() + '{"half": \n' + strange + "\n")

@@ -28,7 +28,7 @@ def test_the_command_works_where_the_environment_is_not_activated(
     assert done.returncode == 0, done.stderr
 
 
-def test_it_is_short_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shown_command_is_short_if_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
     assert rft_command(Home(tmp_path / ".rft")) == "rft"

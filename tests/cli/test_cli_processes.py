@@ -85,7 +85,7 @@ def test_stop_ends_the_engine_and_clears_its_lease(
     assert rft("stop").stdout == f"nothing is running for {home.root}\n"
 
 
-def test_doctor_tells_a_stale_lease_from_an_engine_that_hangs(home: Home, engine: "subprocess.Popen[str]") -> None:
+def test_doctor_distinguishes_a_stale_lease_from_a_hanging_engine(home: Home, engine: "subprocess.Popen[str]") -> None:
     (hanging,) = process_findings(home)
     engine.kill()
     engine.wait()
@@ -103,11 +103,13 @@ def test_doctor_finds_what_is_installed_within_its_bounds(home: Home) -> None:
     assert finding.level == "note"
 
 
-def test_doctor_names_each_fault_of_the_configuration(home: Home) -> None:
+def test_doctor_names_each_fault_of_the_configuration(home: Home, tmp_path: Path) -> None:
     (none_yet,) = project_findings(home)
     write_text(home.config_file, "sed: 1\nmodel: {model_path: /nowhere}\n")
     (fault,) = project_findings(home)
+    (of_file,) = project_findings(Home(tmp_path / "none"), home.config_file)
 
+    assert of_file == fault
     assert none_yet.level == "note"
     assert fault.level == "error"
     assert "did you mean seed?" in fault.text

@@ -23,7 +23,7 @@ from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult
-from rft_platform.experience.record import JudgedRow
+from rft_platform.experience.record import JudgedRow, row_id
 from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
 from rft_platform.online.project import open_project
@@ -53,6 +53,7 @@ from rft_platform.run.round_lines import (
 )
 from rft_platform.run.run_cost import recorded_cost
 from rft_platform.training.protocol import StepEvent
+from tests.experience.samples import rollouts
 from tests.support.records import trained
 
 
@@ -188,7 +189,7 @@ def test_a_service_that_ignores_released_versions_is_reported(
     assert pinned and pinned == json.loads(rft("models", "list", "--json").stdout)["pinned"]
 
 
-def test_a_project_that_has_not_begun_says_what_comes_first(
+def test_the_command_names_the_first_step_of_a_new_project(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
     start.write_config(home, load_config(write_config()))
@@ -215,7 +216,7 @@ def test_the_summary_compares_the_start_with_the_last_evaluation(project: Projec
 NOTHING = f"nothing trained: all 32 rows have advantage 0 ({EQUAL})"
 
 
-def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..., Result]) -> None:
+def test_a_round_without_training_is_reported(project: Project, rft: Callable[..., Result]) -> None:
     store = project.store
     write(store, 3, trained(metrics={"rows": 32.0, "rows_dropped": 0.0}, steps=0, seconds={}))
     publish(store, Policy("/checkpoints/0", 0, "digest", 3))
@@ -233,6 +234,21 @@ def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..
     assert f"{NOTHING}; the round ended with its parent's weights" in " ".join(traced.output.split())
 
 
+def test_a_run_is_traced_by_its_id(project: Project, rft: Callable[..., Result]) -> None:
+    rows = rollouts(1, 1, round=7)
+    run = rows[0].run_id
+    rows += rollouts(1, 1, round=7, step=1, row_id=row_id(run, 1))
+    project.store.write_rollouts(7, 0, rows)
+    assert json.loads(rft("trace", run, "--json").stdout) == [
+        json.loads(rft("trace", row_id(run, step), "--json").stdout) for step in (0, 1)
+    ]
+    assert [line for line in rft("trace", run).stdout.splitlines() if line.startswith("row ")] == [
+        f"row {row_id(run, step)}" for step in (0, 1)
+    ]
+    missing = rft("trace", run.replace("r0007", "r0008"))
+    assert missing.exit_code == 2 and "round 8 has no rows of this run" in " ".join(missing.output.split())
+
+
 def test_the_table_distinguishes_a_later_judgement_from_the_trained_one(
     project: Project, rft: Callable[..., Result]
 ) -> None:
@@ -247,7 +263,7 @@ def test_the_table_distinguishes_a_later_judgement_from_the_trained_one(
     assert "r0001: judged again after its training" in table
 
 
-def test_rows_that_an_earlier_training_took_are_said_to_be(
+def test_rows_of_an_earlier_training_are_reported(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
     dynamic = {"sync_style": "dynamic_by_explorer", "sync_interval": 1, "sync_offset": 1}
@@ -262,7 +278,7 @@ def test_rows_that_an_earlier_training_took_are_said_to_be(
     assert "trained in r0002" in rft("rounds").stdout
 
 
-def test_a_warm_start_tells_its_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warm_start_reports_its_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("rft_platform.common.progress._last", {})
     course: Any = SimpleNamespace(
         settings=SimpleNamespace(steps=300), curve=[{"sampled_pass": 0.25, "loss": 9.0}], goal="sampled_pass reaches 1"
@@ -304,7 +320,7 @@ def test_a_launch_whose_driver_died_is_called_interrupted(
     assert said == "interrupted: warm start (its process has ended); `rft run` continues it; next: warm start"
 
 
-def test_the_trace_of_such_a_round_is_its_parents_and_says_so(
+def test_the_trace_of_a_round_without_training_is_its_parents(
     project: Project, tmp_path: Path, rft: Callable[..., Result]
 ) -> None:
     folder = tmp_path / "global_step_1"

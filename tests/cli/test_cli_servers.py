@@ -15,10 +15,11 @@ import psutil
 import pytest
 from typer.testing import Result
 
-from rft_platform.cluster.interface import Service
+from rft_platform.cluster.interface import Service, StartError
 from rft_platform.cluster.local import supervisor
+from rft_platform.cluster.local.local_cluster import LocalCluster
 from rft_platform.cluster.local.processes import free_port, wait_until_ended
-from rft_platform.cluster.local.supervisor import Children, Server, failing_servers, serving, wait_for_end
+from rft_platform.cluster.local.supervisor import failing_servers, serving
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
@@ -35,7 +36,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), SimpleHTTPRequestHandler).serve_fore
 """
 
 
-Make = Callable[..., Server]
+Make = Callable[..., Service]
 
 
 @pytest.fixture
@@ -43,48 +44,69 @@ def server(tmp_path: Path) -> Make:
     """``server(program)``: a server of these lines of Python."""
 
     def make(
-        program: str, is_ready: Callable[[], bool] = lambda: True, port: int | None = None, name: str = "Web",
+        program: str, is_ready: Callable[[], bool] = lambda: True, port: int | None = None, name: str = "web",
         **options: Any,
-    ) -> Server:  # fmt: skip
+    ) -> Service:  # fmt: skip
         (tmp_path / f"program_{name}.py").write_text(program)
         arguments = () if port is None else (str(port),)
-        service = Service(name, f"program_{name}", arguments, env={"PYTHONPATH": str(tmp_path)})
-        return Server(service, is_ready, **options)
+        environment = {"PYTHONPATH": str(tmp_path)}
+        return Service(name, f"program_{name}", arguments, env=environment, is_ready=is_ready, **options)
 
     return make
 
 
-def test_a_server_answers_inside_and_is_gone_outside_with_all_it_started(tmp_path: Path, server: Make) -> None:
+@pytest.fixture
+def cluster(tmp_path: Path) -> LocalCluster:
+    return LocalCluster(tmp_path / "leases", tmp_path)
+
+
+def process_of(cluster: LocalCluster, name: str) -> psutil.Process:
+    address = cluster.find(name)
+    assert address is not None
+    return psutil.Process(address.details["pid"])
+
+
+def test_a_server_answers_inside_the_block_and_ends_with_its_children(cluster: LocalCluster, server: Make) -> None:
     port = free_port()
     web = server(_WITH_A_WORKER, answers(f"http://127.0.0.1:{port}"), port)
 
-    with serving([web], tmp_path) as children:
+    with serving(cluster, [web]):
         assert httpx.get(f"http://127.0.0.1:{port}", trust_env=False).is_success
-        family = [psutil.Process(children[0].process.pid), *psutil.Process(children[0].process.pid).children()]
+        process = process_of(cluster, "web")
+        family = [process, *process.children()]
         assert len(family) == 2
         with pytest.raises(UserError, match=f"port {port} is taken"):
             check_ports([Port(port, "Web", "--port")])
 
     assert wait_until_ended(family, 0) == []
     assert port_is_free(port)
+    assert cluster.find("web") is None
 
 
-def test_a_server_that_dies_is_named_with_the_end_of_its_log_and_the_rest_is_stopped(
-    tmp_path: Path, server: Make
+def test_a_server_that_ends_while_it_starts_is_reported_with_its_log_and_the_rest_is_stopped(
+    cluster: LocalCluster, server: Make
 ) -> None:
-    lasting = server("import time; time.sleep(600)", name="Lasting")
-    dying = server("import sys; sys.stdin.read(); print('out of luck'); sys.exit(3)")
+    lasting = server("import time; time.sleep(600)", name="lasting")
+    dying = server("import sys; sys.stdin.read(); print('out of luck'); sys.exit(3)", lambda: False)
 
     with (
-        pytest.raises(RftError, match=r"Web ended with exit code 3; .*\n  out of luck"),
-        serving([lasting, dying], tmp_path) as children,
+        pytest.raises(StartError, match=r"'web' ended \(exit code 3\) .*\n  out of luck"),
+        serving(cluster, [lasting, dying]),
     ):
-        wait_for_end(children)
+        pytest.fail("a server that ends by itself was not reported")
 
-    assert not any(psutil.pid_exists(child.process.pid) for child in children)
+    assert cluster.services() == {}
 
 
-def test_a_server_that_is_killed_while_the_others_start_is_started_again(tmp_path: Path, server: Make) -> None:
+def test_a_server_that_is_never_ready_is_reported_with_its_log(cluster: LocalCluster, server: Make) -> None:
+    waiting = server("import time; print('loading', flush=True); time.sleep(600)", lambda: False, start_timeout_s=1.0)
+    with pytest.raises(StartError, match=r"'web' was not ready after 1 s(?s:.*)loading"), serving(cluster, [waiting]):
+        pytest.fail("a server that is not ready counts as started")
+
+
+def test_a_server_that_is_killed_while_the_others_start_is_started_again(
+    tmp_path: Path, cluster: LocalCluster, server: Make
+) -> None:
     killed_once = """
 import os, pathlib, time
 first, second = pathlib.Path("FOLDER/first"), pathlib.Path("FOLDER/second")
@@ -94,27 +116,48 @@ if not first.exists():
 second.touch()
 time.sleep(600)
 """.replace("FOLDER", str(tmp_path))
-    ready = (tmp_path / "second").exists
-    with serving([server(killed_once, ready, restarts=True)], tmp_path) as children:
-        assert len(children.deaths["Web"]) == 1
-    (tmp_path / "first").unlink()
-    (tmp_path / "second").unlink()
-    with pytest.raises(RftError, match="ended with exit code -9"), serving([server(killed_once, ready)], tmp_path):
-        pytest.fail("a server that may not be started again ended")
+    with serving(cluster, [server(killed_once, (tmp_path / "second").exists)]) as supervisor:
+        end = supervisor.ends.get_nowait()
+        assert (end.name, end.exit_code) == ("web", -9)
+        assert process_of(cluster, "web").pid != end.pid
+
+
+def test_a_server_that_needs_no_token_ends_the_command(cluster: LocalCluster, server: Make) -> None:
+    def is_open() -> bool:
+        raise RftError("it answers without an access token")
+
+    web = server("import time; time.sleep(600)", is_open)
+    with pytest.raises(RftError, match="without an access token"), serving(cluster, [web]):
+        pytest.fail("an open server counts as ready")
+    assert cluster.stop_strays() == []
+
+
+def test_a_silent_server_is_replaced(cluster: LocalCluster, server: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_PROBE_INTERVAL_S", 0.1)
+    silent = threading.Event()
+    web = server("import time; time.sleep(600)", lambda: not silent.is_set(), answer_s=0.5)
+    with serving(cluster, [web]) as kept:
+        first = process_of(cluster, "web")
+        silent.set()
+        wait_until_ended([first], 10)
+        silent.clear()
+        end = kept.ends.get(timeout=10)
+        assert (end.pid, end.message.partition(",")[0]) == (first.pid, "web did not answer: started again")
+        assert process_of(cluster, "web").pid != first.pid
 
 
 @pytest.mark.slow
-def test_what_a_killed_server_leaves_behind_is_ended_too(tmp_path: Path, server: Make) -> None:
+def test_what_a_killed_server_leaves_behind_is_ended_too(cluster: LocalCluster, server: Make) -> None:
     port = free_port()
     web = server(_WITH_A_WORKER, answers(f"http://127.0.0.1:{port}"), port)
 
-    with pytest.raises(RftError, match="ended with exit code -9"), serving([web], tmp_path) as children:
-        (worker,) = psutil.Process(children[0].process.pid).children()
-        children[0].process.kill()
-        wait_for_end(children)
-
-    gone, _ = psutil.wait_procs([worker], timeout=10)
-    assert gone or worker.status() == psutil.STATUS_ZOMBIE  # ended, though nobody may have reaped it
+    with serving(cluster, [web]) as kept:
+        killed = process_of(cluster, "web")
+        (worker,) = killed.children()
+        killed.kill()
+        end = kept.ends.get(timeout=10)
+        assert (end.pid, end.exit_code) == (killed.pid, -9)
+        assert wait_until_ended([worker], 10) == []
 
 
 def test_a_port_that_this_home_serves_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +193,7 @@ def test_ports_are_checked_before_anything_starts() -> None:
 
 @pytest.mark.slow
 def test_a_server_that_ends_again_and_again_is_restarted_with_pauses(
-    tmp_path: Path, server: Make, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cluster: LocalCluster, server: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_FIRST_WAIT_S", 2.0)
     monkeypatch.setattr(supervisor, "_STABLE_S", 1.0)
@@ -163,38 +206,27 @@ if pathlib.Path({str(healed)!r}).exists():
 print("no database")
 sys.exit(3)
 """
-    lasting = server("import time; time.sleep(600)")
+    lasting = server("import time; time.sleep(600)", name="lasting")
     reports: list[str] = []
     failing: list[list[str]] = []
 
-    def report(line: str) -> None:
-        reports.append(line)
-        failing.append(failing_servers(tmp_path))
-        if len(reports) == 4:
-            healed.touch()
-
-    def end_when_healed(children: Children) -> None:
+    with serving(cluster, [lasting, server(program)]) as kept:
+        first = process_of(cluster, "lasting")
+        for _ in range(4):
+            reports.append(kept.ends.get(timeout=20).message)
+            failing.append(failing_servers(tmp_path))
+        healed.touch()
         deadline = time.monotonic() + 30
-        while not healed.exists() or failing_servers(tmp_path):
-            if time.monotonic() > deadline:
-                break
+        while failing_servers(tmp_path):
+            assert time.monotonic() < deadline, "a server that runs again is reported as failing"
             time.sleep(0.1)
-        reports.append(f"{[child.process.poll() for child in children]}")
-        children[0].process.kill()  # not to be restarted: its end ends the watch
-
-    with serving([lasting, server(program, restarts=True, name="Loop")], tmp_path) as children:
-        log = children[1].log
-        ending = threading.Thread(target=end_when_healed, args=(children,))
-        ending.start()
-        with pytest.raises(RftError, match="Web ended with exit code -9"):
-            wait_for_end(children, report)
-        ending.join()
+        assert process_of(cluster, "lasting") == first
+        log = cluster.log_file("web")
     assert failing[:3] == [[], [], []]
     (message,) = failing[3]
-    assert message.startswith("Loop ended with exit code 3, 4 times in ten minutes: started again in 2 s; the end of ")
+    assert message.startswith("web ended with exit code 3, 4 times in ten minutes: started again in 2 s; the end of ")
     assert message.endswith("no database")
-    assert reports.pop() == "[None, None]"
-    ended = "Loop ended with exit code 3"
+    ended = "web ended with exit code 3"
     assert reports == [f"{ended}: started again, see {log}"] * 3 + [
         f"{ended}, 4 times in ten minutes: started again in 2 s, see {log}"
     ]
@@ -202,10 +234,11 @@ sys.exit(3)
 
 def test_the_waits_before_restarts_grow_to_a_minute_and_forget_old_failures() -> None:
     assert [supervisor.wait_before_restart(count) for count in (1, 3, 4, 5, 7, 8, 100)] == [0, 0, 5, 10, 40, 60, 60]
-    assert supervisor.recent([0.0, 400.0, 900.0], 1000.0) == [900.0]
+    failures = supervisor.Failures([0.0, 400.0, 900.0])
+    assert failures.add(1000.0) == 2 and failures.times == [900.0, 1000.0]
 
 
-def test_work_of_a_dead_server_is_completed(tmp_path: Path, server: Make) -> None:
+def test_work_of_a_dead_server_is_completed(tmp_path: Path, cluster: LocalCluster, server: Make) -> None:
     started = tmp_path / "started"
     program = f"""
 import pathlib, subprocess, sys, time
@@ -215,21 +248,18 @@ if not file.exists():
     file.write_text(str(worker.pid))
 time.sleep(600)
 """
-    leaving = server(program, started.exists, restarts=True, leaves_work=True)
-
-    with serving([leaving], tmp_path) as children:
+    with serving(cluster, [server(program, started.exists, leaves_work=True)]) as kept:
         while not started.read_text():
             time.sleep(0.01)
         worker = psutil.Process(int(started.read_text()))
-        first = children[0].process
+        first = process_of(cluster, "web")
         first.kill()
-        first.wait()
-        children.start_again(0)
-        assert children[0].process.pid != first.pid
-        assert worker.is_running()
-        assert worker.status() != psutil.STATUS_ZOMBIE
+        assert kept.ends.get(timeout=10).pid == first.pid
+        while (address := cluster.find("web")) is None or address.details["pid"] == first.pid:
+            time.sleep(0.05)
+        assert wait_until_ended([worker], 0) == [worker]
 
-    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    assert wait_until_ended([worker], 0) == []
 
 
 @pytest.mark.parametrize("option", ["--port", "--mlflow-port", "--metrics-port"])

@@ -152,7 +152,10 @@ def test_the_same_name_in_another_folder_of_the_file_is_another_model(
 
 def test_the_file_of_the_home_does_not_change_where_paths_start(started: Path, home: Home, tmp_path: Path) -> None:
     put_in_force(home, home.config_file)
-    put_in_force(home, move_all(tmp_path, tmp_path / "elsewhere", Path.rename))
+    assert Project.open(home).config.model.model_path == str(tmp_path / "model")
+    moved = move_all(tmp_path, tmp_path / "elsewhere", Path.rename)
+    put_in_force(home, moved)
+    assert Project.open(home).config.model.model_path == str(moved.parent / "model")
 
 
 def test_the_dry_run_of_a_moved_project_shows_its_plan(

@@ -14,14 +14,15 @@ import psutil
 import pytest
 
 from rft_platform.cluster.interface import Service
+from rft_platform.cluster.local.local_cluster import LocalCluster
 from rft_platform.cluster.local.processes import wait_until_ended
-from rft_platform.cluster.local.supervisor import Server, serving
+from rft_platform.cluster.local.supervisor import serving
 
 #: A server with a child in its group and one in its own session, as a webserver and a daemon with a run have them.
 SERVER = """
 import os, pathlib, signal, subprocess, sys, time
-from rft_platform.cluster.local.supervisor import end_with_supervisor
-end_with_supervisor()
+from rft_platform.cluster.local.service_process import end_with_starter
+end_with_starter()
 if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 sleep = ["sleep", "600"]
@@ -37,32 +38,37 @@ COMMAND = """
 import os, pathlib, sys
 from rft_platform.cluster.this_process import terminable
 from rft_platform.cluster.interface import Service
-from rft_platform.cluster.local.supervisor import Server, serving, wait_for_end
+from rft_platform.cluster.local.local_cluster import LocalCluster
+from rft_platform.cluster.local.supervisor import serving
 folder, *options = sys.argv[1:]
-servers = [
-    Server(Service(name, "server", (str(pathlib.Path(folder, name)), *options), env={"PYTHONPATH": folder}),
-           pathlib.Path(folder, name).exists)
+path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+services = [
+    Service(name, "server", (str(pathlib.Path(folder, name)), *options), env={"PYTHONPATH": path},
+            is_ready=pathlib.Path(folder, name).exists)
     for name in ("web", "daemon")
 ]
 try:
-    with terminable(), serving(servers, pathlib.Path(folder)) as children:
-        wait_for_end(children)
+    cluster = LocalCluster(pathlib.Path(folder, "leases"), pathlib.Path(folder))
+    with terminable(), serving(cluster, services) as supervisor:
+        supervisor.watch()
 except KeyboardInterrupt:
     print("stopped")
 """
 
 
-#: A supervisor that starts a server of another package, prints its process id and waits.
+#: A command that starts a server of another package, prints its process id and waits.
 SUPERVISED = """
-import os, subprocess, sys, time
-from rft_platform.cluster.local.supervisor import SUPERVISOR, as_service
-from rft_platform.cluster.local.local_cluster import command_of
-server = as_service("web", ("uvicorn", "--factory", "starlette.applications:Starlette", "--port", "0"), {})
-environment = os.environ | {SUPERVISOR: str(os.getpid())}
-process = subprocess.Popen(
-    command_of(server), env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-)
-print(process.pid, next(line for line in process.stderr if "running" in line), flush=True)
+import sys, time
+from pathlib import Path
+from rft_platform.cluster.interface import Service
+from rft_platform.cluster.local.local_cluster import LocalCluster
+from rft_platform.cluster.local.service_process import of_command
+folder = Path(sys.argv[1])
+module, arguments = of_command(("uvicorn", "--factory", "starlette.applications:Starlette", "--port", "0"))
+cluster, log = LocalCluster(folder / "leases", folder), folder / "web.log"
+serves = lambda: "running" in log.read_text()
+service = Service("web", module, arguments, is_ready=serves, ends_with_starter=True)
+print(cluster.ensure(service).details["pid"], flush=True)
 time.sleep(600)
 """
 
@@ -85,6 +91,12 @@ def started(folder: Path) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
 
+def process_of(cluster: LocalCluster, name: str) -> psutil.Process:
+    address = cluster.find(name)
+    assert address is not None
+    return psutil.Process(address.details["pid"])
+
+
 def wait_for(what: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not what():
@@ -104,13 +116,14 @@ def start_in_background(folder: Path, *options: str) -> tuple[psutil.Process, li
 def test_a_server_ends_although_the_clock_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wall-clock time at which a process started changes with the clock of the machine."""
     (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(600)")
-    server = Server(Service("Web", "sleeper", env={"PYTHONPATH": str(tmp_path)}), lambda: True)
-    with serving([server], tmp_path) as children:
+    service = Service("web", "sleeper", env={"PYTHONPATH": str(tmp_path)}, is_ready=lambda: True)
+    cluster = LocalCluster(tmp_path / "leases", tmp_path)
+    with serving(cluster, [service]):
+        process = process_of(cluster, "web")
         booted = psutil.boot_time()
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 3600)
-        process = children[0].process
         assert psutil.Process(process.pid).create_time() > time.time() + 3000
-    assert process.returncode == -signal.SIGTERM
+    assert wait_until_ended([process], 0) == []
 
 
 @pytest.mark.slow
@@ -159,9 +172,10 @@ def test_the_servers_of_a_killed_command_end(programs: Path, options: tuple[str,
 
 
 @pytest.mark.slow
-def test_a_command_of_another_package_ends_with_its_killed_supervisor() -> None:
-    with subprocess.Popen([sys.executable, "-c", SUPERVISED], stdout=subprocess.PIPE, text=True) as supervisor:
-        assert supervisor.stdout is not None
-        server = psutil.Process(int(supervisor.stdout.readline().split()[0]))
-        supervisor.kill()
+def test_a_command_of_another_package_ends_with_its_killed_starter(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SUPERVISED, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        server = psutil.Process(int(starter.stdout.readline()))
+        starter.kill()
     assert wait_until_ended([server], 15) == []

@@ -172,7 +172,7 @@ def test_a_child_and_its_group_end_when_the_parent_is_killed(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_another_interpreter_gets_this_package_and_nothing_else(tmp_path: Path) -> None:
+def test_another_interpreter_gets_only_this_package(tmp_path: Path) -> None:
     venv.create(tmp_path / "env", symlinks=True)
     with start(python=str(tmp_path / "env" / "bin" / "python")) as child:
         prefix, package, first = child.ask("interpreter")

@@ -195,7 +195,7 @@ def test_it_sees_its_devices_and_threads_only(cluster: Cluster) -> None:
     assert (environment["CUDA_VISIBLE_DEVICES"], environment["OMP_NUM_THREADS"]) == ("1,3", "2")
 
 
-def test_stop_ends_it_at_once_or_after_its_work(cluster: Cluster) -> None:
+def test_stop_ends_a_service_immediately_or_after_its_work(cluster: Cluster) -> None:
     assert not cluster.stop("echo", 5.0)
     first = process(cluster.ensure(echo()))
     assert cluster.stop("echo", 5.0)

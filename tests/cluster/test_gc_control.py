@@ -53,7 +53,7 @@ def test_packages_may_count_as_not_installed_meanwhile(monkeypatch: pytest.Monke
     assert importlib.import_module("colorsys").rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
 
 
-def test_what_was_imported_is_not_looked_through_at_the_end_and_what_came_later_is() -> None:
+def test_objects_of_imports_are_frozen_and_later_ones_are_collected() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["collected a user's, before", "end of main", "collected a user's, after"]
     assert done.stderr == ""

@@ -140,7 +140,7 @@ def test_descendants_in_another_session_are_listed_after_the_process(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_deaf_process_does_not_wait_for_a_deaf_one_in_a_session_of_its_own(tmp_path: Path) -> None:
+def test_ending_one_stubborn_process_does_not_wait_for_one_in_another_session(tmp_path: Path) -> None:
     both = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.fork() == 0: os.setsid()"
     process = start(tmp_path, READY.format(before=both))
     wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")

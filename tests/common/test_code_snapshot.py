@@ -114,7 +114,7 @@ def test_references_are_found_anywhere_in_a_configuration() -> None:
     assert list(references_in(values)) == ["agents/solve.py:Solve", "shop.judges:polite", "live:judge/f"]
 
 
-def test_a_parser_that_another_thread_disturbed_is_called_again() -> None:
+def test_a_parse_error_caused_by_another_thread_is_retried() -> None:
     outcomes = iter([SystemError("AST constructor recursion depth mismatch"), SystemError("again"), "parsed"])
 
     def parse() -> str:

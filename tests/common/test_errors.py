@@ -67,7 +67,7 @@ def test_the_platforms_own_errors_stay_as_they_are():
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), OutOfMemoryError),
     ],
 )
-def test_known_troubles_of_the_surroundings_are_classified(error: Exception, kind: type[RftError]):
+def test_known_environment_failures_are_classified(error: Exception, kind: type[RftError]):
     found = as_fault(error)
     assert type(found) is kind
     assert found.__cause__ is error
@@ -101,7 +101,7 @@ def test_a_chained_user_error_has_its_location():
         assert f"{__file__}:" in cause_line(error)
 
 
-def test_what_nobody_expected_is_the_platforms_and_names_the_place():
+def test_an_unexpected_error_is_the_platforms_fault_and_names_its_place():
     error = caught(lambda: read_json(Path("/nowhere/at/all.json")))
     # the test itself is no part of what a run would have on its stack
     error.__traceback__ = error.__traceback__.tb_next.tb_next

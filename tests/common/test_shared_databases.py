@@ -73,7 +73,7 @@ print(*[count(folder) for folder in sorted(Path(sys.argv[1]).iterdir())])
     [(ANSWERS, 8, 60), (DAGSTER, 4, 2), (MLFLOW, 3, 1)],
     ids=["judges' answers", "Dagster", "MLflow"],
 )
-def test_processes_open_a_new_database_at_once(tmp_path: Path, code: str, processes: int, times: int) -> None:
+def test_processes_open_a_new_database_concurrently(tmp_path: Path, code: str, processes: int, times: int) -> None:
     program = PROGRAM.format(code=code)
     started = [
         subprocess.Popen(

@@ -44,10 +44,19 @@ def test_an_error_of_an_early_fsync_is_raised_after_the_block(tmp_path: Path, mo
     assert len(calls) == 1  # nothing is synced after the error
 
 
-def test_a_file_that_is_removed_meanwhile_is_no_error(tmp_path: Path) -> None:
+def test_a_file_that_is_removed_during_the_block_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+    fsync = files.fsync
+
+    def removes_first(file: Path) -> None:
+        if file.name.endswith(".written"):
+            file.unlink()
+            removed.append(file.name)
+        fsync(file)
+
+    monkeypatch.setattr(files, "fsync", removes_first)
     with files.synced_while_written(tmp_path):
-        for number in range(40):
-            marker = tmp_path / f"rank-{number}.written"
-            marker.touch()
-            time.sleep(0.005)
-            marker.unlink()
+        for number in range(3):
+            (tmp_path / f"rank-{number}.written").touch()
+        _wait_for(3, removed)
+    assert sorted(removed) == [f"rank-{number}.written" for number in range(3)]

@@ -66,7 +66,7 @@ def test_what_only_this_process_can_reach_is_refused() -> None:
         ("/nowhere/agent.py:f", "there is no file /nowhere/agent.py"),
     ],
 )
-def test_a_wrong_reference_says_what_is_wrong(reference: str, said: str) -> None:
+def test_the_error_of_a_wrong_reference_names_the_cause(reference: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         load_object(reference, "workflow")
 

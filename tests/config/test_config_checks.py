@@ -52,8 +52,7 @@ def test_openlineage_needs_its_client(make_config: MakeConfig, monkeypatch: pyte
 
 def test_the_examples_pass_on_a_gpu_machine() -> None:
     for name in ("rft.yaml", "gsm8k.yaml"):
-        config = load_config(EXAMPLES / name)
-        refuse(settings_findings(resolve(config), Machine(8, 1)))
+        assert problems(load_config(EXAMPLES / name), cpu_count=8, gpu_count=1) == []
 
 
 @pytest.mark.parametrize(
@@ -148,14 +147,14 @@ DYNAMIC = {"synchronizer__sync_style": "dynamic_by_explorer"}  # 3 batches of 32
         ),
     ],
 )
-def test_what_explorer_and_trainer_could_never_do(
+def test_settings_that_explorer_and_trainer_cannot_fulfil_are_refused(
     make_config: MakeConfig, settings: dict[str, Any], expected: str
 ) -> None:
     (found,) = problems(make_config(**settings))
     assert expected in found
 
 
-def test_passes_over_a_round_are_refused_where_something_else_decides_them(make_config: MakeConfig) -> None:
+def test_epochs_over_a_round_are_refused_where_another_key_decides_them(make_config: MakeConfig) -> None:
     assert problems(make_config(algorithm__epochs=4)) == []
     for key, value, expected in (
         ("synchronizer__sync_style", "dynamic_by_explorer", "each is trained on once"),
@@ -242,7 +241,7 @@ def test_a_trainer_shares_the_engines_gpus_only_if_configured_or_if_there_is_one
     assert place(make_config(), 1).shared and problems(make_config(), gpu_count=1) == []
 
 
-def test_both_processes_of_an_online_project_place_engines_and_trainer_alike() -> None:
+def test_both_processes_of_an_online_project_compute_the_same_gpu_placement() -> None:
     file = load_config(EXAMPLES.parent / "tests" / "config" / "data" / "explorer_service.yaml")
     for gpus, trainer in ((1, None), (8, range(7, 8))):
         serve, train = (place(file.model_copy(update={"mode": mode}), gpus) for mode in ("serve", "train"))
@@ -356,7 +355,7 @@ REMOTE = {"name": "critic", "base_url": "https://host/v1", "model": "big"}
         ),
     ],
 )
-def test_auxiliary_models_are_served_here_or_asked_elsewhere(
+def test_auxiliary_models_are_served_or_called_at_an_endpoint(
     make_config: MakeConfig, entries: list[dict[str, object]], expected: str
 ) -> None:
     found = [line for line in problems(make_config(explorer__auxiliary_models=entries)) if expected in line]

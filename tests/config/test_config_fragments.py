@@ -82,7 +82,7 @@ def test_placeholders_are_named_one_by_one(name: str, tmp_path: Path) -> None:
     assert model.startswith("model.model_path /path/to/your/model: is a placeholder; give a model folder")
 
 
-def test_the_plan_of_a_service_says_what_it_does_and_which_command_starts_it(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_plan_of_a_service_names_its_work_and_its_command(tmp_path: Path, tiny_model: Path) -> None:
     config = completed("explorer_service.yaml", tmp_path, tiny_model)
     plan = render_plan(check_run(Home(tmp_path / "home"), config, dry=True))
     assert "service    online service at 127.0.0.1:8010" in plan
@@ -94,7 +94,7 @@ def test_the_plan_of_a_service_says_what_it_does_and_which_command_starts_it(tmp
     assert "rft serve" not in render_plan(check_run(Home(tmp_path / "home"), config, service=True))
 
 
-def test_the_plan_says_what_the_file_says_not_what_its_comments_do(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_plan_follows_the_keys_of_a_file_not_its_comments(tmp_path: Path, tiny_model: Path) -> None:
     config = completed("trainer_service.yaml", tmp_path, tiny_model)
     plan = render_plan(check_run(Home(tmp_path / "home"), config, service=True))
     assert "round k collects rows when 32 are committed" in plan  # the comment beside it says 16
@@ -102,7 +102,7 @@ def test_the_plan_says_what_the_file_says_not_what_its_comments_do(tmp_path: Pat
     assert "trainer.trainer_config.trainer has no effect here, since" in plan
 
 
-def test_a_machine_with_fewer_gpus_says_how_many(
+def test_the_error_on_a_machine_with_fewer_gpus_names_their_number(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

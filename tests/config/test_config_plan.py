@@ -79,7 +79,7 @@ def test_steps_cover_all_experiences(batch: int, runs: int, interval: int, size:
     assert (plan.steps_a_round - 1) * size < plan.experiences_a_round <= plan.steps_a_round * size
 
 
-def test_the_plan_says_what_runs_where_and_what_waits(make_config: MakeConfig) -> None:
+def test_the_plan_lists_where_processes_run_and_what_waits(make_config: MakeConfig) -> None:
     config = make_config(
         synchronizer__sync_offset=1,
         warm_start={"path": "o/d"},

@@ -63,13 +63,13 @@ def test_patience_places_and_memory_may_change(changes: dict[str, Any]) -> None:
         ({f"{TASKSET}.reward_fn_args": {"scale": 2}}, f"{TASKSET}.reward_fn_args"),
     ],
 )
-def test_what_rounds_compute_may_not(changes: dict[str, Any], named: str) -> None:
+def test_settings_that_change_results_of_rounds_may_not_change(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError) as caught:
         check(changes)
     assert named in str(caught.value)
 
 
-def test_an_argument_called_like_patience_is_one_of_model_judges_alone() -> None:
+def test_only_model_judges_may_change_their_patience() -> None:
     assert set(MODEL_JUDGES) == set(compose.MODEL_JUDGES)
     parts = [
         {"judge": "llm", "args": {"model": "critic", "criteria": {"a": "b"}}},

@@ -22,7 +22,7 @@ def test_ppo_has_a_critic_with_settings_of_its_own(make_config: MakeConfig) -> N
     assert spec.critic is not None and spec.token_advantage == "gae"
 
 
-def test_gae_brings_its_critic_to_another_preset(make_config: MakeConfig) -> None:
+def test_gae_adds_its_critic_to_another_preset(make_config: MakeConfig) -> None:
     config = make_config(algorithm__advantage_fn="gae", algorithm__advantage_fn_args={"lam": 0.95, "whiten": False})
     spec = resolve(config).spec
     assert spec.critic is not None and spec.token_advantage_args == {"lam": 0.95, "whiten": False}

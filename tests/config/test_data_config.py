@@ -64,7 +64,7 @@ def test_operators_are_read_in_order() -> None:
         build_config({"data_processor": {"experience_pipeline": {"operators": [{"name": "std_filter", "arg": {}}]}}})
 
 
-def test_the_plan_tells_of_further_batches(make_config: Make) -> None:
+def test_the_plan_lists_further_batches(make_config: Make) -> None:
     def lines(config: RftConfig, name: str) -> str:
         return render_plan(run_plan(resolve(config), gpu_count=0))
 

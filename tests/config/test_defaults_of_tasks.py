@@ -46,12 +46,12 @@ def test_the_judge_that_is_not_written(written: dict[str, Any], judge: str | Non
     assert Taskset.model_validate({"path": "tasks.jsonl", **written}).judge == judge
 
 
-def test_a_project_of_before_keeps_the_judge_that_it_wrote_down(make_config: MakeConfig) -> None:
+def test_an_explicit_judge_is_written_to_the_stored_configuration(make_config: MakeConfig) -> None:
     written = make_config(**{f"{TASKSET}__workflow": "agent.py:solve", f"{TASKSET}__judge": "exact_match"})
     assert "judge: exact_match" in dump_config(written)
 
 
-def test_nobody_would_reward_a_built_in_workflow(make_config: MakeConfig) -> None:
+def test_a_built_in_workflow_without_reward_needs_a_judge(make_config: MakeConfig) -> None:
     assert "computes no reward; set a judge" in problems(make_config(**{f"{TASKSET}__judge": None}))
     assert not problems(make_config(**{f"{TASKSET}__judge": None, f"{TASKSET}__workflow": "agent.py:solve"}))
 
@@ -72,21 +72,21 @@ def test_a_step_of_a_whole_round(make_config: MakeConfig) -> None:
         ({"buffer__trainer_input__experience_buffer__replay_buffer__enable": True}, "fills steps to a fixed size"),
     ],
 )
-def test_where_steps_are_counted_a_number_is_asked_for(
+def test_settings_that_count_steps_refuse_train_batch_size_round(
     make_config: MakeConfig, settings: dict[str, Any], said: str
 ) -> None:
     found = problems(make_config(buffer__train_batch_size="round", **settings))
     assert "buffer.train_batch_size round" in found and said in found
 
 
-def test_the_plan_says_what_becomes_of_the_tasks(make_config: MakeConfig) -> None:
+def test_the_plan_lists_workflow_judge_and_order_of_tasks(make_config: MakeConfig) -> None:
     config = make_config(**{f"{TASKSET}__workflow": "agent.py:solve", "explorer__workers__kind": "process"})
     text = render_plan(run_plan(resolve(config), gpu_count=0))
     assert "workflow agent.py:solve, judge none (the workflow's own reward)" in text
     assert "tasks shuffle, runs in worker processes of this Python, operators none" in text
 
 
-def test_a_fault_elsewhere_brings_no_second_line() -> None:
+def test_an_error_in_another_key_gives_one_line() -> None:
     with pytest.raises(UserError) as told:
         build_config({"buffer": {"explorer_input": {"taskset": {"path": "x", "workflow": 3}}}})
     assert str(told.value).count("\n") == 0

@@ -75,14 +75,14 @@ def test_a_setting_with_two_values_is_refused() -> None:
     assert "model.enable_thinking and explorer.rollout_model.enable_thinking are the same setting" in line
 
 
-def test_a_key_without_effect_says_what_takes_its_place_unless_it_asks_for_that() -> None:
+def test_the_notice_of_a_key_without_effect_names_its_replacement() -> None:
     _, notices = converted(trainer__use_dynamic_bsz=False, explorer__rollout_model__enable_chunked_prefill=True)
     assert notices == (
         "trainer.use_dynamic_bsz has no effect here: rows are always packed up to trainer.max_token_len_per_gpu",
     )
 
 
-def test_a_key_that_asks_for_more_is_refused_with_the_reason() -> None:
+def test_a_key_with_an_unsupported_value_is_refused_with_the_reason() -> None:
     assert "model.repetition_penalty 1.1: it changes the distribution" in refusal(model__repetition_penalty=1.1)
     assert converted(model__repetition_penalty=1.0)[1] == ()
     entry = {"path": "tasks.jsonl", "format": {"image_key": "images"}}
@@ -228,7 +228,7 @@ def test_a_value_of_another_type_is_not_taken_for_a_known_one() -> None:
             build_config(converted(**given)[0])
 
 
-def test_arguments_of_own_losses_and_advantages_keep_their_names() -> None:
+def test_arguments_of_user_losses_and_advantages_keep_their_names() -> None:
     loss = {"mu": 0.2, "train_batch_size_expert": 4, "clip_range": 0.1, "clip_ratio_c": 3, "loss_agg_mode": "mine"}
     advantage = {"epsilon": 0.1, "std_threshold": 0.2, "rank_penalty": 0.3, "std_cal_level": "group"}
     for name in ("grpo", "mix"):
@@ -246,7 +246,7 @@ def test_arguments_of_own_losses_and_advantages_keep_their_names() -> None:
     assert data["algorithm"]["policy_loss_fn_args"] == {"mu": 0.2}
 
 
-def test_the_platforms_own_losses_and_advantages_are_known_by_name() -> None:
+def test_the_platforms_losses_and_advantages_are_registered_by_name() -> None:
     def own(registry: Registry[Any]) -> set[str]:
         return {name for name in registry.names() if registry._modules[name].startswith(f"{registry._package}.")}
 
@@ -407,7 +407,7 @@ def test_a_stage_without_a_section_has_that_of_the_file() -> None:
     assert data["warm_start"] == {"path": "a.jsonl", "steps": 90}
 
 
-def test_no_key_of_a_stage_of_sft_is_lost_without_a_line() -> None:
+def test_each_dropped_key_of_an_sft_stage_gives_a_notice() -> None:
     form = "buffer__trainer_input__experience_buffer__format__"
     _, notices = converted(stages=stages(trainer__save_interval=3, **{f"{form}messages_key": "messages"}))
     assert [line.partition(" has")[0] for line in notices if "no effect" in line] == ["stages[0].trainer.save_interval"]
@@ -423,7 +423,7 @@ def test_notices_are_in_the_plan(tmp_path: Path) -> None:
     assert config.notices[0] in warnings_of(config)
 
 
-def test_the_table_names_each_key_once_with_what_becomes_of_it() -> None:
+def test_the_table_names_each_key_once_with_its_treatment() -> None:
     keys = [key for key, _ in KEYS]
     assert len(keys) == len(set(keys))
     for _, treatment in KEYS:

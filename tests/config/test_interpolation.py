@@ -64,7 +64,7 @@ def test_an_expression_without_a_value_is_refused_in_one_line(tmp_path: Path, ex
 
 
 @given(st.dictionaries(TEXT, TEXT | st.lists(TEXT, max_size=3) | st.none() | st.integers(), max_size=3))
-def test_escaped_texts_are_interpolated_to_themselves(data: dict[str, Any]) -> None:
+def test_escaped_texts_round_trip_through_interpolation(data: dict[str, Any]) -> None:
     assert unescaped(escaped(data)) == data
     nested = {"section": data}
     assert interpolate(escaped(nested), "test") == nested

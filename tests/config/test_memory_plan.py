@@ -126,7 +126,7 @@ def test_the_dry_run_shows_the_memory_where_there_is_a_gpu(model: Path) -> None:
     assert list(memory_problems(run, 1, None)) == []
 
 
-def test_what_the_algorithm_adds_counts(model: Path) -> None:
+def test_memory_of_reference_and_critic_is_counted(model: Path) -> None:
     shape = ModelShape.read(model)
     assert shape is not None
     plain = planned(settings(model), shape).state
@@ -297,7 +297,7 @@ def test_an_engine_sleeps_where_engine_and_trainer_take_turns(tmp_path: Path) ->
     assert not choose_memory(alternating, 2, H100).engine_sleeps  # a GPU each
 
 
-def test_sleep_is_refused_where_nobody_could_wait_for_the_engine(tmp_path: Path) -> None:
+def test_sleep_is_refused_in_modes_that_cannot_wait_for_the_engine(tmp_path: Path) -> None:
     explorer = {"rollout_model": {"enable_sleep_mode": True}}
     run = open_settings(tmp_path, "0.6b", engine=VLLM, explorer=explorer)
     assert choose_memory(run, 1, H100).engine_sleeps
@@ -336,6 +336,6 @@ def test_a_model_that_fits_nowhere_is_refused_with_what_to_change(tmp_path: Path
     assert "set trainer.cpu_offload to true" in problem
 
 
-def test_without_a_gpu_nothing_is_chosen(tmp_path: Path) -> None:
+def test_without_a_gpu_the_memory_choice_is_the_default(tmp_path: Path) -> None:
     run = open_settings(tmp_path, "0.6b")
     assert choose_memory(run, 0, None) == MemoryChoice(16384, False, False, 0.9)

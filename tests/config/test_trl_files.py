@@ -18,7 +18,7 @@ def converted(**given: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     return convert_trl({**DATA, "num_generations": 8, **given}, "file")
 
 
-def test_a_file_is_recognised_by_keys_that_no_section_of_ours_has() -> None:
+def test_a_foreign_file_is_recognised_by_keys_that_rft_yaml_lacks() -> None:
     assert is_trl({"num_generations": 4}) and is_trl({"model_name_or_path": "m", "learning_rate": 1e-6})
     shared = {key for key in _READ.split() + [key for key, _ in _KEYS] if key in RftConfig.model_fields}
     assert shared == {"seed"} and not is_trl({"seed": 1})

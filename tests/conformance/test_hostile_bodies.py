@@ -78,7 +78,7 @@ def test_a_text_far_beyond_the_context_is_refused_at_once(http: httpx.Client) ->
     assert answer.elapsed.total_seconds() < 10  # tokenising it took 8
 
 
-def test_a_model_by_its_name(engine: EngineClient, http: httpx.Client) -> None:
+def test_a_model_is_retrieved_by_its_name(engine: EngineClient, http: httpx.Client) -> None:
     for name in [model["id"] for model in http.get("/v1/models").json()["data"]]:
         assert http.get(f"/v1/models/{name}").json()["id"] == name
     assert_refused(http.get("/v1/models/gpt-none"), 404)

@@ -50,7 +50,7 @@ def test_a_refused_stream_has_its_status(client: Any, model_name: str) -> None:
         client.chat.completions.create(model=model_name, messages=[{"role": "user", "content": "1" * 999}], stream=True)
 
 
-def test_a_reader_who_goes_away_ends_the_work(engine: EngineClient, client: Any, model_name: str) -> None:
+def test_a_client_that_disconnects_ends_the_work(engine: EngineClient, client: Any, model_name: str) -> None:
     before = engine.metrics()["requests"]
     with client.chat.completions.create(model=model_name, messages=QUESTION, stream=True, n=4, seed=2) as stream:
         next(iter(stream))

@@ -177,7 +177,7 @@ def test_render_and_decode_in_bulk(engine: EngineClient, tiny_model: Path) -> No
     assert engine.decode([]) == [] and engine.render([]) == []
 
 
-def test_metrics_count(engine: EngineClient) -> None:
+def test_the_metrics_count_requests_and_tokens(engine: EngineClient) -> None:
     before = engine.metrics()
     done = engine.generate(PROMPTS[:2], SamplingParams(4, n=2))
     after = engine.metrics()

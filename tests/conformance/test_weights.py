@@ -78,13 +78,13 @@ def test_a_changed_tensor_is_noticed_by_the_canary(
     assert check_canary(engine, canary_of(reference)) < CANARY  # the old weights are back
 
 
-def test_a_checked_update_goes_through(engine: EngineClient, memorised: Path) -> None:
+def test_a_weight_update_that_passes_its_canary_is_served(engine: EngineClient, memorised: Path) -> None:
     difference = update_checked(engine, memorised, 7, canary_of(Reference(memorised)))
     assert difference is not None and difference < CANARY
     assert engine.status().policy_version == 7
 
 
-def test_twenty_updates_in_a_row_leave_no_trace_of_the_one_before(
+def test_twenty_weight_updates_leave_no_tensor_of_earlier_weights(
     engine: EngineClient, variant: Callable[..., Path]
 ) -> None:
     import torch

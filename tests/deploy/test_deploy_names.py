@@ -32,7 +32,7 @@ def commands() -> Iterator[list[str]]:
                 yield container.get(probe, {}).get("exec", {}).get("command", [])
 
 
-def test_every_command_exists_and_knows_its_options() -> None:
+def test_every_command_and_option_of_the_deploy_files_exists() -> None:
     seen = set()
     for command in filter(None, commands()):
         program, *arguments = command
@@ -96,7 +96,7 @@ def _group_behind(program: str) -> Any:
     return create_dagster_daemon_cli()
 
 
-def test_every_variable_of_ours_is_read_by_the_code() -> None:
+def test_every_rft_variable_of_the_deploy_files_is_read_by_the_code() -> None:
     code = "\n".join(file.read_text() for file in (REPOSITORY / "rft_platform").rglob("*.py"))
     of_compose = {"RFT_CODE_HOST", "RFT_IMAGE", "RFT_POSTGRES_PASSWORD", "RFT_PROJECT_FILES"}  # of compose itself
     named = {"RFT_ENGINE_TOKEN"}  # by engine.token_env
@@ -118,7 +118,7 @@ def test_ports_are_the_same_everywhere() -> None:
     assert named <= {"3000", "4000", "5000", "5432", "8010", "8100", "9464", "9090"}
 
 
-def test_who_shares_process_ids_shares_the_host_name_that_makes_them_comparable() -> None:
+def test_containers_with_shared_process_ids_have_one_host_name() -> None:
     """A container's own host name is another one each time it is made."""
     services = documents(DEPLOY / "compose.yaml")[0]["services"]
     sharing = {name for name, service in services.items() if service.get("pid") == "service:code"} | {"code"}
@@ -135,7 +135,7 @@ def test_the_workspace_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (origin.host, origin.port, origin.location_name) == ("code", 4000, "rft_platform")
 
 
-def test_rft_metrics_says_what_it_serves() -> None:
+def test_the_help_of_rft_metrics_names_its_routes() -> None:
     shown = CliRunner().invoke(get_command(app), ["metrics", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert "/metrics" in shown.output
     assert "/healthz" in shown.output

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
@@ -199,8 +199,9 @@ class Ui:
     def child(self, word: str) -> psutil.Process:
         """The server of ``rft ui`` whose command line holds ``word``."""
         for process in psutil.Process(self.process.pid).children():
-            if word in " ".join(process.cmdline()):
-                return process
+            with suppress(psutil.ZombieProcess):  # it was just killed
+                if word in " ".join(process.cmdline()):
+                    return process
         raise AssertionError(f"no server of rft ui has {word!r} in its command line")
 
 

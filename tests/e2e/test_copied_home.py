@@ -46,7 +46,7 @@ def run_rounds(project: ProjectFolder, rounds: int) -> None:
     project.rft("run", "--config", str(project.config), "--rounds", str(rounds))
 
 
-def test_a_copied_home_names_only_itself(make_project) -> None:
+def test_a_copied_home_has_no_paths_of_the_original(make_project) -> None:
     project = make_project("copied")
     original, copy = project.home, project.home.with_name("copy of home")
     run_rounds(project, 1)

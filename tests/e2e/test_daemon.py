@@ -91,7 +91,7 @@ def spans(home: Path, step: str) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.timeout(600)
-def test_one_kick_closes_all_rounds_and_exploration_overlaps_training(make_lasting):
+def test_the_daemon_completes_all_rounds_and_exploration_overlaps_training(make_lasting):
     project = make_lasting("overlap", rounds=3, offset=1, tasks=16)
     with running_ui(project, "--auto"):
         last = project.home / "rounds" / "r0003" / "evaluation.json"

@@ -68,7 +68,7 @@ def make_leaky(make_project, refusing_endpoint: str):
     return make
 
 
-def test_secrets_in_errors_leave_no_trace(make_leaky) -> None:
+def test_secrets_in_errors_are_stored_nowhere(make_leaky) -> None:
     project = make_leaky("leaky")
     project.home.chmod(0o755)
     environment = {**project.environment, "HELPER_KEY": HELPER_KEY, "HELPER_ACCESS": HELPER_ACCESS}
@@ -90,7 +90,7 @@ def test_secrets_in_errors_leave_no_trace(make_leaky) -> None:
     assert [path for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
 
 
-def test_secrets_in_errors_leave_no_trace_under_the_daemon(make_leaky, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_in_errors_are_stored_nowhere_under_the_daemon(make_leaky, monkeypatch: pytest.MonkeyPatch) -> None:
     project = make_leaky("leaky-daemon")
     for name, value in {"HELPER_KEY": HELPER_KEY, "HELPER_ACCESS": HELPER_ACCESS, "LEAKY_JUDGE": "1"}.items():
         monkeypatch.setenv(name, value)  # of `rft ui`, its daemon and the run workers

@@ -52,7 +52,7 @@ def test_engine_and_trainer_agree_on_every_update(finished):
 
 
 @pytest.mark.spine
-def test_dagster_knows_every_asset_of_every_round(finished):
+def test_every_asset_of_every_round_is_materialized_in_dagster(finished):
     with open_instance(Home(finished.home)) as instance:
         assert instance.get_dynamic_partitions("rft_round") == ["r0001", "r0002"]
         for name in CHAIN:
@@ -92,7 +92,7 @@ def test_checkpoint_loads_in_plain_transformers(finished):
     assert tokenizer.chat_template
 
 
-def test_rounds_command_tells_the_story(finished):
+def test_rounds_command_lists_the_rounds_and_the_next_step(finished):
     told = finished.json("rounds")
     assert [row["round"] for row in told["rounds"]] == [0, 1, 2]
     assert told["next"].startswith("finished")
@@ -111,7 +111,7 @@ def test_trace_goes_back_to_the_rows_and_forward_to_the_versions(finished):
     assert "r0001" in forward
 
 
-def test_a_second_run_finds_nothing_to_do(finished):
+def test_a_second_run_of_a_finished_project_does_nothing(finished):
     again = finished.rft("run", "--config", str(finished.config))
     assert "finished" in again.stdout.lower() or "done" in again.stdout.lower()
 

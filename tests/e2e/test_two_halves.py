@@ -64,7 +64,7 @@ def test_two_processes_on_one_home(make_project: Any, style: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "other"), [("train", "explore"), ("explore", "train")])
-def test_a_half_alone_says_what_it_waits_for_and_ends(make_project: Any, mode: str, other: str) -> None:
+def test_a_run_of_one_mode_fails_without_the_other_half(make_project: Any, mode: str, other: str) -> None:
     project = make_project(f"alone-{mode}", mode=mode, synchronizer={"sync_timeout": 2.0})
     ended = project.rft("run", "--config", str(project.config), check=False)
     assert ended.returncode != 0

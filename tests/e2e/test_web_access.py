@@ -167,7 +167,7 @@ def site(folder: Path, page: str) -> Iterator[int]:
         server.shutdown()
 
 
-def test_another_local_user_reaches_nothing(ui: Ui) -> None:
+def test_another_local_user_is_refused_on_every_port(ui: Ui) -> None:
     children = psutil.Process(ui.process.pid).children(recursive=True)
     listening = {
         connection.laddr.port
@@ -200,7 +200,7 @@ def test_a_hostile_page_changes_and_reads_nothing(
     assert "hostile" not in experiments(ui)
 
 
-def test_a_page_that_rebinds_its_name_to_this_machine_gets_nothing(ui: Ui, signed_in: Tab, metrics_port: int) -> None:
+def test_dns_rebinding_is_refused(ui: Ui, signed_in: Tab, metrics_port: int) -> None:
     for url, path in ((ui.url, "/graphql"), (ui.mlflow_url, "/"), (f"http://127.0.0.1:{metrics_port}", "/metrics")):
         signed_in.open(url.replace("127.0.0.1", "rebound.example") + path)
         assert "rebound.example" in signed_in.run("document.body.innerText")

@@ -82,7 +82,7 @@ def test_sampled_and_greedy_pass_rates() -> None:
     assert TypeAdapter(EvaluationResult).validate_python(json.loads(json.dumps(asdict(result)))) == result
 
 
-def test_one_mode_alone() -> None:
+def test_sampled_or_greedy_evaluation_alone() -> None:
     sampled = measure(SumEngine(), greedy=False)
     assert (sampled.greedy, set(sampled.scores)) == (None, {"sampled"})
     greedy = measure(SumEngine(), sampled_n=0)
@@ -112,7 +112,7 @@ def test_runs_that_the_judge_fails_on_are_left_out() -> None:
     assert (result.sampled.value, result.sampled.runs, result.failed_runs) == (1.0, 6, 18 + 3)
 
 
-def test_weights_that_change_midway_spoil_the_evaluation() -> None:
+def test_weights_that_change_during_an_evaluation_invalidate_it() -> None:
     with pytest.raises(EngineError, match=r"policy versions 8, 16.*evaluate again"):
         measure(SumEngine([8, 16]))
 

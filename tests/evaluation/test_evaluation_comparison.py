@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.evaluation.comparison import Comparison, compare, comparisons, task_means
+from rft_platform.evaluation.comparison import Comparison, compare, comparisons, distinct, task_means
 from rft_platform.evaluation.gate import gate
 from rft_platform.evaluation.metrics import paired_interval, paired_share_interval
 from rft_platform.evaluation.report import comparison_table
@@ -24,7 +24,7 @@ def scored(make_result: Make, rewards: list[float], version: int, **changes: obj
     return make_result(value, version, tasks=TASKS, scores=scores, **changes)
 
 
-def test_what_is_hard_for_both_does_not_widen_the_interval() -> None:
+def test_task_difficulty_does_not_widen_the_paired_interval() -> None:
     hard = np.random.default_rng(0).normal(0.0, 5.0, 200)
     gain = np.random.default_rng(1).normal(0.2, 0.1, 200)
     difference, low, high = paired_interval(list(hard + gain), list(hard))
@@ -53,7 +53,7 @@ def test_the_interval_of_two_pass_rates_covers_the_truth(p: float, q: float, tas
     assert covered / 400 >= 0.93
 
 
-def test_equal_pass_rates_leave_a_doubt_that_fades_with_the_number_of_tasks() -> None:
+def test_the_interval_of_equal_pass_rates_shrinks_with_the_number_of_tasks() -> None:
     few, many = (paired_share_interval([0.0] * tasks, [0.0] * tasks) for tasks in (5, 600))
     assert few[0] == many[0] == 0.0
     assert few[1] == -few[2]
@@ -81,7 +81,15 @@ def test_policies_are_compared_by_every_metric_that_both_have(make_result: Make)
     assert compare(better, better, "sampled_pass", "previous").verdict == "not clearly different"  # type: ignore[union-attr]
 
 
-def test_other_tasks_and_modes_that_were_not_run_compare_with_nothing(make_result: Make) -> None:
+def test_a_policy_that_has_two_names_is_shown_once(make_result: Make) -> None:
+    start, champion = scored(make_result, [0.0] * 40, 0), scored(make_result, [0.5] * 40, 8)
+    found = comparisons(scored(make_result, [1.0] * 40, 16), {"previous": start, "champion": champion, "start": start})
+    assert len(found) == 6
+    assert [each.against for each in distinct(found)] == ["previous, start"] * 2 + ["champion"] * 2
+    assert comparison_table(found).count("previous, start (v0), sampled_pass") == 1
+
+
+def test_other_tasks_and_missing_modes_are_not_compared(make_result: Make) -> None:
     result = scored(make_result, [1.0] * 40, 8)
     assert compare(result, make_result(0.5, 0), "sampled_pass", "start") is None
     assert compare(result, scored(make_result, [0.0] * 40, 0), "greedy_pass", "start") is None
@@ -96,7 +104,7 @@ def test_tasks_are_paired_by_name(make_result: Make) -> None:
     assert found is not None and (found.difference, found.tasks) == (0.5, 2)
 
 
-def test_a_confident_gate_asks_for_the_lower_end(make_result: Make) -> None:
+def test_a_confident_gate_compares_the_lower_bound(make_result: Make) -> None:
     start = scored(make_result, [0.0] * 40, 0)
     slightly = scored(make_result, [1.0, 1.0, 0.0] + [0.0] * 37, 8)
     clearly = scored(make_result, [1.0] * 40, 8)

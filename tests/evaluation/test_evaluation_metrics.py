@@ -75,7 +75,7 @@ def test_the_interval_is_that_of_a_binomial() -> None:
     assert rate.high == pytest.approx(0.75 + error, abs=0.008)
 
 
-def test_tasks_weigh_alike_and_the_threshold_forgives_rounding() -> None:
+def test_tasks_have_equal_weights_and_the_threshold_tolerates_rounding() -> None:
     rate = pass_rate({"a": [0.1 + 0.2 + 0.7 - 1e-12], "b": [0.0, 0.0, 1.0, 1.5]})
     assert rate.value == 0.75
     assert pass_rate({"a": [0.6]}, threshold=0.5).value == 1.0
@@ -91,7 +91,7 @@ def test_one_run_a_task_has_the_interval_of_wilson(passed: int) -> None:
     assert rate.low <= rate.value <= rate.high
 
 
-def test_runs_of_a_task_count_as_one_where_nothing_tells_them_apart() -> None:
+def test_equal_runs_of_a_task_count_as_one() -> None:
     one, many = (pass_rate({str(task): [0.0] * runs for task in range(20)}) for runs in (1, 8))
     assert (one.low, one.high) == (many.low, many.high)
     assert one.high > 0.15

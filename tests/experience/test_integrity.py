@@ -43,7 +43,7 @@ def test_the_ledger_holds_digest_rows_and_size(store: ExperienceStore) -> None:
     assert store.digest(1, verify=True) == store.digest(1)
 
 
-def test_the_ledger_counts_the_rows_that_a_filter_left(store: ExperienceStore) -> None:
+def test_the_ledger_counts_the_rows_that_a_filter_kept(store: ExperienceStore) -> None:
     judgements = judged(rollouts())
     judgements[0].dropped_by = "zero_variance"
     judgements[1].dropped_by, judgements[1].masked = "truncated_mask", True
@@ -115,7 +115,7 @@ def test_rounds_from_before_the_ledger_are_adopted(store: ExperienceStore) -> No
     assert store.rollout_files(2) == [] and not store.round_folder(2).exists()  # reading makes nothing
 
 
-def test_nothing_is_damaged_at_first(store: ExperienceStore) -> None:
+def test_an_intact_store_reports_no_damage(store: ExperienceStore) -> None:
     assert store.damaged(1, digest=True) == store.damaged(2, digest=True) == []
     store.check(1, digest=True)
 

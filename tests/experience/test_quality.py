@@ -80,6 +80,6 @@ def test_zero_variance_counts_groups_by_their_runs_last_step() -> None:
     assert zero_variance_share(judged_to_table([judgements[0], first_step, *judgements[1:]])) == 0.25
 
 
-def test_nothing_to_check() -> None:
+def test_a_round_without_rows_has_no_defects() -> None:
     assert check([]) == RolloutQuality(0, (), (), (), (), (), (), 0.0)
     assert check_judged(JUDGED_SCHEMA.empty_table(), ROLLOUT_SCHEMA.empty_table()).sound

@@ -94,26 +94,26 @@ def test_json_values_stay_what_they_are(value: Any) -> None:
 
 
 @given(JSON)
-def test_every_json_value_comes_back(value: Any) -> None:
+def test_every_json_value_round_trips(value: Any) -> None:
     decoder = ResponseDecoder([Answer, Message])
     assert decoder.decode(encode_response(value)) == value
     assert decoder.left_plain == {}, "a JSON value is never taken for an object"
 
 
-def test_objects_come_back_as_the_class_that_is_declared() -> None:
+def test_objects_are_passed_as_the_declared_class() -> None:
     assert restored(Answer("4", 0.5), Answer) == Answer("4", 0.5)
     assert restored(Message(content="4"), Answer, Message) == Message(content="4")
     back = restored(Legacy("4"), Legacy)
     assert isinstance(back, Legacy) and back.content == "4"
 
 
-def test_objects_of_other_classes_come_as_their_content() -> None:
+def test_objects_of_other_classes_are_passed_as_their_content() -> None:
     decoder = ResponseDecoder([Message])
     assert decoder.decode(encode_response(Answer("4", 0.5))) == {"text": "4", "score": 0.5}
     assert decoder.left_plain == {f"{__name__}:Answer": "the judge does not declare this class"}
 
 
-def test_a_content_that_the_class_does_not_take_comes_plain() -> None:
+def test_a_content_that_does_not_fit_the_class_is_passed_as_plain_values() -> None:
     decoder = ResponseDecoder([Message])
     assert decoder.decode({"$class": f"{__name__}:Message", "value": {"content": [1]}}) == {"content": [1]}
     assert "ValidationError" in decoder.left_plain[f"{__name__}:Message"]

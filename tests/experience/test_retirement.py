@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> ExperienceStore:
     return made
 
 
-def test_retired_rollouts_go_and_the_rest_stays(store: ExperienceStore) -> None:
+def test_retiring_removes_rollouts_and_keeps_the_rest(store: ExperienceStore) -> None:
     digest, files = store.digest(1), store.rollout_files(1)
     assert retire_round(store, 1, dry_run=True) is not None and store.count_rollouts(1) == 8
     done = retire_round(store, 1)

@@ -80,7 +80,7 @@ def test_a_row_shows_the_fields_of_its_call() -> None:
         row.logprob  # noqa: B018
 
 
-def test_rows_come_back_as_they_were() -> None:
+def test_rows_round_trip() -> None:
     rows = rollouts(5, 3)
     table = rows_to_table(rows)
     assert table.schema.equals(ROLLOUT_SCHEMA, check_metadata=True)
@@ -94,7 +94,7 @@ def test_rows_come_back_as_they_were() -> None:
     output=json_values,
     metrics=st.dictionaries(st.text(max_size=4), st.floats(allow_nan=False), max_size=3),
 )
-def test_any_content_comes_back(ids: list[int], output: object, metrics: dict[str, float]) -> None:
+def test_rows_with_any_content_round_trip(ids: list[int], output: object, metrics: dict[str, float]) -> None:
     logprobs = np.linspace(-1, 0, len(ids), dtype=np.float32).tolist()
     rows = rollouts(
         1, 2, response_ids=ids, rollout_logprobs=logprobs, loss_mask=[True] * len(ids), run_output=output,

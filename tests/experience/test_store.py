@@ -62,7 +62,7 @@ def test_bad_rows_are_refused_and_nothing_is_written(
     assert list(store.root.rglob("*.*")) == []
 
 
-def test_a_row_may_stand_in_one_batch_only(store: ExperienceStore) -> None:
+def test_a_row_is_in_at_most_one_batch(store: ExperienceStore) -> None:
     store.write_rollouts(1, 0, rollouts())
     with pytest.raises(ValueError, match="occurs twice"):
         store.write_rollouts(1, 1, rollouts())

@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_project_is_never_touched(project: Project, make
     assert published(project.store, 0) == policy
 
 
-def test_a_refusal_over_whole_weights_stays_what_it_is(project: Project, trained):
+def test_a_mismatch_with_undamaged_weights_keeps_its_error(project: Project, trained):
     policy = trained(0, 0)
     with pytest.raises(WeightMismatchError), repair_on_failure(project, policy):
         raise WeightMismatchError("the engine computes something else")

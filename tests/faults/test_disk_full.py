@@ -35,7 +35,7 @@ def test_a_write_that_finds_no_room_names_path_and_bytes_and_leaves_the_old_file
     assert target.stat().st_size > 2_000_000
 
 
-def test_a_folder_says_how_much_it_needs(small_disk):
+def test_the_error_names_the_bytes_that_a_folder_needs(small_disk):
     disk = small_disk("1m")
     with pytest.raises(DiskFullError, match="5,000,000 bytes are needed"), atomic_path(disk / "c", 5_000_000) as temp:
         temp.mkdir()

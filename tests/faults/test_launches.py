@@ -45,7 +45,7 @@ def test_cancelled_and_failed_runs_use_up_their_run_key(instance):
     assert known.failures[("explore", 1)].retryable  # nothing said otherwise: a process that died, say
 
 
-def test_the_newest_failure_tells_the_cause_and_whether_to_go_on(instance):
+def test_the_newest_failure_has_the_cause_and_whether_to_retry(instance):
     add_run(instance, "sync_round_job", FAILED, **{CAUSE_TAG: "old", RETRYABLE_TAG: "true"})
     add_run(instance, "sync_round_job", FAILED, **{CAUSE_TAG: "the disk is full", RETRYABLE_TAG: "false"})
     failed = launches(instance).failures[("sync", 1)]

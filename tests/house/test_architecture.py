@@ -118,7 +118,7 @@ def top(module: str) -> str:
     return module.partition(".")[0]
 
 
-def test_every_folder_stands_in_the_table() -> None:
+def test_every_folder_is_in_the_table() -> None:
     assert {top(module) for module in modules()} - ENTRIES == set(levels())
 
 

@@ -76,7 +76,7 @@ def test_a_known_vulnerability_is_named_with_the_release_that_fixes_it(
 
 
 @pytest.mark.slow
-def test_nothing_known_is_success(requirements: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_known_vulnerability_is_success(requirements: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with osv("another") as url:
         monkeypatch.setenv("OSV_URL", url)
         assert audit.main([requirements]) == 0

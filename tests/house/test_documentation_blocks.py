@@ -8,6 +8,7 @@
 After a change of a page, the message of a failed test says which block, and what to do.
 """
 
+import inspect
 import re
 import socket
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.rounds.selection.row_selection import Group, priority_of
 from rft_platform.run import checks
 from rft_platform.run.model_check import ModelCheck
+from rft_platform.servers import ui_servers
 from rft_platform.tasks.task import Task
 from tests.experience.samples import judged, rollouts
 from tests.house.documentation_blocks import BLOCKS, REPOSITORY, Block, block, config_of
@@ -46,6 +48,7 @@ RUN_BY: list[tuple[str, str, str]] = [
     ("README.md", "async def solve", f"{RUNS}::test_workflows"),
     ("docs/algorithms.md", "model.set_env_state", f"{RUNS}::test_workflows"),
     ("docs/algorithms.md", "# my_rft.py", f"{ALGORITHMS}::test_the_plugin_of_the_page_works"),
+    ("docs/architecture.md", "def _metrics", f"{HERE}::test_the_declaration_of_a_server"),
     ("docs/checkpoints.md", "AutoModelForCausalLM", f"{RUNS}::test_transformers_loads_a_checkpoint"),
     ("docs/dagster.md", "def rewards_by_task", "tests/e2e/test_downstream.py::shop"),
     ("docs/dagster.md", "rft_platform.load_round(", f"{HERE}::test_queries"),
@@ -80,6 +83,7 @@ CHECKED_IN_PART: list[tuple[str, str, str]] = [
     ("docs/guide.md", "engine: {kind: vllm}", "vLLM"),
     ("docs/guide.md", "engine: {urls:", "engines on other hosts"),
     ("docs/cluster.md", "kind: ray", "a Ray cluster"),
+    ("docs/prompts.md", "prompt_search:", "held-out tasks"),
 ]
 SHELLS, OUTPUT, CODE = ("bash", "sh", "shell", "console"), ("", "text", "mermaid"), ("python", "sql")
 
@@ -217,6 +221,10 @@ def test_code_of_other_systems(folder: Path) -> None:
     tasks = {"task-0": Task("task-0", "set", "2+3?", "5", row)}
     runs = judge_runs(rollouts(groups=1, repeats=2, run_output="5"), tasks, judge)
     assert [run.reward for run in runs] == [1.0, 1.0]
+
+
+def test_the_declaration_of_a_server() -> None:
+    assert block("docs/architecture.md", "def _metrics").text.strip() == inspect.getsource(ui_servers._metrics).strip()
 
 
 def test_redaction(folder: Path) -> None:

@@ -49,7 +49,7 @@ def test_every_module_has_a_sentence() -> None:
     assert not empty
 
 
-def test_diagrams_are_left_to_mermaid_and_links_out_of_docs_lead_to_pages(site: Path) -> None:
+def test_diagrams_are_rendered_by_mermaid_and_links_out_of_docs_point_to_pages(site: Path) -> None:
     assert '<pre class="mermaid">' in (site / "architecture.html").read_text(encoding="utf-8")
     assert 'href="examples/agentscope_react/index.html"' in (site / "guide.html").read_text(encoding="utf-8")
     assert 'href="architecture.html"' in (site / "CONTRIBUTING.html").read_text(encoding="utf-8")

@@ -54,7 +54,7 @@ def test_a_mention_is_found(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["transformers", "an earlier call", "rows older than the limit", "performer"])
-def test_other_uses_of_the_words_are_no_mention(text: str) -> None:
+def test_other_uses_of_these_words_are_allowed(text: str) -> None:
     assert mentions(text) == []
 
 

@@ -145,7 +145,7 @@ def test_torch_is_resolved_as_the_version_that_is_pinned() -> None:
         assert {r.name.lower() for r in needs} == {Requirement(r).name for r in entry["requires-dist"]}
 
 
-def test_an_example_s_lock_has_what_its_requirements_ask_for() -> None:
+def test_the_lock_of_an_example_satisfies_its_requirements() -> None:
     sources = sorted(REPOSITORY.glob("examples/*/requirements*.txt"))
     assert len(sources) == len(LOCKS) - 6
     for source in [*sources, VLLM.with_suffix(".in")]:

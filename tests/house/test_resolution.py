@@ -45,7 +45,7 @@ def test_only_the_resolution_reads_what_it_resolves() -> None:
         assert re.search(pattern, "".join(code[name] for name in allowed)), pattern
 
 
-def test_rounds_and_commands_ask_for_the_traffic_of_a_project() -> None:
+def test_rounds_and_commands_use_the_traffic_source_of_a_project() -> None:
     """``project.traffic`` says whether a project is online; only some files read the key itself."""
     key = re.compile(r"\b(?:config|self)\.online\b")
     users = {file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if key.search(code_of(file))}

@@ -33,7 +33,7 @@ def violations(source: str) -> Iterator[str]:
             yield f"line {node.lineno}: {text}"
 
 
-def test_one_module_knows_the_notes_of_a_round() -> None:
+def test_one_module_reads_and_writes_the_notes_of_a_round() -> None:
     found = [
         f"{file.relative_to(PACKAGE)}, {each}"
         for file in sorted(PACKAGE.rglob("*.py"))

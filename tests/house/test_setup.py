@@ -50,7 +50,7 @@ def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "home" / "thesis.txt").read_text() == "years of work"
 
 
-def test_the_set_up_says_how_far_it_is(tmp_path: Path) -> None:
+def test_the_set_up_prints_its_progress(tmp_path: Path) -> None:
     """With an interpreter that installs nothing."""
     stub = interpreter(tmp_path, "3.12")
     environment = tmp_path / "venv"

@@ -32,7 +32,7 @@ def test_a_key_does_not_depend_on_its_neighbours() -> None:
     assert row_keys(8, [0], [0]).item() not in apart
 
 
-def test_any_integer_is_a_seed_and_none_is_a_fresh_one() -> None:
+def test_any_integer_is_a_seed_and_none_draws_a_new_seed() -> None:
     keys = {row_keys(seed, [0], [0]).item() for seed in (0, -1, 1 << 62, 1 << 80, (1 << 80) + 1)}
     assert len(keys) == 4  # only the low 64 bits count: 1 << 80 is 0
     assert row_keys(None, [0], [0]).item() != row_keys(None, [0], [0]).item()

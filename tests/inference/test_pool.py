@@ -172,9 +172,7 @@ def test_agents_are_spread_evenly_and_stay_where_they_began(pool: EnginePool) ->
     assert min(asked) >= 20, "a replica that gets less of the processor takes fewer, but not a quarter"
 
 
-def test_a_replica_that_comes_back_serves_the_present_weights_and_keeps_the_pause(
-    pool: EnginePool, other_weights: Path
-) -> None:
+def test_a_restarted_replica_serves_the_current_weights_and_stays_paused(pool: EnginePool, other_weights: Path) -> None:
     pool.update_weights(other_weights, 5)
     pool.pause("wait")
     first, second = pool.replicas.serving()
@@ -233,7 +231,7 @@ def test_where_one_refuses_new_weights_none_keeps_them(
     assert_first_weights(pool, tiny_model)
 
 
-def test_the_canary_looks_at_every_replica(
+def test_the_canary_checks_every_replica(
     misled: Callable[[Path], EnginePool], policy_engine: PolicyEngine, tiny_model: Path, other_weights: Path
 ) -> None:
     wrong = misled(other_weights)
@@ -243,7 +241,7 @@ def test_the_canary_looks_at_every_replica(
     assert_first_weights(wrong, tiny_model)
 
 
-def test_deploy_brings_up_a_replica_that_serves_other_weights(
+def test_deploy_updates_a_replica_that_serves_other_weights(
     pool: EnginePool, policy_engine: PolicyEngine, tiny_model: Path, other_weights: Path
 ) -> None:
     pool.update_weights(other_weights, 3)
@@ -344,7 +342,7 @@ def test_a_replica_that_cannot_be_rolled_back_is_marked_down(
     assert [replica.number for replica in wrong.replicas.serving()] == [1]  # restored by its own check
 
 
-def test_a_replica_that_comes_back_wrong_is_not_let_in(
+def test_a_restarted_replica_that_fails_the_canary_does_not_serve(
     pool: EnginePool, start: Start, misled: Callable[[Path], EnginePool], other_weights: Path, tiny_model: Path
 ) -> None:
     client = misled(other_weights).replicas.serving()[1].client
@@ -380,7 +378,7 @@ def test_the_right_file_with_wrong_numbers_is_noticed(pool: EnginePool) -> None:
     second.resume()
 
 
-def test_a_batch_is_of_one_version_whatever_changes_meanwhile(pool: EnginePool, other_weights: Path) -> None:
+def test_a_batch_has_one_policy_version_during_weight_updates(pool: EnginePool, other_weights: Path) -> None:
     first, second = pool.replicas.serving()
     answered = first.client.metrics()["requests"]
     second.client.pause("wait")  # its share waits until the other one is sampled and the weights are new
@@ -420,7 +418,7 @@ def test_an_interruption_ends_the_work_of_all(pool: EnginePool) -> None:
     assert len(pool.generate(PROMPTS[:4], SamplingParams(4))) == 4
 
 
-def test_when_all_are_down_each_is_named_and_all_come_back(pool: EnginePool, start: Start, other_weights: Path) -> None:
+def test_an_error_names_all_lost_replicas_and_all_restart(pool: EnginePool, start: Start, other_weights: Path) -> None:
     pool.update_weights(other_weights, 4)
     expected = tokens(pool.generate(PROMPTS, SAMPLING))
 

@@ -21,7 +21,7 @@ def replicas(count: int) -> Replicas:
     st.integers(1, 16),
     st.lists(st.integers(0, 5000), min_size=1, max_size=6).map(sorted),
 )
-def test_shares_cover_the_batch_in_order_and_come_out_level(costs: list[int], rows: int, loads: list[int]) -> None:
+def test_shares_cover_the_batch_in_order_and_are_balanced(costs: list[int], rows: int, loads: list[int]) -> None:
     shares = partition(costs, rows, loads)
     assert [share.start for share in shares] == [0, *(share.stop for share in shares[:-1])]
     assert shares[-1].stop == len(costs) and len(shares) <= len(loads)
@@ -62,7 +62,7 @@ def test_a_run_stays_until_its_replica_is_clearly_busier() -> None:
     assert table.take(10, home).number == 1
 
 
-def test_a_report_about_a_process_that_was_replaced_changes_nothing() -> None:
+def test_a_late_report_about_a_replaced_process_is_ignored() -> None:
     table = replicas(2)
     heard: list[int] = []
     table.on_down = heard.append
@@ -75,7 +75,7 @@ def test_a_report_about_a_process_that_was_replaced_changes_nothing() -> None:
     assert table.down() == {} and [replica.url[-4:] for replica in table.serving()] == ["9000", "9009"]
 
 
-def test_a_replica_that_gets_no_work_is_asked_how_it_is() -> None:
+def test_an_idle_replica_is_probed() -> None:
     table = replicas(2)
     heard: list[int] = []
     table.on_idle = lambda replica: heard.append(replica.number)

@@ -163,7 +163,7 @@ async def awake() -> None:
     raise AssertionError("an engine that is awake needs no call")
 
 
-async def test_the_gate_lets_an_update_run_alone() -> None:
+async def test_the_gate_runs_an_update_exclusively() -> None:
     admission, log = Admission(wake=awake), []
 
     async def request(name: str, seconds: float) -> None:
@@ -212,7 +212,7 @@ async def test_an_update_that_is_given_up_opens_the_gate() -> None:
         assert admission.running == 1
 
 
-async def test_an_engine_falls_asleep_after_running_requests_and_wakes_once_for_all_that_follow() -> None:
+async def test_an_engine_sleeps_after_running_requests_and_wakes_once_for_the_next() -> None:
     log: list[str] = []
 
     async def wake() -> None:
@@ -278,7 +278,7 @@ def test_seeds_of_prompts_do_not_meet() -> None:
         (b'{"messages": [{"role": "user", "content": "x"}], "min_p": 0.5}', "min_p"),
     ],
 )
-def test_requests_that_cannot_be_honoured(body: bytes, words: str) -> None:
+def test_unsupported_requests_are_refused(body: bytes, words: str) -> None:
     with pytest.raises(ApiError, match=words):
         checked_request(CHAT, body, 64)
 

@@ -175,7 +175,7 @@ def test_pieces_hold_what_single_tokens_would(speculative: bool, streamed: bool)
     [{"output_kind": DELTA}, {"stop": ["\n"]}, {"logprobs": 3}, {"prompt_logprobs": 0}, {"logprob_token_ids": [5]}],
     ids=lambda each: next(iter(each)),
 )
-def test_an_answer_whose_tokens_are_needed_at_once_does_not_come_in_pieces(sampling: dict[str, Any]) -> None:
+def test_an_answer_whose_tokens_are_needed_immediately_is_not_batched(sampling: dict[str, Any]) -> None:
     scheduler = Pieces()
     scheduler.add_request(request("a", 9, **sampling))
     assert [len(step(scheduler, number)["a"].new_token_ids) for number in range(9)] == [1] * 9

@@ -81,7 +81,7 @@ def test_a_project_sees_its_own_launches_and_rounds(project: Project) -> None:
         assert RED.owns(run) and not GREEN.owns(run)
 
 
-def test_a_sensor_asks_for_its_own_jobs_and_partitions(project: Project) -> None:
+def test_a_sensor_requests_its_own_jobs_and_partitions(project: Project) -> None:
     names = DagsterNames.of("red")
     defined = definitions_of(project.config, names, ProjectResource(home=str(project.home.root)))
     sensor = defined.get_repository_def().get_sensor_def("red__next_round_sensor")
@@ -120,7 +120,7 @@ def test_a_scaffolded_component_loads() -> None:
 
 
 @LOADS_COMPONENTS
-def test_settings_may_stand_in_the_components_file() -> None:
+def test_settings_may_be_in_the_components_file() -> None:
     with create_defs_folder_sandbox() as sandbox:
         yaml_of = {"type": "rft_platform.RftProjectComponent", "attributes": {"rft_home": ".rft", "project": SFT}}
         folder = sandbox.scaffold_component(component_cls=RftProjectComponent, defs_path="tuned")

@@ -15,7 +15,7 @@ from rft_platform.jobs.instance import URL, ensure_settings, ensure_storage, ope
 from rft_platform.jobs.sensor_interval import INTERVAL, sensor_interval_s
 
 
-def test_a_fresh_file_is_ours_and_stays(tmp_path):
+def test_a_new_file_has_the_platforms_settings_and_is_kept(tmp_path):
     file = tmp_path / "dagster.yaml"
     ensure_settings(file)
     written = file.stat().st_mtime_ns
@@ -40,7 +40,7 @@ def test_a_file_with_the_section_for_postgres_stays(tmp_path, monkeypatch):
     }
 
 
-def test_an_edited_file_keeps_what_it_says_and_gets_what_it_lacks(tmp_path):
+def test_an_edited_file_keeps_its_settings_and_gets_missing_ones(tmp_path):
     home = Home(tmp_path)
     file = home.dagster / "dagster.yaml"
     file.parent.mkdir()

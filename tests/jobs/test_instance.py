@@ -25,7 +25,7 @@ def test_only_a_living_driver_counts_as_alive():
     assert not driver_is_alive(f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}")
 
 
-def test_runs_of_a_dead_driver_end_as_failures_and_others_go_on(tmp_path):
+def test_runs_of_a_dead_driver_fail_and_others_continue(tmp_path):
     job = defs.resolve_job_def("warm_start_job")
     dead = f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}"
     with open_instance(Home(tmp_path)) as instance:

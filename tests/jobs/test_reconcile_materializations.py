@@ -85,7 +85,7 @@ def check_results(instance: dg.DagsterInstance, spec: dg.AssetCheckSpec) -> list
     return [(each.passed, each.metadata["round"].value) for each in found]
 
 
-def test_the_checks_of_what_is_recorded_are_recorded_too(project: Project) -> None:
+def test_asset_checks_of_reconciled_materializations_are_recorded(project: Project) -> None:
     write(project.store, 1, JUDGED)
     write(project.store, 1, REFUSED)
     write(project.store, 2, replace(REFUSED, results=[], gate_passed=None))
@@ -155,7 +155,7 @@ def test_one_recorded_check_of_several_is_not_all(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_result_that_only_the_killed_run_knows_is_recorded_for_its_check(project: Project) -> None:
+def test_a_result_of_a_killed_run_is_recorded_for_its_asset_check(project: Project) -> None:
     write(project.store, 1, REFUSED)
     command = [sys.executable, "-c", KILLED_AFTER_THE_RUN_S_RECORD, str(project.home.root)]
     assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL

@@ -148,7 +148,7 @@ def test_a_driven_run_lives_as_long_as_its_driver(instance):
     assert states == [WorkerStatus.RUNNING, WorkerStatus.FAILED]
 
 
-def test_cancelling_a_run_whose_worker_and_code_server_are_gone_ends_it_at_once(instance):
+def test_cancelling_a_run_without_worker_and_code_server_ends_it(instance):
     run = new_run(instance, status=dg.DagsterRunStatus.STARTED)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

@@ -57,7 +57,7 @@ def test_the_warm_start_comes_first_then_round_one_with_its_partition(project, r
         assert added.partition_keys == ["r0001"]
 
 
-def test_training_waits_for_rows_and_says_how_many(project, resource):
+def test_training_waits_for_rows_and_reports_their_number(project, resource):
     publish_round(project, 0)
     with dg.DagsterInstance.ephemeral() as instance:
         skipped = tick(THRESHOLD, resource, instance)

@@ -81,12 +81,12 @@ def test_tags_and_control_tokens_are_broken(form: str) -> None:
         "<ответ>",
     ],
 )
-def test_all_else_stays(text: str) -> None:
+def test_other_text_is_unchanged(text: str) -> None:
     assert make_inert(text, {"answer", "task"}) == text
 
 
 @given(st.text(alphabet="<>/|[]INSTansweransw \u200b＜｜1_", max_size=80))
-def test_no_tag_is_left(text: str) -> None:
+def test_no_tag_remains(text: str) -> None:
     said = make_inert(text, {"answer"}, ["[IN", "a>"])
     assert not any(part in said.lower() for part in ("</answer", "<answer>", "<|", "[inst]"))
     assert not any(part in said for part in ("[IN", "a>"))
@@ -94,7 +94,7 @@ def test_no_tag_is_left(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_linear() -> None:
+def test_making_text_inert_takes_linear_time() -> None:
     began = time.process_time()
     for bomb in (
         "<" * 300_000,

@@ -209,7 +209,7 @@ def test_a_judge_that_needs_signals_has_the_main_thread() -> None:
     assert judge_runs(run_rows(["a"]), TASKS, build_judge(alarms))[0].reward == 1.0
 
 
-def test_a_model_that_a_users_judge_cannot_reach_gives_nobody_a_reward(endpoint: JudgeServer) -> None:
+def test_an_unreachable_model_of_a_users_judge_gives_no_rewards(endpoint: JudgeServer) -> None:
     client = openai.OpenAI(base_url=endpoint.model["base_url"], api_key="k", max_retries=0)
 
     def asks(task: Any, response: Any) -> float:
@@ -226,7 +226,7 @@ def test_a_model_that_a_users_judge_cannot_reach_gives_nobody_a_reward(endpoint:
     client.close()
 
 
-def test_who_asks_models() -> None:
+def test_judges_declare_whether_they_call_models() -> None:
     def asks(task: Any, response: Any, auxiliary_models: Any) -> float:
         return 1.0
 

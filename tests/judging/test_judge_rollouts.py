@@ -94,7 +94,9 @@ def test_a_judge_gets_objects_of_the_class_that_it_declares() -> None:
         assert judge_runs(rows, TASKS, build_judge(function))[0].reward == 1.0
 
 
-def test_a_judge_that_declares_no_class_gets_plain_values_and_a_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_judge_that_declares_no_class_gets_plain_values_and_a_note_is_printed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def judge(task: dict[str, Any], response: Any) -> float:
         return float(response == {"final": task["answer"]})
 

@@ -120,7 +120,7 @@ CLOSE = "assert abs(add(1, 2) - 3) < 1e-6 and math.isclose(add(1, 2), 3)"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tests", [ASSERTS, CLOSE, "assert 3 in [add(1, 2)]"])
-def test_no_program_passes_for_another_reason_than_what_it_does(tests: str) -> None:
+def test_no_cheating_program_passes(tests: str) -> None:
     runs = judged([*CHEATS.values(), "import math\ndef add(a, b):\n    return a + b"], tests)
     assert {how: run.reward for how, run in zip(CHEATS, runs, strict=False)} == dict.fromkeys(CHEATS, 0.0)
     assert runs[-1].reward == 1.0
@@ -218,7 +218,7 @@ async def test_time_memory_files_output_and_processes_are_limited(tmp_path: Path
         assert not children.ok and "BlockingIOError" in children.stderr
 
 
-def test_nothing_of_ours_gets_in_and_nothing_of_theirs_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_gets_no_environment_and_leaves_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hush")
     seen = asyncio.run(
         outcome("import os; print(sorted(os.environ)); print(os.getcwd()); open('left', 'w').write('x')")

@@ -47,7 +47,7 @@ def test_against_a_pivot(endpoint: JudgeServer, state: JudgeState) -> None:
     assert endpoint.calls == 2 * 3
 
 
-def test_groups_are_compared_apart_and_equal_answers_are_not_asked_about(
+def test_groups_are_compared_separately_and_equal_answers_need_no_call(
     endpoint: JudgeServer, state: JudgeState
 ) -> None:
     rows = [*run_rows(["a", "aa"], group="g1"), *run_rows(["same", " same"], group="g2"), *run_rows(["x"], group="g3")]

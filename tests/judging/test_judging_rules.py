@@ -207,7 +207,7 @@ def test_the_text_of_any_response() -> None:
         ("(8 - 4) * 6 * 1", 0.0),
     ],
 )
-def test_countdown_asks_for_each_number_once_and_the_target(response: str, reward: float) -> None:
+def test_countdown_requires_each_number_once_and_the_target(response: str, reward: float) -> None:
     puzzle = {"target": 24, "numbers": [1, 4, 6, 8]}
     assert countdown({"answer": puzzle}, response) == reward
     assert countdown({"answer": str(puzzle)}, response) == reward

@@ -87,7 +87,7 @@ def test_a_category_of_unknown_worth_costs_its_own_run_alone() -> None:
     assert runs[0].reward == 1.0 and "neither a number nor a category" in str(runs[1].error)
 
 
-def test_a_configuration_can_name_one() -> None:
+def test_a_configuration_can_name_a_metric_class() -> None:
     (part,) = build_judge(f"{__name__}:closeness").parts
     assert isinstance(part.function, MetricJudge)
     (made,) = build_judge(f"{__name__}:CheckEqual").parts

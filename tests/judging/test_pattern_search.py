@@ -107,7 +107,7 @@ def test_a_pattern_means_what_it_means_for_re(pattern: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(", r"\p{L}", "a**", "(?|a|b)", r"\L<words>"])
-def test_what_re_refuses_is_refused(pattern: str) -> None:
+def test_a_pattern_that_re_refuses_is_refused(pattern: str) -> None:
     with pytest.raises(re.error):
         search(pattern, "a")
 

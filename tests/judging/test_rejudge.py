@@ -198,7 +198,7 @@ def test_the_project_continues_after_a_used_up_budget_is_raised(project: Project
     assert found == (3, note.rows - 3, note.rows)
 
 
-def test_a_reward_that_the_judge_replaces_is_said_once(project: Project, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reward_replaced_by_the_judge_is_reported_once(project: Project, caplog: pytest.LogCaptureFixture) -> None:
     for number in (3, 4):
         rows = [replace(row, run_reward=0.25) for row in rollouts(project, number)]
         project.store.write_rollouts(number, 0, rows)
@@ -222,7 +222,7 @@ def test_a_judges_key_is_looked_for_before_anything_starts(project: Project, mon
 
 
 @pytest.mark.slow
-def test_the_command_compares_with_the_judgement_before_and_goes_back(project: Project) -> None:
+def test_the_command_compares_with_the_earlier_judgement_and_restores_it(project: Project) -> None:
     before = project.store.judge_version(1)
     said = RUN(app, ["judge", "--rounds", "1-2", "--judge", "numeric", "--args", '{"tolerance": 0.5}'])
     assert said.exit_code == 0, said.output

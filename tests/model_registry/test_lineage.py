@@ -90,7 +90,7 @@ def publish(folder: Path, step: int, parent: Path, parent_version: int, lineage:
     write_sealed_json(folder / "manifest.json", manifest)
 
 
-def test_a_checkpoint_leads_back_to_the_base_model(world: World) -> None:
+def test_the_trace_of_a_checkpoint_ends_at_the_base_model(world: World) -> None:
     trace = trace_checkpoint(world.folder(24), world.store)
 
     assert [step.result.policy_version for step in trace.trainings] == [24, 8, 60]
@@ -116,7 +116,7 @@ def test_changed_data_is_noticed(world: World) -> None:
     assert (first.data_unchanged, first.judge_version) == (True, "judge-1"), "its judgement is still there"
 
 
-def test_a_row_leads_to_every_checkpoint_that_carries_it(world: World) -> None:
+def test_a_row_is_traced_to_every_checkpoint_trained_on_it(world: World) -> None:
     judge(world.store, 1, "judge-2")
     trace = trace_row(rollout(1, 2).row_id, world.store, world.checkpoints.parent)
 
@@ -232,7 +232,7 @@ def test_verification_reads_every_byte(world: World) -> None:
     assert trace_checkpoint(world.folder(8), world.store).trainings[0].data_unchanged is False
 
 
-def test_verification_compares_the_weights_and_says_what_matched(world: World) -> None:
+def test_verification_compares_the_weights_and_reports_matches(world: World) -> None:
     for folder in (world.folder(8), world.folder(24)):
         (folder / "model.safetensors").write_bytes(b"weights")
         files = {"model.safetensors": {"size": 7, "sha256": digest_file(folder / "model.safetensors")}}
@@ -255,7 +255,7 @@ def test_the_trace_names_the_judge(world: World) -> None:
     assert ["judge", "exact_match", "(judge-1)"] in [line.split() for line in text.getvalue().splitlines()]
 
 
-def test_what_trained_is_printed(world: World) -> None:
+def test_algorithm_and_plugins_are_printed(world: World) -> None:
     made_of = {"round": 4, "algorithm": "dapo", "plugins_digest": "1234abcd"}
     publish(world.folder(32), 32, world.folder(24), 24, made_of)
     text = StringIO()

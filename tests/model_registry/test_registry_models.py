@@ -68,7 +68,7 @@ def test_promotions_are_undone_in_order(registry: ModelRegistry, tmp_path: Path)
     assert registry.rollback().version == first
 
 
-def test_rollback_without_a_champion_says_so(registry: ModelRegistry) -> None:
+def test_rollback_without_a_champion_is_refused(registry: ModelRegistry) -> None:
     with pytest.raises(UserError, match="there is no champion"):
         registry.rollback()
 

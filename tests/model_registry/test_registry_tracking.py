@@ -171,6 +171,6 @@ def test_the_use_of_the_machine_is_sampled_and_continued(connect) -> None:
     assert all(0 <= point.value <= 100 for point in history)
 
 
-def test_the_run_says_what_its_x_axes_are(connect) -> None:
+def test_the_run_names_its_x_axes(connect) -> None:
     run = connect().training_run("first")
     assert "`train/...`: optimiser step" in run.client.get_run(run.run_id).data.tags["mlflow.note.content"]

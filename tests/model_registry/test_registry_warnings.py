@@ -32,7 +32,7 @@ with ThreadPoolExecutor(4) as pool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opening", OPENINGS)
-def test_the_first_opening_of_a_process_warns_of_nothing(opening, tmp_path):
+def test_the_first_opening_in_a_process_gives_no_warning(opening, tmp_path):
     code = (
         f"import warnings; warnings.simplefilter('error'); uri = 'sqlite:///{tmp_path}/mlflow.db'; {OPENINGS[opening]}"
     )

@@ -32,7 +32,9 @@ def failed_run(**tags: str) -> dg.DagsterRun:
     return dg.DagsterRun(job_name="explore_job", run_id="1f2e3d4c", tags={**TAGS, **tags})
 
 
-def test_a_webhook_gets_all_that_is_known(project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_webhook_gets_every_field_of_the_alert(
+    project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RFT_ALERT_URL", inbox.url)
     monkeypatch.setenv("RFT_UI_URL", "https://rft.example/")
     assert alert_run_failed(project.home, failed_run())
@@ -104,7 +106,7 @@ def test_a_broken_command_raises_nothing(
     assert said in caplog.text
 
 
-def test_nothing_is_sent_or_remembered_where_nobody_listens(project: Project) -> None:
+def test_nothing_is_sent_or_stored_without_a_receiver(project: Project) -> None:
     assert not alert_run_failed(project.home, failed_run())
     assert not project.home.alerts.exists()
 
@@ -124,7 +126,7 @@ def broken_warm_start() -> None:
     broken()
 
 
-def test_the_sensor_tells_of_a_run_that_failed(project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sensor_alerts_about_a_failed_run(project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_ALERT_URL", inbox.url)
     sensor = alert_sensor(PLAIN_NAMES)
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
@@ -142,7 +144,7 @@ def test_the_sensor_tells_of_a_run_that_failed(project: Project, inbox: Inbox, m
     assert [alert["run_id"] for alert in inbox.received] == [result.run_id]
 
 
-def test_the_driver_tells_of_a_run_that_failed(project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_alerts_about_a_failed_run(project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_ALERT_URL", inbox.url)
     result = drive(project, dg.Definitions(jobs=[broken_warm_start]), max_launches=1)
     assert result.error is not None
@@ -151,7 +153,7 @@ def test_the_driver_tells_of_a_run_that_failed(project: Project, inbox: Inbox, m
     assert alert["phase"] == "warm_start_job"
 
 
-def test_the_next_driver_tells_of_a_run_whose_driver_died(
+def test_the_next_driver_alerts_about_a_run_whose_driver_died(
     project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RFT_ALERT_URL", inbox.url)

@@ -27,7 +27,7 @@ def json_lines(
     return lambda: [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_a_json_line_says_who_what_and_for_which_round(json_lines) -> None:
+def test_a_json_log_line_has_logger_message_and_round(json_lines) -> None:
     with configured("trainer"), phase_context(3, "1f2e3d4c-aa", "policy_checkpoint"):
         LOG.warning("loss is %.1f", 0.5)
     line = json_lines()[1]
@@ -75,7 +75,7 @@ def test_threads_of_a_phase_log_for_it_and_nothing_is_left_behind(json_lines) ->
     assert lines["later"]["round"] is None
 
 
-def test_two_phases_at_once_are_not_mixed_up() -> None:
+def test_concurrent_phases_are_kept_apart() -> None:
     seen: dict[str, PhaseContext] = {}
     with phase_context(1, "a", "train"):
         outer = threading.Thread(target=_inside_another_phase, args=(seen,))

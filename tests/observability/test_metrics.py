@@ -135,7 +135,7 @@ def leases_of_engine(project: Project, policy_engine: PolicyEngine) -> Iterator[
         path.unlink()
 
 
-def test_engine_and_trainer_are_asked_through_their_leases(
+def test_engine_and_trainer_are_probed_through_their_leases(
     project: Project, policy_engine: PolicyEngine, leases_of_engine: None
 ) -> None:
     publish_round(project, 0)
@@ -156,7 +156,7 @@ def test_an_imported_version_has_no_lag() -> None:
     assert found == [Sample("rft_policy_version_lag", 2.0, ("engine",))]
 
 
-def test_a_source_that_cannot_be_read_spoils_no_other(project: Project) -> None:
+def test_a_source_that_cannot_be_read_affects_no_other(project: Project) -> None:
     publish_round(project, 0)
     publish_round(project, 1)
     (project.store.round_folder(1) / "policy-policy.json").write_text("{")

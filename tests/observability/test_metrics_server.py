@@ -24,8 +24,11 @@ def test_the_interface_serves_metrics_only_if_requested(project: Project, monkey
     port = free_port()
     servers = {server.name: server for server in ui_servers(project.home, 3000, 5000, True, metrics_port=port)}
     for name in ("Dagster", "daemon"):
-        assert servers[name].service.arguments[-2:] == ("--log-format", "json")
-    with serving([servers["metrics"]], project.home.logs):
+        service = servers[name].service
+        assert service is not None and service.arguments[-2:] == ("--log-format", "json")
+    metrics = servers["metrics"].service
+    assert metrics is not None
+    with serving(project.home.own_servers, [metrics]):
         assert servers["metrics"].url == f"http://127.0.0.1:{port}/metrics"
         for headers in ({}, {"authorization": "Bearer wrong"}):
             assert httpx.get(servers["metrics"].url, headers=headers, trust_env=False).status_code == 401
@@ -36,7 +39,7 @@ def test_the_interface_serves_metrics_only_if_requested(project: Project, monkey
     assert "rft_rounds_budget 1000.0" in text
 
 
-def test_a_port_that_is_taken_is_said_in_one_line(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_gives_a_one_line_error(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_HOME", str(project.home.root))
     monkeypatch.setenv("DAGSTER_HOME", str(project.home.dagster))
     with socket.socket() as holder:

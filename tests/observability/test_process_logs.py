@@ -46,9 +46,7 @@ def lines_of(log: Path, text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_the_engine_says_for_which_round_it_took_new_weights(
-    home: Path, tiny_model: Path, engine: EngineClient
-) -> None:
+def test_the_engine_logs_the_round_of_a_weight_update(home: Path, tiny_model: Path, engine: EngineClient) -> None:
     with phase_context(5, "run-5", "evaluation_report"):
         engine.update_weights(tiny_model, 3)
     (line,) = lines_of(home / "logs" / "engine.log", "serves policy version 3")
@@ -60,7 +58,7 @@ def test_the_engine_says_for_which_round_it_took_new_weights(
 
 
 @pytest.mark.slow
-def test_the_trainer_says_for_which_round_it_failed(home: Path, trainer: TrainerClient) -> None:
+def test_the_error_of_the_trainer_names_the_round(home: Path, trainer: TrainerClient) -> None:
     request = TrainRequest(
         parent="/no/such/checkpoint", parent_version=0, output=str(home), rollouts=("none.parquet",),
         judged=("none.parquet",), algorithm=AlgorithmSpec(), optimizer=OptimizerSpec(),

@@ -233,7 +233,7 @@ def test_forget_names_versions_in_checkpoint_root_dir(project: Project, tmp_path
 
 
 @pytest.mark.slow
-def test_the_feedback_of_a_forgotten_person_leaves_mlflow(
+def test_the_feedback_of_a_forgotten_person_is_removed_from_mlflow(
     project: Project, empty_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = project.home

@@ -53,7 +53,7 @@ def test_stop_strings_are_cut_wherever_the_pieces_end(text: str, stops: list[str
         assert fed(AnswerText(by_bytes, stops), ids, sizes) == cut_at_stop(by_bytes(ids), stops)[0]
 
 
-def test_held_back_is_the_longest_beginning_of_a_stop_string() -> None:
+def test_the_longest_prefix_of_a_stop_string_is_held_back() -> None:
     assert held_back("xa", ["ab", "xab"]) == 2
     assert held_back("xab", ["ab"]) == 0
     assert held_back("", ["ab"]) == 0

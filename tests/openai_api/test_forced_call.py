@@ -59,7 +59,7 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("tool", ["calculator", ""])
-def test_the_beginning_ends_where_a_token_does(tokenizer: tokenizers.Tokenizer, tool: str) -> None:
+def test_the_kept_prefix_ends_at_a_token_boundary(tokenizer: tokenizers.Tokenizer, tool: str) -> None:
     begun = forced_beginning(tool)
     assert CALL.startswith(begun)
     whole, prefix = tokenizer.encode(CALL).ids, tokenizer.encode(begun).ids

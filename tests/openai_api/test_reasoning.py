@@ -97,7 +97,7 @@ def ask(engine: PolicyEngine, **fields: Any) -> dict[str, Any]:
     return found
 
 
-def test_the_engine_thinks_unless_a_request_says_otherwise(thinking: PolicyEngine) -> None:
+def test_the_engine_thinks_unless_a_request_disables_it(thinking: PolicyEngine) -> None:
     message = ask(thinking)["choices"][0]["message"]
     assert message["content"] == ""
     assert message["reasoning_content"]
@@ -112,7 +112,7 @@ def test_batches_are_rendered_as_conversations_are(thinking: PolicyEngine) -> No
     assert thinking.render([conversation]) == [asked]
 
 
-def test_a_stream_says_the_same(thinking: PolicyEngine) -> None:
+def test_a_streamed_answer_equals_a_whole_one(thinking: PolicyEngine) -> None:
     import openai
 
     whole = ask(thinking, return_token_ids=True)["choices"][0]
@@ -130,7 +130,7 @@ def test_a_stream_says_the_same(thinking: PolicyEngine) -> None:
     assert not any(delta.content for delta in deltas)
 
 
-def test_vllm_is_asked_and_answers_alike() -> None:
+def test_vllm_requests_and_answers_use_the_same_fields() -> None:
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
     thinks = {"enable_thinking": True}
     assert b'"chat_template_kwargs": {"enable_thinking": true}' in checked_request(CHAT, body, 64, thinks).body

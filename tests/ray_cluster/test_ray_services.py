@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-def test_a_service_ends_with_its_actor_and_comes_back_as_the_next_generation(cluster: "RayCluster") -> None:
+def test_a_service_ends_with_its_actor_and_restarts_as_the_next_generation(cluster: "RayCluster") -> None:
     first = cluster.ensure(echo())
     service = psutil.Process(first.details["pid"])
     psutil.Process(service.ppid()).kill()
@@ -45,7 +45,7 @@ def test_a_service_of_a_lost_node_starts_on_another(cluster: "RayCluster", nodes
     assert time.monotonic() - began < 90
 
 
-def test_a_command_ends_what_it_started_and_nobody_else_uses(cluster: "RayCluster") -> None:
+def test_a_command_ends_processes_that_it_started_and_no_other_uses(cluster: "RayCluster") -> None:
     with naming_starter() as starter:
         cluster.ensure(echo())
         assert cluster.used() == {"echo"}

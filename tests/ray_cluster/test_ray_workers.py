@@ -101,7 +101,7 @@ def test_a_workflow_that_workers_cannot_load_is_the_users_error(engine: FakeEngi
         explore(engine, WorkerWorkflow("no.such.agent:run", cluster=cluster), tasks([None]))
 
 
-def test_nodes_name_what_they_hold(cluster: "RayCluster") -> None:
+def test_nodes_list_their_resources(cluster: "RayCluster") -> None:
     nodes = cluster.nodes()
     assert len(nodes) >= 3 and str(nodes[0]).startswith("127.0.0.1: 4 CPUs, 0 GPUs")
     assert all(node.holds(Bundle(4)) and not node.holds(Bundle(5)) for node in nodes)

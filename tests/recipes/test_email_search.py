@@ -128,7 +128,7 @@ def test_an_invalid_call_is_penalised_and_explained_to_the_model(
     assert inquiry.metrics("")["invalid_calls"] == 1.0
 
 
-def test_more_calls_earn_nothing(mailbox: Mailbox, split: Split) -> None:
+def test_more_calls_than_needed_raise_no_reward(mailbox: Mailbox, split: Split) -> None:
     question = split[0][0]
     search, read = right_search(question), ("read", {"id": question.source.id})
     rewards = [

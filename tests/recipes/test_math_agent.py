@@ -52,7 +52,7 @@ def test_other_held_out_seeds_give_other_problems_of_the_same_kind(split: tuple[
     assert not {problem.template for problem in explored} & {problem.template for problem in other}
 
 
-def test_the_answer_is_what_the_story_tells() -> None:
+def test_the_answer_follows_from_the_question() -> None:
     generator = random.Random(3)
     explored, _ = problems.split_problems()
     for problem in generator.sample(explored, 200):

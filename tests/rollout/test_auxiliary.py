@@ -93,7 +93,7 @@ def said(content: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-def test_a_model_is_asked_from_one_event_loop_after_another_and_from_threads(endpoint: Endpoint) -> None:
+def test_a_model_is_called_from_several_event_loops_and_threads(endpoint: Endpoint) -> None:
     model = AuxiliaryModel(spec(endpoint))
     for turn in ("one", "two"):
         answer = asyncio.run(model.chat(said(turn)))
@@ -106,7 +106,7 @@ def test_a_model_is_asked_from_one_event_loop_after_another_and_from_threads(end
     assert not any("return_token_ids" in body or "logprobs" in body for body in endpoint.bodies)  # nothing is recorded
 
 
-def test_defaults_stand_where_the_caller_says_nothing(endpoint: Endpoint) -> None:
+def test_defaults_fill_what_the_caller_leaves_open(endpoint: Endpoint) -> None:
     model = AuxiliaryModel(spec(endpoint, defaults={"temperature": 0.2, "max_tokens": 64}))
     asyncio.run(model.chat(said("a")))
     asyncio.run(model.chat(said("b"), temperature=1.5, max_completion_tokens=7))
@@ -142,7 +142,7 @@ def test_a_refused_request_is_repeated_and_gives_its_slot_back(endpoint: Endpoin
 
 
 @pytest.mark.slow
-def test_requests_go_round_the_replicas_and_past_one_that_is_gone(endpoint: Endpoint) -> None:
+def test_requests_rotate_over_replicas_and_skip_a_lost_one(endpoint: Endpoint) -> None:
     second, gone = Endpoint(), Endpoint()
     gone.close()
     model = AuxiliaryModel(spec(endpoint, other_urls=(gone.url, second.url)))

@@ -51,7 +51,7 @@ def test_a_lake_as_text() -> None:
 @pytest.mark.parametrize(
     ("text", "move"), [("I go ```Left``` or ``` UP ```", "up"), ("right", None), ("```jump```", None), ("", None)]
 )
-def test_a_move_stands_between_backticks(text: str, move: str | None) -> None:
+def test_a_move_is_parsed_from_backticks(text: str, move: str | None) -> None:
     assert parse_move(text) == move
 
 

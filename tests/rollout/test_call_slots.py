@@ -9,7 +9,7 @@ def end(sending: Sending, answered: bool = False) -> None:
     sending.slot.under_way, sending.slot.answered = False, answered
 
 
-def test_a_call_under_way_keeps_its_place() -> None:
+def test_an_unfinished_call_keeps_its_place() -> None:
     slots = CallSlots()
     first, second = slots.take("a", 0, False), slots.take("a", 0, False)
     end(first)
@@ -18,7 +18,7 @@ def test_a_call_under_way_keeps_its_place() -> None:
     assert slots.take("a", 1, False).slot not in (first.slot, second.slot)  # both are under way
 
 
-def test_an_answer_lost_on_the_way_is_replaced_where_it_is_clear_whose() -> None:
+def test_a_repeated_call_replaces_its_lost_answer_unless_ambiguous() -> None:
     slots = CallSlots()
     first = slots.take("a", 0, False)
     end(first, answered=True)
@@ -30,7 +30,7 @@ def test_an_answer_lost_on_the_way_is_replaced_where_it_is_clear_whose() -> None
     assert slots.take("a", 1, False).slot not in (first.slot, other.slot)
 
 
-def test_a_name_says_it_all() -> None:
+def test_a_repeated_unfinished_call_gets_the_same_slot() -> None:
     slots = CallSlots()
     first = slots.take("key", 0, True)
     assert slots.take("key", 0, True).slot is first.slot  # still under way: the client has lost the connection

@@ -295,7 +295,7 @@ def test_the_printed_workflow_runs_in_workers(engine: FakeEngine) -> None:
     ]
 
 
-def test_experiences_that_come_twice_count_once_and_the_last_reward_given_is_the_runs(engine: FakeEngine) -> None:
+def test_repeated_experiences_count_once_and_the_last_reward_is_used(engine: FakeEngine) -> None:
     batch = explore(engine, resolve_workflow(f"{HERE}:Accumulating"), repeat_times=1)
     assert [(row.step, row.messages[0]["content"]) for row in batch.rows] == [(0, "a"), (1, "b"), (2, "c")] * 2
     assert [row.run_reward for row in batch.rows] == [None, None, 0.75] * 2
@@ -392,7 +392,7 @@ def test_what_a_class_cannot_use_is_refused_with_a_remedy(engine: FakeEngine, wh
         explore(engine, resolve_workflow(f"{HERE}:Wrong", {"what": what}), max_retries=0)
 
 
-def test_a_class_that_does_nothing_says_so(engine: FakeEngine) -> None:
+def test_a_class_without_run_is_refused_by_name(engine: FakeEngine) -> None:
     with pytest.raises(Exception, match="Nothing overrides neither run_async nor run"):
         explore(engine, resolve_workflow(f"{HERE}:Nothing"), max_retries=0)
     with pytest.raises(UserError, match="only a class can take them"):

@@ -90,7 +90,7 @@ async def test_nothing_is_sent_but_what_was_given(connections: Any) -> None:
     assert names == [{"host", "content-length"}] * 2
 
 
-async def test_pieces_come_as_they_are_sent(connections: Any) -> None:
+async def test_streamed_pieces_arrive_as_they_are_sent(connections: Any) -> None:
     go_on = asyncio.Event()
 
     async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
@@ -109,7 +109,7 @@ async def test_pieces_come_as_they_are_sent(connections: Any) -> None:
     assert pieces == [b"one", b"two"]
 
 
-async def test_nobody_listens(connections: Any) -> None:
+async def test_a_port_without_a_listener_is_a_connect_error(connections: Any) -> None:
     async with server(lambda *_: asyncio.sleep(0)) as url:
         pass
     with pytest.raises(wire.ConnectError):

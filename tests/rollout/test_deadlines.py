@@ -45,7 +45,7 @@ class Late:
 
 
 @pytest.mark.parametrize(("policy", "rows", "whole"), [("complete", 16, 8), ("drop", 16, 8), ("partial", 18, 8)])
-def test_a_batch_does_without_its_slowest_tasks(engine: FakeEngine, policy: Any, rows: int, whole: int) -> None:
+def test_a_batch_ends_without_its_slowest_tasks(engine: FakeEngine, policy: Any, rows: int, whole: int) -> None:
     slow = Late({"question 3": 1, "question 7": 1})
     patience = Patience(over_ratio=0.2, wait_after_min_s=0.3)
     began = time.monotonic()
@@ -63,7 +63,7 @@ def test_a_batch_does_without_its_slowest_tasks(engine: FakeEngine, policy: Any,
 
 
 @pytest.mark.slow
-def test_everybody_is_waited_for_until_enough_tasks_are_whole(engine: FakeEngine) -> None:
+def test_all_runs_are_waited_for_until_enough_tasks_are_complete(engine: FakeEngine) -> None:
     late = Late({f"question {n}": 1 for n in range(3)})  # more than the ratio allows to leave out
     patience = Patience(over_ratio=0.2, wait_after_min_s=0.0)
     batch = explore(engine, late, tasks(10), patience=patience, timeout_s=1.0, max_retries=1)
@@ -167,7 +167,7 @@ def test_threads_that_hang_take_no_room_from_others(engine: FakeEngine) -> None:
     assert (report.rows, report.failed) == (2, 7)
 
 
-def test_a_task_that_an_agent_left_holds_nothing_up(
+def test_a_background_task_of_an_agent_does_not_delay_the_end_of_its_run(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rft_platform.rollout.runs.attempt.STOP_S", 0.2)

@@ -85,7 +85,7 @@ def test_an_auxiliary_model_plays_the_user(engine: FakeEngine) -> None:
         ({}, "workflow_args .* do not fit"),
     ],
 )
-def test_bad_arguments_say_what_is_wrong(arguments: dict[str, Any], message: str) -> None:
+def test_the_error_of_bad_arguments_names_the_cause(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve_workflow("dialogue", arguments)
 

@@ -247,7 +247,7 @@ def test_a_call_whose_answer_was_lost_is_recorded_once(
     assert [call.order for call in history.calls()] == [0, 1]
 
 
-def test_an_agent_that_goes_away_is_not_recorded(gateway: RecordingGateway, engine: FakeEngine) -> None:
+def test_a_call_of_an_agent_that_disconnects_is_not_recorded(gateway: RecordingGateway, engine: FakeEngine) -> None:
     history = new_history()
     key = gateway.register(history)
     engine.hold = threading.Event()

@@ -98,7 +98,7 @@ async def test_sync_client_records_the_same(engine: FakeEngine, clients: Clients
     assert call.msg_id == answer.id and answer.choices[0].logprobs is None
 
 
-async def test_what_the_caller_names_is_honoured(engine: FakeEngine, clients: Clients) -> None:
+async def test_values_of_the_caller_are_used(engine: FakeEngine, clients: Clients) -> None:
     history = new_history(top_k=5)
     answer = await clients(history).chat.completions.create(
         model="m", messages=MESSAGES, temperature=0.2, seed=11, max_completion_tokens=4, n=3, logprobs=True,

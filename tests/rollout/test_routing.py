@@ -88,7 +88,7 @@ async def test_a_replica_that_is_unavailable_is_passed_over(fakes: Fakes, replic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blocking", [False, True])
-async def test_when_none_answers_the_caller_hears_of_it(fakes: Fakes, replicas: Replicas, blocking: bool) -> None:
+async def test_a_call_fails_if_no_replica_answers(fakes: Fakes, replicas: Replicas, blocking: bool) -> None:
     for fake in fakes:
         fake.shutdown()
     history = new_history()

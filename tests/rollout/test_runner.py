@@ -42,7 +42,7 @@ def test_every_run_becomes_its_rows(engine: FakeEngine, workflow: Workflow) -> N
     assert len({tuple(row.response_ids) for row in batch.rows}) == 6  # each run has its own seed
 
 
-def test_steps_output_and_reward_stand_on_the_last_row(engine: FakeEngine) -> None:
+def test_steps_output_and_reward_are_on_the_last_row(engine: FakeEngine) -> None:
     batch = explore(engine, Custom(turns=3), count=1, repeat_times=1)
     assert [row.step for row in batch.rows] == [0, 1, 2]
     assert [row.run_output for row in batch.rows] == [None, None, {"turns": 3}]
@@ -101,7 +101,7 @@ def test_class_style_workflow_returns_its_experiences(engine: FakeEngine) -> Non
     assert (row.step, row.run_reward, row.messages[0]["content"]) == (0, 0.25, "question 0")
 
 
-def test_steps_know_the_state_of_the_environment_that_they_answered(engine: FakeEngine) -> None:
+def test_steps_record_the_state_of_the_environment_that_they_answered(engine: FakeEngine) -> None:
     async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
         question = [{"role": "user", "content": task["question"]}]
         await model.chat(question)

@@ -76,7 +76,7 @@ def test_dead_engine(offline: FakeEngine) -> None:
         explore(offline)
 
 
-def test_no_tasks(offline: FakeEngine) -> None:
+def test_a_batch_without_tasks_has_no_rows(offline: FakeEngine) -> None:
     assert explore(offline, count=0).rows == []
 
 

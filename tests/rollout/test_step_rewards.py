@@ -173,7 +173,7 @@ def test_the_context_of_another_model_is_not_the_policys(engine: FakeEngine, wor
         explore(engine, workflow, repeat_times=1, max_retries=0)
 
 
-def test_a_workflow_that_got_over_it_may_still_fail(policy_engine: PolicyEngine) -> None:
+def test_a_workflow_that_survived_a_long_prompt_may_fail_later(policy_engine: PolicyEngine) -> None:
     async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
         return await compresses({**task, "fails": True}, model)
 

@@ -144,14 +144,14 @@ def test_a_workflow_that_workers_cannot_load_is_the_users_error(engine: FakeEngi
     assert workers_of(os.getpid()) == []
 
 
-def test_every_run_failing_in_workers_says_why(engine: FakeEngine) -> None:
+def test_the_error_names_the_cause_if_every_run_in_workers_fails(engine: FakeEngine) -> None:
     with pytest.raises(
         UserCodeError, match=r"all 2 runs failed, the last with LookupError: no such tool \(.*bad_agents"
     ):
         explore(engine, WorkerWorkflow(ANSWER, count=1), tasks(["raise"] * 2), max_retries=0, group_policy="drop")
 
 
-def test_a_worker_imports_nothing_heavy_of_ours() -> None:
+def test_a_worker_imports_only_light_modules_of_the_platform() -> None:
     """Another environment has none of these; what ``openai`` itself brings does not count."""
     code = """
 import sys

@@ -1,11 +1,17 @@
 """Workflows by name, and the check of their parameters."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.rollout.runner.run_rollouts import SingleTurn
-from rft_platform.rollout.workflow import check_workflow_function, resolve_workflow
+from rft_platform.rollout.runs.attempt import call_workflow
+from rft_platform.rollout.workflow import check_workflow_function, resolve_workflow, takes_system_prompt
 from rft_platform.rollout.workflows.calculator import CalculatorWorkflow
+from rft_platform.tasks.task import Task
 
 from . import samples
 
@@ -25,6 +31,18 @@ def test_user_workflows() -> None:
     assert (custom.turns, custom.system_prompt) == (3, "be brief")
 
 
+async def test_a_function_with_the_parameter_gets_the_system_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "prompted.py"
+    file.write_text("async def agent(task, model, system_prompt):\n    return system_prompt\n")
+    task = Task("t", "tasks", "Hello?", None, {"question": "Hello?"})
+    for prompt in ("be brief", None):
+        workflow = resolve_workflow(f"{file}:agent", system_prompt=prompt)
+        model: Any = SimpleNamespace()
+        assert await call_workflow(workflow, task, model, None) == prompt
+    given = [f"{file}:agent", f"{HERE}:Custom", "single_turn", "frozen_lake", f"{HERE}:ask_once", "tool_call"]
+    assert [takes_system_prompt(name) for name in given] == [True, True, True, True, False, False]
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -37,7 +55,7 @@ def test_user_workflows() -> None:
         (f"{HERE}:Custom", {"turn": 1}, r"workflow_args \['turn'\] do not fit"),
     ],
 )
-def test_bad_names_say_what_is_wrong(name: str, arguments: dict[str, int], message: str) -> None:
+def test_the_error_of_a_bad_name_names_the_cause(name: str, arguments: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve_workflow(name, arguments)
 

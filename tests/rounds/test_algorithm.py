@@ -225,7 +225,7 @@ def test_operators_that_do_not_fit_are_refused(configure: Configure, keys: dict[
     assert said in problems(configure(**keys))
 
 
-def test_what_fits_is_let_pass(configure: Configure) -> None:
+def test_valid_combinations_are_accepted(configure: Configure) -> None:
     for name, keys in (
         ("rft", {"filters": {"zero_variance": True}}),
         ("on_policy_distill", {"filters": {"zero_variance": True}, "repeat_times": 2, "teacher_model_path": "."}),
@@ -365,7 +365,7 @@ def test_gspo_compares_with_the_trainers_policy_unless_the_sampler_is_set(config
     assert "has no effect on the loss gspo in mode bypass" in problems(capped)
 
 
-def test_a_stored_mode_of_a_loss_without_a_ratio_is_no_setting(configure: Configure) -> None:
+def test_a_stored_default_correction_of_a_loss_without_a_ratio_is_accepted(configure: Configure) -> None:
     stored = {"mode": "bypass", "weight_cap": 2.0, "token_mask": None, "sequence_mask": None}
     for keys in ({}, {"policy_loss_fn": "sft"}):
         assert problems(configure("rft", rollout_correction=stored, **keys)) == ""

@@ -139,7 +139,7 @@ def reconfigured(project: Project, **changes: Any) -> Project:
         {"format": {"system_prompt": "Count."}},
     ],
 )
-def test_another_measurement_of_the_same_tasks_is_another_one(project: Project, changes: dict[str, Any]) -> None:
+def test_policies_measured_in_another_way_are_measured_again(project: Project, changes: dict[str, Any]) -> None:
     for number in (0, 1, 3):
         note(project, measured(project, number, 2 * number + 1))
     assert unmeasured(project) == []
@@ -170,7 +170,7 @@ def test_a_policy_is_not_compared_with_itself(project: Project) -> None:
     assert {each.against for each in start} == {"champion"}
 
 
-def test_the_table_says_of_every_policy_what_it_is_worth_or_why_not(project: Project) -> None:
+def test_the_table_has_a_score_or_a_reason_for_every_policy(project: Project) -> None:
     note(project, measured(project, 0, 2))
     note(project, measured(project, 1, 6), promoted=True)
     page = write_bench(project).read_text()

@@ -95,7 +95,7 @@ def test_versions_in_production_stay_whole(project: Project) -> None:
     assert whole(opened) == [0, 2, 4, 5, 6]
 
 
-def test_the_newest_and_the_first_stay_whole_and_lineage_goes_through_the_others(project: Project) -> None:
+def test_retention_keeps_the_newest_and_first_checkpoints_and_the_lineage(project: Project) -> None:
     removed = thin_checkpoints(project, Registry())  # type: ignore[arg-type]
     assert [path.name for path in removed] == ["global_step_1", "global_step_2", "global_step_4"]
     assert whole(project) == [0, 5, 6]

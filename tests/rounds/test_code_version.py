@@ -8,7 +8,7 @@ import pytest
 from rft_platform.rounds.project.code_version import code_version
 
 
-def test_another_repository_as_working_folder_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_folder_may_be_another_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
     subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], cwd=tmp_path, check=True)

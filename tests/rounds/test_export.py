@@ -194,7 +194,7 @@ def test_an_adapter_needs_the_weights_that_it_was_trained_on(adapter: Path, proj
 
 
 @pytest.mark.slow
-def test_what_is_refused(full: Path, tmp_path: Path) -> None:
+def test_refused_exports(full: Path, tmp_path: Path) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "mine").write_text("mine")
     assert "name a new folder" in export(4, "--merged", tmp_path / "used").output

@@ -91,7 +91,7 @@ def test_each_stage_names_what_it_read_and_wrote(project: Project, file: Path) -
     }  # fmt: skip
 
 
-def test_a_failed_stage_says_why(project: Project, file: Path) -> None:
+def test_the_event_of_a_failed_stage_has_the_error(project: Project, file: Path) -> None:
     with pytest.raises(ValueError, match="no rows"), stage_events(project, STAGES[0], 1, DAGSTER_RUN, "explore_job"):
         raise ValueError("no rows")
     _, failed = events_in(file)

@@ -125,7 +125,7 @@ def test_retention_by_age_and_its_limits(project: Project) -> None:
     assert [retired.round for retired in planned.retirements] == [1] and project.store.count_rollouts(1) == 6
 
 
-def test_the_lineage_says_what_was_retired(project: Project, tmp_path: Path) -> None:
+def test_the_lineage_names_retired_rows(project: Project, tmp_path: Path) -> None:
     row = rollout(1, 1, 2).row_id
     before = trace_row(row, project.store, project.checkpoints)
     retain(project, Champion(None), keep_last=2, archive=tmp_path / "archive", grace_s=0)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def _no_engine() -> Any:
     raise AssertionError("an engine was started, and there are no held-out tasks")
 
 
-def test_dataset_is_written_once_and_every_row_knows_its_source(make_offline):
+def test_dataset_is_written_once_and_every_row_names_its_source(make_offline):
     project = make_offline()
     written = make_dataset(project, 1)
     stamp = Path(written.path).stat().st_mtime_ns
@@ -170,7 +170,7 @@ def test_the_job_of_another_kind_is_refused(make_offline):
         check_kind(project, "sft", 2)
 
 
-def test_held_out_tasks_that_the_dataset_asks_are_found(make_offline, tmp_path):
+def test_held_out_tasks_in_the_training_dataset_are_found(make_offline, tmp_path):
     held_out = write_rows(tmp_path / "held.jsonl", [{"question": q, "answer": "2"} for q in (" 1+1=? ", "11+1=?")])
     project = make_offline(explorer_input={"eval_tasksets": [{"path": held_out}]})
     assert [task.prompt for task in leaked_tasks(project, load_dataset(project))] == [" 1+1=? "]
@@ -184,7 +184,7 @@ def test_examples_load_with_their_data(tmp_path, name, kind, rows):
     assert not leaked_tasks(project, load_dataset(project))
 
 
-def test_trace_tells_whether_the_dataset_is_still_what_was_trained_on(make_offline, tmp_path):
+def test_trace_reports_whether_the_dataset_has_changed(make_offline, tmp_path):
     project = make_offline()
     dataset = make_dataset(project, 1)
     folder = tmp_path / "global_step_3"

@@ -91,7 +91,7 @@ def test_a_failure_that_a_retry_cannot_help_stops_at_once_with_its_cause():
     ("failures", "passed", "said"),
     [(1, 0.0, "retry 1 of 3 in 3 s"), (2, 2.0, "retry 2 of 3 in 10 s"), (3, 47.5, "retry 3 of 3 in 1 s")],
 )
-def test_retries_wait_ever_longer_and_say_so(failures: int, passed: float, said: str):
+def test_retries_wait_longer_each_time_and_are_reported(failures: int, passed: float, said: str):
     state = project((DONE, failed_launch(failures=failures, launches=failures)), now=100.0 + passed)
     plan = plan_next(state)
     assert plan.actions == ()
@@ -109,7 +109,7 @@ def test_a_clock_that_jumps_never_blocks_for_longer_than_twice_the_wait(jump: fl
     assert plan.actions or (plan.retry_in is not None and plan.retry_in <= 2 * wait)
 
 
-def test_modes_leave_the_other_half_to_someone_else():
+def test_each_mode_plans_only_its_half():
     assert launches(project((DONE, LaunchState()), mode="explore")) == [("explore", 2)]
     assert launches(project((DONE, LaunchState()), mode="train")) == [("sync", 1)]
     assert plan_next(project((DONE, DONE), mode="train")).finished
@@ -156,7 +156,7 @@ def test_round_keys_round_trip_and_refuse_others():
         round_number("12")
 
 
-def test_an_online_project_says_which_rows_the_next_round_leaves_out():
+def test_the_command_names_rows_that_the_next_online_round_leaves_out():
     state = project(committed_rows=12, rows_above_share=30, experiences_needed=64)
     (line,) = plan_next(state).waiting[:1]
     assert line.startswith("r0001 collects rows when 64 are committed, 12 so far; 30 more are above the share of")

@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> ExperienceStore:
     return ExperienceStore(tmp_path / "rounds")
 
 
-def test_every_part_comes_back_as_it_was_written(store: ExperienceStore) -> None:
+def test_every_part_of_a_record_round_trips(store: ExperienceStore) -> None:
     home = store.home
     start = Start(1, 8, [16, 24], "the gate refused version 24", fresh_optimizer=True)
     explored = Explored(rows=4, task_selection=TaskBatches("random", tasks=[["a"]]), figures={"errors": {"x": 1}})

@@ -111,7 +111,7 @@ def _nudged(base: Path, folder: Path, number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_fallen_regression_set_blocks_a_promotion_and_nothing_else_does(
+def test_only_a_worse_regression_set_blocks_a_promotion(
     project: Project, evaluated: Callable[..., RoundEvaluation]
 ) -> None:
     def champion() -> int | None:
@@ -188,7 +188,7 @@ def test_the_champion_stays_champion_when_it_is_measured_again(
         ({"regression": {"taskset": "general"}}, None),
     ],
 )
-def test_what_a_configuration_needs(tmp_path: Path, evaluation: dict[str, Any], said: str | None) -> None:
+def test_requirements_of_a_regression_set(tmp_path: Path, evaluation: dict[str, Any], said: str | None) -> None:
     found = [
         line for line in problems(build_config(config_of(tmp_path, tmp_path, **evaluation))) if "regression" in line
     ]

@@ -23,7 +23,7 @@ def group(version: int, uses: int, round_number: int = 1) -> Group:
     return Group(round_number, f"{version}-{uses}", "v", version, ("row",), (), uses)
 
 
-def test_version_4_unused_goes_before_version_5_used_once() -> None:
+def test_an_unused_older_group_precedes_a_used_newer_one() -> None:
     assert (linear_decay(5, 1, 2.0), linear_decay(4, 0, 2.0)) == (3.0, 4.0)
     served = by_priority([group(5, 1), group(4, 0), group(5, 0), group(9, 2)], priority_of(ReplayBuffer()))
     assert [(one.policy_version, one.uses) for one in served] == [(5, 0), (9, 2), (4, 0), (5, 1)]
@@ -53,7 +53,7 @@ def test_used_rows_fill_a_step_and_their_uses_are_counted(tmp_path: Path) -> Non
     assert {(g.round, g.uses) for g in used_groups(world.project, 4)} == {(1, 2), (2, 2), (3, 1)}
 
 
-def test_used_rows_rest_for_the_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_rows_are_excluded_during_the_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = {"enable": True, "reuse_cooldown_time": 60}
     world = simulated(tmp_path, 3, train_batch_size=2 * ROWS, replay=replay, sync_style="fixed")
     world.explore(1)

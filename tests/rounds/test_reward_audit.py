@@ -97,7 +97,7 @@ def test_each_defect_is_found_by_one_audit_with_figure_and_rounds(
     ],
     ids=["sound", "too few rounds", "slow growth", "not measured", "hardly a tool call", "one bad round"],
 )
-def test_what_is_no_defect(changes: dict[str, Any]) -> None:
+def test_histories_without_a_defect_pass_the_audit(changes: dict[str, Any]) -> None:
     assert failed(audit(history(**changes))) == []
     assert all(finding.text for finding in audit(history(**changes)))
 
@@ -194,7 +194,7 @@ def test_the_records_of_a_project_are_audited(project: Project) -> None:
     assert not found.passed and found.text.endswith("by -0.150 (round 6 to 12)")
 
 
-def test_each_audit_is_a_check_that_blocks_nothing(project: Project) -> None:
+def test_each_audit_is_a_non_blocking_asset_check(project: Project) -> None:
     sound = check_rollouts(rows_to_table([]), None), check_judged(judged_to_table([]), rows_to_table([]))
     results = experience_results(*sound, audit_round(project.store, 12))
     assert [each.check_name for each in results] == [spec.name for spec in EXPERIENCE_CHECKS]

@@ -11,7 +11,7 @@ from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.selections import read_selection, selection_file, write_selection
 from rft_platform.rounds.explore import StoredRollouts
-from rft_platform.rounds.project.record import Explored, Judged, Policy, TaskBatches, write
+from rft_platform.rounds.project.record import Explored, Judged, Policy, TaskBatches, write, write_snapshot
 from rft_platform.rounds.selection import task_selection
 from rft_platform.rounds.selection.row_selection import groups_of, pending_rows, used_groups
 from rft_platform.rounds.selection.task_selection import TaskSelection
@@ -57,9 +57,11 @@ def test_a_group_has_the_rows_of_the_policy_that_trains(tmp_path: Path) -> None:
     world, rows = simulated(tmp_path), rollouts()
     rows[1].call.policy = "rival"
     store_round(world, 1, rows)
-    (own,) = groups_of(world.store, 1, Policy("f", 9, "d", 0, name="rival"))
+    for version, name in ((9, "rival"), (4, DEFAULT_POLICY)):
+        write_snapshot(world.store, 1, Policy("f", version, "d", 0, name=name))
+    (own,) = groups_of(world.store, 1, "rival")
     assert (own.kept, own.policy_version) == ((rows[1].row_id,), 9)
-    others = groups_of(world.store, 1, Policy("f", 4, "d", 0, name=DEFAULT_POLICY))
+    others = groups_of(world.store, 1, DEFAULT_POLICY)
     assert [group.kept for group in others] == [(rows[0].row_id,), (rows[2].row_id, rows[3].row_id)]
 
 
@@ -67,9 +69,9 @@ def test_a_changed_selection_is_made_again_before_its_training(tmp_path: Path) -
     world = simulated(tmp_path)
     world.explore(1)
     note, rows = world.settle(1), world.selected(1)
-    file = write_selection(world.store, 1, rows[1:])
+    write_selection(world.store, 1, rows[1:])
     again = world.settle(1)
-    assert again.sha256 == digest_file(file) and again.rows == note.rows
+    assert again.sha256 == digest_file(selection_file(world.store, 1)) and again.rows == note.rows
     assert read_selection(world.store, 1).to_pylist() == rows
     selection_file(world.store, 1).unlink()
     assert world.settle(1).rows == note.rows and world.selected(1) == rows

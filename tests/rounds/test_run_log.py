@@ -54,7 +54,7 @@ def test_curves_are_written_to_the_configured_sinks(tmp_path: Path) -> None:
     assert len(list((chosen / "sums-one").iterdir())) == 1 and not (tmp_path / "tensorboard").exists()
 
 
-def test_mlflow_alone_leaves_no_event_file(tmp_path: Path) -> None:
+def test_mlflow_alone_writes_no_event_file(tmp_path: Path) -> None:
     monitor_steps(project(tmp_path, monitor_type="mlflow"), 1, [StepEvent(1, {"loss": 1.0})])
     assert not (tmp_path / "tensorboard").exists()
 

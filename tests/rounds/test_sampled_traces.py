@@ -113,7 +113,7 @@ def test_a_receiver_gets_no_texts_of_production_traffic(project: Project) -> Non
     assert "question" not in str(export_request("demo", [replace(chosen, with_texts=False)]))
 
 
-def test_a_receiver_that_is_gone_stops_nothing(project: Project, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_trace_receiver_is_only_logged(project: Project, caplog: pytest.LogCaptureFixture) -> None:
     assert send_traces("http://user:secret@127.0.0.1:9", "demo", transcripts(project, 1, 1)) == 0
     assert "did not take the traces of a round" in caplog.text
     assert "secret" not in caplog.text

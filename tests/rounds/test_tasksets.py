@@ -158,7 +158,7 @@ def test_settings_that_do_not_fit_are_refused(start: Any, change: dict[str, Any]
         refuse(settings_findings(resolve(start(**change).config), Machine(4, 0)))
 
 
-def test_a_judge_that_does_not_fit_a_taskset_names_it(start: Any) -> None:
+def test_the_error_of_a_judge_that_does_not_fit_names_the_taskset(start: Any) -> None:
     with pytest.raises(UserError, match=r"^taskset texts: judge 'contains' compares with a reference answer"):
         judges_of(start(), OtherJudge("contains"))
     assert {name: each.spec is None for name, each in judges_of(start()).items()} == {"sums": False, "texts": True}

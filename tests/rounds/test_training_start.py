@@ -327,7 +327,7 @@ def test_without_a_saved_optimiser_state_the_optimiser_starts_fresh(tmp_path) ->
     )
 
 
-def test_a_round_that_trained_nothing_after_a_restart_gives_no_number_twice(tmp_path) -> None:
+def test_version_numbers_are_unique_after_an_empty_round_and_a_restart(tmp_path) -> None:
     project = after_a_refusal(tmp_path)
     settle_start(project, 3)
     end_round(project, 3, 8, passed=True, steps=0)  # the weights of version 8 again

@@ -73,7 +73,7 @@ def test_work_that_ended_below_its_total_no_longer_runs() -> None:
     assert said == ["still running: r0003/judged_experiences@01234567 (no news for 0 s)"]
 
 
-def test_news_and_warnings_stand_between_the_reports() -> None:
+def test_news_and_warnings_are_printed_between_reports() -> None:
     console = Console(file=io.StringIO(), width=160)
     news = iter([["round 1 is done"], [], [], ["round 2 is done"]])
 
@@ -119,7 +119,7 @@ def test_the_duration_is_that_of_the_work_and_not_of_its_reports() -> None:
     assert re.search(r"✓ r0001 rollouts +4,096 +0\.[3-9] s", plain(console))
 
 
-def test_a_start_is_not_printed_where_nobody_watches() -> None:
+def test_a_start_is_not_printed_without_a_terminal() -> None:
     console = Console(file=io.StringIO(), width=160)
 
     with showing_progress(console):
@@ -166,7 +166,7 @@ def test_a_failure_is_printed_once_after_earlier_lines() -> None:
     ]
 
 
-def test_work_that_ends_early_leaves_the_table_with_its_round() -> None:
+def test_work_that_ends_early_is_removed_from_the_table_with_its_round() -> None:
     table = LiveTable(Console(file=io.StringIO(), force_terminal=True, width=120))
 
     table.update(Progress("warm start", 315, 1500))
@@ -176,7 +176,7 @@ def test_work_that_ends_early_leaves_the_table_with_its_round() -> None:
     assert table.bars.tasks == []
 
 
-def test_nothing_is_listened_to_afterwards() -> None:
+def test_no_log_handler_remains_afterwards() -> None:
     before = list(LOGGER.handlers)
 
     with showing_progress(Console(file=io.StringIO())):

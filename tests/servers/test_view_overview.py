@@ -110,7 +110,7 @@ def test_the_histogram_counts_runs_and_links_to_them(home: Home) -> None:
     assert parts[0][1] == 0.0 and parts[-1][2] == 1.0
 
 
-def test_the_groups_of_a_task_stand_side_by_side(home: Home) -> None:
+def test_the_groups_of_a_task_are_shown_side_by_side(home: Home) -> None:
     shown = overview.groups(ExperienceStore(home.rounds), 3)
     assert [each.task_id for each in shown] == ["task-0", "task-1"]
     assert len(overview.groups(ExperienceStore(home.rounds), 2)[0].groups) == 2

@@ -1,6 +1,7 @@
 """`rft view`: search, transcripts and comparisons over a real store, in an HTTP client and in a browser."""
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,13 +9,14 @@ import httpx
 import pytest
 import yaml
 
+from rft_platform.cluster.local.processes import free_port
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.servers.viewer import queries
-from rft_platform.servers.viewer.app import new_messages, pieces, view_app
+from rft_platform.servers.viewer.app import new_messages, pieces, serve_view, view_app
 from rft_platform.servers.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
 from rft_platform.web_guard.asgi import WebGuard
 from tests.e2e.browser import browser
@@ -146,20 +148,31 @@ def test_pages_need_the_token_and_escape_text(url: str) -> None:
         assert "default-src 'self'" in client.get("/").headers["content-security-policy"]
 
 
+def test_a_server_takes_connections_before_its_link_is_printed(home: Home) -> None:
+    port = free_port()
+
+    def listening() -> None:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        serve_view(home, "127.0.0.1", port, TOKEN, listening)
+
+
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("path", "status", "message"),
     [
-        ("/runs?first=x", "first 'x': expected a number"),
-        ("/runs?order=best", "order 'best': expected one of newest"),
-        ("/runs/2/nothing", "round 2 has no run 'nothing'"),
-        ("/runs/9/nothing", "round 9 has no run 'nothing'"),
-        ("/tasks/nothing", "no run of task 'nothing'"),
-        ("/runs/2/r0002-b0000-t00000-000?colour=red", "colour 'red': expected one of"),
+        ("/runs?first=x", 400, "first 'x': expected a number"),
+        ("/runs?order=best", 400, "order 'best': expected one of newest"),
+        ("/runs/2/nothing", 404, "round 2 has no run 'nothing'"),
+        ("/runs/9/nothing", 404, "round 9 has no run 'nothing'"),
+        ("/tasks/nothing", 404, "no run of task 'nothing'"),
+        ("/runs/2/r0002-b0000-t00000-000?colour=red", 400, "colour 'red': expected one of"),
     ],
 )
-def test_a_bad_request_says_what_was_expected(url: str, path: str, message: str) -> None:
+def test_the_error_of_a_bad_request_names_the_expected_value(url: str, path: str, status: int, message: str) -> None:
     answer = httpx.get(f"{url}{path}", headers={"authorization": f"Bearer {TOKEN}"})
-    assert answer.status_code == 400 and message in answer.text
+    assert answer.status_code == status and message in answer.text
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from rft_platform.common.files import digest_file
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.selections import write_selection
 from rft_platform.experience.store import ExperienceStore
@@ -29,9 +28,8 @@ def selected(store: ExperienceStore, number: int, judge: str = "judge-1") -> dic
     for row in store.judged_rows(number, judge):
         uses["fresh" if row.dropped_by is None else "filtered"].append(row.row_id)
     rows = [{"row_id": row_id, "round": number, "use": use} for use, ids in uses.items() for row_id in ids]
-    file = write_selection(store, number, rows)
     selection = {
-        "sha256": digest_file(file),
+        "sha256": write_selection(store, number, rows),
         "rows": {use: len(ids) for use, ids in uses.items()},
         "judge_versions": {str(number): judge},
         "digests": {str(number): store.digest(number, judge_version=judge)},

@@ -12,7 +12,7 @@ WEIGHTS = st.lists(st.sampled_from([0.1, 0.3, 0.5, 1, 2, 3, 7, 100]), min_size=1
 
 
 @given(weights=WEIGHTS, first=st.integers(0, 120), count=st.integers(0, 60))
-def test_it_is_the_definition(weights: list[float], first: int, count: int) -> None:
+def test_the_mixture_equals_its_definition(weights: list[float], first: int, count: int) -> None:
     """Sainte-Laguë: entry i takes its n-th task at (n + 1/2) / weight; the first entry wins ties."""
     order = sorted(
         ((Fraction(2 * number + 1) / Fraction(str(weight)), entry, number))

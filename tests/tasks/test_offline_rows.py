@@ -112,7 +112,7 @@ def test_answers_within_a_prompt_are_context(tmp_path):
     assert [message.get("weight", 1) for message in row["messages"]] == [1, 0, 1, 1]
 
 
-def test_the_system_prompt_stands_first_unless_the_row_brings_one(tmp_path):
+def test_the_system_prompt_comes_first_unless_the_row_has_one(tmp_path):
     own = {"role": "system", "content": "own"}
     rows = [{"messages": [USER, GOOD]}, {"messages": [own, USER, GOOD]}]
     found = conversations(tmp_path, rows, system_prompt="given").rows

@@ -44,7 +44,7 @@ def test_every_dataset_gives_its_own_answers_1_and_other_answers_less() -> None:
     assert len(set(names()) - set(REFUSED)) >= 100
 
 
-def test_what_is_refused_really_states_no_answer() -> None:
+def test_refused_data_sets_state_no_answer() -> None:
     from reasoning_gym import create_dataset
 
     for name in sorted(set(REFUSED) - {"composite"}):

@@ -53,7 +53,7 @@ def test_the_selectors_there_are() -> None:
     assert SELECTORS.names() == ["difficulty_based", "easy_to_hard", "random", "sequential", "shuffle"]
 
 
-def test_sequential_goes_round() -> None:
+def test_sequential_wraps_around() -> None:
     assert batch("sequential", 0) == [0, 1, 2]
     assert batch("sequential", 2) == [6, 0, 1]
 

@@ -154,7 +154,7 @@ def test_a_fault_is_one_clear_line(tmp_path: Path, name: str, content: str | byt
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such data file"):
         load_tasks(str(tmp_path / "absent.jsonl"))
     with pytest.raises(UserError, match="no such file or folder, and not the name"):

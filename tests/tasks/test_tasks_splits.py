@@ -59,7 +59,7 @@ def test_percentages_are_rounded_to_the_nearest_row() -> None:
         ("contest.jsonl", "test", False),
     ],
 )
-def test_file_names_tell_their_split(tmp_path: Path, name: str, split: str, found: bool) -> None:
+def test_the_split_of_a_file_follows_from_its_name(tmp_path: Path, name: str, split: str, found: bool) -> None:
     write(tmp_path / name, 7)
     if found:
         assert numbers(tmp_path, split) == [7]

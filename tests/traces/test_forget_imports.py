@@ -123,7 +123,7 @@ def test_a_repeated_import_leaves_forgotten_traces_out(project: Project) -> None
     assert without_subjects.forgotten == 5, "known by their ids, too"
 
 
-def test_a_trace_whose_task_is_gone_is_known_nevertheless(tmp_path: Path) -> None:
+def test_a_trace_of_a_removed_task_is_still_found(tmp_path: Path) -> None:
     imports = Imports(Home(tmp_path / "home"))
     run(imports)
     ids = [entry["id"] for row in read_jsonl(imports.file("tasks", "langsmith")) for entry in row["imported_from"]]

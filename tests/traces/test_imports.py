@@ -62,7 +62,7 @@ def test_traces_become_tasks_demonstrations_and_pairs(imports: Imports) -> None:
     assert best["Yes, order 2 within 30 days."] == "No."
 
 
-def test_a_demonstration_learns_what_the_model_said_and_nothing_else(imports: Imports) -> None:
+def test_a_demonstration_trains_only_text_of_the_model(imports: Imports) -> None:
     run(imports)
     rows = read_jsonl(imports.file(DEMONSTRATIONS, "langsmith"))
     by_trace = {row["messages"][-1]["content"]: row for row in rows}
@@ -160,7 +160,7 @@ def test_dagster_has_a_partition_for_each_import(imports: Imports, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_asset_imports_the_partition_of_its_name(tmp_path: Path) -> None:
+def test_the_asset_imports_its_partition(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.root.mkdir()
     home.config_file.write_text(json.dumps(OFFLINE | {"service": {"redaction": f"{tmp_path}/privacy.py:redact"}}))
@@ -181,7 +181,7 @@ def test_the_asset_imports_the_partition_of_its_name(tmp_path: Path) -> None:
     assert (report.imported, report.score, report.redacted) == (COUNT, "helpful", COUNT)
 
 
-def test_what_reads_an_import_depends_on_its_asset(tmp_path: Path) -> None:
+def test_datasets_that_read_an_import_depend_on_its_asset(tmp_path: Path) -> None:
     def parents(config: dict[str, Any], asset: str) -> set[str]:
         graph = definitions_of(build_config(config)).resolve_asset_graph()
         return {key.to_user_string() for key in graph.get(dg.AssetKey(asset)).parent_keys}

@@ -162,7 +162,7 @@ def test_a_caller_that_reads_late_gets_every_event(server: CommandServer) -> Non
     assert kinds.count("step") == 20_000 and kinds[-1] == "done"
 
 
-def test_after_the_time_out_nothing_is_accepted(server: CommandServer) -> None:
+def test_no_command_is_accepted_after_the_time_out(server: CommandServer) -> None:
     assert server.next_job(0.01) is None
     response = ask(server, "train")
     assert response.status_code == 503 and "takes no more commands" in response.text

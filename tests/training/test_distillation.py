@@ -65,7 +65,7 @@ def test_divergence_and_its_gradient_are_the_definition(beta: float) -> None:
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_a_student_equal_to_its_teacher_has_nothing_to_learn(beta: float) -> None:
+def test_a_student_equal_to_its_teacher_has_no_gradient(beta: float) -> None:
     logs = torch.randn(5, 9, dtype=torch.float64).log_softmax(-1)
     value, gradient = generalized_jsd(logs, logs.clone(), beta)
     assert value.abs().max() < 1e-12

@@ -47,7 +47,7 @@ def test_a_finished_file_is_read_once_and_a_changed_one_again(tmp_path: Path, re
     assert read.count("second.safetensors") == 1
 
 
-def test_a_file_that_grows_is_never_described_by_its_beginning(tmp_path: Path, read: list[str]) -> None:
+def test_a_growing_file_is_never_described_by_a_part(tmp_path: Path, read: list[str]) -> None:
     path, content = tmp_path / "slow.safetensors", b""
     with EarlyDigests(tmp_path) as early, path.open("wb") as file:
         for number in range(4):  # a writer that pauses for longer than a finished file is quiet

@@ -30,7 +30,7 @@ def first_metrics(session: Any, request: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("mode", ["bypass", "decoupled"])
 @pytest.mark.parametrize("name", POLICY_GRADIENT)
-def test_it_trains(session: Any, round_request: Any, tiny_model: Path, name: str, mode: Any) -> None:
+def test_every_loss_trains(session: Any, round_request: Any, tiny_model: Path, name: str, mode: Any) -> None:
     request = round_request(groups=4, algorithm=AlgorithmSpec(policy_loss=name, correction=mode))
     events: list[Any] = []
     result = session.train(request, events.append, ignore)

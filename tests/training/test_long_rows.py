@@ -49,7 +49,7 @@ def test_only_long_rows_are_an_error(session: TrainingSession, sft_request: Any)
         train(session, sft_request(PAIRS, max_tokens_per_row=3))
 
 
-def test_a_pair_goes_as_a_whole() -> None:
+def test_a_pair_with_one_long_row_is_left_out() -> None:
     import numpy as np
 
     lengths = (5, 5, 5, 9, 5, 5)

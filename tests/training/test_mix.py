@@ -120,7 +120,7 @@ def test_a_round_is_trained_with_demonstrations_in_every_step(
 
 
 @pytest.mark.slow
-def test_demonstrations_go_on_where_the_parent_stopped(
+def test_demonstrations_continue_where_the_parent_stopped(
     session: TrainingSession, mixed_request: Callable[..., TrainRequest], ranks: Any, tmp_path: Path
 ) -> None:
     first, _ = train(session, mixed_request(max_steps=1))
@@ -131,7 +131,7 @@ def test_demonstrations_go_on_where_the_parent_stopped(
     assert second.weights_digest == again.weights_digest != other.weights_digest
 
 
-def test_on_the_way_the_position_is_that_of_the_demonstrations(
+def test_the_position_after_a_step_counts_demonstrations(
     mixed_request: Callable[..., TrainRequest], tiny_model: Path
 ) -> None:
     request = mixed_request(data_position=3)
@@ -156,7 +156,7 @@ def test_a_training_that_was_cut_off_ends_equal(
 
 
 @pytest.mark.slow
-def test_experts_teach_where_rewards_say_nothing(
+def test_demonstrations_train_without_a_reward_signal(
     session: TrainingSession, mixed_request: Callable[..., TrainRequest]
 ) -> None:
     def flatten(rollouts: list[Any], judged: list[Any]) -> None:

@@ -79,7 +79,7 @@ def test_explore_judge_train(
     assert result.steps == 1 and result.weights_digest != status.weights_digest
 
 
-def test_no_whole_group_at_all_is_said_with_what_failed(
+def test_the_error_without_any_whole_group_names_the_failures(
     tmp_path: Path, tiny_model: Path, policy_engine: PolicyEngine
 ) -> None:
     project, status = start(tmp_path / "drop", tiny_model, "drop"), policy_engine.status()

@@ -200,7 +200,7 @@ def test_a_resumed_critic_equals_an_undisturbed_one(
 
 
 @pytest.mark.slow
-def test_a_cancelled_step_leaves_the_critic_as_it_was(
+def test_a_cancelled_step_does_not_change_the_critic(
     session: TrainingSession, round_request: Callable[..., TrainRequest], tmp_path: Path
 ) -> None:
     request, following = (round_request(seed, algorithm=PPO) for seed in (1, 2))

@@ -64,7 +64,7 @@ def on_the_way(request) -> list[str]:
     return sorted(path.name for path in Path(request.output, "intermediate").glob("*"))
 
 
-def test_shards_come_back_and_what_does_not_fit_is_refused(tmp_path) -> None:
+def test_shards_round_trip_and_other_tensors_are_refused(tmp_path) -> None:
     saved = {"a": torch.randn(5, 3), "b": torch.tensor(7.0), "c": torch.arange(4)}
     write_shards(tmp_path, "state", saved, 0, 1)
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
@@ -154,7 +154,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(session, round_request,
 
 
 @pytest.mark.slow
-def test_another_request_does_not_go_on_from_it(session, round_request) -> None:
+def test_another_request_does_not_continue_from_the_checkpoint(session, round_request) -> None:
     request = round_request(epochs=2, save_interval=2)
     stopped(session, request, after=3)
     other = round_request(epochs=2, seed=3, save_interval=None)
@@ -198,7 +198,7 @@ def test_what_earlier_trainings_left_for_others_stays_and_counts(session, round_
 
 
 @pytest.mark.slow
-def test_a_manifest_tells_the_seconds_until_it_was_made(session, round_request, monkeypatch) -> None:
+def test_a_manifest_has_the_seconds_until_it_was_written(session, round_request, monkeypatch) -> None:
     made, live = [], []
 
     original = TrainingRun.manifest

@@ -30,7 +30,7 @@ def events_of(session, request) -> list[StepEvent]:
     return events
 
 
-def test_every_step_tells_everything(session, round_request) -> None:
+def test_every_step_reports_all_metrics(session, round_request) -> None:
     events = events_of(session, round_request())
     assert len(events) == 3
     for event in events:
@@ -82,7 +82,7 @@ def test_the_error_names_the_parameter(session, round_request) -> None:
         session.train(round_request(seed=2), spoil, lambda: False)
 
 
-def test_what_the_rows_of_a_step_tell() -> None:
+def test_metrics_of_the_rows_of_a_step() -> None:
     samples = [Sample(str(i), np.zeros(2, np.int32), np.array([False, True])) for i in range(8)]
     facts = {
         "policy_version": np.array([3, 3, 2, 2, 0, 0, 0, 0]),
@@ -101,7 +101,7 @@ def test_what_the_rows_of_a_step_tell() -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_tell_and_blame_the_same(tmp_path, round_request) -> None:
+def test_two_ranks_report_the_same_metrics_and_culprit(tmp_path, round_request) -> None:
     culprit = []
 
     def spoil(rows, judged) -> None:

@@ -53,7 +53,7 @@ def test_adamw_matches_the_formula_and_decays_matrices_only() -> None:
     assert layer.weight.grad is None
 
 
-def test_moments_go_on_in_a_rebuilt_optimizer() -> None:
+def test_a_rebuilt_optimizer_keeps_its_moments() -> None:
     layer = nn.Linear(2, 2)
     first = build_optimizer(layer, OptimizerSpec(lr=0.1))
     layer.weight.grad = torch.ones_like(layer.weight)

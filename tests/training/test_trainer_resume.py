@@ -58,7 +58,7 @@ def weights(result) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("lora", [None, LoraSpec(rank=4, alpha=8)], ids=["full", "lora"])
-def test_begun_on_one_rank_and_ended_on_two(pair, session, round_request, tmp_path, lora) -> None:
+def test_a_training_continues_on_two_ranks_after_one(pair, session, round_request, tmp_path, lora) -> None:
     request = round_request(epochs=2, save_interval=1, optimizer=SMOOTH, lora=lora)
     with pytest.raises(TrainingCancelled):
         alone(session, request, stop_after=int(np.random.default_rng().integers(2, 6)))

@@ -371,6 +371,6 @@ def test_a_model_without_tokenizer_is_refused(session, round_request, tiny_model
         train(session, round_request(parent=str(bare)))
 
 
-def test_nothing_held_nothing_scored(session) -> None:
+def test_scoring_without_weights_is_refused(session) -> None:
     with pytest.raises(TrainerError, match="holds no weights yet"):
         session.score([[1, 2]])

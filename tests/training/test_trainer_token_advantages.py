@@ -107,7 +107,7 @@ def test_advantages_are_the_definition_whatever_the_order_of_the_rows() -> None:
     assert made.metrics["kl_penalty"] == pytest.approx(kl.mean(), abs=1e-6)
 
 
-def test_step_rewards_come_where_they_were_given() -> None:
+def test_step_rewards_are_at_their_steps() -> None:
     def step_reward(run: int, step: int) -> float:
         return float("nan") if (run + step) % 3 == 0 else 0.25 * step - 0.1 * run
 
@@ -231,7 +231,7 @@ def test_choices_of_one_call_are_no_line_of_steps() -> None:
             set_token_advantages(rows, mine, SPEC, None, one_rank)
 
 
-def test_a_penalty_in_a_reward_that_nobody_reads_is_refused() -> None:
+def test_a_penalty_in_an_unused_reward_is_refused() -> None:
     distilled = AlgorithmSpec(token_advantage="on_policy_distill", kl_penalty=KlPenaltySpec(coef=0.1))
     with pytest.raises(UserError, match="token advantage 'on_policy_distill' does not read: remove the penalty"):
         check_token_parts(distilled)

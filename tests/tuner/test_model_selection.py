@@ -1,4 +1,4 @@
-"""``select_model()``, and the names of the tuner API that are refused."""
+"""``select_model()``, and a name of the tuner API that is refused."""
 
 import json
 from dataclasses import dataclass
@@ -12,11 +12,9 @@ from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.tuner import (
     DatasetConfig,
     JudgeOutput,
-    PromptTuneConfig,
     TinkerConfig,
     WorkflowOutput,
     select_model,
-    tune_prompt,
 )
 
 
@@ -82,10 +80,6 @@ async def test_too_few_candidates_and_failures_everywhere_are_refused(dataset: D
         await select_model(**given, train_dataset=only_third)
 
 
-def test_what_needs_a_paid_service_or_a_prompt_search_says_so() -> None:
+def test_the_error_of_unsupported_features_names_the_reason() -> None:
     with pytest.raises(UserError, match="Tinker is a paid service"):
         TinkerConfig(rank=16)
-    with pytest.raises(UserError, match="does not search for prompts"):
-        PromptTuneConfig()
-    with pytest.raises(UserError, match="tune_prompt: this platform trains weights"):
-        tune_prompt(workflow_func=solve)

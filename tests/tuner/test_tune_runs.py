@@ -154,7 +154,7 @@ def _assert_rows(home: Home) -> None:
         (["main.py:solve", "--dataset", "data", "--model", "model"], "--max-model-len is missing: give it too"),
         (
             ["main.py:solve", "--dataset", "data", "--model", "rft-has-none/modell", "--max-model-len", "64"],
-            "model.model_path 'rft-has-none/modell' is neither a folder nor a model of the Hugging Face hub",
+            "model.model_path 'rft-has-none/modell': there is no such folder, and ",
         ),
         (["main.py:solve", "--dataset", "nowhere.jsonl", "--model", "model", "--max-model-len", "64"], "no such file"),
         (["main.py:solve", "--dataset", "data"], "there is no model; give model=TunerModelConfig"),

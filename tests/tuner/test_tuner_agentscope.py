@@ -54,7 +54,7 @@ def test_an_agents_calls_are_recorded_token_for_token(seen: dict[str, Any], name
     assert isinstance(seen[name]["messages"][0]["content"], list)  # as AgentScope sends it
 
 
-def test_the_response_comes_back_as_a_message(seen: dict[str, Any]) -> None:
+def test_the_response_is_passed_as_a_message(seen: dict[str, Any]) -> None:
     assert seen["reply"]["response"] == ["Msg", True]
     assert all(metrics["letters"] > 0 for metrics in seen["reply"]["metrics"])
 
@@ -73,7 +73,7 @@ def test_tools_are_called_and_every_call_is_a_step(seen: dict[str, Any]) -> None
     assert facts["last_messages"][-1]["content"] == "1+1 is 9"
 
 
-def test_structured_output_asks_for_the_tool_and_then_for_words(seen: dict[str, Any]) -> None:
+def test_structured_output_requires_the_tool_and_then_text(seen: dict[str, Any]) -> None:
     facts = seen["structured"]
     assert (facts["failed"], facts["steps"]) == (0, [0, 1] * 3)
     assert facts["tool_choices"] == ["none"] * 3 + ["required"] * 3

@@ -138,7 +138,7 @@ explorer: {eval_interval: 2}
 """
 
 
-def test_a_file_says_what_the_arguments_do_not(tmp_path: Path) -> None:
+def test_values_that_arguments_leave_open_come_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(YAML)
     config, paths = translate(model=None, train_dataset=None, config_path="config.yaml")
     taskset, (held_out,) = config.buffer.explorer_input.taskset, config.buffer.explorer_input.eval_tasksets
@@ -185,7 +185,7 @@ def test_arguments_override_the_file(tmp_path: Path) -> None:
     ("missing", "said"),
     [("model", "there is no model; give model=TunerModelConfig"), ("train_dataset", "there are no tasks; give train_")],
 )
-def test_what_is_needed_is_asked_for(missing: str, said: str) -> None:
+def test_missing_required_arguments_are_named(missing: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         translate(**{missing: None})
 
@@ -224,7 +224,7 @@ def test_epochs_that_are_written_out_end_the_run_whatever_steps_the_file_has(tmp
     assert length() == (1, 3)
 
 
-def test_how_long_an_evaluation_lasts_is_said_to_change_nothing() -> None:
+def test_total_steps_of_an_evaluation_has_no_effect_and_is_reported() -> None:
     held_out = DatasetConfig(path="owner/b", split="test", total_steps=5)
     notice = TuneArguments(eval_dataset=held_out).notice
     assert notice == "eval_dataset: total_steps changes nothing: an evaluation runs every task"

@@ -128,7 +128,7 @@ def test_fields_may_be_assigned_later_and_are_checked_then() -> None:
         output.rewrad = 1.0  # type: ignore[attr-defined]
 
 
-def test_outputs_have_the_fields_of_those_that_workers_load() -> None:
+def test_outputs_have_the_same_fields_as_those_in_workers() -> None:
     for ours, theirs in ((WorkflowOutput, workflow.WorkflowOutput), (JudgeOutput, judging.JudgeOutput)):
         required = {name for name, one in ours.model_fields.items() if one.is_required()}
         assert list(ours.model_fields) == [one.name for one in fields(theirs)]

@@ -104,7 +104,7 @@ def test_requests_of_other_pages_are_refused_even_with_a_valid_token(
     assert not served.reached
 
 
-def test_graphql_runs_nothing_that_comes_by_get(served: Served) -> None:
+def test_graphql_by_get_is_refused(served: Served) -> None:
     assert served.client.get("/graphql?query=mutation", headers=BEARER).status_code == 405
     assert served.client.get("/graphql/?query=mutation", headers=BEARER).status_code == 405
     assert not served.reached

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rft_platform.model_registry.pages import ADDRESS, run_link, version_link
-from rft_platform.servers.mlflow_redirect import MlflowRedirect
+from rft_platform.servers.dagster_server import MlflowRedirect
 
 TRAINING = "?workflowType=machine_learning"  # MLflow's part for training
 
@@ -50,12 +50,12 @@ def test_the_redirect_keeps_the_name_that_the_browser_uses(
     assert answer("/assets", host) == (200, "")
 
 
-def test_without_an_address_the_link_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_without_an_address_names_the_missing_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ADDRESS, raising=False)
     assert answer("/mlflow") == (404, "")
 
 
-def test_links_begin_with_the_address_where_nothing_redirects_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_without_a_redirect_start_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ADDRESS, "https://mlflow.example/base/")
     assert run_link("3", "abc") == f"https://mlflow.example/base/#/experiments/3/runs/abc/model-metrics{TRAINING}"
 

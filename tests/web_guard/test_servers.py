@@ -9,7 +9,6 @@ import pytest
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.model_registry.pages import WORKFLOW
 from rft_platform.servers import dagster_server, mlflow_server
-from rft_platform.servers.mlflow_redirect import MlflowRedirect
 from rft_platform.servers.ui_servers import serves_guarded
 from rft_platform.web_guard.asgi import WebGuard
 
@@ -29,7 +28,7 @@ def test_dagsters_command_serves_what_the_replaced_function_makes(monkeypatch: p
     (app,) = served
     assert isinstance(app, WebGuard)
     assert (app.token, app.graphql) == ("0123456789abcdef", "/graphql")
-    assert app.app == MlflowRedirect("the application")
+    assert app.app == dagster_server.MlflowRedirect("the application")
 
 
 def test_an_unknown_webserver_is_refused() -> None:

@@ -154,12 +154,13 @@ def comparisons_table(differences: "list[Comparison]") -> "Table":
     from rich import box
     from rich.table import Table
 
+    from rft_platform.evaluation.comparison import distinct
     from rft_platform.evaluation.report import comparison_cell
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("difference from", "metric", "95 %, paired over tasks", ""):
         table.add_column(name, no_wrap=True)
-    for each in differences:
+    for each in distinct(differences):
         against = f"{each.against} (v{each.policy_version})"
         table.add_row(against, each.metric, comparison_cell(each), each.verdict)
     return table

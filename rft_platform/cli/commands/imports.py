@@ -1,4 +1,4 @@
-"""``rft import``: turn traces of other tools into tasks, demonstrations and preference pairs."""
+"""``rft import``: turn traces of other tools into datasets. ``rft receive``: receive such traces from exporters."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,6 +53,48 @@ def import_traces(
         return
     for line in _lines(report, home):
         output().print(visible(line), markup=False, soft_wrap=True)  # ids and reasons come from the traces
+
+
+def receive(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")] = 4318,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; an address that other machines reach needs a proxy in front.")
+    ] = "127.0.0.1",
+    redact: Annotated[
+        str | None,
+        typer.Option(help="Your function from text to text (module:function); default: service.redaction."),
+    ] = None,
+) -> None:
+    """Receive spans from OpenTelemetry exporters (OTLP over HTTP) until Ctrl-C; `rft import` reads them.
+
+    Exporters send `Authorization: Bearer TOKEN`; the token is RFT_WEB_TOKEN, or else the content of RFT_HOME/web_token.
+    """
+    from rft_platform.cluster.this_process import terminable
+    from rft_platform.config.home import Home
+    from rft_platform.observability.logs import configured
+    from rft_platform.run.console import output
+    from rft_platform.run.start import use_home
+    from rft_platform.servers.ports import Port, check_ports
+    from rft_platform.servers.span_receiver import serve_receiver
+    from rft_platform.traces.imports import redaction_for
+    from rft_platform.web_guard.token import access_token
+
+    home = Home.from_environment()
+    use_home(home)
+    redaction = redaction_for(redact or _configured_redaction(home))
+    check_ports([Port(port, "rft receive", "--port")])
+    token, console = access_token(home.web_token), output()
+
+    def announce() -> None:
+        console.print(f"receiver   http://{host}:{port}/v1/traces", markup=False, soft_wrap=True)
+        console.print(f"import     rft import {home.received} --format otel", markup=False, soft_wrap=True)
+
+    try:
+        with terminable(), configured("receiver"):
+            serve_receiver(home, host, port, token, redaction, announce)
+    except KeyboardInterrupt:
+        pass
+    console.print("stopped")
 
 
 def _configured_redaction(home: "Home") -> str | None:

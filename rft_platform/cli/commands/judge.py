@@ -32,7 +32,7 @@ def judge(
     """Judge stored rollouts with another judge (or the configured one); earlier judgements are kept."""
     from rft_platform.config.home import Home
     from rft_platform.online.project import open_project
-    from rft_platform.run.console import notes, output, print_json
+    from rft_platform.run.console import output, print_json
     from rft_platform.run.start import use_home
 
     project = open_project(Home.from_environment())
@@ -41,33 +41,7 @@ def judge(
     if pairs is not None:
         records: list[dict[str, Any]] = [_write_pairs(project, numbers, pairs, all_pairs, margin)]
     else:
-        from dataclasses import asdict
-
-        from rft_platform.jobs.driver_lock import refuse_second_driver
-        from rft_platform.rounds.setup.taskset_binding import judges_of, other_judge
-
-        judge_args = arguments(args)
-        if restore:
-            _check_kept(project, numbers, restore, judge or args)
-        else:
-            judges_of(project, other_judge(judge, judge_args, []))  # fails before a run starts
-        refuse_second_driver(project.home)
-        from rft_platform.cluster.this_process import terminable
-        from rft_platform.jobs.rejudge import rejudge
-        from rft_platform.project_definitions import stored_definitions
-        from rft_platform.rounds.judge import figures
-        from rft_platform.run.live import showing_progress
-        from rft_platform.run.start import used_processes_end
-
-        before = [figures(project.store, number) for number in numbers]
-        with terminable(), used_processes_end(project.home, notes()), showing_progress(notes()):
-            records = rejudge(
-                project,
-                stored_definitions(project.home),
-                numbers,
-                {"judge": judge, "judge_args": judge_args, "restore": restore},
-            )
-        records = [{**note, "before": asdict(old) if old else None} for note, old in zip(records, before, strict=True)]
+        before, records = _judge_again(project, numbers, judge, args, restore)
         if not as_json:
             _print_judgements(project, before, records)
             return
@@ -78,6 +52,35 @@ def judge(
         output().print(
             ", ".join(f"{name} {_cell(value)}" for name, value in line.items() if _is_plain(value)), markup=False
         )
+
+
+def _judge_again(
+    project: "Project", numbers: list[int], judge: str, args: str, restore: str
+) -> "tuple[list[JudgementFigures | None], list[dict[str, Any]]]":
+    """Run ``judge_job`` for each round; returns the figures in force before, and the reports of the judgements."""
+    from dataclasses import asdict
+
+    from rft_platform.cluster.this_process import terminable
+    from rft_platform.jobs.driver_lock import refuse_second_driver
+    from rft_platform.jobs.rejudge import rejudge
+    from rft_platform.project_definitions import stored_definitions
+    from rft_platform.rounds.judge import figures
+    from rft_platform.rounds.setup.taskset_binding import judges_of, other_judge
+    from rft_platform.run.console import notes
+    from rft_platform.run.live import showing_progress
+    from rft_platform.run.start import used_processes_end
+
+    judge_args = arguments(args)
+    if restore:
+        _check_kept(project, numbers, restore, judge or args)
+    else:
+        judges_of(project, other_judge(judge, judge_args, []))  # fails before a run starts
+    refuse_second_driver(project.home)
+    before = [figures(project.store, number) for number in numbers]
+    config = {"judge": judge, "judge_args": judge_args, "restore": restore}
+    with terminable(), used_processes_end(project.home, notes()), showing_progress(notes()):
+        records = rejudge(project, stored_definitions(project.home), numbers, config)
+    return before, [{**note, "before": asdict(old) if old else None} for note, old in zip(records, before, strict=True)]
 
 
 def chosen_rounds(text: str) -> list[int]:

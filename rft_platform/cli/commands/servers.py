@@ -11,8 +11,8 @@ import typer
 from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT
 
 if TYPE_CHECKING:
-    from rft_platform.cluster.local.supervisor import Server
     from rft_platform.config.home import Home
+    from rft_platform.servers.ui_servers import Server
 
 
 def ui(
@@ -67,7 +67,7 @@ def ui(
 
 def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: str | None) -> None:
     """Keep ``servers`` running until Ctrl-C; ``sensors_of`` is the Dagster interface whose sensors are turned on."""
-    from rft_platform.cluster.local.supervisor import serving, wait_for_end
+    from rft_platform.cluster.local.supervisor import serving
     from rft_platform.cluster.this_process import terminable
     from rft_platform.run.console import notes, output, print_link
     from rft_platform.servers.ui_servers import start_sensors
@@ -76,16 +76,17 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
     console = output()
     notes().print(f"starting {', '.join(server.name for server in servers)} ...", markup=False)
     try:
-        with terminable(), serving(servers, home.logs) as children:
+        services = [server.service for server in servers if server.service is not None]
+        with terminable(), serving(home.own_servers, services) as supervisor:
             for server in servers:
-                print_link(server.name, server.url or "running")
+                print_link(server.name, server.url)
                 for what, page in server.pages.items():
                     print_link(f"  {what}", page)
             if sensors_of is not None:
                 start_sensors(sensors_of, access_token(home.web_token))
                 console.print(f"{'sensors':<10} on", markup=False)
             console.print("Ctrl-C stops them", style="dim")
-            wait_for_end(children, lambda line: notes().print(line, markup=False, soft_wrap=True))
+            supervisor.watch(lambda end: notes().print(end.message, markup=False, soft_wrap=True))
     except KeyboardInterrupt:
         console.print("stopped")
         alive = [service.name for service in home.cluster.running()]
@@ -108,7 +109,7 @@ def metrics(
 
     Scrapers send `Authorization: Bearer TOKEN`; the token is RFT_WEB_TOKEN, or else the content of RFT_HOME/web_token.
     """
-    from rft_platform.cluster.local.supervisor import end_with_supervisor
+    from rft_platform.cluster.local.service_process import end_with_starter
     from rft_platform.cluster.this_process import terminable
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
@@ -118,14 +119,14 @@ def metrics(
     from rft_platform.servers.metrics.server import serve_metrics
     from rft_platform.web_guard.token import access_token
 
-    end_with_supervisor()  # `rft ui --metrics-port` starts this command
+    end_with_starter()  # `rft ui --metrics-port` starts this command
     home = Home.from_environment()
     use_home(home)
     token = None if no_token else access_token(home.web_token)
-    output().print(f"metrics    http://{host}:{port}/metrics", markup=False, soft_wrap=True)
+    line = f"metrics    http://{host}:{port}/metrics"
     try:
         with terminable(), configured("metrics"):
-            serve_metrics(home, host, port, token)
+            serve_metrics(home, host, port, token, lambda: output().print(line, markup=False, soft_wrap=True))
     except KeyboardInterrupt:
         output().print("stopped")
     except OSError as error:
@@ -156,10 +157,10 @@ def view(
     open_project(home)
     check_ports([Port(port, "rft view", "--port")])
     token = access_token(home.web_token)
-    print_link("view", sign_in_url(f"http://{host}:{port}", token))
     try:
         with terminable():
-            serve_view(home, host, port, token)
+            link = sign_in_url(f"http://{host}:{port}", token)
+            serve_view(home, host, port, token, lambda: print_link("view", link))
     except KeyboardInterrupt:
         pass
     output().print("stopped")

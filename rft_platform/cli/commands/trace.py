@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from rft_platform.rounds.reporting.lineage import CheckpointRef, CheckpointTrace, RowTrace, TrainingTrace
     from rft_platform.traces.origins import Origin
 
-_TARGETS = "models:/NAME@alias, models:/NAME/3, a checkpoint folder, a round (r0003, r0003/POLICY) or a row id"
+_TARGETS = "models:/NAME@alias, models:/NAME/3, a checkpoint folder, a round (r0003, r0003/POLICY), a run or a row id"
 _ROUND = r"r\d{4,}"
 _OF_POLICY = r"(r\d{4,})/([a-z0-9_-]+)"
 _ROW = r"[0-9a-f]{32}"
+_RUN = r"(r\d{4,})-b\d+-t\d+-\d+"  # as the pages of `rft view` show it
 _SHOWN = 10  # number of later checkpoints printed for a row without --all
 
 
@@ -50,6 +51,9 @@ def trace(
     from rft_platform.run.console import output, print_json
 
     project = open_project(Home.from_environment())
+    if re.fullmatch(_RUN, target):
+        _print_run(project, target, every, as_json)
+        return
     found = find_trace(project, target, verify=verify)
     whole = whole_checkpoints(found) if verify and isinstance(found, CheckpointTrace) else 0
     if as_json:
@@ -67,6 +71,30 @@ def trace(
             print_verified(found, whole, output())
     else:
         print_row(found, output(), None if every else _SHOWN)
+
+
+def _print_run(project: "Project", run_id: str, every: bool, as_json: bool) -> None:
+    """Print the trace of each row of a run, in the order of its calls. Raises UserError if there is no such run."""
+    from rft_platform.common.errors import UserError
+    from rft_platform.experience.file_names import round_number
+    from rft_platform.rounds.reporting.lineage import trace_row
+    from rft_platform.rounds.setup.connections import connect_registry
+    from rft_platform.run.console import output, print_json
+
+    number = round_number(run_id.partition("-")[0])
+    stored: list[dict[str, Any]] = []
+    if number in project.store.rounds() and not project.store.ledger(number).read().retired:
+        stored = project.store.read_rollouts(number, ["row_id", "run_id", "step"]).to_pylist()
+    rows = sorted((row for row in stored if row["run_id"] == run_id), key=lambda row: int(row["step"]))
+    if not rows:
+        raise UserError(f"{run_id}: round {number} has no rows of this run; `rft view` lists the runs of a round")
+    registry = connect_registry(project)
+    found = [trace_row(row["row_id"], project.store, project.checkpoints, registry) for row in rows]
+    if as_json:
+        print_json([row.to_json() for row in found])
+        return
+    for row in found:
+        print_row(row, output(), None if every else _SHOWN)
 
 
 def find_trace(project: "Project", target: str, *, verify: bool = False) -> "CheckpointTrace | RowTrace":

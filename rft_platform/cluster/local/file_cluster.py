@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from rft_platform.cluster.interface import Address, Service
+from rft_platform.cluster.interface import Address, Service, StartError
 from rft_platform.cluster.local.leases import note_use, release, used_leases
 from rft_platform.cluster.local.locks import LOCK_TIMEOUT_S, locked
+from rft_platform.cluster.this_process import is_interrupted
 from rft_platform.common.errors import TransientError
 from rft_platform.common.files import last_lines, write_text
 from rft_platform.common.progress import announce
@@ -84,12 +85,13 @@ class FileCluster(ABC):
         silent_at = time.monotonic() + service.answer_s
         while (address := self.find(service.name)) is not None:
             fits = address.digest == service.digest
-            if fits and self.answers(address):
+            if fits and (self.answers(address) if service.is_ready is None else service.is_ready()):
                 return address
             if not fits or time.monotonic() > silent_at:
                 break
+            check_interrupted(service.name)
             time.sleep(_LOOK_S)
-        self._end(service.name, service.grace_s, service.shutdown_path)
+        self._end(service.name, service.grace_s, service.shutdown_path, alone=service.leaves_work)
         return None
 
     def _next_generation(self, name: str) -> int:
@@ -112,8 +114,13 @@ class FileCluster(ABC):
         """Start a service that does not run; the caller holds the start lock. Raises ``StartError``."""
 
     @abstractmethod
-    def _end(self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None) -> bool:
-        """End a service and remove what remains of it; returns whether it ran. See ``Cluster.stop``."""
+    def _end(
+        self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None, alone: bool = False
+    ) -> bool:
+        """End a service and remove what remains of it; returns whether it ran. See ``Cluster.stop``.
+
+        ``alone``: without the processes that it started.
+        """
 
     @abstractmethod
     def _end_strays(self, name: str, grace_s: float, starter: str | None = None) -> None:
@@ -122,6 +129,12 @@ class FileCluster(ABC):
     @abstractmethod
     def _started_by(self, name: str) -> str | None:
         """The command that started the service; None if no command ends it, or there is none."""
+
+
+def check_interrupted(name: str) -> None:
+    """Raise ``StartError`` if this thread, which starts the service ``name``, was told to end."""
+    if is_interrupted():
+        raise StartError(f"{name} is not needed any more: the command was interrupted")
 
 
 class StartProgress:

@@ -1,9 +1,10 @@
 """Lease files, by which later commands find a service; which processes belong to a lease, and which use it.
 
-A server writes its lease when it is ready to serve and removes it when it ends. A lease names the process (pid and
-start time) and the folder that the lease was written in. It is valid only if both are right: the lease still lies in
-that folder (in a copied home it belongs to the original), and the process was started for this lease (the pid may have
-been reused). Any other lease is ignored, and replaced by the next start.
+A server writes its lease when it is ready to serve, and removes it when it ends; for a program of another package its
+starter does. A lease names the process (pid and start time) and the folder that the lease was written in. It is valid
+only if both are right: the lease still lies in that folder (in a copied home it belongs to the original), and the
+process was started for this lease (the pid may have been reused). Any other lease is ignored, and replaced by the next
+start.
 
 A lease may also name the command that started the process. Then the last command that uses the process ends it. A user
 of the service of ``<name>.json`` holds a shared lock on ``<name>.json.users`` until it releases the lock or ends in any
@@ -20,7 +21,8 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -152,17 +154,36 @@ def root_of(lease: Lease) -> psutil.Process | None:
     return process
 
 
-def stop_holder(lease: Lease, timeout_s: float = 10.0) -> bool:
+def stop_holder(lease: Lease, timeout_s: float = 10.0, others: bool = False) -> bool:
     """End the process that wrote ``lease``, its launcher and their descendants; False if it has already ended.
 
-    A process that was not started for this lease is left alone, even if the lease names its pid.
+    A process that was not started for this lease is left alone, even if the lease names its pid. ``others``: end all
+    other processes that were started for it, too, at the same time; the caller holds the lease's lock.
     """
     root = root_of(lease)
     if root is None:
         return False
-    with suppress(psutil.NoSuchProcess):
-        stop_process(root, timeout_s)
+    _stop_all([root, *(started_for(lease.file) if others and lease.file is not None else ())], timeout_s)
     return True
+
+
+def _stop_all(processes: Iterable[psutil.Process], timeout_s: float) -> None:
+    """End processes with their descendants, all at the same time. A child of one of them ends with its parent."""
+    found = {process.pid: process for process in processes}
+    roots = [process for process in found.values() if _parent(process) not in found]
+
+    def stop(process: psutil.Process) -> None:
+        with suppress(psutil.NoSuchProcess):
+            stop_process(process, timeout_s)
+
+    with ThreadPoolExecutor(max(1, len(roots))) as pool:
+        list(pool.map(stop, roots))
+
+
+def _parent(process: psutil.Process) -> int | None:
+    with suppress(psutil.NoSuchProcess):
+        return process.ppid()
+    return None
 
 
 def lease_environment(lease: Path) -> dict[str, str]:
@@ -189,12 +210,9 @@ def end_strays(lease: Path, timeout_s: float = 10.0, starter: str | None = None)
 
     Call it while holding the lease's lock, before a new start: any process of the lease that still runs is a stray.
     """
-    ended = []
-    for process in started_for(lease, starter):
-        with suppress(psutil.NoSuchProcess):
-            stop_process(process, timeout_s)
-            ended.append(process.pid)
-    return ended
+    strays = started_for(lease, starter)
+    _stop_all(strays, timeout_s)
+    return [process.pid for process in strays]
 
 
 def started_for(lease: Path, starter: str | None = None) -> list[psutil.Process]:
@@ -269,8 +287,8 @@ def _parse(document: Any) -> Lease:
         raise TypeError("a lease needs text for kind, host, token and digest, and a mapping for details")
     if not isinstance(lease.started_by, str | None):
         raise TypeError("a lease needs text for started_by, or null")
-    if not all(type(value) is int for value in integers) or not 0 < lease.pid < 2**31 or not 0 < lease.port < 2**16:
-        raise ValueError("a lease needs positive integers for pid, port and generation")
+    if not all(type(value) is int for value in integers) or not 0 < lease.pid < 2**31 or not 0 <= lease.port < 2**16:
+        raise ValueError("a lease needs a positive integer for pid, and integers for port and generation")
     if not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):
         raise ValueError("a lease needs finite numbers for its times")
     return lease

@@ -5,6 +5,7 @@ import secrets
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -14,7 +15,7 @@ import psutil
 
 from rft_platform.cluster.child import Child
 from rft_platform.cluster.interface import Address, Bundle, Node, Service, StartError, Status, tls_context
-from rft_platform.cluster.local.file_cluster import END_S, FileCluster, StartProgress, tail
+from rft_platform.cluster.local.file_cluster import END_S, FileCluster, StartProgress, check_interrupted, tail
 from rft_platform.cluster.local.leases import (
     Lease,
     end_strays,
@@ -24,6 +25,7 @@ from rft_platform.cluster.local.leases import (
     remove_lease,
     root_of,
     stop_holder,
+    write_lease,
 )
 from rft_platform.cluster.local.locks import locked
 from rft_platform.cluster.local.processes import (
@@ -38,6 +40,7 @@ from rft_platform.cluster.local.processes import (
     wait_until_ended,
 )
 from rft_platform.cluster.local.service_process import service_environment
+from rft_platform.common.errors import RftError
 from rft_platform.common.files import last_lines
 
 _HEALTH_S = 10.0  # time-out of one request to /health
@@ -77,9 +80,9 @@ class LocalCluster(FileCluster):
         """Processor time that the services with a lease have used since their start, by name and generation."""
         return {(name, lease.generation): processor_seconds(lease) for name, lease in self.leases().items()}
 
-    def stop_strays(self) -> list[int]:
+    def stop_strays(self, grace_s: float = END_S) -> list[int]:
         """End processes that were started for a lease but do not hold one; returns their ids."""
-        return [pid for path in leases_started_below(self.folder) for pid in end_strays(path)]
+        return [pid for path in leases_started_below(self.folder) for pid in end_strays(path, grace_s)]
 
     def stop_all(self) -> None:
         """End all services, and processes without a lease."""
@@ -105,22 +108,33 @@ class LocalCluster(FileCluster):
     def start(self, service: Service, generation: int) -> Address:
         """Start a service that does not run; the caller holds the start lock, or is the only one."""
         path, log = self.lease_file(service.name), self.log_file(service.name)
-        end_strays(path, service.grace_s)  # of a starter that was killed before the lease was written
+        if not service.leaves_work:
+            end_strays(path, service.grace_s)  # of a starter that was killed before the lease was written
         progress = StartProgress(service, log)
         process = start_detached(command_of(service), log, self._environment(service, generation))
+
+        def look() -> None:
+            progress.update()
+            if service.is_ready is not None and service.is_ready():
+                write_lease(path, _lease_of(service, generation, process))
+
         try:
-            lease = wait_for_lease(path, process, service.start_timeout_s, log, progress)
-        except StartError:
+            lease = wait_for_lease(
+                path, process, service.start_timeout_s, log, look, 10 * POLL_S if service.is_ready else POLL_S
+            )
+        except (RftError, OSError):
             stop_process(process, service.grace_s)
             raise
         return lease.address(service.name)
 
-    def _end(self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None) -> bool:
+    def _end(
+        self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None, alone: bool = False
+    ) -> bool:
         path = self.lease_file(name)
         lease = read_lease(path)
         if lease is None or generation not in (None, lease.generation):
             return False
-        return _end(path, lease, grace_s, shutdown_path)
+        return _end(path, lease, grace_s, shutdown_path, alone, others=generation is None)
 
     def _end_strays(self, name: str, grace_s: float, starter: str | None = None) -> None:
         end_strays(self.lease_file(name), grace_s, starter)
@@ -160,11 +174,17 @@ def run_node(service: Service, node_rank: int) -> int:
 
 
 def wait_for_lease(
-    path: Path, process: psutil.Process, timeout_s: float, log_file: Path, progress: StartProgress | None = None
+    path: Path,
+    process: psutil.Process,
+    timeout_s: float,
+    log_file: Path,
+    look: Callable[[], None] = lambda: None,
+    poll_s: float = POLL_S,
 ) -> Lease:
-    """Wait until ``process`` or a child of it has written its lease at ``path``, and update ``progress`` meanwhile.
+    """Wait until the lease of ``process`` or of a child of it is at ``path``, and call ``look`` meanwhile.
 
-    Raises ``StartError`` with the log's last lines as soon as the process ends, or after ``timeout_s``.
+    Raises ``StartError`` with the log's last lines as soon as the process ends, or after ``timeout_s``; also if the
+    command of this thread was interrupted.
     """
     born = process.create_time() if process.is_running() else time.time()
     deadline = time.monotonic() + timeout_s
@@ -176,12 +196,20 @@ def wait_for_lease(
         if not runs(process):
             code = exit_code(process)
             text = f"{name} ended (exit code {code}) before it was ready. {tail(log_file)}"
-            raise StartError(text, code, last_lines(log_file, 1).strip() if log_file.exists() else "")
+            raise StartError(text, code, last_lines(log_file, 1).strip() if log_file.exists() else "", process.pid)
         if time.monotonic() > deadline:
             raise StartError(f"{name} was not ready after {timeout_s:.0f} s. {tail(log_file)}")
-        if progress is not None:
-            progress.update()
-        time.sleep(POLL_S)
+        check_interrupted(name)
+        look()
+        time.sleep(poll_s)
+
+
+def _lease_of(service: Service, generation: int, process: psutil.Process) -> Lease:
+    """The lease of a service that does not write it itself."""
+    return Lease(
+        service.name, process.pid, process.create_time(), service.host, service.port, "", service.digest, time.time(),
+        {}, generation,
+    )  # fmt: skip
 
 
 def _answers(lease: Lease) -> bool:
@@ -196,8 +224,11 @@ def _answers(lease: Lease) -> bool:
     return False
 
 
-def _end(path: Path, lease: Lease, grace_s: float, shutdown_path: str = "") -> bool:
-    """End the processes of a lease and remove it; returns whether its holder was alive."""
+def _end(path: Path, lease: Lease, grace_s: float, shutdown_path: str, alone: bool, others: bool) -> bool:
+    """End the processes of a lease and remove it; returns whether its holder was alive.
+
+    ``alone``: kill only the holder. ``others``: also processes that earlier holders have left.
+    """
     process, root = holder(lease), root_of(lease)
     if shutdown_path and process is not None and _answers(lease):
         headers = {"Authorization": f"Bearer {lease.token}"}
@@ -209,7 +240,11 @@ def _end(path: Path, lease: Lease, grace_s: float, shutdown_path: str = "") -> b
             for _ in answer.iter_bytes():
                 pass
             wait_until_ended([process, *([] if root is None else [root])], grace_s)
-    stop_holder(lease, grace_s)
+    if alone and process is not None:
+        process.kill()
+        wait_until_ended([process], grace_s)
+    else:
+        stop_holder(lease, grace_s, others)
     remove_lease(path, lease.pid)
     return process is not None
 

@@ -38,13 +38,12 @@ def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> p
     return psutil.Process(pid)
 
 
-def stop_process(process: psutil.Process, timeout_s: float = 10.0, apart_s: float | None = None) -> None:
+def stop_process(process: psutil.Process, timeout_s: float = 10.0) -> None:
     """End a process, its process group and its descendants: SIGTERM, then SIGKILL for those left after ``timeout_s``.
 
     A stopped process is continued, so that it can handle the SIGTERM. Descendants in other groups (such as an engine
     that a run started) are signalled after the group has ended, so that their users can close connections first; they
-    have ``apart_s`` seconds (default: ``timeout_s``). If the process has already ended or its pid was reused, nothing
-    is done.
+    have half the time. If the process has already ended or its pid was reused, nothing is done.
     """
     if not runs(process):
         return
@@ -57,18 +56,7 @@ def stop_process(process: psutil.Process, timeout_s: float = 10.0, apart_s: floa
         with suppress(psutil.NoSuchProcess):
             member.terminate()
             member.resume()
-    _kill_after(apart, timeout_s if apart_s is None else apart_s)
-
-
-def kill_process(process: psutil.Process) -> None:
-    """Kill a process, its process group and its descendants at once."""
-    if not runs(process):
-        return
-    _, apart = _family(process)
-    _signal_group(process.pid, signal.SIGKILL)
-    for member in apart:
-        with suppress(psutil.NoSuchProcess):
-            member.kill()
+    _kill_after(apart, timeout_s / 2)
 
 
 def _family(process: psutil.Process) -> tuple[list[psutil.Process], list[psutil.Process]]:
@@ -192,30 +180,6 @@ def _status(process: psutil.Process) -> str:
     with suppress(psutil.NoSuchProcess):
         return str(process.status())
     return ""
-
-
-def members(group: int) -> list[psutil.Process]:
-    """The processes of a group that have not ended."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def end_group(group: int, timeout_s: float) -> None:
-    """End the processes left in a group whose leader has ended: SIGTERM, then SIGKILL."""
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGTERM)
-    wait_until_ended(members(group), timeout_s)
-    kill_group(group)
-
-
-def kill_group(group: int) -> None:
-    """Kill the processes left in a group whose leader has ended."""
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
 
 
 def run_in_foreground(command: Sequence[str], env: Mapping[str, str]) -> int:

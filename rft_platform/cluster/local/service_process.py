@@ -1,7 +1,10 @@
-"""The service's own half: what a process that was started as a service knows, its address, and its idle time-out.
+"""The service's own half: what a process that was started as a service knows, its address, and when it ends.
 
 Whatever cluster started the process, it finds its lease and its settings in the environment, and publishes its address
 by writing the lease.
+
+``python -m rft_platform.cluster.local.service_process run COMMAND ...`` runs a command of another package as a service.
+``... stop PID`` ends process PID with its descendants.
 """
 
 import asyncio
@@ -9,49 +12,75 @@ import json
 import logging
 import os
 import secrets
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from rft_platform.cluster.confined import end_with_parent
-from rft_platform.cluster.interface import HOSTS_VARIABLE, LOOPBACK, Service
+from rft_platform.cluster.interface import GRACE_S, HOSTS_VARIABLE, LOOPBACK, Service
 from rft_platform.cluster.local.leases import LEASE_VARIABLE, Lease, lease_environment, remove_lease, write_lease
+from rft_platform.cluster.local.processes import stop_process
 
 LOG = logging.getLogger(__name__)
 SERVICE_VARIABLE = "RFT_SERVICE"  # environment variable with the settings of the process's service, as JSON
 TOKEN_VARIABLE = "RFT_SERVICE_TOKEN"  # environment variable with the token of the service; unset: a random one
 #: Environment variable with the path of a named pipe: the process ends as soon as nobody holds the pipe open.
 LIFELINE_VARIABLE = "RFT_LIFELINE"
+#: Environment variable with the id of the process that this process ends with.
+STARTER_PID_VARIABLE = "RFT_STARTER_PID"
+_WATCH_S = 0.5
 EXIT_USER_ERROR = 2  # exit code of a service with wrong settings; the last line of its log gives the reason
 
 
 def service_environment(service: Service, lease: Path, generation: int) -> dict[str, str]:
     """Environment variables to set for the process of ``service`` that is to write ``lease``."""
     threads = str(service.bundle.cpus)
+    limits = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS") if service.bundle.cpus else ()
     names = ("digest", "host", "port", "idle_timeout_s")
     settings = {name: getattr(service, name) for name in names} | {"generation": generation}
     devices = {} if service.bundle.devices is None else {"CUDA_VISIBLE_DEVICES": service.bundle.devices}
     hosts = {} if service.host == LOOPBACK else {HOSTS_VARIABLE: service.host}
     return {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "RAYON_NUM_THREADS": threads,
+        **dict.fromkeys(limits, threads),
         **devices,
         **hosts,
         **service.env,
         **lease_environment(lease),
+        **({STARTER_PID_VARIABLE: str(os.getpid())} if service.ends_with_starter else {}),
         SERVICE_VARIABLE: json.dumps(settings),
     }
 
 
-def end_with_lifeline() -> None:
-    """Let the kernel kill this process and its group when the lifeline is cut, if the process has one."""
+def end_with_starter() -> None:
+    """End this process when its starter ends, if its service says so. A service calls it before anything else.
+
+    If the lifeline is cut, the kernel kills the process and its group. If a command was killed, another process ends
+    this one with its descendants, in the way in which the command would have done it.
+    """
     if (lifeline := os.environ.pop(LIFELINE_VARIABLE, None)) is not None:
         end_with_parent(os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK))
+    if (starter := os.environ.pop(STARTER_PID_VARIABLE, None)) is not None:  # its own processes have another starter
+        threading.Thread(target=_watch, args=(int(starter),), name="starter", daemon=True).start()
+
+
+def _watch(starter: int) -> None:
+    while os.getppid() == starter:
+        time.sleep(_WATCH_S)
+    command = [sys.executable, "-P", "-m", __spec__.name, "stop", str(os.getpid())]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def of_command(command: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Module and arguments of a service that is a command of another package."""
+    return __spec__.name, ("run", *command)
 
 
 @dataclass
@@ -70,8 +99,8 @@ class ServiceProcess:
 
     @classmethod
     def from_environment(cls, kind: str) -> "ServiceProcess":
-        """What the cluster that started this process has stored. The process then ends with its lifeline."""
-        end_with_lifeline()
+        """What the cluster that started this process has stored."""
+        end_with_starter()
         return cls(kind, Path(os.environ[LEASE_VARIABLE]), **json.loads(os.environ[SERVICE_VARIABLE]))
 
     def publish(self, port: int, **details: Any) -> None:
@@ -103,3 +132,14 @@ class ServiceProcess:
             remaining = self.idle_timeout_s - (time.monotonic() - self.last_use)
         LOG.info("no request for %g s: the service stops", self.idle_timeout_s)
         stop()
+
+
+if __name__ == "__main__":
+    _, action, *arguments = sys.argv
+    if action == "stop":
+        stop_process(psutil.Process(int(arguments[0])), GRACE_S)
+    else:
+        end_with_starter()
+        sys.argv = arguments
+        (script,) = entry_points(group="console_scripts", name=arguments[0])
+        sys.exit(script.load()())

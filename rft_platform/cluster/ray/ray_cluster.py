@@ -146,7 +146,9 @@ class RayCluster(FileCluster):
             return answer
         raise StartError(*answer)
 
-    def _end(self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None) -> bool:
+    def _end(
+        self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None, alone: bool = False
+    ) -> bool:
         if generation is not None and ((address := self.find(name)) is None or address.generation != generation):
             return False
         timeout_s = None if shutdown_path else 3 * grace_s + _ASK_S  # with a path it ends after its work

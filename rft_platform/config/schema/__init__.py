@@ -7,7 +7,7 @@ Read in this order:
   ``data_processor`` and ``synchronizer``.
 - ``buffer`` (tasks, judges, experiences), ``explorer`` (engines and workflows), ``algorithm`` (with ``Optimizer``),
   ``trainer`` (with ``warm_start``).
-- ``evaluation``, ``service`` (with ``reward_formula``, the formula ``train_on``).
+- ``evaluation``, ``prompt_search``, ``service`` (with ``reward_formula``, the formula ``train_on``).
 
 ``docs/configuration.md`` is generated from these models.
 """

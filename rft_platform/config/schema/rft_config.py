@@ -20,6 +20,7 @@ from rft_platform.config.schema.algorithm import Algorithm
 from rft_platform.config.schema.buffer import Buffer
 from rft_platform.config.schema.evaluation import Evaluation, Monitor, Registry
 from rft_platform.config.schema.explorer import Engine, Explorer
+from rft_platform.config.schema.prompt_search import PromptSearch
 from rft_platform.config.schema.section import Section, aliases
 from rft_platform.config.schema.service import Service
 from rft_platform.config.schema.trainer import Trainer, WarmStart
@@ -216,6 +217,7 @@ class RftConfig(Section):
     engine: Engine = Engine()
     warm_start: WarmStart | None = None
     evaluation: Evaluation = Evaluation()
+    prompt_search: PromptSearch | None = None
     registry: Registry = Registry()
     service: Service = Service()
 

@@ -4,6 +4,7 @@ import asyncio
 import resource
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -139,6 +140,17 @@ def server_config(app: Any, grace_s: int, *, limits: ConnectionLimits | None = N
     )
     config.limits = limits or ConnectionLimits()
     return config
+
+
+def serve(app: Any, host: str, port: int, grace_s: int, listening: Callable[[], None]) -> None:
+    """Serve ``app`` until interrupted; ``listening`` is called when the port takes connections.
+
+    Raises OSError if the port cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
+        listening()
+        uvicorn.Server(server_config(app, grace_s, lifespan="off", log_level="warning")).run(sockets=[listener])
 
 
 class ServerThread:

@@ -66,6 +66,7 @@ def make_claims_interruptible(instance: dg.DagsterInstance) -> None:
     def wait_and_claim(
         concurrency_key: str, run_id: str, step_key: str, priority: int | None = None
     ) -> ConcurrencyClaimStatus:
+        """Claim a slot of a pool; wait up to ``_TURN_S`` seconds, and stop waiting on an interruption."""
         until = time.monotonic() + _TURN_S
         while not (status := claim(concurrency_key, run_id, step_key, priority)).is_claimed:
             if check_captured_interrupt() or is_interrupted():

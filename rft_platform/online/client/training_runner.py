@@ -101,7 +101,7 @@ def _refusing(function: Callable[P, R], find_refused: Callable[[], list[str] | N
 
 @contextmanager
 def shadow() -> Iterator[list[str]]:
-    """The block of a shadow run. Yields the list of refused tools, because agents often catch errors of their tools."""
+    """Context manager of a shadow run. Yields the list of refused tools: agents often catch errors of their tools."""
     refused: list[str] = []
     token = _SHADOW.set(refused)
     try:

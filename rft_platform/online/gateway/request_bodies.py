@@ -114,8 +114,8 @@ class FeedbackRequest(StorableBody):
 
     @model_validator(mode="after")
     def _has_one_value_a_metric(self) -> "FeedbackRequest":
-        says = (self.value, self.reward, self.comment, self.correction, self.user_feedback)
-        if self.metric not in {REWARD, *self.metrics} and all(each is None for each in says):
+        feedback = (self.value, self.reward, self.comment, self.correction, self.user_feedback)
+        if self.metric not in {REWARD, *self.metrics} and all(each is None for each in feedback):
             others = ", ".join(map(repr, self.metrics))
             raise ValueError(
                 f"value is missing: expected that of the metric {self.metric!r}, as value or in metrics, which has "
@@ -134,8 +134,9 @@ class FeedbackRequest(StorableBody):
         return dict(self._given())
 
     def _given(self) -> list[tuple[str, float]]:
-        rewarded = self.metric if self.value is None and self.metric not in self.metrics else REWARD
-        given = [(self.metric, self.value), (rewarded, self.reward), *self.metrics.items()]
+        # ``reward`` is the value of ``metric`` if the report has no other value of it
+        metric_of_reward = self.metric if self.value is None and self.metric not in self.metrics else REWARD
+        given = [(self.metric, self.value), (metric_of_reward, self.reward), *self.metrics.items()]
         return [(name, value) for name, value in given if value is not None]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 _TICKS = 5
-_MARKED = 150  # a longer line has no dots of its own
+_MARKED = 150  # lines with more points have no dots
 
 Place = tuple[float, float]
 

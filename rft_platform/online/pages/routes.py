@@ -133,10 +133,10 @@ def last_round(project: Project) -> str:
         if number == 0 or policy is None:
             continue
         reward = record.judged.mean_reward if record.judged else None
-        said = "" if reward is None else f", mean reward {reward:.3f}"
+        details = "" if reward is None else f", mean reward {reward:.3f}"
         started = describe_start(project.store, number)
-        said += f", {started}" if started else ""
-        return f"Last round: {round_key(number)} published version {policy.policy_version}{said}."
+        details += f", {started}" if started else ""
+        return f"Last round: {round_key(number)} published version {policy.policy_version}{details}."
     return "No round has ended yet."
 
 

@@ -173,8 +173,8 @@ def ab_verdict(base: Values, candidate: Values, rule: ReleaseRule) -> Verdict:
     low, high, p_value = _welch(base[decisive.metric], candidate[decisive.metric], rule.look_confidence)
     decision = rule.decision(low, high, 0)
     why = {"promote": "the candidate is better", "roll_back": "the base is better"}
-    said = f"{decisive.metric} {decisive.difference:+.4f}, p = {p_value:.2g}"
-    reason = f"{why.get(decision, 'no significant difference')}: {said}"
+    figures = f"{decisive.metric} {decisive.difference:+.4f}, p = {p_value:.2g}"
+    reason = f"{why.get(decision, 'no significant difference')}: {figures}"
     return Verdict(decision, reason, True, decisive.difference, low, high, reports)
 
 

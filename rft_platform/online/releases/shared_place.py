@@ -137,7 +137,7 @@ def verified(content: bytes, kind: type[Document], key: bytes) -> Document:
         raise RefusedDocumentError("it is not signed")
     if not hmac.compare_digest(signature, expected):
         raise RefusedDocumentError(
-            f"its signature is not valid: it was changed, or {EXCHANGE_KEY} of the host that wrote it is another one"
+            f"its signature is not valid: it was changed, or the host that wrote it has another {EXCHANGE_KEY}"
         )
     try:
         return kind.model_validate_json(json.dumps(found))

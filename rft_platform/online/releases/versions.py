@@ -23,7 +23,6 @@ from rft_platform.cluster.local.locks import locked
 from rft_platform.common.digests import checkpoint_damage
 from rft_platform.common.errors import DamagedError, UserError
 from rft_platform.common.files import atomic_path, digest_file, read_json, write_json
-from rft_platform.common.policy_names import stored_name
 from rft_platform.model_registry.manifests import Manifest, read_manifest
 from rft_platform.model_registry.models import version_tags
 from rft_platform.online.releases.commands import ReleaseCommands, ServableVersion
@@ -127,7 +126,7 @@ def _register(project: Project, registry: "ModelRegistry", policy: Policy) -> Po
     origin = {name: value for name, value in note.items() if name != "policy"}
     tags = {**version_tags(read_manifest(folder).lineage, policy.weights_digest), **origin}
     models = registry.of_policy(MODEL)
-    run = models.training_run(stored_name(project.config.name, MODEL))  # a server accepts no version without a run
+    run = models.training_run(project.config.name)  # a server accepts no version without a run
     version = models.register_checkpoint(folder, policy.policy_version, tags, run.run_id)
     registered = replace(policy, model_version=str(version))
     if registered != policy:

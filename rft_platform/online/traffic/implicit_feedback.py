@@ -79,10 +79,10 @@ def _reaction(call: Call, later: Call) -> Reaction:
     after: Sequence[Mapping[str, Any]] = (later.model_call.get("messages") or [])[len(before) :]
     response = call.model_call.get("response") or {}
     continues = [each.get("role") for each in after[:2]] == ["assistant", "user"] and _same(after[0], response)
-    asked = next((_text(each.get("content")) for each in reversed(before) if each.get("role") == "user"), "")
+    question = next((_text(each.get("content")) for each in reversed(before) if each.get("role") == "user"), "")
     answer = _text(response.get("content"))
     return Reaction(
-        call.msg_id, call.choice, call.tenant, asked, answer, _text(after[1].get("content")) if continues else None
+        call.msg_id, call.choice, call.tenant, question, answer, _text(after[1].get("content")) if continues else None
     )
 
 

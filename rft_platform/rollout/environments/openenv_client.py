@@ -88,8 +88,8 @@ class OpenEnvEnvironment:
         except (OSError, websockets.WebSocketException) as error:
             raise ConnectionError(f"OpenEnv server at {self._url}: the session ended at {kind} ({error})") from error
         if answer.get("type") != "observation":
-            told = (answer.get("data") or {}).get("message", answer)
-            raise RuntimeError(f"OpenEnv server at {self._url}: {kind} was refused: {told}")
+            detail = (answer.get("data") or {}).get("message", answer)
+            raise RuntimeError(f"OpenEnv server at {self._url}: {kind} was refused: {detail}")
         return self._turn(answer["data"])
 
     def _turn(self, data: Mapping[str, Any]) -> Turn:

@@ -78,9 +78,9 @@ class CallRecorder:
             raise UserError(f"the body must be a JSON object: {error}") from error
         history = self._history
         sampling = {**history.sampling.request_fields(), "seed": history.call_seed(self._sending.order)}
-        asked = body.get("model")
-        route = history.policies.get(asked) if isinstance(asked, str) else None
-        self._policy = DEFAULT_POLICY if route is None else str(asked)
+        requested = body.get("model")
+        route = history.policies.get(requested) if isinstance(requested, str) else None
+        self._policy = DEFAULT_POLICY if route is None else str(requested)
         self.route = route  # None: the first policy; it answers calls with any name that is no further policy's
         model = history.model if route is None else route.model
         self._form = ENDPOINTS[endpoint](body, CallDefaults(model, sampling, history.shown_model))

@@ -213,6 +213,7 @@ class AgentRunner:
         )
 
         async def run_once(run: Run, first_attempt: int) -> None:
+            """Run one agent run with its retries, and count it as done or as given up."""
             async with concurrent:
                 rows = await self._run(run, executor, first_attempt)
             if rows is None:

@@ -164,17 +164,17 @@ class WorkerExecutor:
 
     async def _placed(self, set_up: Coroutine[Any, Any, str | None]) -> str | None:
         """Wait for ``set_up``; without limit if other workers run, because no node may have room for this one."""
-        asked = asyncio.ensure_future(set_up)
+        starting = asyncio.ensure_future(set_up)
         try:
-            while not (await asyncio.wait({asked}, timeout=2 * _START_S))[0]:
+            while not (await asyncio.wait({starting}, timeout=2 * _START_S))[0]:
                 if not self._ready:
                     raise UserError(
                         f"no worker for {self._name!r} was placed within {2 * _START_S:.0f} s: no node of the cluster "
                         "has room; wait for its other work, add nodes, or lower explorer.workers.cpus"
                     )
-            return await asked
+            return await starting
         finally:
-            asked.cancel()
+            starting.cancel()
 
     def _drop(self, worker: Worker) -> None:
         self._workers.discard(worker)

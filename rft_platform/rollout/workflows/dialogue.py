@@ -84,6 +84,7 @@ class DialogueWorkflow:
             )
 
         async def answer_as_user(conversation: Messages) -> str | None:
+            """Return the simulated user's next message; None ends the dialogue."""
             if function is not None:
                 offered = {"messages": [dict(message) for message in conversation], "task": task.raw, "model": model}
                 text = function(**accepted_arguments(function, offered))

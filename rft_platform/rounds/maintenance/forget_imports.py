@@ -1,8 +1,8 @@
 """Forget imported traces: erase their rows everywhere in a home, and name what was trained on them.
 
-The rows are erased from the datasets of the imports, from the files that trainings read (with the canaries made of
-them), and from the rollouts of imported tasks, where they stay as tombstones. The traces are refused from then on: an
-import that is repeated leaves them out.
+The rows are erased from the datasets of the imports, from the spans that were received, from the files that trainings
+read (with the canaries made of them), and from the rollouts of imported tasks, where they stay as tombstones. The
+traces are refused from then on: an import that is repeated leaves them out.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,6 +24,7 @@ from rft_platform.tasks.task import ORIGIN
 from rft_platform.traces.datasets import TASKS
 from rft_platform.traces.imports import Imports, import_kind, read_jsonl
 from rft_platform.traces.origins import entries_of
+from rft_platform.traces.received import ReceivedSpans
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
@@ -72,13 +73,14 @@ def forget_imports(
 
     Returns None if the home never had such traces.
     """
-    imports, found = Imports(home), _Found()
-    ids = _ids(imports, whose)
+    imports, received, found = Imports(home), ReceivedSpans(home), _Found()
+    ids = _ids(imports, whose) | received.traces_of(whose.subject)
     if project is not None:
         _erase_datasets(project, registry, whose, found)
         _erase_rollouts(project, registry, _tasks(imports, whose), found)
     refused = imports.refuses(whose.names)
-    found.rows += len(imports.erase(whose.owns, [*whose.names, *ids])) if imports.names() else 0
+    if (spans := received.erase({*whose.trace_ids, *ids})) or imports.names():
+        found.rows += spans + len(imports.erase(whose.owns, [*whose.names, *ids]))
     if not found.rows and not refused:
         return None
     later = descendants_of(project.checkpoints, found.trained, registry) if project is not None else []

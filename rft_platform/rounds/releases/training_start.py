@@ -16,6 +16,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Policy,
     RoundEvaluation,
+    RoundRecord,
     Start,
     parent_of,
     published,
@@ -40,11 +41,11 @@ def settle_start(project: Project, round_number: int, name: str = DEFAULT_POLICY
     This is decided once, before the round trains: a training that is repeated after a crash starts from the same
     weights with the same optimiser state, even if another version was promoted meanwhile.
     """
-    store = project.store
-    open_round = published(store, round_number) is None and not read(store, round_number).has(Start)
+    record = read(project.store, round_number)
+    open_round = record.published() is None and not record.has(Start)
     if name == DEFAULT_POLICY and open_round and project.config.restarts_after_refusal:
-        _start_again(project, round_number)
-    return parent_of(store, round_number, name)
+        _start_again(project, record)
+    return parent_of(project.store, round_number, name)
 
 
 def refused_in_a_row(project: Project, last_round: int) -> dict[int, tuple[Policy, str]]:
@@ -92,9 +93,9 @@ def describe_start(store: ExperienceStore, round_number: int) -> str | None:
     return f"started again from version {start.policy_version}{fresh}, because {start.reason}{count}"
 
 
-def _start_again(project: Project, round_number: int) -> None:
+def _start_again(project: Project, record: RoundRecord) -> None:
     """If the policy of the round before was refused and an earlier one serves, record that one as the start."""
-    store, refused = project.store, refused_in_a_row(project, round_number - 1)
+    store, refused = project.store, refused_in_a_row(project, record.number - 1)
     serving = serving_policy(project) if refused else None
     newest, reason = next(iter(refused.values()), (None, ""))
     if serving is None or newest is None or serving.weights_digest == newest.weights_digest:
@@ -106,7 +107,7 @@ def _start_again(project: Project, round_number: int) -> None:
         reason=reason,
         fresh_optimizer=serving.policy_version > 0 and lacks_state(Path(serving.folder)),
     )
-    write(store, round_number, start)
-    LOG.warning("%s: the training %s", round_key(round_number), describe_start(store, round_number))
+    write(store, record.number, start)
+    LOG.warning("%s: the training %s", round_key(record.number), describe_start(store, record.number))
     if hint := refusal_hint(project):
         LOG.warning("%s", hint)

@@ -132,7 +132,7 @@ def record_training(
     record = read(project.store, round_number)
     policy, registry = required(project.store, round_number, name), registry.of_policy(name)
     origin, steps = trained.lineage, trained.step_events
-    run = registry.training_run(stored_name(project.config.name, name), {"rft.config_digest": origin["config_digest"]})
+    run = registry.training_run(project.config.name, {"rft.config_digest": origin["config_digest"]})
     run.reopen()
     run.log_params(project.config.model_dump(mode="json", exclude_none=True))
     if name == DEFAULT_POLICY:
@@ -178,7 +178,7 @@ def machine_watched(project: Project, registry: "ModelRegistry", policy: str = D
         yield
         return
     registry = registry.of_policy(policy)
-    run = registry.training_run(stored_name(project.config.name, policy))
+    run = registry.training_run(project.config.name)
     with system_metrics(run, registry.tracking_uri):
         yield
 
@@ -186,7 +186,7 @@ def machine_watched(project: Project, registry: "ModelRegistry", policy: str = D
 def finish_runs(project: Project, registry: "ModelRegistry") -> None:
     """Mark the MLflow runs of the project's policies as finished; a further round opens them again."""
     for name in project.policies:
-        registry.of_policy(name).training_run(stored_name(project.config.name, name)).finish()
+        registry.of_policy(name).training_run(project.config.name).finish()
 
 
 def mlflow_links(project: Project, registry: "ModelRegistry", policy: Policy) -> dict[str, str]:

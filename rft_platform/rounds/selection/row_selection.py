@@ -208,13 +208,12 @@ def _trainings(project: Project, before: int) -> Iterator[tuple[int, float]]:
             yield number, selection.settled_at
 
 
-def groups_of(store: ExperienceStore, number: int, snapshot: Policy | None = None) -> list[Group]:
-    """The groups of a round by its active judgement, in row order.
-
-    With the ``snapshot`` of a policy, the groups contain only the rows of that policy.
+def groups_of(store: ExperienceStore, number: int, policy: str | None = None) -> list[Group]:
+    """The groups of a round by its active judgement, in row order; with ``policy``, only the rows of that policy.
 
     Raises StorageError if the round is not explored and judged.
     """
+    snapshot = None if policy is None else snapshot_of(store, number, policy)
     explored, judge_version = read(store, number).explored, store.judge_version(number)
     if explored is None or judge_version is None:
         key, job = round_key(number), "explore_job" if explored is None else "judge_job"
@@ -306,7 +305,7 @@ def _select(project: Project, number: int, parent: Policy) -> RowSelection:
         for group, use, ids in chosen.uses()
         for row_id in ids
     ]
-    sha256 = digest_file(write_selection(store, number, rows, name))
+    sha256 = write_selection(store, number, rows, name)
     digest = None if project.config.synchronizer.dynamic else store.digest(number)
     selection = replace(_describe(project, chosen, rows, parent, landed), sha256=sha256, digest=digest)
     write(store, number, selection, name)
@@ -342,8 +341,7 @@ def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
 def _fresh(project: Project, number: int, parent: Policy) -> tuple[list[Group], int]:
     """Groups that no training before ``number`` took, in row order, and the last round considered."""
     if not project.config.synchronizer.dynamic:
-        snapshot = snapshot_of(project.store, number, parent.name) if len(project.policies) > 1 else None
-        return groups_of(project.store, number, snapshot), number
+        return groups_of(project.store, number, parent.name if len(project.policies) > 1 else None), number
     store, before = project.store, read(project.store, number - 1).selection()
     left = pending_rows_by_round(store, before)
     taken = _taken(project, number, set(before.left if before else ()))

@@ -402,6 +402,26 @@ def _from_hub(name: str, key: str, patterns: Sequence[str] = _OF_MODEL) -> Path:
             return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
-            f"{key} {name!r} is neither a folder nor a model of the Hugging Face hub that can be "
-            f"fetched from here ({error.__class__.__name__}): give a folder with config.json, weights and tokenizer"
+            f"{key} {name!r}: there is no such folder, and {_not_fetched(error)}; expected a folder with config.json, "
+            "weights and tokenizer, or a model of the Hugging Face hub, as in Qwen/Qwen3-0.6B"
         ) from error
+
+
+def _not_fetched(error: Exception) -> str:
+    """Why a model of the hub could not be fetched, and what to do."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    if isinstance(error, HFValidationError):
+        return "it is no name of a model of the hub: correct the name"
+    if isinstance(error, GatedRepoError):
+        return "the hub gives this model only to users who asked for it: set HF_TOKEN to your token"
+    if isinstance(error, RepositoryNotFoundError):
+        return "the hub has no such model, or it is private: correct the name, or set HF_TOKEN to your token"
+    if isinstance(error, LocalEntryNotFoundError):
+        return "the hub cannot be reached from here and the model is not in its cache: connect, or name a folder"
+    return f"the model cannot be fetched from the hub ({error.__class__.__name__}): try again, or name a folder"

@@ -1,8 +1,7 @@
 """The exporter's HTTP server: ``/metrics`` for Prometheus, ``/healthz`` for health checks."""
 
-import socket
+from collections.abc import Callable
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -11,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from rft_platform.config.home import Home
-from rft_platform.inference.serving.http_server import server_config
+from rft_platform.inference.serving.http_server import serve
 from rft_platform.servers.metrics.prometheus_collector import PlatformCollector
 from rft_platform.web_guard.asgi import App, WebGuard
 
@@ -38,12 +37,9 @@ def metrics_app(home: Home, token: str | None) -> App:
     return app if token is None else WebGuard(app, token, public={_HEALTH})
 
 
-def serve_metrics(home: Home, host: str, port: int, token: str | None) -> None:
+def serve_metrics(home: Home, host: str, port: int, token: str | None, listening: Callable[[], None]) -> None:
     """Serve until interrupted. If ``token`` is None, everybody who can reach the port can read the metrics.
 
-    Raises OSError if the port cannot be used.
+    ``listening`` is called when the port takes connections. Raises OSError if the port cannot be used.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
-        config = server_config(metrics_app(home, token), _GRACE_S, lifespan="off", log_level="warning")
-        uvicorn.Server(config).run(sockets=[listener])
+    serve(metrics_app(home, token), host, port, _GRACE_S, listening)

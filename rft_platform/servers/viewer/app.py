@@ -6,19 +6,19 @@ mask.
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
-from rft_platform.inference.serving.http_server import server_config
+from rft_platform.inference.serving.http_server import serve
 from rft_platform.online.pages.shell import static_routes
 from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
@@ -92,6 +92,10 @@ def new_messages(
 _GRACE_S = 2
 
 
+class NotFoundError(UserError):
+    """A page about something that the store does not have."""
+
+
 def view_app(home: Home) -> FastAPI:
     """The application; unguarded, see ``serve_view``. The project is read again for every page."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
@@ -99,7 +103,8 @@ def view_app(home: Home) -> FastAPI:
 
     @app.exception_handler(RftError)
     async def refused(request: Request, error: RftError) -> Response:
-        return PlainTextResponse(str(error), 400 if isinstance(error, UserError) else 500)
+        status = 404 if isinstance(error, NotFoundError) else 400 if isinstance(error, UserError) else 500
+        return PlainTextResponse(str(error), status)
 
     @app.get("/")
     async def front(request: Request, rounds: str = "") -> Response:
@@ -129,12 +134,14 @@ def view_app(home: Home) -> FastAPI:
     return app
 
 
-def serve_view(home: Home, host: str, port: int, token: str) -> None:
-    """Serve until interrupted; every request needs ``token``, as the header or as the cookie of the printed link."""
-    import pandas  # noqa: F401 (DuckDB imports it at the first query, and the first page shall not wait for it)
+def serve_view(home: Home, host: str, port: int, token: str, listening: Callable[[], None]) -> None:
+    """Serve until interrupted; every request needs ``token``, as the header or as the cookie of the printed link.
 
-    guarded = WebGuard(view_app(home), token)
-    uvicorn.Server(server_config(guarded, _GRACE_S, host=host, port=port, log_level="warning")).run()
+    ``listening`` is called when the port takes connections.
+    """
+    with suppress(RftError):  # its reader sees the error
+        overview_page(home, host)  # reads records and loads libraries and templates, so that the first page is fast
+    serve(WebGuard(view_app(home), token), host, port, _GRACE_S, listening)
 
 
 def overview_page(home: Home, host: str, *, every: bool = False) -> Response:
@@ -171,7 +178,7 @@ def _run_page(home: Home, number: int, run_id: str, colour: str) -> Response:
         raise UserError(f"colour {colour!r}: expected one of {', '.join(COLOURS)}")
     rows = rows_of_run(project.store, number, run_id)
     if not rows:
-        raise UserError(f"round {number} has no run {run_id!r}")
+        raise NotFoundError(f"round {number} has no run {run_id!r}")
     return page(
         "run.html.jinja", project, title=f"Run {run_id}", run=rows[-1], calls=_calls(project, rows, colour),
         colour=colour, colours=COLOURS,
@@ -186,7 +193,7 @@ def _task_page(home: Home, task_id: str, rounds: str, one: int | None, other: in
     runs = runs_of_task(project.store, task_id, chosen)
     versions = sorted({run["policy_version"] for run in runs if run["policy_version"] is not None})
     if not versions:
-        raise UserError(
+        raise NotFoundError(
             f"no run of task {task_id!r} in the rounds {rounds or f'{min(chosen, default=0)}-{max(chosen, default=0)}'}"
         )
     wanted = (versions[0] if one is None else one, versions[-1] if other is None else other)

@@ -17,7 +17,7 @@ from rft_platform.traces.readers.trace import BadTrace, BadTraceError, Trace
 Record: TypeAlias = Mapping[str, Any]
 _SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv")
 #: What reading a record of an unexpected form may raise.
-_UNREADABLE = (
+UNREADABLE = (
     BadTraceError, UserError, LookupError, TypeError, ValueError, AttributeError, StopIteration, RecursionError,
 )  # fmt: skip
 
@@ -50,12 +50,12 @@ def read_traces(reader: TraceReader, source: str, experiment: str | None = None)
                 raise document
             for trace_id, record in reader.records(document):
                 grouped[trace_id].append(record)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             yield BadTrace(place, _reason(error))
     for trace_id, records in grouped.items():
         try:
             yield reader.trace(trace_id, records)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             yield BadTrace(trace_id, _reason(error))
 
 

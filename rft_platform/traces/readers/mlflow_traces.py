@@ -83,10 +83,10 @@ class MlflowReader:
 
 
 def _call(span: Record) -> ModelCall:
-    asked, answered = _attribute(span, "mlflow.spanInputs"), _attribute(span, "mlflow.spanOutputs")
-    messages = messages_of(asked)
-    answer = without_beginning(messages_of(answered, "assistant"), messages)
-    tools = _attribute(span, "mlflow.chat.tools") or mapping(asked).get("tools")
+    inputs, outputs = _attribute(span, "mlflow.spanInputs"), _attribute(span, "mlflow.spanOutputs")
+    messages = messages_of(inputs)
+    answer = without_beginning(messages_of(outputs, "assistant"), messages)
+    tools = _attribute(span, "mlflow.chat.tools") or mapping(inputs).get("tools")
     return ModelCall(_start(span) / 1e9, messages, answer, tools_of(tools))
 
 

@@ -17,7 +17,8 @@ from rft_platform.traces.readers.trace import BadTraceError, ModelCall, Trace, c
 
 _CALLS = ("chat", "text_completion", "generate_content")  # of gen_ai.operation.name
 _EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.operation.details"
-_SUBJECTS = ("user.id", "enduser.id", "enduser.pseudo.id", "langfuse.user.id", "session.user_id")
+#: Attributes that name the person whose request a trace is.
+SUBJECTS = ("user.id", "enduser.id", "enduser.pseudo.id", "langfuse.user.id", "session.user_id")
 _ERROR = (2, "STATUS_CODE_ERROR", "ERROR")
 _EVENT_ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 
@@ -48,7 +49,8 @@ class SpanReader:
 
     def trace(self, trace_id: str, records: list[Record]) -> Trace:
         """The trace of its spans."""
-        spans = sorted((one for one in records if "spanId" in one and "name" in one), key=_start)
+        whole = (one for one in records if "spanId" in one and "name" in one)
+        spans = sorted({one["spanId"]: one for one in whole}.values(), key=_start)  # exporters may repeat a request
         logs = [one for one in records if "startTimeUnixNano" not in one]
         if not spans:
             raise BadTraceError("has no spans")
@@ -57,7 +59,7 @@ class SpanReader:
         root = next((span for span in spans if not span.get("parentSpanId")), spans[0])
         prompt, answer, tools = conversation_of(_calls(spans))
         ended = max(int(span.get("endTimeUnixNano") or span["startTimeUnixNano"]) for span in spans) / 1e9
-        subjects = (str(span["attributes"][name]) for span in spans for name in _SUBJECTS if name in span["attributes"])
+        subjects = (str(span["attributes"][name]) for span in spans for name in SUBJECTS if name in span["attributes"])
         return Trace(
             trace_id, None, prompt, answer, tools, mean_scores(_scores(spans, logs)),
             subject=next(subjects, None), started_at=_start(spans[0]), duration_s=ended - _start(spans[0]),
@@ -72,7 +74,7 @@ def _calls(spans: list[Record]) -> list[ModelCall]:
     chosen = [one for one in read if _is_call(one[0])] or read
     if not chosen:
         raise BadTraceError("has no span with messages; tracing libraries record them only if that is switched on")
-    return [ModelCall(_start(span), asked, answered, _tools(span["attributes"])) for span, asked, answered in chosen]
+    return [ModelCall(_start(span), inputs, outputs, _tools(span["attributes"])) for span, inputs, outputs in chosen]
 
 
 def _is_call(span: Record) -> bool:
@@ -81,36 +83,36 @@ def _is_call(span: Record) -> bool:
 
 
 def _messages(span: Record) -> tuple[list[Message], list[Message]] | None:
-    """The messages that a span was given and those that it gave; None if it has none."""
+    """The input and output messages of a span; None if it has none."""
     found = span["attributes"]
     if "gen_ai.input.messages" in found or "gen_ai.output.messages" in found:
         system = messages_of(found.get("gen_ai.system_instructions"), "system")
-        asked = messages_of(found.get("gen_ai.input.messages"))
-        return [*system, *asked], messages_of(found.get("gen_ai.output.messages"), "assistant")[:1]
-    for asked_at, answered_at in (
+        inputs = messages_of(found.get("gen_ai.input.messages"))
+        return [*system, *inputs], messages_of(found.get("gen_ai.output.messages"), "assistant")[:1]
+    for input_prefix, output_prefix in (
         ("gen_ai.prompt", "gen_ai.completion"),
         ("llm.input_messages", "llm.output_messages"),
     ):
-        if asked_rows := _numbered(found, asked_at):
-            return messages_of(asked_rows), messages_of(_numbered(found, answered_at), "assistant")[:1]
+        if input_rows := _numbered(found, input_prefix):
+            return messages_of(input_rows), messages_of(_numbered(found, output_prefix), "assistant")[:1]
     return _of_events(span)
 
 
 def _of_events(span: Record) -> tuple[list[Message], list[Message]] | None:
-    asked, answered = list[Message](), list[Message]()
+    inputs, outputs = list[Message](), list[Message]()
     for event in span.get("events") or ():
         name, found = event.get("name"), _attributes(event)
         if name == "gen_ai.content.prompt":
-            asked += messages_of(found.get("gen_ai.prompt"))
+            inputs += messages_of(found.get("gen_ai.prompt"))
         elif name == "gen_ai.content.completion":
-            answered += messages_of(found.get("gen_ai.completion"), "assistant")
+            outputs += messages_of(found.get("gen_ai.completion"), "assistant")
         elif name == "gen_ai.choice":
-            answered += messages_of(found.get("message") or found, "assistant")
+            outputs += messages_of(found.get("message") or found, "assistant")
         elif name == _DETAILS:
             return _messages({"attributes": found})
         elif name in _EVENT_ROLES:
-            asked += messages_of([{"role": _EVENT_ROLES[name], **found}])
-    return (asked, answered[:1]) if asked else None
+            inputs += messages_of([{"role": _EVENT_ROLES[name], **found}])
+    return (inputs, outputs[:1]) if inputs else None
 
 
 def _tools(found: Mapping[str, Any]) -> list[dict[str, Any]]:

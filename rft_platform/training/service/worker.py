@@ -21,7 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are local folders: never 
 import torch
 from transformers.utils import logging as transformers_logging
 
-from rft_platform.cluster.local.service_process import EXIT_USER_ERROR, ServiceProcess, end_with_lifeline
+from rft_platform.cluster.local.service_process import EXIT_USER_ERROR, ServiceProcess, end_with_starter
 from rft_platform.cluster.this_process import NOT_FOR_TRANSFORMERS, importing, keep_imports
 from rft_platform.common.errors import RftError, TrainerError, TrainerMemoryError
 from rft_platform.common.fault_classification import is_out_of_memory
@@ -41,7 +41,7 @@ def main() -> None:
     """Serve commands until a shutdown command or the idle time-out."""
     options = json.loads(sys.argv[1])
     configure("trainer")
-    end_with_lifeline()
+    end_with_starter()
     for name, known in (("dtype", _DTYPES), ("device", _DEVICES)):
         if options[name] not in known:
             print(f"error: {name} {options[name]!r}: expected one of {', '.join(known)}", file=sys.stderr, flush=True)

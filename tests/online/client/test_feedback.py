@@ -52,7 +52,7 @@ def test_a_correction_needs_no_value() -> None:
     assert set(body) == {"msg_ids", "correction", "feedback_id"}
 
 
-def test_a_feedback_on_nothing_known_is_an_error() -> None:
+def test_feedback_on_unknown_messages_is_an_error() -> None:
     with pytest.raises(UnknownAnswersError, match="a1"):
         FeedbackResult.of({"status": "unknown", "unknown": ["a1"], "matched": 0, "duplicate": 0})
 

@@ -196,7 +196,7 @@ def test_answers_name_the_model_and_not_its_folder(service) -> None:
     assert path not in listed.text + "".join(each.model_dump_json() for each in [text, response, *events, *stream])
 
 
-def test_health_says_whether_the_engine_answers_and_which_version_serves(service, monkeypatch) -> None:
+def test_health_reports_the_engine_and_the_serving_version(service, monkeypatch) -> None:
     def health() -> dict[str, Any]:
         return dict(httpx.get(f"{service.url}/health", trust_env=False).json())
 
@@ -287,7 +287,7 @@ def test_a_reward_beside_another_metric_is_stored_too(service) -> None:
         ({"metric": "helpful", "user_feedback": {"rating": 4}}, {}),
     ],
 )
-def test_a_metric_without_a_value_of_its_own(said: dict[str, Any], values: dict[str, float]) -> None:
+def test_values_of_feedback_follow_from_value_and_metrics(said: dict[str, Any], values: dict[str, float]) -> None:
     assert FeedbackRequest(msg_ids=["a"], **said).values == values
 
 

@@ -201,7 +201,9 @@ def test_a_service_on_all_addresses_becomes_ready(guarded, tmp_path) -> None:
         thread.start()
         try:
             service = online_server(Home(tmp_path), project, 3000)
-            assert service.is_ready() and service.pages["status"] == f"http://0.0.0.0:{explorer.proxy_port}/status"
+            declared = service.service
+            assert declared is not None and declared.is_ready is not None and declared.is_ready()
+            assert service.pages["status"] == f"http://0.0.0.0:{explorer.proxy_port}/status"
         finally:
             server.should_exit = True
             thread.join(20)

@@ -160,7 +160,9 @@ def test_the_time_limit_of_a_body_does_not_close_idle_connections(served: Served
         "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
 )  # fmt: skip
-def test_many_connections_exclude_nobody(served: Served, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_do_not_block_other_clients(
+    served: Served, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api_guard, "_LINGER_S", 60.0)
     with ExitStack() as stack:
         for _ in range(4 * MOST):

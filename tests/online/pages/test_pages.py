@@ -218,7 +218,7 @@ def test_requests_of_other_sites_and_wrong_forms_are_refused(site) -> None:
     assert policy.startswith("default-src 'self';")
 
 
-def test_the_status_page_says_why_released_versions_do_not_serve(tmp_path) -> None:
+def test_the_status_page_names_the_reason_why_released_versions_do_not_serve(tmp_path) -> None:
     site = Site(tmp_path, {})
     try:
         page = httpx.get(f"{site.url}/status", trust_env=False).text
@@ -242,7 +242,7 @@ def test_characters_that_reorder_text_are_written_out(site) -> None:
     assert not set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069") & set(page)
 
 
-def test_keys_are_asked_for(tmp_path) -> None:
+def test_pages_require_an_api_key(tmp_path) -> None:
     site = Site(tmp_path, {"secret-admin": "admin", "secret-shop": "shop"})
 
     def get(path: str, key: str | None = None) -> httpx.Response:

@@ -5,7 +5,7 @@ import pytest
 from rft_platform.online.releases.routing import CANDIDATE, Split, unit_of
 
 
-def test_a_unit_keeps_its_arm_and_the_share_holds() -> None:
+def test_a_unit_keeps_its_arm_and_the_share_is_met() -> None:
     split = Split(0.3, "user", seed=1)
     arms = {f"user:{number}": split.arm(f"user:{number}") for number in range(20_000)}
     assert all(Split(0.3, "user", seed=1).arm(unit) == arm for unit, arm in arms.items())

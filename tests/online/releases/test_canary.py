@@ -28,7 +28,7 @@ def decide(base_rate: float, rate: float, rule: ReleaseRule, seed: int) -> str:
             return verdict.decision
 
 
-def test_it_waits_for_runs_of_both() -> None:
+def test_a_canary_waits_for_runs_of_both_versions() -> None:
     verdict = canary_verdict(Successes(90, 150), Successes(10, 20), RULE)
     assert (verdict.decision, verdict.looked) == ("wait", False)
     assert "20 labelled runs" in verdict.reason

@@ -162,7 +162,7 @@ class UnsteadyRegistry:
         return SimpleNamespace(run_id=name)
 
     def register_checkpoint(self, folder: Path, policy_version: int, tags: dict[str, Any], run_id: str) -> int:
-        assert tags["weights_digest"] and tags["source"] and run_id.endswith(f"-{MODEL}")
+        assert tags["weights_digest"] and tags["source"] and run_id
         if self.failures:
             self.failures -= 1
             raise StorageError("MLflow cannot be reached")

@@ -60,7 +60,7 @@ def test_the_newest_released_version_serves_until_one_is_chosen(made) -> None:
         made.commands.promote(9)
 
 
-def test_the_newest_decision_says_whether_a_version_is_withdrawn(made) -> None:
+def test_the_newest_decision_determines_whether_a_version_is_withdrawn(made) -> None:
     for version, ended in ((3, "rolled_back"), (1, "promoted")):
         release = made.commands.canary(version)
         made.store.finish(release.number, ended, 2 if ended == "rolled_back" else 1, "decided", {})
@@ -156,7 +156,7 @@ def fill(made: Traffic, release: Release, base: float, candidate: float, runs: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "status", "serves"), [(0.9, "promoted", 3), (0.1, "rolled_back", 2)])
-def test_canaries_decide_themselves(made, rate, status, serves) -> None:
+def test_canaries_are_decided_automatically(made, rate, status, serves) -> None:
     release = made.commands.canary(3, rule=canary_rule(least_runs=100))
     assert decide(made.store, release) == "running"
     fill(made, release, 0.5, rate)
@@ -166,7 +166,7 @@ def test_canaries_decide_themselves(made, rate, status, serves) -> None:
     assert made.store.finish(release.number, "promoted", 3, "late", {}) is False, "the first decision counts"
 
 
-def test_every_look_counts(made) -> None:
+def test_a_canary_decides_at_its_last_look(made) -> None:
     release = made.commands.canary(3, rule=canary_rule(least_runs=20, looks=2))
     fill(made, release, 0.5, 0.5, runs=20)
     assert decide(made.store, release) == "running"
@@ -185,7 +185,7 @@ def test_a_candidate_that_does_not_answer_is_rolled_back(made) -> None:
 
 
 @pytest.mark.slow
-def test_ab_tests_decide_themselves_and_report(made) -> None:
+def test_ab_tests_are_decided_automatically_and_reported(made) -> None:
     release = made.commands.ab_test(3, rule=ab_rule(units=50))
     fill(made, release, 0.3, 0.9)
     liked = made.answer(f"{release.number}/candidate", 1.0, subject="ann")

@@ -126,7 +126,7 @@ def test_what_is_no_reaction_is_not_judged(engine, store, tmp_path, server) -> N
     assert [call.reward for call in store.calls(["several-1"])] == [1.0, None], "the choice that the user saw"
 
 
-def test_a_model_that_does_not_answer_is_asked_again_later(engine, store, tmp_path, server) -> None:
+def test_a_model_that_does_not_answer_is_retried_later(engine, store, tmp_path, server) -> None:
     chat = Chat(store, "c")
     chat.turn("What is 12*7?", "84")
     chat.turn("thanks", "You are welcome")
@@ -140,7 +140,7 @@ def test_a_model_that_does_not_answer_is_asked_again_later(engine, store, tmp_pa
     assert unjudged_reactions(engine, time.time() + 10, 5) == []
 
 
-def test_a_verdict_whose_id_is_taken_is_not_asked_for_without_end(engine, store, tmp_path, server) -> None:
+def test_a_verdict_with_a_used_id_is_not_requested_for_ever(engine, store, tmp_path, server) -> None:
     chat = Chat(store, "c")
     chat.turn("What is 12*7?", "84")
     chat.turn("thanks", "You are welcome")

@@ -39,7 +39,7 @@ def test_the_service_of_another_home_is_refused_at_its_start(tmp_path: Path) -> 
         online_service.serve(second, lambda project: "")
 
 
-def test_a_home_that_is_moved_keeps_its_id(tmp_path: Path) -> None:
+def test_a_moved_home_keeps_its_id(tmp_path: Path) -> None:
     before = home_id(project(tmp_path / "here", "sqlite:///x"))
     (tmp_path / "here").rename(tmp_path / "there")
     assert home_id(project(tmp_path / "there", "sqlite:///x")) == before

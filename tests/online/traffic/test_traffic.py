@@ -178,7 +178,7 @@ def test_erased_text_that_another_process_keeps_open_is_reported(store, url, mon
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_who_reads_waits_for_nobody(store, url) -> None:
+def test_readers_do_not_wait_for_writers(store, url) -> None:
     store.record([call("a")])
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE").close()
@@ -307,7 +307,7 @@ def test_unlabelled_calls_expire(store, url, clock) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_record_and_label_at_once_lose_nothing(url) -> None:
+def test_processes_that_record_and_label_concurrently_lose_no_call(url) -> None:
     stores, failures = [TrafficStore(open_database(url)) for _ in range(4)], []
 
     def work(store: TrafficStore, name: str) -> None:
@@ -374,7 +374,7 @@ def test_runs_of_a_round_have_unique_names(store) -> None:
     assert [row.run_id for row in rows][:2] == ["online/t/r", "online:1/t/r"]
 
 
-def test_what_is_said_about_a_forgotten_call_is_not_kept(store, url) -> None:
+def test_feedback_on_a_forgotten_call_is_not_kept(store, url) -> None:
     store.record([call("a", subject="ann")])
     TrafficErasure(open_database(url)).forget(Person("ann", b"key"))
     assert store.give_feedback(feedback("f1", "a", comment="ann was unhappy")) == FeedbackResult(unknown=("a",))

@@ -43,7 +43,7 @@ async def test_a_full_queue_drops_and_counts(store) -> None:
     writer.close()
 
 
-async def test_a_database_that_fails_for_a_while_loses_nothing(store) -> None:
+async def test_a_temporary_database_failure_loses_no_call(store) -> None:
     writer, real, failing = TrafficWriter(store), store.insert, threading.Event()
 
     def insert(rows):
@@ -91,7 +91,7 @@ async def test_a_request_that_waits_too_long_is_refused(store) -> None:
         await writer.run(lambda each: None)
 
 
-async def test_a_request_that_nobody_waits_for_is_withdrawn(store) -> None:
+async def test_a_request_without_a_waiting_caller_is_withdrawn(store) -> None:
     writer, blocked, called = TrafficWriter(store), threading.Event(), threading.Event()
     first = asyncio.create_task(writer.run(lambda each: blocked.wait()))
     await asyncio.sleep(0.05)

@@ -62,7 +62,7 @@ def test_work_of_a_tree_and_of_its_rows(rows: list[Sample]) -> None:
     assert Work.of_rows(packs) == Work(sum(fed), sum(n * (n + 1) / 2 for n in fed), trained)
 
 
-def test_what_rows_add_is_what_their_tree_needs(rows: list[Sample], policy: PackedPolicy) -> None:
+def test_added_flops_equal_the_flops_of_the_tree(rows: list[Sample], policy: PackedPolicy) -> None:
     cost = replace(TrainingCost.of(policy), head=0.0)  # equal distributions are told apart only when packs are made
     added = added_flops(cost, rows)
     assert added.sum() == pytest.approx(cost.flops(Work.of_packs(pack(rows, 10_000))))

@@ -70,7 +70,7 @@ def assert_equal(got: Result, want: Result) -> None:
 
 
 @every_loss
-def test_the_gradient_is_there(trial: Trial, name: str) -> None:
+def test_the_gradient_is_not_zero(trial: Trial, name: str) -> None:
     assert max(gradient.abs().max() for gradient in trial.plain(name)[1].values()) > 1e-3
 
 
@@ -111,7 +111,7 @@ def test_static_lengths_and_gradient_checkpointing(trial: Trial, name: str) -> N
 
 @pytest.mark.slow
 @every_loss
-def test_three_ranks_with_much_little_and_nothing(trial: Trial, name: str) -> None:
+def test_three_ranks_with_many_few_and_no_rows(trial: Trial, name: str) -> None:
     rows = rows_for(SPECS[name].policy_loss)
     shares = [[r for r in rows if r.group > 0], [], [r for r in rows if r.group == 0]]
     assert_equal(_on_threads(trial, shares, name), trial.plain(name))

@@ -99,7 +99,7 @@ def test_frequencies_of_their_own_are_exact_in_a_pack(rope: dict[str, Any]) -> N
     assert leak(PackedPolicy(llama(max_position_embeddings=32, rope_parameters=rope))) < 1e-5
 
 
-def test_longrope_of_phi_is_read_where_phi_keeps_its_limit() -> None:
+def test_the_limit_of_phis_longrope_is_read_from_the_model_configuration() -> None:
     rope = {name: value for name, value in LONGROPE.items() if name != "original_max_position_embeddings"}
     config = Phi3Config(
         **SMALL, max_position_embeddings=32, original_max_position_embeddings=8, rope_parameters=rope,

@@ -33,7 +33,7 @@ def test_no_more_than_five_are_looked_for() -> None:
     assert [found.item() for found in culprits(units(1000), lambda rows: False)] == [0, 1, 2, 3, 4]
 
 
-def test_where_only_the_whole_overflows_nobody_is_blamed() -> None:
+def test_an_overflow_of_the_sum_alone_has_no_culprit() -> None:
     assert culprits(units(64), lambda rows: len(rows) < 64) == []
 
 

@@ -132,7 +132,7 @@ def test_random_tries_equal_single_rows_however_attention_is_cut(
     assert_same_gradients(gradients(policy.model), gradients(plain))
 
 
-def test_changing_one_row_leaves_all_others_exactly_alone(rows: list[Sample], policy: PackedPolicy) -> None:
+def test_changing_one_row_of_a_pack_changes_no_other(rows: list[Sample], policy: PackedPolicy) -> None:
     before = score(policy, rows, max_tokens_per_pack=10_000)
     rows[-1].token_ids[:] = (rows[-1].token_ids + 1) % 23
     after = score(policy, rows, max_tokens_per_pack=10_000)

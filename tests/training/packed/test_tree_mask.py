@@ -43,7 +43,7 @@ def test_tiles_hold_every_pair_that_sees_and_full_ones_no_other(shape: tuple[int
             assert full[i, j] == (j < i and tile.all()), (i, j)
 
 
-def test_the_block_mask_says_the_same() -> None:
+def test_the_block_mask_equals_the_dense_mask() -> None:
     packed = pack(conversations(2, 8, 2, 300, 200), 1 << 20)[0]
     mask = tree_mask(packed, torch.device("cpu"))
     tiles = mask.to_dense()[0, 0].bool().numpy()

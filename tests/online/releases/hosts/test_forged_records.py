@@ -206,7 +206,7 @@ def test_a_host_with_another_key_is_refused(hosts: tuple[Project, Project], monk
     train(training, 1)
     VersionPublisher(training, place_of(training)).step()
     monkeypatch.setenv(EXCHANGE_KEY, "another key of this test, 32 characters")
-    with pytest.raises(UserError, match=f"home.json: .*{EXCHANGE_KEY} of the host that wrote it is another one"):
+    with pytest.raises(UserError, match=f"home.json: .*the host that wrote it has another {EXCHANGE_KEY}"):
         VersionPublisher(training, place_of(training))
     with pytest.raises(Exception, match=EXCHANGE_KEY):
         VersionFollower(serving, place_of(serving)).step()
@@ -227,7 +227,9 @@ def test_a_missing_key_is_refused_before_anything_happens(
     assert exchange_key(training.config.model_copy(update={"checkpoint_root_dir": None})) is None
 
 
-def test_a_home_that_was_overtaken_publishes_nothing(tmp_path: Path, root: str, tiny_model: Path) -> None:
+def test_a_home_that_lost_its_exchange_folder_to_another_publishes_nothing(
+    tmp_path: Path, root: str, tiny_model: Path
+) -> None:
     training = host(tmp_path / "b", "train", root, tiny_model)
     place = place_of(training)
     publisher = VersionPublisher(training, place)
