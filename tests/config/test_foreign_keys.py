@@ -171,6 +171,7 @@ def test_a_judge_that_asks_a_model_gets_the_auxiliary_model() -> None:
     data, _ = converted(
         **with_taskset(workflow="math_ruler_workflow"), explorer__auxiliary_models=[{"model_path": "owner/large"}]
     )
+    assert value_at(data, f"{TASKSET}.judge") == "ranking"
     assert value_at(data, f"{TASKSET}.judge_args.model") == data["explorer"]["auxiliary_models"][0]["name"]
 
 

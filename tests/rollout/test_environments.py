@@ -1,9 +1,12 @@
 """Environments: Gymnasium, OpenEnv servers and own classes behind one interface, and the workflow that plays them."""
 
 import json
+import shutil
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -259,3 +262,45 @@ async def test_tools_of_an_environment_are_called_until_the_model_answers_withou
         ("c0", "count 5"),
         ("c1", "error: the arguments are no JSON object"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "road"),
+    [
+        ("alfworld:eval", r"pip install alfworld .* alfworld-download, then write a class"),
+        ("WebShop", r"PyPI's package webshop is not the shop: clone github.com/princeton-nlp/WebShop"),
+        ("harbor:tasks", "examples/harbor"),
+        ("verifiers:gsm8k", "examples/verifiers"),
+    ],
+)
+def test_environments_that_are_not_built_in_are_refused_with_the_road(name: str, road: str) -> None:
+    with pytest.raises(UserError, match=rf"environment '{name}' is not built in: .*{road}"):
+        make_environment(name, {})
+
+
+def test_scienceworld_names_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scienceworld", None)
+    with pytest.raises(UserError, match=r"needs the package scienceworld .*'rft-platform\[scienceworld\]'\) and Java"):
+        make_environment("scienceworld:boil", {})
+    monkeypatch.setitem(sys.modules, "scienceworld", ModuleType("scienceworld"))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="no program java on the PATH"):
+        make_environment("scienceworld:boil", {})
+
+
+@pytest.mark.slow
+async def test_an_episode_of_scienceworld() -> None:
+    pytest.importorskip("scienceworld", reason="needs the package scienceworld: pip install scienceworld")
+    if shutil.which("java") is None:
+        pytest.skip("no program java on this machine")
+    starts = []
+    for split in ("train", "test"):
+        episode = make_environment("scienceworld:boil", {"split": split, "simplifications": "easy", "max_moves": 3})
+        try:
+            starts.append((await episode.reset({"seed": 31})).observation)
+            assert not (await episode.step("I think\nfly to the moon")).valid
+            turn = await episode.step("look around")
+            assert turn.valid and turn.metrics == {"score": 0.0} and turn.observation.startswith("This ")
+        finally:
+            await episode.close()
+    assert starts[0] != starts[1] and starts[0].startswith("Your task is to boil")

@@ -144,7 +144,7 @@ def _workflow(data: Data, shown: str, taskset: Data, known: KnownWorkflow) -> It
 
 def _model_judge(data: Data, shown: str, taskset: Data, judge: Judge) -> Iterator[str]:
     """Let a judge that asks a model use the first auxiliary model, unless the file names another model."""
-    if judge not in ("pairwise", "llm"):
+    if judge not in ("ranking", "llm"):
         return
     models = value_at(data, "explorer.auxiliary_models")
     if not isinstance(models, list) or not models or not isinstance(models[0], dict):

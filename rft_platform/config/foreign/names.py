@@ -44,8 +44,8 @@ _MATH_BOXED = KnownWorkflow(
 _REACT = KnownWorkflow("agentscope_react", "math", arguments={"max_turns": "max_iters"})
 _RULER = KnownWorkflow(
     "single_turn",
-    "pairwise",
-    note="the judge pairwise compares the runs of a task by the auxiliary model, as RULER does",
+    "ranking",
+    note="the judge ranking scores the runs of a task relative to each other by the auxiliary model, as RULER does",
 )
 _RUBRIC = KnownWorkflow(
     "single_turn",

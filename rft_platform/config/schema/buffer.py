@@ -292,6 +292,6 @@ class Buffer(Section):
 
 
 #: Names of the judges that ask a model.
-MODEL_JUDGES = ("llm", "pairwise")
+MODEL_JUDGES = ("llm", "pairwise", "ranking")
 #: Arguments of these judges for time-outs, retries, concurrency, cache and budget. They do not change its version.
 PATIENCE = ("timeout_s", "retries", "backoff_s", "concurrency", "cache", "budget", "on_invalid")

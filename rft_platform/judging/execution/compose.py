@@ -18,6 +18,7 @@ from rft_platform.judging.execution.agentscope_metrics import MetricJudge, is_me
 from rft_platform.judging.execution.judge_version import judge_version
 from rft_platform.judging.judge_context import JudgeState
 from rft_platform.judging.llm.judges import GradingSettings, LlmJudge, PairwiseJudge
+from rft_platform.judging.llm.ranking import RankingJudge
 from rft_platform.judging.rules.code import code
 from rft_platform.judging.rules.mathematics import gsm8k, math, numeric
 from rft_platform.judging.rules.patterns import (
@@ -63,7 +64,9 @@ RULES: Mapping[str, JudgeFunction | GroupJudge] = MappingProxyType(
 )
 
 #: Judge classes, instantiated with their arguments.
-MODEL_JUDGES: Mapping[str, type[GradingSettings]] = MappingProxyType({"llm": LlmJudge, "pairwise": PairwiseJudge})
+MODEL_JUDGES: Mapping[str, type[GradingSettings]] = MappingProxyType(
+    {"llm": LlmJudge, "pairwise": PairwiseJudge, "ranking": RankingJudge}
+)
 
 
 def find_judge(name: str) -> JudgeFunction | GroupJudge:

@@ -1,4 +1,4 @@
-"""Run a Python program in a sandbox: limits, an empty environment, its own folder, and guaranteed termination.
+"""Run a Python program or a shell command in a sandbox: limits, an empty environment, its own folder, a certain end.
 
 The environment variable ``RFT_SANDBOX`` may name a command that runs another command in an outer sandbox, such as
 ``bwrap`` with its options. It is put before the command of each program.
@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,6 +75,36 @@ async def run_program(source: str, stdin: str = "", limits: Limits | None = None
     outer = await _outer_sandbox()
     with _StartSignal() as start:
         outcome = await _run(outer, source, stdin, limits or Limits(), start)
+        _check_started(outcome, start)
+    return outcome
+
+
+#: What a shell may use: it starts further processes. The kernel counts those of the user outside the sandbox, too.
+SHELL_LIMITS = Limits(wall_s=60.0, cpu_s=60, memory_mb=2048, file_mb=64, processes=4096, open_files=256)
+_SHELL = 'import os, sys; os.execvp("bash", ["bash", "-c", sys.argv[1]])'
+
+
+async def run_command(
+    command: str, folder: Path, limits: Limits = SHELL_LIMITS, environment: Mapping[str, str] | None = None
+) -> Outcome:
+    """Run a command of ``bash`` in the sandbox, with ``folder`` as its working folder, which stays.
+
+    It finds the programs of this interpreter's environment and of the system, and the variables ``environment``. All
+    processes that it started have ended when this returns. Raises the errors of ``run_program``.
+    """
+    places = (str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin")
+    outer = await _outer_sandbox()
+    with _StartSignal() as start:
+        outcome = await _run_in(
+            folder,
+            outer,
+            ["-c", _SHELL, command],
+            b"",
+            limits,
+            start,
+            (),
+            {"PATH": ":".join(places), **(environment or {})},
+        )
         _check_started(outcome, start)
     return outcome
 
@@ -175,24 +206,40 @@ async def _run(
 
     ``part``: the role and pipe ends of one of two communicating processes.
     """
-    folder, ends = Path(tempfile.mkdtemp(prefix="rft-sandbox-")), part[1:] if part else ()
+    folder = Path(tempfile.mkdtemp(prefix="rft-sandbox-"))
     try:
         program = folder / "program.py"
         program.write_text(source, encoding="utf-8", errors="replace")
-        command = [
-            *(word.replace("{folder}", str(folder)) for word in outer),
-            *(sys.executable, "-I", "-S", "-B", str(_ENTRY), *map(str, start.of_entry)),
-            json.dumps(limits.as_resource_limits()),
-            *((str(_PROGRAM_RPC), *map(str, part)) if part else ()),
-            str(program),
-        ]
-        environment = {"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        running = Program(
-            command, wall_s=limits.wall_s, stdin=stdin.encode("utf-8", "replace"), output_bytes=limits.output_bytes,
-            env=environment, cwd=folder, pass_fds=(*start.of_entry, *ends),
-        )  # fmt: skip
-        ended = await running.run_async()
-        stdout, stderr = (part.decode("utf-8", "replace") for part in (ended.stdout, ended.stderr))
-        return Outcome(ended.exit_code, stdout, stderr, ended.timed_out, ended.too_long)
+        arguments = [*((str(_PROGRAM_RPC), *map(str, part)) if part else ()), str(program)]
+        return await _run_in(
+            folder, outer, arguments, stdin.encode("utf-8", "replace"), limits, start, part[1:] if part else (), {}
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _run_in(
+    folder: Path,
+    outer: list[str],
+    arguments: list[str],
+    stdin: bytes,
+    limits: Limits,
+    start: _StartSignal,
+    ends: tuple[int, ...],
+    further: Mapping[str, str],
+) -> Outcome:
+    """Run Python with ``arguments`` in ``folder``. ``ends``: pipe ends for it; ``further``: variables for it."""
+    command = [
+        *(word.replace("{folder}", str(folder)) for word in outer),
+        *(sys.executable, "-I", "-S", "-B", str(_ENTRY), *map(str, start.of_entry)),
+        json.dumps(limits.as_resource_limits()),
+        *arguments,
+    ]
+    environment = {"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    running = Program(
+        command, wall_s=limits.wall_s, stdin=stdin, output_bytes=limits.output_bytes,
+        env={**environment, **further}, cwd=folder, pass_fds=(*start.of_entry, *ends),
+    )  # fmt: skip
+    ended = await running.run_async()
+    stdout, stderr = (part.decode("utf-8", "replace") for part in (ended.stdout, ended.stderr))
+    return Outcome(ended.exit_code, stdout, stderr, ended.timed_out, ended.too_long)

@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from rft_platform.common.errors import UserError
@@ -12,6 +13,7 @@ from rft_platform.rollout.environments.gymnasium_env import GymnasiumEnvironment
 from rft_platform.rollout.environments.interface import Action, Environment, ToolCall, Turn
 from rft_platform.rollout.environments.mcp_tools import McpEnvironment
 from rft_platform.rollout.environments.openenv_client import OpenEnvEnvironment
+from rft_platform.rollout.environments.scienceworld_env import ScienceWorldEnvironment
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
@@ -122,11 +124,28 @@ def _tool_call(function: Mapping[str, str]) -> ToolCall | None:
     return ToolCall(function["name"], arguments) if isinstance(arguments, dict) else None
 
 
-GYMNASIUM, MCP, OPENENV = "gymnasium:", "mcp:", "openenv:"
+GYMNASIUM, MCP, OPENENV, SCIENCEWORLD = "gymnasium:", "mcp:", "openenv:", "scienceworld:"
+
+_OWN_CLASS = (
+    "then write a class with reset, step and close, named file.py:Class (docs/environments.md). If its packages "
+    "conflict with the platform's, install them in an environment of its own and name that in explorer.workers.python"
+)
+#: Environments that people ask for by these names, and the way to use them.
+ROADS: Mapping[str, str] = MappingProxyType(
+    {
+        "alfworld": f"pip install alfworld (a C compiler is needed), get its games by alfworld-download, {_OWN_CLASS}",
+        "webshop": "PyPI's package webshop is not the shop: clone github.com/princeton-nlp/WebShop, run its setup.sh "
+        f"(Java, a search index, product data), {_OWN_CLASS}",
+        "textarena": "use verifiers' taskset textarena (examples/verifiers, with verifiers[ta]); or install it, "
+        f"{_OWN_CLASS}",
+        "verifiers": "its tasksets have a workflow of their own: examples/verifiers",
+        "harbor": "its task folders have a workflow of their own: examples/harbor",
+    }
+)
 
 
 def make_environment(name: str, args: Mapping[str, Any]) -> Environment:
-    """A new episode of ``gymnasium:ID``, ``mcp:SERVER``, ``openenv:URL`` or of a class.
+    """A new episode of ``gymnasium:ID``, ``mcp:SERVER``, ``openenv:URL``, ``scienceworld:TASK`` or of a class.
 
     A class is named ``package.module:Class`` or ``file.py:Class``. ``args`` are the keyword arguments. Raises UserError
     if the environment cannot be made of them.
@@ -137,6 +156,10 @@ def make_environment(name: str, args: Mapping[str, Any]) -> Environment:
         return _made(name, McpEnvironment, (name.removeprefix(MCP),), args)
     if name.startswith(OPENENV):
         return _made(name, OpenEnvEnvironment, (name.removeprefix(OPENENV),), args)
+    if name.startswith(SCIENCEWORLD):
+        return _made(name, ScienceWorldEnvironment, (name.removeprefix(SCIENCEWORLD),), args)
+    if (road := ROADS.get(name.partition(":")[0].lower())) is not None:
+        raise UserError(f"environment {name!r} is not built in: {road}")
     return _made(name, load_object(name, "environment"), (), args)
 
 
