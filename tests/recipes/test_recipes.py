@@ -25,7 +25,7 @@ from rft_platform.run.checks import check_run
 
 pytestmark = pytest.mark.timeout(300)  # writing a project takes seconds on a quiet core
 RFT = [sys.executable, "-m", "rft_platform"]
-AGENTS = ("math-agent", "email-search")
+AGENTS = ("math-agent", "email-search", "werewolf")
 DEMONSTRATIONS = "demonstrations.jsonl"
 #: Digests of the tasks, demonstrations and corrections, in the order of their names.
 TASKS = {
@@ -33,6 +33,7 @@ TASKS = {
     "email-search": "33e22f44bf4862ff17359a2486408b7a196d2aa1ff54e9cf450d1ef24b0c397c",
     "front-desk": "80798677a8af18e7d051b2ef3922e7d8f824f5a290d273e758fb7051ef37e798",
     "math-agent": "4333fe79b836b19a30c5dd981da322abf703ca9a25c67c675bca280629bde92a",
+    "werewolf": "cdb5997695ce4034ca07bfa5c8164fb2148eaa7b35023dd8f2d4264c18e29fad",
 }
 #: The project of the demo is written in every run of the quick tests; each takes seconds.
 WRITTEN = [pytest.param(name, marks=[] if name == "arithmetic" else pytest.mark.slow) for name in recipes()]
@@ -40,6 +41,7 @@ FIRST = {"email-search": "sft.yaml"}  # the first of several trainings; each nee
 #: What projects may import; pages of docs show the modules.
 PUBLIC = {
     "rft_platform.recipes.tiny_model",
+    "rft_platform.rollout.environments.interface",
     "rft_platform.rollout.workflow",
     "rft_platform.rollout.workflows.calculator",
 }
@@ -117,7 +119,8 @@ def test_demonstrations_fit_the_context_of_the_model(name: str, project: Callabl
     rows = [json.loads(line) for line in (folder / "tasks" / DEMONSTRATIONS).read_text().splitlines()]
     assert config.model.max_model_len is not None
     lengths = [
-        len(tokenizer.apply_chat_template(row["messages"], tools=row["tools"], return_dict=False)) for row in rows[:500]
+        len(tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), return_dict=False))
+        for row in rows[:500]
     ]
     assert sum(length < config.model.max_model_len for length in lengths) > 0.97 * len(lengths), sorted(lengths)[-20:]
 
