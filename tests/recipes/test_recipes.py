@@ -4,6 +4,7 @@ import ast
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.online.project import open_project
 from rft_platform.recipes.recipe import PROJECTS, recipe_named, recipes
-from rft_platform.recipes.report import RecipeReport
+from rft_platform.recipes.report import RecipeReport, report_of
 from rft_platform.run.checks import check_run
 
 pytestmark = pytest.mark.timeout(300)  # writing a project takes seconds on a quiet core
@@ -204,3 +205,31 @@ def test_the_trainings_of_the_mailbox_continue_each_other(project: Callable[[str
     home = Home(tmp_path / "home")
     run(home, shortened(folder / "rft.yaml", tmp_path, start))
     assert list(open_project(home).store.rounds()) == [0, 1]
+
+
+@pytest.mark.slow
+def test_wolves_learn_and_a_village_learns_against_frozen_ones(project: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "werewolf"
+    shutil.copytree(project("werewolf"), folder)
+    few_tasks(project("werewolf"), folder / "few")
+    for name in ("rft", "village"):
+        file = folder / f"{name}.yaml"
+        content: dict[str, Any] = yaml.safe_load(file.read_text())
+        content["buffer"] |= {"batch_size": 2, "train_batch_size": 16, "total_steps": 1}
+        content["algorithm"]["repeat_times"] = 2
+        for taskset in (
+            content["buffer"]["explorer_input"]["taskset"],
+            *content["buffer"]["explorer_input"]["eval_tasksets"],
+        ):
+            taskset["path"] = "few"
+        for model in (content["model"], *content.get("policies", ())):
+            model["model_path"] = "model"
+        if "warm_start" in content:
+            content["warm_start"] |= {"steps": 2, "eval_every": 2}
+        file.write_text(yaml.safe_dump(content))
+        home = Home(tmp_path / name)
+        run(home, file)
+        opened = open_project(home)
+        assert list(opened.store.rounds()) == [0, 1]
+        report = report_of(opened, recipe_named("werewolf"))
+        assert report is not None and report.curves[0].figure.label == "wolves' wins"

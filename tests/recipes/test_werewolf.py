@@ -3,13 +3,14 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from tests.support.recipe_projects import modules_of
 
-demonstrations, game, players, prepare, scoring, werewolf = modules_of(
-    "werewolf", "demonstrations", "game", "players", "prepare", "scoring", "werewolf"
+demonstrations, game, league, players, prepare, sides, werewolf = modules_of(
+    "werewolf", "demonstrations", "game", "league", "players", "prepare", "sides", "werewolf"
 )
 Game, Request, Werewolf = game.Game, game.Request, werewolf.Werewolf
 Answered = list[tuple[Request, str]]
@@ -237,3 +238,55 @@ def test_demonstrations_are_legal_and_without_skill() -> None:
 def test_games_to_explore_to_hold_out_and_to_imitate_differ() -> None:
     seeds = [set(prepare.GAMES), set(prepare.HELD_OUT), set(prepare.DEMONSTRATIONS)]
     assert len(seeds[1]) == 300 and len(set().union(*seeds)) == sum(map(len, seeds))
+
+
+def test_a_league_of_scripts_rates_the_better_wolves_higher() -> None:
+    games = range(100)
+    rates = {
+        (f"wolves {name}", f"village {other}"): league.match(players.WOLVES[name], players.VILLAGES[other], games)
+        for name in ("random", "blaming")
+        for other in ("rule", "follower")
+    }
+    assert rates == {pair: rate for pair, rate in rates.items() if 0 <= rate <= 1}
+    rated = league.ratings(rates, len(games))
+    assert rated["village rule"] == 1000
+    assert rated["wolves blaming"] > rated["wolves random"] + 200
+    assert rated["village rule"] > rated["village follower"]
+
+
+def test_ratings_are_those_of_the_formula() -> None:
+    level = {"wolves a": 1100.0, "wolves b": 800.0, "village rule": 1000.0, "village x": 900.0}
+    rates = {
+        (wolves, village): 1 / (1 + 10 ** ((level[village] - level[wolves]) / 400))
+        for wolves in ("wolves a", "wolves b")
+        for village in ("village rule", "village x")
+    }
+    assert league.ratings(rates, 1_000_000) == pytest.approx(level, abs=0.1)
+
+
+class Speaker:
+    """A model of the workflow's protocol that answers by a script, and keeps the conversations."""
+
+    def __init__(self) -> None:
+        self.conversations: list[list[dict[str, str]]] = []
+
+    async def chat(self, messages: list[dict[str, str]]) -> dict[str, str]:
+        self.conversations.append(list(messages))
+        act, names = messages[-1]["content"].splitlines()[-1].split(" ")[0], messages[-1]["content"].split()
+        verb = {"Choose": "kill", "Speak,": "accuse", "Vote,": "vote"}[act]
+        return {"role": "assistant", "content": f"{verb} {names[-1].strip('.')}"}
+
+
+def test_a_side_that_learns_gets_the_rewards_of_its_side() -> None:
+    task: Any = type("Task", (), {"raw": {"seed": 4}, "prompt": "Werewolf, game 4."})
+    wolves, village = Speaker(), Speaker()
+    as_wolves = asyncio.run(sides.Sides(["policy"], ["rule"]).run(task, wolves))
+    as_village = asyncio.run(sides.Sides(["hiding"], ["policy"]).run(task, village))
+    for found, sign in ((as_wolves, 1), (as_village, -1)):
+        assert found.metrics is not None and found.reward is not None
+        assert (sign * found.reward >= 1) == (found.metrics["wolves_win"] == 1)
+    assert all("The wolves are" in talk[0]["content"] for talk in wolves.conversations)
+    assert not any("The wolves are" in talk[0]["content"] for talk in village.conversations)
+    assert {len(talk) for talk in village.conversations} <= {1, 3, 5, 7}
+    with pytest.raises(ValueError, match=r"expected \[policy\] as one of them"):
+        sides.Sides(["policy"], ["policy"])
