@@ -41,17 +41,17 @@ def at_random(seed: int, *, seer: bool) -> tuple[Game, Answered]:
 
 def observers(played: Game) -> list[list[str]]:
     """The wolves, who share what they know, and each other player."""
-    wolves = [player for player in game.PLAYERS if played.roles[player] == game.WOLF]
-    return [wolves, *([player] for player in game.PLAYERS if player not in wolves)]
+    wolves = [player for player in played.players if played.roles[player] == game.WOLF]
+    return [wolves, *([player] for player in played.players if player not in wolves)]
 
 
 def permuted(played: Game, observer: list[str], generator: random.Random) -> dict[str, str]:
     """Roles that agree with all that the observer knows at the end of the game."""
-    known = {*observer, *(player for player in game.PLAYERS if player not in played.alive)}
+    known = {*observer, *(player for player in played.players if player not in played.alive)}
     for player in observer:
         if played.roles[player] == game.SEER:
             known |= {event.text.split()[0] for event in played.record if event.witnesses == {player}}
-    others = [player for player in game.PLAYERS if player not in known]
+    others = [player for player in played.players if player not in known]
     roles = [played.roles[player] for player in others]
     generator.shuffle(roles)
     return {**played.roles, **dict(zip(others, roles, strict=True))}
@@ -134,7 +134,7 @@ def test_a_game_ends_with_a_winner_and_shows_who_left() -> None:
         assert wolves == 0 or 2 * wolves >= len(played.alive)
         assert played.winner == (game.WOLF if wolves else game.VILLAGER)
         winners.add(played.winner)
-        left = [player for player in game.PLAYERS if player not in played.alive]
+        left = [player for player in played.players if player not in played.alive]
         public = played.news(())
         assert all(
             f"{player} died, a {played.roles[player]}." in public or player in played.voted_out for player in left

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from game import PLAYERS, WOLF, Game, Request
+from game import WOLF, Game, Request
 from players import anybody, villager
 from werewolf import Conversation
 
@@ -19,7 +19,7 @@ def conversations(seeds: range) -> Iterator[Messages]:
     """
     for seed in seeds:
         game, generator = Game(seed, seer=seed % 4 == 1), random.Random(f"demonstration {seed}")
-        others = [player for player in PLAYERS if game.roles[player] != WOLF]
+        others = [player for player in game.players if game.roles[player] != WOLF]
         yield conversation(game, game.those(WOLF) if seed % 2 == 0 else [generator.choice(others)], generator)
 
 

@@ -13,7 +13,13 @@ from collections import Counter
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
 
-PLAYERS = ("Ada", "Bo", "Cy", "Dee", "Eli", "Fay")
+# Each game has six of these players: a model must read who takes part.
+# fmt: off
+NAMES = (
+    "Ada", "Bo", "Cy", "Dee", "Eli", "Fay", "Gil", "Hal", "Ida", "Jo", "Kim", "Lea",
+    "Max", "Ned", "Ora", "Pam", "Quin", "Ray", "Sue", "Ted", "Uma", "Val", "Wes", "Zoe",
+)
+# fmt: on
 WOLF, VILLAGER, SEER = "wolf", "villager", "seer"
 CLAIMS = (VILLAGER, SEER)
 WORDS = 60  # longest free text of a speech, in characters
@@ -51,12 +57,12 @@ class Speech:
 
 @dataclass(slots=True)
 class Game:
-    """One game. ``roles`` are dealt by the seed unless they are given."""
+    """One game. ``roles``, by player in the order of their seats, are dealt by the seed unless they are given."""
 
     seed: int
     seer: bool = False
     roles: Mapping[str, str] = field(default_factory=dict)
-    alive: list[str] = field(default_factory=lambda: list(PLAYERS))
+    alive: list[str] = field(init=False)
     day: int = 0
     record: list[Event] = field(default_factory=list)
     speeches: list[Speech] = field(default_factory=list)
@@ -65,6 +71,12 @@ class Game:
 
     def __post_init__(self) -> None:
         self.roles = self.roles or deal(self.seed, self.seer)
+        self.alive = list(self.players)
+
+    @property
+    def players(self) -> tuple[str, ...]:
+        """All players of the game."""
+        return tuple(self.roles)
 
     def those(self, role: str) -> list[str]:
         """Living players of a role."""
@@ -77,7 +89,7 @@ class Game:
     def play(self) -> Generator[Request, str, None]:
         """Yield what players are asked for, and receive their answers, until somebody has won."""
         lots = random.Random(f"lots {self.seed}")
-        wolves = frozenset(player for player in PLAYERS if self.roles[player] == WOLF)
+        wolves = frozenset(player for player in self.players if self.roles[player] == WOLF)
         self._tell(f"The wolves are {' and '.join(sorted(wolves))}.", wolves)
         for seer in self.those(SEER):
             self._tell(f"{seer} is the seer.", frozenset({seer}))
@@ -159,10 +171,11 @@ class Game:
 
 
 def deal(seed: int, seer: bool = False) -> dict[str, str]:
-    """The roles of the players."""
+    """Six players and their roles."""
+    generator = random.Random(f"roles {seed}")
     roles = [WOLF, WOLF, SEER if seer else VILLAGER, *[VILLAGER] * 3]
-    random.Random(f"roles {seed}").shuffle(roles)
-    return dict(zip(PLAYERS, roles, strict=True))
+    generator.shuffle(roles)
+    return dict(zip(generator.sample(NAMES, len(roles)), roles, strict=True))
 
 
 def chosen(answer: str, acts: Collection[str]) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from demonstrations import QUESTION
-from game import PLAYERS, VILLAGER, WOLF, Game, Request
+from game import VILLAGER, WOLF, Game, Request
 from players import VILLAGES, WOLVES, Script
 from werewolf import Conversation
 
@@ -49,7 +49,9 @@ class Table:
     def __init__(self, seed: int) -> None:
         self.game, self.lots = Game(seed), random.Random(f"league {seed}")
         pack = Conversation(self.game, *self.game.those(WOLF))
-        self._seen = {name: pack if name in pack.players else Conversation(self.game, name) for name in PLAYERS}
+        self._seen = {
+            name: pack if name in pack.players else Conversation(self.game, name) for name in self.game.players
+        }
         self._said: dict[Conversation, list[dict[str, str]]] = {seen: [] for seen in self._seen.values()}
         self._play = self.game.play()
         self.request: Request | None = next(self._play)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from game import PLAYERS, WOLF, Game, Request
+from game import WOLF, Game, Request
 
 Script = Callable[[Game, Request, random.Random], str]
 
@@ -65,7 +65,7 @@ def follower(game: Game, request: Request, generator: random.Random) -> str:
 def loner(game: Game, request: Request, generator: random.Random) -> str:
     """Accuse and vote for a player whom nobody has accused on this day, if there is one."""
     accused = game.accused()
-    quiet = [act.split()[1] for act in request.acts if act.split()[1] in PLAYERS and not accused[act.split()[1]]]
+    quiet = [player for player in game.alive if player != request.player and not accused[player]]
     return _against(generator.choice(quiet), request, generator) if quiet else anybody(game, request, generator)
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from game import PLAYERS, WOLF, Game, Request
+from game import WOLF, Game, Request
 from players import VILLAGES, WOLVES
 from rft_platform.rollout.workflow import WorkflowOutput
 from scoring import metrics, reward
@@ -35,7 +35,7 @@ class Sides:
         game, lots = Game(int(task.raw["seed"]), self._seer), random.Random(f"sides {task.raw['seed']}")
         names = {True: lots.choice(self._wolves), False: lots.choice(self._village)}
         pack = _Talk(game, task.prompt, *game.those(WOLF))
-        talks = {name: pack if game.roles[name] == WOLF else _Talk(game, task.prompt, name) for name in PLAYERS}
+        talks = {name: pack if game.roles[name] == WOLF else _Talk(game, task.prompt, name) for name in game.players}
         play = game.play()
         request: Request | None = next(play)
         while request is not None:
@@ -51,7 +51,7 @@ class Sides:
             except StopIteration:
                 request = None
         sign = 1.0 if self._wolves == [LEARNER] else -1.0
-        return WorkflowOutput(reward=sign * reward(game), response=game.news(PLAYERS), metrics=metrics(game))
+        return WorkflowOutput(reward=sign * reward(game), response=game.news(game.players), metrics=metrics(game))
 
 
 class _Talk:

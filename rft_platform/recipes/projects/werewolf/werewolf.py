@@ -4,7 +4,7 @@ import random
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from game import PLAYERS, WOLF, Game, Request, chosen
+from game import CLAIMS, WOLF, Game, Request, chosen
 from players import VILLAGES
 from rft_platform.rollout.environments.interface import Action, Turn
 from scoring import metrics, reward
@@ -28,7 +28,7 @@ class Conversation:
 def asked(request: Request) -> str:
     """The line that asks a player, with the players whom the act can be about."""
     targets = dict.fromkeys(act.split()[1] for act in request.acts)
-    return f"{ASKED[request.kind].format(request.player)} {' '.join(name for name in targets if name in PLAYERS)}."
+    return f"{ASKED[request.kind].format(request.player)} {' '.join(name for name in targets if name not in CLAIMS)}."
 
 
 class Werewolf:
@@ -50,7 +50,7 @@ class Werewolf:
     def start(self, seed: int) -> Turn:
         """Start the game of this seed."""
         self.game = Game(seed, self._seer)
-        self._generators = {player: random.Random(f"{seed} {player}") for player in PLAYERS}
+        self._generators = {player: random.Random(f"{seed} {player}") for player in self.game.players}
         self._wolves = Conversation(self.game, *self.game.those(WOLF))
         self._play: Generator[Request, str, None] = self.game.play()
         self.request = next(self._play)
