@@ -125,8 +125,8 @@ def main() -> None:
     parser.add_argument("--village", type=Path, nargs="*", default=[], help="checkpoints that play the village")
     parser.add_argument("--games", type=int, default=100)
     given = parser.parse_args()
-    wolves = {**WOLVES, **{folder.name: Model(folder) for folder in given.wolves}}
-    villages = {**VILLAGES, **{folder.name: Model(folder) for folder in given.village}}
+    wolves: dict[str, Model | Script] = {**WOLVES, **{folder.name: Model(folder) for folder in given.wolves}}
+    villages: dict[str, Model | Script] = {**VILLAGES, **{folder.name: Model(folder) for folder in given.village}}
     rates = {}
     for name, pack in wolves.items():
         for other, village in villages.items():
