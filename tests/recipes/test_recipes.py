@@ -34,7 +34,7 @@ TASKS = {
     "email-search": "33e22f44bf4862ff17359a2486408b7a196d2aa1ff54e9cf450d1ef24b0c397c",
     "front-desk": "80798677a8af18e7d051b2ef3922e7d8f824f5a290d273e758fb7051ef37e798",
     "math-agent": "4333fe79b836b19a30c5dd981da322abf703ca9a25c67c675bca280629bde92a",
-    "werewolf": "f02b4cc5c4460ee8f18c4ebba3b35eea143deae163f59a48298afb3d2b30f141",
+    "werewolf": "131424604e36cdbb5d3394f11f12c9aeb6ce267146d11e71ee7a4ebbe6970b0e",
 }
 #: The project of the demo is written in every run of the quick tests; each takes seconds.
 WRITTEN = [pytest.param(name, marks=[] if name == "arithmetic" else pytest.mark.slow) for name in recipes()]

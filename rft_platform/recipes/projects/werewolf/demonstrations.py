@@ -33,7 +33,7 @@ def conversation(game: Game, shown: list[str], generator: random.Random) -> Mess
         if request.player in shown:
             opening = "" if messages else f"{QUESTION.format(game.seed)}\n\n"
             messages.append({"role": "user", "content": opening + seen.observation(request)})
-            messages.append({"role": "assistant", "content": answer})
+            messages.append({"role": "assistant", "content": request.by_place(answer)})
         try:
             request = play.send(answer)
         except StopIteration:

@@ -4,8 +4,9 @@ At night the wolves kill a player and the seer looks at one. By day every living
 player with most votes is out, a tie is decided by lot. Who leaves shows the role. The village wins when no wolf is
 left, the wolves win when they are as many as the others.
 
-A game follows from its seed and the answers of its players. An answer begins with one of the acts that its request
-offers; words after a speech are free. Another answer is a pass: silence, no vote, no victim.
+A game follows from its seed and the answers of its players. An answer begins with an act that its request offers, as
+``vote Bo`` or, by the place of Bo in the request, ``vote b``; words after a speech are free. Another answer is a pass:
+silence, no vote, no victim.
 """
 
 import random
@@ -13,13 +14,8 @@ from collections import Counter
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
 
-# Each game has six of these players: a model must read who takes part.
-# fmt: off
-NAMES = (
-    "Ada", "Bo", "Cy", "Dee", "Eli", "Fay", "Gil", "Hal", "Ida", "Jo", "Kim", "Lea",
-    "Max", "Ned", "Ora", "Pam", "Quin", "Ray", "Sue", "Ted", "Uma", "Val", "Wes", "Zoe",
-)
-# fmt: on
+NAMES = ("Ada", "Bo", "Cy", "Dee", "Eli", "Fay")
+PLACES = "abcde"  # an act may name its target by its place among the request's targets
 WOLF, VILLAGER, SEER = "wolf", "villager", "seer"
 CLAIMS = (VILLAGER, SEER)
 WORDS = 60  # longest free text of a speech, in characters
@@ -27,11 +23,26 @@ WORDS = 60  # longest free text of a speech, in characters
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a player is asked for, and the acts that answer it: ``kill``, ``look``, ``speak`` or ``vote``."""
+    """What a player is asked for, and the acts that answer it."""
 
     player: str
-    kind: str
+    kind: str  # kill, look, speak or vote
+    targets: tuple[str, ...]
     acts: tuple[str, ...]
+
+    def chosen(self, answer: str) -> str | None:
+        """The act with which an answer begins, with the target's name; None if it begins with none."""
+        words = answer.replace(".", " ").replace(":", " ").split()[:2]
+        if len(words) == 2 and words[1] in PLACES[: len(self.targets)]:
+            words[1] = self.targets[PLACES.index(words[1])]
+        act = " ".join(words)
+        return act if act in self.acts else None
+
+    def by_place(self, answer: str) -> str:
+        """An answer that names its target by its place, as models do."""
+        for place, target in zip(PLACES, self.targets, strict=False):
+            answer = answer.replace(f" {target}", f" {place}", 1)
+        return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +135,14 @@ class Game:
         first = lots.randrange(len(self.alive))
         self._tell(f"Day {self.day}.")
         for player in (*self.alive[first:], *self.alive[:first]):
-            acts = [f"{kind} {other}" for kind in ("accuse", "defend") for other in self._others(player)]
-            acts += [f"claim {role}" for role in CLAIMS]
-            answer = yield Request(player, "speak", tuple(acts))
-            act = chosen(answer, acts)
+            others = self._others(player)
+            acts = [f"{kind} {other}" for kind in ("accuse", "defend") for other in others]
+            request = Request(player, "speak", tuple(others), (*acts, *(f"claim {role}" for role in CLAIMS)))
+            answer = yield request
+            act = request.chosen(answer)
             kind, target = act.split() if act else ("pass", "")
             self.speeches.append(Speech(self.day, player, kind, target))
-            self._tell(f"{player}: {act}. {free_text(answer, act)}".rstrip() if act else f"{player} is silent.")
+            self._tell(f"{player}: {act}. {free_text(answer)}".rstrip() if act else f"{player} is silent.")
 
     def _vote(self, lots: random.Random) -> Generator[Request, str, None]:
         tally = self.accused()
@@ -150,8 +162,8 @@ class Game:
         self._leave(out, "is voted out")
 
     def _ask(self, player: str, kind: str, targets: list[str]) -> Generator[Request, str, str]:
-        acts = tuple(f"{kind} {target}" for target in targets)
-        act = chosen((yield Request(player, kind, acts)), acts)
+        request = Request(player, kind, tuple(targets), tuple(f"{kind} {target}" for target in targets))
+        act = request.chosen((yield request))
         return act.split()[1] if act else ""
 
     def _others(self, player: str) -> list[str]:
@@ -178,13 +190,6 @@ def deal(seed: int, seer: bool = False) -> dict[str, str]:
     return dict(zip(generator.sample(NAMES, len(roles)), roles, strict=True))
 
 
-def chosen(answer: str, acts: Collection[str]) -> str | None:
-    """The act with which an answer begins; None if it begins with none."""
-    words = answer.replace(".", " ").replace(":", " ").split()[:2]
-    act = " ".join(words)
-    return act if act in acts else None
-
-
-def free_text(answer: str, act: str) -> str:
+def free_text(answer: str) -> str:
     """The words after the act, on one line and of limited length."""
-    return " ".join(answer.split())[len(act) :].lstrip(".: ")[:WORDS]
+    return " ".join(answer.replace(".", ". ", 1).split()[2:]).lstrip(".: ")[:WORDS]

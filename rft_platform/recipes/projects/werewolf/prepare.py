@@ -12,14 +12,13 @@ HERE = Path(__file__).parent
 GAMES = range(10_000, 14_000)  # seeds; those of demonstrations, explored and held-out games do not overlap
 DEMONSTRATIONS = range(20_000, 24_000)
 HELD_OUT = range(300)
-VOCABULARY = 576  # every name is one token
 
 
 def main() -> None:
     """Write ``model/``, whose tokenizer learns its vocabulary from demonstrations, and ``tasks/``."""
     shown = [messages for messages in conversations(DEMONSTRATIONS) if messages]
     corpus = tuple(message["content"] for messages in shown[:100] for message in messages)
-    build_model(HERE / "model", corpus=corpus, vocabulary=VOCABULARY)
+    build_model(HERE / "model", corpus=corpus)
     for name, seeds in (("train", GAMES), ("test", HELD_OUT)):
         write(name, ({"question": QUESTION.format(seed), "seed": seed} for seed in seeds))
     write("demonstrations", ({"messages": messages} for messages in shown))

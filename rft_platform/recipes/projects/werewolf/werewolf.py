@@ -4,7 +4,7 @@ import random
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from game import CLAIMS, WOLF, Game, Request, chosen
+from game import PLACES, WOLF, Game, Request
 from players import VILLAGES
 from rft_platform.rollout.environments.interface import Action, Turn
 from scoring import metrics, reward
@@ -26,9 +26,9 @@ class Conversation:
 
 
 def asked(request: Request) -> str:
-    """The line that asks a player, with the players whom the act can be about."""
-    targets = dict.fromkeys(act.split()[1] for act in request.acts)
-    return f"{ASKED[request.kind].format(request.player)} {' '.join(name for name in targets if name not in CLAIMS)}."
+    """The line that asks a player, with the players whom the act can be about and their places."""
+    places = (f"{place} {target}" for place, target in zip(PLACES, request.targets, strict=False))
+    return f"{ASKED[request.kind].format(request.player)} {', '.join(places)}."
 
 
 class Werewolf:
@@ -59,7 +59,7 @@ class Werewolf:
     def act(self, answer: str) -> Turn:
         """Give the answer of the wolf that was asked. Its reward is what it and the village's answers brought about."""
         assert self.request is not None, "the game has ended"
-        before, valid = reward(self.game), chosen(answer, self.request.acts) is not None
+        before, valid = reward(self.game), self.request.chosen(answer) is not None
         self._answer(answer)
         return self._turn(before, valid)
 
