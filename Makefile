@@ -87,10 +87,11 @@ test-trackers: setup
 	scripts/beside.sh $(abspath $(VENV)) .venv-trackers trackers
 	.venv-trackers/bin/python -m pytest tests/model_registry/test_metric_sinks.py tests/rounds/test_run_log.py
 
-# Services and workers on a Ray cluster of three raylets, which the tests start and end. At most 3 GB of memory.
+# Services and workers on a Ray cluster of three raylets, which the tests start and end, with at most 3 GB of memory; and
+# the launchers of runs on Ray and Kubernetes.
 test-ray: setup
 	scripts/beside.sh $(abspath $(VENV)) .venv-ray ray
-	.venv-ray/bin/python -m pytest tests/cluster/test_cluster.py tests/ray_cluster
+	.venv-ray/bin/python -m pytest tests/cluster/test_cluster.py tests/ray_cluster tests/deploy/test_deploy_cluster.py
 
 ui: setup
 	$(BIN)/rft ui

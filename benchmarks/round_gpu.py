@@ -233,7 +233,7 @@ class Peer:
     def __init__(self, python: str, task: Task, model: Path, given: argparse.Namespace, environment: dict[str, str]):
         rows = given.peer_rows or PEER_ROWS[given.shape, task.name]
         sizes = {
-            "steps": given.rounds,
+            "steps": given.peer_steps or given.rounds,
             "group": task.group,
             "prompts": task.tasks,
             "new-tokens": task.new_tokens,
@@ -305,6 +305,7 @@ def read_options() -> argparse.Namespace:
     options.add_argument("--rounds", type=int, default=5, help="three or more; the first and the last do not count")
     options.add_argument("--peer-python", default=sys.executable)
     options.add_argument("--peer-rows", type=int, help="rows a batch of the peer")
+    options.add_argument("--peer-steps", type=int, help="steps of the peer; default: as many as our rounds")
     options.add_argument("--offset", type=int, default=0, help="rounds that exploration leads training")
     options.add_argument("--ranks", type=int, default=1, help="trainer ranks")
     options.add_argument("--save-interval", type=int, help="rounds between two saves of the trainer state; default: 1")

@@ -6,7 +6,8 @@ Read in this order:
 - ``file_names`` and ``notes`` (round folders); ``file_ledger`` (which files are stored); ``parquet`` (how files are
   written and read).
 - ``store``: ``ExperienceStore``, the main type, with ``integrity``.
-- ``queries``: ``connect``, DuckDB views over all rounds; ``quality``: checks of a round's data.
+- ``queries``: ``connect``, DuckDB views over all rounds; ``transcripts``: a few runs of a round.
+- ``quality``: checks of a round's data.
 - ``selections``: which rows a training took; ``maintenance``: compaction, removal of old rollouts.
 - ``responses``: what a workflow returned, as JSON, and as the class that a judge declares.
 

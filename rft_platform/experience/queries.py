@@ -182,27 +182,6 @@ def rows_that_trained(connection: duckdb.DuckDBPyConnection, round: int) -> list
     )
 
 
-def rollout_transcripts(connection: duckdb.DuckDBPyConnection, round: int, n: int) -> list[dict[str, Any]]:
-    """At most ``n`` runs of a round, evenly spaced from the highest reward to the lowest; deterministic.
-
-    Columns: ``run_id, task_id, reward, steps, messages, response, run_output``; messages and response are those of the
-    last step.
-    """
-    runs = _rows(
-        connection,
-        "SELECT run_id, task_id, reward, step + 1 AS steps, messages, response, run_output FROM experiences "
-        "WHERE round = ? QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY step DESC, row_id) = 1 "
-        "ORDER BY reward DESC NULLS LAST, run_id",
-        [round],
-    )
-    if len(runs) > n:
-        runs = [runs[index * (len(runs) - 1) // max(n - 1, 1)] for index in range(n)]
-    for run in runs:
-        for name in ("messages", "response", "run_output"):
-            run[name] = None if run[name] is None else json.loads(run[name])
-    return runs
-
-
 def _rows(connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
     try:
         cursor = connection.execute(query, list(parameters))

@@ -94,9 +94,12 @@ def json_to_column(values: Iterable[Any]) -> pa.StringArray:
     return texts_to_column([encode(value) for value in kept])
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # ``json.dumps`` would make one for every value
+
+
 def _json(value: Any) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = _ENCODER.encode(value)
         too_deep = text.count("[") + text.count("{") > DEEPEST_JSON and _is_too_deep(value)
     except RecursionError:
         too_deep = True

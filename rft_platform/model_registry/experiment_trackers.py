@@ -15,6 +15,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,6 +43,7 @@ class ExperimentService(MetricSink):
     """A run of an experiment tracker whose data are in ``folder``. ``settings`` are the project's, for comparisons."""
 
     service = ""  # the service's name, for messages
+    package = ""  # the Python package that sends to it
 
     def __init__(self, folder: Path, project: str, name: str, settings: Mapping[str, Any]) -> None:
         self.folder, self.project, self.name = folder, project, name
@@ -51,9 +53,9 @@ class ExperimentService(MetricSink):
         self._file = folder / f"{digest_json([project, name])[:16]}.json"
 
     @classmethod
-    def of(cls, folder: Path, project: str, name: str, config: Mapping[str, Any]) -> "ExperimentService":
-        """The run of a project; ``config`` is its (nested) configuration."""
-        return cls(folder, project, name, dict(flatten(config, ".")))
+    def of(cls, folder: Path, project: str, name: str, config: Mapping[str, Any]) -> "ExperimentService | None":
+        """The run of a project with this (nested) configuration: an entry point. None: the package is not installed."""
+        return None if find_spec(cls.package) is None else cls(folder, project, name, dict(flatten(config, ".")))
 
     def write(self, key: str, axis: Axis, points: Points) -> None:
         """Log the points of ``key`` once. A failure is logged as a warning, and the next call tries all its points."""
@@ -93,7 +95,7 @@ def has_login(host: str, file: Path) -> bool:
 class SwanlabRun(ExperimentService):
     """A run of SwanLab, in which every metric has its own x axis."""
 
-    service = "SwanLab"
+    service, package = "SwanLab", "swanlab"
 
     def send(self, state: RunState, axis: Axis, points: Points) -> None:
         """Log the points. A point that the service already has keeps its first value."""
@@ -128,7 +130,7 @@ class SwanlabRun(ExperimentService):
 class WandbRun(ExperimentService):
     """A run of Weights & Biases; the x axes are the metrics ``axis/optimizer_step`` and ``axis/round``."""
 
-    service = "Weights & Biases"
+    service, package = "Weights & Biases", "wandb"
 
     def send(self, state: RunState, axis: Axis, points: Points) -> None:
         """Log the points with ascending step numbers over all processes, because the service takes no others."""
@@ -164,7 +166,3 @@ def _mode() -> str | None:
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
     return None if has_login(host, file) else "offline"
-
-
-#: By the name of their package.
-TRACKERS: dict[str, type[ExperimentService]] = {"wandb": WandbRun, "swanlab": SwanlabRun}

@@ -5,8 +5,9 @@ one that the platform needs itself, TensorBoard's event files (``tensorboard --l
 training is one TensorBoard run, and a round writes one file atomically, in a single pass. Writing a round again
 replaces its file, so no curve has a step twice. Neither torch nor TensorFlow is needed.
 
-Other packages add destinations by the entry point group ``rft_platform.metric_sinks``. An entry point names a function
-``(folder, project, name, config) -> MetricSink``; ``monitor.monitor_type`` selects it by its name.
+All others are entry points of the group ``rft_platform.metric_sinks``: those of ``experiment_trackers``, and those of
+other packages. An entry point names a function ``(folder, project, name, config) -> MetricSink | None``;
+``monitor.monitor_type`` selects it by its name.
 """
 
 import re

@@ -30,6 +30,7 @@ CHECKPOINT_TAG = "checkpoint"  # tag with the checkpoint folder; on a server, ML
 DIGEST_TAG = "weights_digest"
 UPLOADED_TAG = "weights_uploaded"  # whether other machines can load the version from the server
 PREVIOUS_TAG = "previous_champion"
+LOGGED_MODEL_TAG = "logged_model"  # id of the LoggedModel with the same weights
 #: For MLflow servers before 3.17, whose page of an experiment asks for its kind. Later ones ignore the tag (``pages``).
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _HELD_OUT = {"sampled_pass": "of the sampled runs pass", "greedy_pass": "pass with greedy decoding"}
@@ -101,6 +102,7 @@ class ModelRegistry:
         self._lock = threading.Lock()
         self._opened: tuple[MlflowClient, str] | None = None
         self._siblings: dict[str, ModelRegistry] = {}
+        self._run_ids: dict[str, str] = {}  # of the training runs that this process has looked up, by name
 
     def of_policy(self, policy: str) -> "ModelRegistry":
         """Return the registry of a policy of the project. ``self`` must be the registry of the first policy."""
@@ -131,11 +133,13 @@ class ModelRegistry:
     def training_run(self, name: str, tags: Mapping[str, str] | None = None) -> TrainingRun:
         """Return the MLflow run of the training ``name``; the first call creates it, later calls continue it."""
         client, experiment_id = self._open()
-        return TrainingRun.find_or_create(client, experiment_id, check_name(name, "training run"), tags or {})
+        run = TrainingRun.find_or_create(client, experiment_id, check_name(name, "training run"), tags or {})
+        self._run_ids[name] = run.run_id
+        return run
 
     def run_link(self, name: str) -> str:
         """Link to the MLflow page with the curves of the training ``name``."""
-        return run_link(self._open()[1], self.training_run(name).run_id)
+        return run_link(self._open()[1], self._run_ids.get(name) or self.training_run(name).run_id)
 
     def register_checkpoint(
         self, folder: Path, policy_version: int, tags: Mapping[str, Any], run_id: str | None = None
@@ -152,7 +156,11 @@ class ModelRegistry:
         folder = folder.absolute()
         client = self._open()[0]
         describe_checkpoint(folder)
-        version = self.find(folder, str(tags[DIGEST_TAG])) or self._create(client, folder, policy_version, tags, run_id)
+        version = self.find(folder, str(tags[DIGEST_TAG]))
+        if version is None:
+            version = self._create(client, folder, policy_version, tags, run_id)
+        else:
+            self.annotate(version, {LOGGED_MODEL_TAG: tags.get(LOGGED_MODEL_TAG)})
         candidate = self._by_alias(self.model_name, CANDIDATE)
         if candidate is None or candidate.version < version:
             client.set_registered_model_alias(self.model_name, CANDIDATE, str(version))
@@ -179,7 +187,7 @@ class ModelRegistry:
         for name, value in tags.items():
             if value is not None:
                 client.set_model_version_tag(self.model_name, str(version), name, str(value))
-        self._describe(version)
+        self._describe(client.get_model_version(self.model_name, str(version)))
 
     def champion(self) -> RegisteredModel | None:
         """Return the promoted version, or None before the first promotion."""
@@ -313,16 +321,14 @@ class ModelRegistry:
             tags={name: str(value) for name, value in every.items() if value is not None},
             await_creation_for=0,
         )
-        self._describe(int(created.version))
+        self._describe(created)
         return int(created.version)
 
-    def _describe(self, version: int) -> None:
+    def _describe(self, known: "ModelVersion") -> None:
         """Write what the tags of a version say into its description, which MLflow's pages show."""
-        client = self._open()[0]
-        known = client.get_model_version(self.model_name, str(version))
-        text = describe_version(self.model_name, version, known.tags)
+        text = describe_version(self.model_name, int(known.version), known.tags)
         if text != known.description:
-            client.update_model_version(self.model_name, str(version), text)
+            self._open()[0].update_model_version(self.model_name, str(known.version), text)
 
     def _source(self, folder: Path, run_id: str | None) -> str:
         """MLflow's source of a version: ``folder``; on a server, which rejects folders of this machine, the run."""

@@ -24,6 +24,7 @@ from rft_platform.common.errors import DiskFullError
 from rft_platform.common.redaction import redact
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
 
@@ -80,12 +81,19 @@ def metric_name(name: str) -> str:
 
 
 class TrainingRun:
-    """One MLflow run: the log of one training of a project, over any number of processes and restarts."""
+    """One MLflow run: the log of one training of a project, over any number of processes and restarts.
 
-    def __init__(self, client: "MlflowClient", run_id: str, experiment_id: str) -> None:
+    A stage makes its own object. One query tells it what MLflow has; the object adds what it logs itself.
+    """
+
+    def __init__(self, client: "MlflowClient", experiment_id: str, found: "Run") -> None:
+        """``found`` is the run as MLflow has it now."""
         self.client = client
-        self.run_id = run_id
+        self.run_id = str(found.info.run_id)
         self.experiment_id = experiment_id
+        self._status = found.info.status
+        self._params = dict(found.data.params)
+        self._newest: dict[str, int] = {metric.key: metric.step for metric in found.data.to_proto().metrics}
 
     @classmethod
     def find_or_create(
@@ -94,9 +102,12 @@ class TrainingRun:
         """The run tagged with ``name``, whatever its status; a new one if there is none."""
         found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{name}'", max_results=1)
         if found:
-            return cls(client, found[0].info.run_id, experiment_id)
-        created = client.create_run(experiment_id, run_name=name, tags={**tags, RUN_TAG: name, _NOTE: _AXES})
-        return cls(client, created.info.run_id, experiment_id)
+            return cls(client, experiment_id, found[0])
+        return cls(
+            client,
+            experiment_id,
+            client.create_run(experiment_id, run_name=name, tags={**tags, RUN_TAG: name, _NOTE: _AXES}),
+        )
 
     def log_steps(self, steps: Iterable[StepLike], prefix: str = "train/", result: MetricLink | None = None) -> None:
         """Log the metrics of many optimiser steps in one call (one per thousand values, MLflow's limit).
@@ -129,11 +140,12 @@ class TrainingRun:
         """
         from mlflow.entities import Param, RunTag
 
-        known = self.client.get_run(self.run_id).data.params
+        known = self._params
         flat = {metric_name(name): redact(str(value))[:6000] for name, value in flatten(params, ".")}
         new = [Param(name, value) for name, value in flat.items() if name not in known]
         changed = {f"changed.{name}": value for name, value in flat.items() if known.get(name, value) != value}
         self._log("params", new)
+        self._params = {**flat, **known}
         self._log("tags", [RunTag(metric_name(name), value) for name, value in changed.items()])
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
@@ -154,11 +166,13 @@ class TrainingRun:
     def finish(self) -> None:
         """Mark the run as finished; ``reopen`` continues it."""
         self.client.set_terminated(self.run_id, status="FINISHED")
+        self._status = "FINISHED"
 
     def reopen(self) -> None:
         """Mark the run as running."""
-        if self.client.get_run(self.run_id).info.status != "RUNNING":
+        if self._status != "RUNNING":
             self.client.update_run(self.run_id, status="RUNNING")
+            self._status = "RUNNING"
 
     def _log_metrics(
         self, values: Sequence[tuple[str, float, int]], link: MetricLink | None, linked_step: int | None
@@ -178,6 +192,8 @@ class TrainingRun:
             if (key, step) not in logged
         ]
         self._log("metrics", metrics)
+        for key, step in points:
+            self._newest[key] = max(step, self._newest.get(key, step))
         if logged:
             LOG.info("MLflow run %s already has %d of %d metric values", self.run_id, len(logged), len(points))
 
@@ -212,10 +228,10 @@ class TrainingRun:
     def _logged(self, points: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
         """Return those ``points`` (name and step) that MLflow already has.
 
-        One call returns the newest step of every metric. A metric's history is read only if its newest step is not
-        before the step to log; so a training that is not repeated reads no history.
+        A metric's history is read only if its newest step is not before the step to log; so a training that is not
+        repeated reads no history.
         """
-        newest = {metric.key: metric.step for metric in self.client.get_run(self.run_id).data.to_proto().metrics}
+        newest = self._newest
         asked = {(key, step) for key, step in points if key in newest and step <= newest[key]}
         found: set[tuple[str, int]] = set()
         for key in sorted({key for key, _ in asked}):

@@ -23,6 +23,7 @@ from rft_platform.experience.quality import (
 )
 from rft_platform.experience.record import TRUNCATED_METRIC, JudgedRow, RolloutRow
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.experience.transcripts import rollout_transcripts
 from rft_platform.judging.execution.judge_rollouts import (
     JUDGE_ERROR,
     WORKFLOW_REWARD,
@@ -180,11 +181,7 @@ def may_be_shown(project: Project) -> bool:
 
 def sample_transcripts(project: Project, round_number: int, count: int = 6) -> str:
     """A few runs of a round as Markdown, from the best reward to the worst."""
-    from rft_platform.experience.queries import connect, rollout_transcripts
-
-    with connect(project.store, rounds=[round_number]) as connection:
-        runs = rollout_transcripts(connection, round_number, count)
-    return "\n\n".join(map(_transcript, runs))
+    return "\n\n".join(map(_transcript, rollout_transcripts(project.store, round_number, count)))
 
 
 def _transcript(run: dict[str, Any]) -> str:

@@ -9,6 +9,8 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -43,9 +45,11 @@ _TRAININGS = frozenset({"sync"})
 _POLL_S = 0.5  # while waiting for a retry
 _INTERRUPTED_S = 20.0  # time for a training to end after Ctrl-C; the next drive marks a run that took longer as failed
 
-#: Launches between full garbage collections. A Dagster run leaves half a megabyte of reference cycles. Python itself
-#: collects old objects only after their number grew by a quarter, which takes 30 rounds with all libraries loaded.
+#: Launches between full garbage collections. A Dagster run leaves half a megabyte of reference cycles.
 _COLLECT_EVERY = 10
+#: Collections of the second generation between full ones; Python's default is 10. A full collection scans all
+#: libraries, which takes a quarter of a second, and the rows of a round would cause several.
+_FULL_AFTER = 50
 
 
 @dataclass(slots=True)
@@ -77,7 +81,11 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
     the project: without limit while the other half has a driver, else for ``synchronizer.sync_timeout`` seconds.
     Failures of earlier drives are not counted: a new start of the driver implies that their cause is fixed.
     """
-    with driver_lock(project.home, project.config.mode), open_instance(project.home, capture_output=False) as instance:
+    with (
+        driver_lock(project.home, project.config.mode),
+        open_instance(project.home, capture_output=False) as instance,
+        _rare_full_collections(),
+    ):
         _alert(
             project, instance, end_orphaned_runs(instance), "the process that drove this run ended before the run did"
         )
@@ -195,6 +203,17 @@ class _Drive:
             stored, running = open_project(self._project.home), launches(self._instance).running
             reconcile_materializations(stored, self._instance, [(launched.kind, launched.round)], running)
             _alert(self._project, self._instance, [launched.run_id], cause_line(launched.error))
+
+
+@contextmanager
+def _rare_full_collections() -> Iterator[None]:
+    """Let Python itself collect all objects rarely during the block."""
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, max(old, _FULL_AFTER))
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, old)
 
 
 def _end_interrupted(trainings: threading.Thread) -> None:

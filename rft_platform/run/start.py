@@ -142,7 +142,8 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
             from rft_platform.project_definitions import stored_definitions
             from rft_platform.run.driver import drive
             from rft_platform.run.live import showing_progress
-        keep_imports()  # no user code is loaded yet; excludes the imported objects from later collections
+
+            keep_imports()
         try:
             log = project.home.logs / "driver.log"
             with (

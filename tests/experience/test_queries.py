@@ -1,4 +1,4 @@
-"""DuckDB views: over files, and before there are any."""
+"""DuckDB views: over files, and before there are any; the transcripts of a round."""
 
 import math
 import re
@@ -10,8 +10,9 @@ import pytest
 
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import write_sealed_json
-from rft_platform.experience.queries import connect, mean_reward_by_round, rollout_transcripts, rows_that_trained
+from rft_platform.experience.queries import connect, mean_reward_by_round, rows_that_trained
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.experience.transcripts import rollout_transcripts
 
 from .samples import judged, rollouts
 
@@ -30,7 +31,7 @@ def test_views_without_files(store: ExperienceStore, tmp_path: Path) -> None:
     for view in ("rollouts", "judgements", "judged", "experiences", "checkpoints"):
         assert connection.execute(f"SELECT count(*) FROM {view}").fetchall() == [(0,)]
     assert mean_reward_by_round(connection) == []
-    assert rows_that_trained(connection, 1) == [] == rollout_transcripts(connection, 1, 3)
+    assert rows_that_trained(connection, 1) == [] == rollout_transcripts(store, 1, 3)
 
 
 def test_rewards_by_round(store: ExperienceStore) -> None:
@@ -69,7 +70,7 @@ def test_a_missing_reward_is_null_in_every_view(store: ExperienceStore) -> None:
         for view, column in VIEWS_WITH_REWARDS:
             query = f"SELECT avg({column}), count(*) - count({column}) FROM {view} GROUP BY round"
             assert connection.execute(query).fetchall() == [(1.0, 1), (1.0, 1)]
-        assert [run["reward"] for run in rollout_transcripts(connection, 2, 9)] == [1.0, 1.0, 1.0, None]
+        assert [run["reward"] for run in rollout_transcripts(store, 2, 9)] == [1.0, 1.0, 1.0, None]
 
 
 def test_the_document_lists_all_views_and_their_columns(store: ExperienceStore) -> None:
@@ -116,13 +117,23 @@ def test_transcripts_reach_from_best_to_worst(store: ExperienceStore) -> None:
     rows = rollouts(5, 2)
     store.write_rollouts(1, 0, rows)
     store.write_judged(1, "v", judged(rows, "v"))
-    connection = connect(store)
-    shown = rollout_transcripts(connection, 1, 3)
+    shown = rollout_transcripts(store, 1, 3)
     assert [run["reward"] for run in shown] == [1.0, 1.0, 0.0]
     assert shown[0]["messages"] == [{"role": "user", "content": "Größe 0?"}]
     assert shown[0]["run_output"] == {"answer": [0, None]} and shown[0]["steps"] == 1
-    assert rollout_transcripts(connection, 1, 3) == shown
-    assert len(rollout_transcripts(connection, 1, 99)) == 10
+    assert rollout_transcripts(store, 1, 3) == shown
+    assert len(rollout_transcripts(store, 1, 99)) == 10
+
+
+def test_a_transcript_shows_the_last_step_of_a_run(store: ExperienceStore) -> None:
+    first, second, other = rollouts(1, 3)
+    second.run_id, second.step = first.run_id, 1
+    store.write_rollouts(1, 0, [second, first, other])
+    shown = rollout_transcripts(store, 1, 9)
+    assert [(run["run_id"], run["steps"], run["reward"]) for run in shown] == sorted(
+        [(first.run_id, 2, None), (other.run_id, 1, None)]
+    ), "without a judgement there is no reward"
+    assert shown[0]["response"] == (second if shown[0]["run_id"] == first.run_id else other).call.response
 
 
 def test_a_corrupt_file_is_named(store: ExperienceStore, tmp_path: Path) -> None:

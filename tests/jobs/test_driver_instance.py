@@ -62,6 +62,16 @@ def test_connections_stay_open_until_the_driver_ends(tmp_path: Path) -> None:
         assert instance.get_runs_count(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])) == 6
 
 
+def test_whether_a_table_exists_is_asked_until_it_does(tmp_path: Path) -> None:
+    with open_instance(Home(tmp_path), capture_output=False) as instance:
+        storage = instance.event_log_storage
+        in_process.execute_in_process(instance=instance)
+        assert [storage.has_table("later"), storage.has_table("asset_keys")] == [False, True]
+        with closing(sqlite3.connect(tmp_path / "dagster" / "history" / "runs" / "index.db")) as connection:
+            connection.execute("CREATE TABLE later (number INTEGER)")
+        assert storage.has_table("later")
+
+
 def test_the_origin_names_the_location_of_both_workspace_files(tmp_path: Path) -> None:
     written = ui_servers._workspace(Home(tmp_path))
     for file in (Path(__file__).parents[2] / "workspace.yaml", written):

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from chaos.syscall_faults import SyscallFault, injecting
 from rft_platform.model_registry.mlflow_client import open_client
@@ -71,6 +72,17 @@ def test_a_repeated_phase_logs_nothing_twice(connect) -> None:
 
 
 @pytest.mark.slow
+def test_a_phase_asks_for_its_run_once(registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_a_phase(registry, STEPS[:2])
+    with monkeypatch.context() as replaced:
+        replaced.setattr(MlflowClient, "get_run", lambda client, run_id: pytest.fail("the search has told"))
+        log_a_phase(registry, STEPS)
+        replaced.setattr(MlflowClient, "search_runs", lambda *_, **__: pytest.fail("the run is known"))
+        link = registry.run_link("first")
+    assert len(all_points(registry)) == 4 * 3 + 2
+    assert link.endswith(registry.training_run("first").run_id)
+
+
 def test_a_killed_process_logs_nothing_twice(connect, tmp_path: Path, fault_library: Path) -> None:
     """The process is killed at its n-th write to the database, for several n; a last one ends the work."""
     registry = connect()

@@ -41,14 +41,16 @@ def project(tmp_path: Path) -> Project:
 def test_what_runs_leave_behind_is_collected(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects are counted, not bytes: a run leaves reference cycles, which Python alone would collect very late."""
     counts: list[int] = []
+    usual = gc.get_threshold()
 
     def plan_next(state: object) -> Plan:
+        assert gc.get_threshold() == (*usual[:2], 50), "Python itself scans all libraries rarely"
         counts.append(len(gc.get_objects()))
         return Plan(actions=(Action("explore", len(counts), 0),)) if len(counts) <= ROUNDS else Plan(finished=True)
 
     monkeypatch.setattr(driver, "plan_next", plan_next)
     monkeypatch.setattr(driver, "observe", lambda *arguments, **named: None)
     result = driver.drive(project, DEFS)
-    assert result.finished
+    assert result.finished and gc.get_threshold() == usual
     assert len(result.launched) == ROUNDS
     assert counts[40] - counts[10] < 30 * 30, counts  # both right after a collection; a run leaves about 700

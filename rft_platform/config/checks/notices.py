@@ -1,11 +1,13 @@
 """Find settings that are accepted but have no effect, or that are perhaps not intended."""
 
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from rft_platform.config.checks.machine import Machine
 from rft_platform.config.findings import Finding, warning
 from rft_platform.config.resolve import RunSettings
+from rft_platform.config.schema.evaluation import METRIC_SINKS
 from rft_platform.config.schema.rft_config import RftConfig
 
 _STORAGE_TYPE = "buffer.trainer_input.experience_buffer.storage_type"
@@ -60,11 +62,14 @@ def without_effect_here(run: RunSettings, machine: Machine) -> Iterator[Finding]
         yield warning(f"cluster.gpu_per_node {declared}: this machine has no GPU, so the CPU is used")
         if serving.engine_num > 1:
             yield warning(f"explorer.rollout_model.engine_num {serving.engine_num}: these engines share the CPU")
-    for service in config.monitor.services:
-        if find_spec(service) is None:
+    for name in config.monitor.monitor_type:
+        ours = [
+            point for point in entry_points(group=METRIC_SINKS, name=name) if point.module.startswith("rft_platform.")
+        ]
+        if ours and find_spec(name) is None:  # the package, the extra and the destination have the same name
             yield warning(
-                f"monitor.monitor_type {service} has no effect here: its package is not installed; run pip install "
-                f"'rft-platform[{service}]'"
+                f"monitor.monitor_type {name} has no effect here: its package is not installed; run pip install "
+                f"'rft-platform[{name}]'"
             )
 
 

@@ -82,9 +82,9 @@ class Registry(Section):
     machines load with ``mlflow.transformers.load_model`` and ``mlflow models serve``. 0: none is uploaded."""
 
 
-#: Group of the entry points by which other packages add destinations of metrics (``model_registry/metric_sinks.py``).
+#: Group of the entry points of destinations of metrics (``model_registry/metric_sinks.py``).
 METRIC_SINKS = "rft_platform.metric_sinks"
-_TRACKERS = ("wandb", "swanlab")
+_BUILT_IN = ("tensorboard", "mlflow")
 
 
 def _as_tuple(value: object) -> object:
@@ -92,11 +92,13 @@ def _as_tuple(value: object) -> object:
 
 
 def _known(name: str) -> str:
-    known = ("tensorboard", "mlflow", *_TRACKERS)
-    if name not in known and not entry_points(group=METRIC_SINKS, name=name):
+    if name in _BUILT_IN:
+        return name
+    known = (*_BUILT_IN, *sorted(entry_points(group=METRIC_SINKS).names))
+    if name not in known:
         raise ValueError(
-            f"monitor.monitor_type: got {name!r}; expected {', '.join(known)}, or an installed entry point of "
-            f"the group {METRIC_SINKS}"
+            f"monitor.monitor_type: got {name!r}; expected {', '.join(known)}: a package adds a name by an entry point "
+            f"of the group {METRIC_SINKS}"
         )
     return name
 
@@ -109,8 +111,8 @@ class Monitor(Section):
         "tensorboard",
     )
     """One name or a list. MLflow always receives all metrics, because it holds the models; ``tensorboard`` adds event
-    files, ``wandb`` Weights & Biases and ``swanlab`` SwanLab (extras of the same names). Other names are entry points
-    of the group ``rft_platform.metric_sinks`` of installed packages."""
+    files, ``wandb`` Weights & Biases and ``swanlab`` SwanLab (extras of the same names). Installed packages add names
+    by entry points of the group ``rft_platform.metric_sinks``."""
     tensorboard_dir: str | None = None
     """Folder of the event files; default: ``tensorboard`` below ``RFT_HOME``."""
     traces: NonNegativeInt = 0
@@ -129,6 +131,6 @@ class Monitor(Section):
     configuration says where to: ``openlineage.yml``, or ``OPENLINEAGE_URL``."""
 
     @property
-    def services(self) -> tuple[str, ...]:
-        """The experiment trackers in ``monitor_type``, by the name of their Python package."""
-        return tuple(name for name in self.monitor_type if name in _TRACKERS)
+    def plugged(self) -> tuple[str, ...]:
+        """The names in ``monitor_type`` that are entry points: looking one up reads all installed packages."""
+        return tuple(name for name in self.monitor_type if name not in _BUILT_IN)

@@ -8,6 +8,7 @@ with importing(without=NOT_FOR_TRANSFORMERS):
     import transformers.models.auto.modeling_auto  # noqa: F401
 
     from rft_platform.inference.transformers_engine.server import main
-keep_imports()
+
+    keep_imports()
 
 sys.exit(main(sys.argv[1:]))

@@ -129,7 +129,7 @@ def command_line(options: dict[str, Any]) -> list[str]:
 
 
 def environment(vllm: Vllm, threads: int) -> dict[str, str]:
-    """Environment variables that this build needs."""
+    """Environment variables that this build needs, where the user's environment has none of that name."""
     common = {
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
         "VLLM_NO_USAGE_STATS": "1",
@@ -138,7 +138,10 @@ def environment(vllm: Vllm, threads: int) -> dict[str, str]:
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiles at run time; of no use for processed log-probs
     }
     cpu = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return {**common, **(cpu if vllm.for_cpu else {})}
+    # A forked engine process need not import vLLM again (20 s); vLLM spawns it all the same where a fork is unsafe. The
+    # CPU build's OpenMP threads do not survive a fork.
+    cuda = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+    return {**common, **(cpu if vllm.for_cpu else cuda)}
 
 
 def resource_options(vllm: Vllm, settings: dict[str, Any], max_model_len: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,9 +142,20 @@ class MaskedInstance(dg.DagsterInstance):
 
 def without_secrets(stored: Stored) -> Stored:
     """A copy of a Dagster record with the secrets in its texts masked; the record itself if it contains none."""
-    content = json.loads(serialize_value(stored))
-    clean = _masked(content, redaction())
-    return stored if clean == content else deserialize_value(json.dumps(clean), type(stored))
+    content, mask = json.loads(serialize_value(stored)), redaction()
+    together = "\n".join(_texts(content))  # one call for all texts: a match in one of them is a match in all
+    if mask(together) == together:
+        return stored
+    return deserialize_value(json.dumps(_masked(content, mask)), type(stored))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, without the keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def _masked(value: Any, mask: Callable[[str], str]) -> Any:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,7 +122,7 @@ class _Judging:
         self._judge, self._auxiliary_models = judge, dict(auxiliary_models)
         self._takes = {part.name: frozenset(inspect.signature(part.function).parameters) for part in judge.parts}
         widest = max(getattr(part.function, "concurrency", 1) for part in judge.parts)
-        self._gate = asyncio.Semaphore(max(concurrency, widest))
+        self._concurrency = max(concurrency, widest)
 
     async def all(self, runs: Sequence[RunToJudge], state: JudgeState) -> list[Verdict]:
         """One verdict per run, in the order of ``runs``."""
@@ -132,14 +133,14 @@ class _Judging:
             groups.setdefault(run.group_id, []).append(number)
         alone = [part for part in self._judge.parts if not part.group]
         together = [part for part in self._judge.parts if part.group]
-        jobs = [self._judge_run(run, alone, verdict, context) for run, verdict in zip(runs, verdicts, strict=True)]
-        jobs += [
+        of_runs = (self._judge_run(run, alone, verdict, context) for run, verdict in zip(runs, verdicts, strict=True))
+        of_groups = (
             self._judge_group([runs[n] for n in numbers], part, [verdicts[n] for n in numbers], context)
             for part in together
             for numbers in groups.values()
-        ]
+        )
         try:
-            await _together(jobs)
+            await _together(chain(of_runs, of_groups), self._concurrency)
         finally:
             await context.aclose()
         for verdict in verdicts:
@@ -149,41 +150,39 @@ class _Judging:
     async def _judge_run(
         self, run: RunToJudge, parts: Sequence[JudgePart], verdict: Verdict, context: JudgeContext
     ) -> None:
-        async with self._gate:
-            for part in parts:
-                arguments = {"task": run.task, "response": run.response, "run": run.run}
-                try:
-                    verdict.add(part, await self._call(part, arguments, context))
-                except BaseException as error:
-                    verdict.fail(_own_failure(error, part, run.run.run_id))
-                    return
+        for part in parts:
+            arguments = {"task": run.task, "response": run.response, "run": run.run}
+            try:
+                verdict.add(part, await self._call(part, arguments, context))
+            except BaseException as error:
+                verdict.fail(_own_failure(error, part, run.run.run_id))
+                return
 
     async def _judge_group(
         self, runs: Sequence[RunToJudge], part: JudgePart, verdicts: Sequence[Verdict], context: JudgeContext
     ) -> None:
-        async with self._gate:
-            arguments = {
-                "task": runs[0].task,
-                "responses": [run.response for run in runs],
-                "runs": [run.run for run in runs],
-            }
+        arguments = {
+            "task": runs[0].task,
+            "responses": [run.response for run in runs],
+            "runs": [run.run for run in runs],
+        }
+        try:
+            outputs = await self._call(part, arguments, context)
+            if not isinstance(outputs, Iterable) or isinstance(outputs, str | Mapping):
+                raise _wrong_result(part, "", outputs, f"a list of {len(runs)} rewards")
+            outputs = list(outputs)
+            if len(outputs) != len(runs):
+                raise ValueError(f"the judge returned {len(outputs)} rewards for the {len(runs)} runs of a group")
+        except BaseException as error:
+            failure = _own_failure(error, part, f"{runs[0].run.run_id} and the others of its group")
+            for verdict in verdicts:
+                verdict.fail(failure)
+            return
+        for output, verdict in zip(outputs, verdicts, strict=True):
             try:
-                outputs = await self._call(part, arguments, context)
-                if not isinstance(outputs, Iterable) or isinstance(outputs, str | Mapping):
-                    raise _wrong_result(part, "", outputs, f"a list of {len(runs)} rewards")
-                outputs = list(outputs)
-                if len(outputs) != len(runs):
-                    raise ValueError(f"the judge returned {len(outputs)} rewards for the {len(runs)} runs of a group")
+                verdict.add(part, output)
             except BaseException as error:
-                failure = _own_failure(error, part, f"{runs[0].run.run_id} and the others of its group")
-                for verdict in verdicts:
-                    verdict.fail(failure)
-                return
-            for output, verdict in zip(outputs, verdicts, strict=True):
-                try:
-                    verdict.add(part, output)
-                except BaseException as error:
-                    verdict.fail(error)
+                verdict.fail(error)
 
     async def _call(self, part: JudgePart, inputs: dict[str, Any], context: JudgeContext) -> Any:
         """Call a part. Rules run in the event loop: they are quick, or wait for a process that has a time limit."""
@@ -246,9 +245,15 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all jobs; the first that raises cancels the others."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
+async def _together(jobs: Iterator[Coroutine[Any, Any, None]], concurrency: int) -> None:
+    """Run all jobs, ``concurrency`` at a time; the first that raises cancels the others."""
+
+    async def work() -> None:
+        for job in jobs:
+            await job
+            await asyncio.sleep(0)  # a job that waits for nothing must not delay the others, or a cancellation
+
+    tasks = [asyncio.ensure_future(work()) for _ in range(concurrency)]
     try:
         await asyncio.gather(*tasks)
     finally:

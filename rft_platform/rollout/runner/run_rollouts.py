@@ -252,9 +252,9 @@ def _run_counts(
     """Return the report fields about runs, and about groups that lack runs."""
     requested = len(batch.tasks) * batch.repeat_times
     runs = Counter(row.group_id for row in {row.run_id: row for row in kept}.values())
-    lost = {run.group_id for run in batch.runs()} - runs.keys()
+    lost = {run.group_id for run in batch.runs() if run.repeat == 0} - runs.keys()
     stopped_runs = set(tally.stopped_runs)
-    stopped = len(lost & {run.group_id for run in batch.runs() if run.run_id in stopped_runs})
+    stopped = len(lost & {run.group_id for run in batch.runs() if run.run_id in stopped_runs}) if lost else 0
     reasons = {"stopped": stopped, "failed": len(lost) - stopped}
     return {
         "runs": requested,

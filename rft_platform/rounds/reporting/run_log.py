@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import POLICY_REWARD
 from rft_platform.experience.selections import TRAINED_ON, selection_file
 from rft_platform.model_registry.metric_sinks import MetricSink, TensorBoardRun
-from rft_platform.model_registry.models import version_tags
+from rft_platform.model_registry.models import LOGGED_MODEL_TAG, version_tags
 from rft_platform.model_registry.otlp_traces import send_traces
 from rft_platform.model_registry.pages import version_link
 from rft_platform.model_registry.run_traces import GivenFeedback, JudgedTranscript, log_traces
@@ -70,15 +69,12 @@ def _sinks(project: Project, policy: str = DEFAULT_POLICY) -> Iterator[MetricSin
     name = stored_name(f"{project.config.project}-{project.config.name}", policy)
     if "tensorboard" in monitor.monitor_type:
         yield TensorBoardRun(Path(monitor.tensorboard_dir) if monitor.tensorboard_dir else home.tensorboard, name)
-    plugged = [point for name in monitor.monitor_type for point in entry_points(group=METRIC_SINKS, name=name)]
-    services = [service for service in monitor.services if find_spec(service) is not None]
-    settings = project.config.model_dump(mode="json", exclude_none=True) if services or plugged else {}
-    for service in services:
-        from rft_platform.model_registry.experiment_trackers import TRACKERS
-
-        yield TRACKERS[service].of(home.root / service, project.config.project, name, settings)
-    for point in plugged:
-        yield point.load()(home.root / point.name, project.config.project, name, settings)
+    points = [point for kind in monitor.plugged for point in entry_points(group=METRIC_SINKS, name=kind)]
+    settings = project.config.model_dump(mode="json", exclude_none=True) if points else {}
+    for point in points:
+        sink = point.load()(home.root / point.name, project.config.project, name, settings)
+        if sink is not None:
+            yield sink
 
 
 def scores_of(result: EvaluationResult, differences: Sequence[Comparison]) -> dict[str, float]:
@@ -149,9 +145,9 @@ def record_training(
     else:
         model_id = log_training(project, run, policy, origin, steps)
         monitor_steps(project, round_number, steps, name)
-        tags = version_tags(origin, trained.weights_digest)
+        tags = {**version_tags(origin, trained.weights_digest), LOGGED_MODEL_TAG: model_id}
         version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run.run_id)
-        link_version(registry, run, model_id, version)
+        set_model_version(run, model_id, registry.model_name, version)
         registered = replace(policy, model_version=str(version))
     publish(project.store, registered)
     return registered
@@ -213,12 +209,6 @@ def log_training(
     steps = [replace(step, metrics={**step.metrics, "round": float(policy.round)}) for step in steps]
     run.log_steps(steps, result=MetricLink(model_id) if dataset is None else dataset.link(model_id))
     return model_id
-
-
-def link_version(registry: "ModelRegistry", run: TrainingRun, model_id: str, version: int) -> None:
-    """Link a LoggedModel and the model version of its weights by tags of both."""
-    set_model_version(run, model_id, registry.model_name, version)
-    registry.annotate(version, {"logged_model": model_id})
 
 
 def training_dataset(project: Project, policy: Policy, origin: Mapping[str, Any]) -> RunDataset | None:

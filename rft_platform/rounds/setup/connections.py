@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rft_platform.cluster.this_process import keep_imports
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.redaction import redact
@@ -100,6 +101,7 @@ def start_all(project: Project) -> None:
             starts = (connect_trainer,)
         started = [pool.submit(start, project) for start in starts]
         connect_registry(project).prepare()
+        keep_imports()  # MLflow; no user code has run yet
         for connection in started:
             connection.result()
 

@@ -86,7 +86,7 @@ def _preload() -> None:
     with importing(without=NOT_FOR_TRANSFORMERS):
         for module in ("pyarrow.parquet", "pyarrow.compute", "transformers.models.auto.modeling_auto"):
             importlib.import_module(module)
-    keep_imports()
+        keep_imports()
 
 
 def _serve(session: TrainingSession, server: CommandServer, job: Job) -> bool:
