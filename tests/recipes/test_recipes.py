@@ -231,5 +231,6 @@ def test_wolves_learn_and_a_village_learns_against_frozen_ones(project: Callable
         run(home, file)
         opened = open_project(home)
         assert list(opened.store.rounds()) == [0, 1]
+        # Untrained weights often talk beyond their context: such a run of the village has no figures.
         report = report_of(opened, recipe_named("werewolf"))
-        assert report is not None and report.curves[0].figure.label == "wolves' wins"
+        assert report is not None and report.held_out_tasks == 6
