@@ -30,7 +30,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	for project in rft_platform/recipes/projects/*; do MYPYPATH=$$project $(BIN)/mypy $$project/*.py || exit 1; done
+	for project in rft_platform/recipes/projects/*; do MYPYPATH=$$project $(BIN)/mypy --explicit-package-bases $$project/*.py || exit 1; done
 	$(BIN)/dagster definitions validate -w workspace.yaml
 	$(BIN)/dg check defs
 
