@@ -101,5 +101,5 @@ def recipe_named(name: str, *, trained: bool = False) -> Recipe:
 def _described(file: Path) -> Recipe:
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     figures = tuple(Figure(**each) for each in content.pop("figures", ()))
-    lists = {name: tuple(content.pop(name, ())) for name in ("stages", "evaluated")}
+    lists: dict[str, Any] = {name: tuple(content.pop(name, ())) for name in ("stages", "evaluated")}
     return Recipe(file.parent.name, figures=figures, **lists, **content)

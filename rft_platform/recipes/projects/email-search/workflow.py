@@ -98,7 +98,7 @@ class Inquiry:
 
 def right_calls(mailbox: Mailbox, source: Message) -> list[dict[str, Any]]:
     """The two calls of a run without an error."""
-    search = {"topic": source.topic, "month": source.month}
+    search = {"topic": str(source.topic), "month": source.month}  # a question's source has a topic
     hit = HANDLES[mailbox.search(**search).index(source)]
     return [{"name": "search", "arguments": search}, {"name": "read", "arguments": {"hit": hit}}]
 
