@@ -98,7 +98,7 @@ def test_jobs_sensors_and_schedule_are_named_and_described():
     upkeep = {"compact_job", "retention_job"}
     offline = {"sft_job", "dpo_job", "distill_job"}
     rounds = {"warm_start_job", "explore_job", "collect_job", "sync_round_job", "evaluate_job", "judge_job"}
-    assert set(jobs) == rounds | offline | upkeep | {"release_job"}
+    assert set(jobs) == rounds | offline | upkeep | {"release_job", "prompt_job"}
     assert all(job.description for job in jobs.values())
     assert all(sensor.description for sensor in repository.sensor_defs)
     planned = {"next_round_sensor", "experience_threshold_sensor"}

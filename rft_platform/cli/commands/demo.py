@@ -134,9 +134,9 @@ def train(
 def train_stages(home: "Home", recipe: "Recipe", seed: int, engine: str | None) -> None:
     """Train each stage in a process and a home of its own; a complete stage is left as it is."""
     import os
-    import subprocess
     import sys
 
+    from rft_platform.cluster.local.processes import run_in_foreground
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
@@ -154,7 +154,7 @@ def train_stages(home: "Home", recipe: "Recipe", seed: int, engine: str | None) 
         write_config(own, with_engine(config, engine))
         notes().print(f"stage {stage} of {recipe.name}: {root}", markup=False, soft_wrap=True)
         command = [sys.executable, "-m", "rft_platform", "run", "--config", str(own.config_file)]
-        if code := subprocess.run(command, env={**os.environ, "RFT_HOME": str(root)}).returncode:
+        if code := run_in_foreground(command, {**os.environ, "RFT_HOME": str(root)}):
             raise UserError(f"stage {stage} ended with code {code}: correct the cause, then run the command again")
 
 
