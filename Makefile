@@ -61,10 +61,11 @@ vllm-gpu: setup
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: --requirement requirements/lock-gpu.txt
 	$(BIN)/python -m pip check
 
-# Every test of the vLLM engine: the conformance suite, and rounds that learn.
+# Every test of the vLLM engine: the conformance suite, rounds that learn, and an exported version.
 test-vllm: setup vllm-cpu
 	RFT_TEST_ENGINES=vllm RFT_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest \
-	  tests/conformance tests/inference/test_vllm_parts.py tests/inference/test_vllm_processes.py tests/e2e/test_vllm_rounds.py
+	  tests/conformance tests/inference/test_vllm_parts.py tests/inference/test_vllm_processes.py tests/e2e/test_vllm_rounds.py \
+	  tests/rounds/test_export.py::test_vllm_loads_an_export
 
 # Environments of agent frameworks, whose pins conflict, below examples/*/.venv; AgentScope's with the platform in it too.
 AGENTS := agentscope_react agentscope2 langgraph openai_agents smolagents pydantic_ai openai_loop openai_node verifiers

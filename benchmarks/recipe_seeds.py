@@ -17,7 +17,7 @@ from typing import Any
 from machine import describe
 
 from rft_platform.recipes.recipe import recipes
-from rft_platform.recipes.report import ENDS, RecipeReport, draw
+from rft_platform.recipes.report import RecipeReport, draw
 
 HERE = Path(__file__).resolve().parent
 T_975 = {
@@ -72,7 +72,7 @@ def main() -> None:
         ends = [[value.mean for value in report.curves[column].ends] for report in reports]
         is_share = curve.figure.is_share or not all(each[0] for each in ends)
         relative = [each[-1] - each[0] if is_share else each[-1] / each[0] - 1 for each in ends]
-        stages = zip(ENDS, zip(*ends, strict=True), strict=True)
+        stages = zip(reports[0].ends, zip(*ends, strict=True), strict=True)
         figures[curve.figure.label] = {
             **{stage: over_seeds(list(values)) for stage, values in stages},
             "change": over_seeds(relative),

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.evaluation.results import EvaluationResult, Transcript
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
 
 ENDS = ("before", "after")
+LAST = "RL"  # the training after the stages
 _Z = 1.96
 
 
@@ -29,15 +30,18 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class FigureCurve:
-    """A figure of a recipe after every round that was evaluated; round 0 is the start."""
+    """A figure of a recipe after every round that was evaluated; round 0 is the start.
+
+    Stages before the one that round 0 starts from have negative rounds.
+    """
 
     figure: Figure
     values: list[Value]
 
     @property
-    def ends(self) -> tuple[Value, Value]:
-        """Before and after the rounds."""
-        return self.values[0], self.values[-1]
+    def ends(self) -> list[Value]:
+        """After each stage and after the rounds; without stages: before and after the rounds."""
+        return [*(value for value in self.values if value.round <= 0), self.values[-1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class RecipeReport:
     seed: int
     held_out_tasks: int
     published_by: str
+    ends: list[str]  # names of ``FigureCurve.ends``
     curves: list[FigureCurve]
     before: list[Transcript]  # of the warm-started policy: the first failed and the first passed run that were kept
     after: list[Transcript]  # of the last evaluated policy, chosen in the same way
@@ -65,14 +70,19 @@ class RecipeReport:
         ]
         known = {name: value[name] for name in ("recipe", "seed", "held_out_tasks", "published_by")}
         before, after = ([Transcript(**each) for each in value[side]] for side in ("before", "after"))
-        return cls(**known, curves=curves, before=before, after=after)
+        return cls(**known, ends=value.get("ends", list(ENDS)), curves=curves, before=before, after=after)
 
 
-def report_of(project: "Project", recipe: "Recipe") -> RecipeReport | None:
-    """The report of a project of the recipe; None before its first evaluation."""
+def report_of(project: "Project", recipe: "Recipe", stages: Sequence["Project"] = ()) -> RecipeReport | None:
+    """The report of a project of the recipe; None before its first evaluation.
+
+    ``stages`` are the projects of the recipe's evaluated stages, in order.
+    """
     found = _evaluations(project)
     if not found:
         return None
+    for back, stage in enumerate(reversed(stages), 1):
+        found.insert(0, replace(_evaluations(stage)[-1], round=-back))
     curves = [FigureCurve(figure, values) for figure in recipe.figures if (values := _values(found, figure))]
     first, last = found[0], found[-1]
     return RecipeReport(
@@ -80,6 +90,7 @@ def report_of(project: "Project", recipe: "Recipe") -> RecipeReport | None:
         project.config.seed,
         last.tasks,
         recipe.published_by,
+        [*(stage.upper() for stage in recipe.stages[-len(stages) - 1 :]), LAST] if stages else list(ENDS),
         curves,
         _chosen(first),
         _chosen(last),
@@ -94,7 +105,7 @@ def markdown(report: RecipeReport, picture: str) -> str:
         "",
         f"{report.held_out_tasks} held-out tasks, one sampled run of each; 95 % intervals over tasks.",
         "",
-        *_head(published),
+        *_head(report),
         *(_row(curve, published) for curve in report.curves),
         "",
     ]
@@ -126,7 +137,9 @@ def draw(reports: Sequence[RecipeReport]) -> bytes:
             low, high = [scale * value.low for value in values], [scale * value.high for value in values]
             axes.fill_between(x, low, high, alpha=0.15, color=line.get_color())
         axes.set_title(curve.figure.label + (", %" if curve.figure.is_share else ""), fontsize=11)
-        axes.set_xlabel("round")
+        axes.set_xlabel(
+            "round" if reports[0].ends == list(ENDS) else f"round; up to 0: {', '.join(reports[0].ends[:-1])}"
+        )
         axes.grid(alpha=0.3)
         if len(reports) > 1 and column == 0:
             axes.legend(frameon=False, fontsize=9)
@@ -168,8 +181,11 @@ def _chosen(result: EvaluationResult) -> list[Transcript]:
     return [*failed[:1], *passed[:1]]
 
 
-def _head(published: bool) -> list[str]:
-    cells = ["figure", *ENDS, "change", *([f"published {ENDS[0]}", ENDS[1], "change"] if published else ())]
+def _head(report: RecipeReport) -> list[str]:
+    first, *others = report.ends
+    cells = ["figure", *report.ends, "change"]
+    if report.published_by:
+        cells += [f"published {first}", *others, "change"]
     return [f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)]
 
 

@@ -52,5 +52,6 @@ def test_the_calls_are_found() -> None:
     assert not [
         str(file)
         for file in PACKAGE.rglob("*.py")
-        if ".apply_chat_template(" in file.read_text(encoding="utf-8")  # template_process renders within limits
+        if "projects" not in file.parts  # a user's project renders the template of its own model
+        and ".apply_chat_template(" in file.read_text(encoding="utf-8")  # template_process renders within limits
     ]

@@ -76,7 +76,7 @@ def recipe(
     project = train(found, f"recipe {name}", seed, fresh, rounds, json_file, engine)
     report = write_report(project, found, json_file)
     if report is not None:
-        print_report(report, project, output())
+        print_report(report, found, project, output())
 
 
 def train(
@@ -88,7 +88,10 @@ def train(
     json_file: Path | None,
     engine: str | None,
 ) -> "Project":
-    """Train the recipe's project in ``RFT_HOME`` to its last round, or continue it; ``command`` continues it again."""
+    """Train the recipe's project in ``RFT_HOME`` to its last round, or continue it; ``command`` continues it again.
+
+    The stages of the recipe are trained first.
+    """
     from rft_platform.config.home import Home
     from rft_platform.online.project import open_project
     from rft_platform.run.checks import check_run
@@ -108,6 +111,7 @@ def train(
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
     with console.status("preparing model and tasks"):
         config = prepare(home, recipe, command, seed)
+    train_stages(home, recipe, config.seed, engine)
     config = with_rounds(with_engine(config, engine), rounds)
     check_run(home, config)
     write_config(home, config)
@@ -125,6 +129,33 @@ def train(
         console.print(message, markup=False, soft_wrap=True)
         raise
     return project
+
+
+def train_stages(home: "Home", recipe: "Recipe", seed: int, engine: str | None) -> None:
+    """Train each stage in a process and a home of its own; a complete stage is left as it is."""
+    import os
+    import subprocess
+    import sys
+
+    from rft_platform.common.errors import UserError
+    from rft_platform.config.home import Home
+    from rft_platform.config.load import load_config
+    from rft_platform.online.project import open_project
+    from rft_platform.run.console import notes
+    from rft_platform.run.project_checks import is_finished
+    from rft_platform.run.start import write_config
+
+    for stage in recipe.stages:
+        root = recipe.stage_home(home.root, stage)
+        own = Home(root)
+        if own.config_file.exists() and is_finished(open_project(own)):
+            continue
+        config = load_config(home.root / recipe.name / f"{stage}.yaml").model_copy(update={"seed": seed})
+        write_config(own, with_engine(config, engine))
+        notes().print(f"stage {stage} of {recipe.name}: {root}", markup=False, soft_wrap=True)
+        command = [sys.executable, "-m", "rft_platform", "run", "--config", str(own.config_file)]
+        if code := subprocess.run(command, env={**os.environ, "RFT_HOME": str(root)}).returncode:
+            raise UserError(f"stage {stage} ended with code {code}: correct the cause, then run the command again")
 
 
 def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> "RftConfig":

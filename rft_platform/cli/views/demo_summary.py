@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.files import atomic_path, write_json, write_text
+from rft_platform.config.home import Home
 from rft_platform.recipes.recipe import Recipe, recipes
-from rft_platform.recipes.report import ENDS, RecipeReport, change, draw, markdown, report_of, shown
+from rft_platform.recipes.report import RecipeReport, change, draw, markdown, report_of, shown
 from rft_platform.run.machine import machine_facts
 from rft_platform.run.next_steps import model_uri
 from rft_platform.run.round_lines import RoundLine, champion_notes, round_lines
-from rft_platform.run.run_cost import drive_costs
+from rft_platform.run.run_cost import DriveCost, drive_costs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -135,20 +136,32 @@ def print_recipes(console: "Console") -> None:
 
 def write_report(project: "Project", recipe: Recipe, json_file: Path | None) -> RecipeReport | None:
     """Write the report and its picture into ``RFT_HOME``, and JSON if asked for; None before the first evaluation."""
-    report = report_of(project, recipe)
+    report = report_of(project, recipe, _stage_projects(project, recipe))
     if report is None:
         return None
     with atomic_path(project.home.root / PICTURE) as temp:
         temp.write_bytes(draw([report]))
     write_text(project.home.root / REPORT, markdown(report, PICTURE))
     if json_file is not None:
-        costs = drive_costs(project.home)
+        costs = _costs(project, recipe)
         cost = {"wall_s": sum(each.wall_s for each in costs), "cpu_s": sum(each.cpu_s for each in costs)}
         write_json(json_file.absolute(), {**report.to_json(), **cost, "machine": machine_facts()})
     return report
 
 
-def print_report(report: RecipeReport, project: "Project", console: "Console") -> None:
+def _stage_projects(project: "Project", recipe: Recipe) -> list["Project"]:
+    from rft_platform.online.project import open_project
+
+    return [open_project(Home(recipe.stage_home(project.home.root, stage))) for stage in recipe.evaluated]
+
+
+def _costs(project: "Project", recipe: Recipe) -> list[DriveCost]:
+    """All drives of the stages and of the project."""
+    stages = [Home(recipe.stage_home(project.home.root, stage)) for stage in recipe.stages]
+    return [cost for home in (*stages, project.home) for cost in drive_costs(home)]
+
+
+def print_report(report: RecipeReport, recipe: Recipe, project: "Project", console: "Console") -> None:
     """Print the figures before and after training, beside the published ones, and where to read more."""
     from rich import box
     from rich.table import Table
@@ -156,7 +169,7 @@ def print_report(report: RecipeReport, project: "Project", console: "Console") -
     title = f"{report.recipe}, seed {report.seed}: {report.held_out_tasks} held-out tasks"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column("")
-    for name in (*ENDS, "change", *(("published", "change") if report.published_by else ())):
+    for name in (*report.ends, "change", *(("published", "change") if report.published_by else ())):
         table.add_column(name, justify="right")
     for curve in report.curves:
         share, ends = curve.figure.is_share, [end.mean for end in curve.ends]
@@ -165,7 +178,7 @@ def print_report(report: RecipeReport, project: "Project", console: "Console") -
             cells += [" -> ".join(shown(end, share) for end in published), change(published[0], published[-1], share)]
         table.add_row(curve.figure.label, *cells)
     console.print(table)
-    costs = drive_costs(project.home)
+    costs = _costs(project, recipe)
     wall_s, cpu_s = sum(cost.wall_s for cost in costs), sum(cost.cpu_s for cost in costs)
     facts = {
         "time": f"{wall_s:,.1f} s wall, {cpu_s:,.1f} s processor (driver, engine, trainer)",

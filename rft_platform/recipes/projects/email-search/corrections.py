@@ -11,9 +11,9 @@ from typing import Any
 from demonstrations import MAILBOXES, call_message, demonstrate
 from mail import mailbox_of
 from questions import Question, explored_questions
-from workflow import Inquiry
+from workflow import Inquiry, right_calls
 
-QUESTIONS = 40  # for each mailbox
+QUESTIONS = 320  # for each mailbox
 
 
 def pairs(seed: int = 0) -> Iterator[tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]]:
@@ -44,10 +44,8 @@ def corrections(
 
 def expert_message(question: Question, inquiry: Inquiry) -> dict[str, Any]:
     """What an expert would say after the calls of ``inquiry``."""
-    source = question.source
     if inquiry.is_read:
         return {"role": "assistant", "content": question.answer}
-    name, arguments = (
-        ("read", {"id": source.id}) if inquiry.is_listed else ("search", {"topic": source.topic, "month": source.month})
-    )
-    return call_message(name, arguments)
+    search, read = right_calls(inquiry.mailbox, question.source)
+    call = read if inquiry.is_listed else search
+    return call_message(call["name"], call["arguments"])

@@ -1,9 +1,10 @@
-"""Demonstrations of a careless teacher: conversations with real searches in other mailboxes.
+"""What the agent learns by imitation: bare look-ups, then conversations of a careless teacher.
 
-The mailboxes are others than that of the tasks, and many: in one mailbox a model would learn the ids by heart instead
-of looking them up. The teacher chooses the right tool in about 75 % of its calls and right arguments in about 50 %. It
-misreads one way to name a month more often than not, so that even the most likely call of a model that imitates it is
-wrong there. Only the rewards show what is better.
+All are of other mailboxes than that of the tasks. A **look-up** asks for a sender and shows a list of two, four or
+six hits: it teaches to find the handle of a name, without any error. In the **conversations** the teacher
+errs in what rewards can repair, the choice of the tool and of the month, and never in the handle: it chooses the right
+tool in about 60 % of its calls and right arguments in about 45 %. It misreads one way to name a month more often than
+not, so that even the most likely call of a model that imitates it is wrong there.
 """
 
 import json
@@ -12,52 +13,64 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mail import MONTHS, TOPICS, mailbox_of
-from questions import EXPLORED, Question, explored_questions
-from workflow import Inquiry
+from mail import PEOPLE, TOPICS, mailbox_of
+from questions import HELD_OUT_PEOPLE, Question, explored_questions
+from workflow import HANDLES, Inquiry
 
-#: Probability that a search has the wrong month or none, by how the question names the month.
-WRONG_MONTH: Mapping[str, float] = MappingProxyType({"name": 0.3, "number": 0.4, "date": 0.65})
-WRONG_TOPIC = 0.05
-NOTICED = 0.4  # probability that the teacher searches again if the hits do not contain the message
-REPEATED = 0.2  # probability of a search that is not needed
-ANY_HIT = 0.4  # probability that any hit is read, instead of the sender's
-CHECKED = 0.6  # probability that the teacher reads on after a message of another sender
-UNKNOWN_TOOL = 0.1  # probability that a call names a tool that does not exist
-MAX_CALLS = 7
-MAILBOXES = range(1, 65)  # seeds; mailbox 0 is that of the tasks
+#: Probability that a search has a wrong month, by how the question names the month.
+WRONG_MONTH: Mapping[str, float] = MappingProxyType({"name": 0.35, "number": 0.4, "after": 0.72})
+NOTICED = 0.5  # probability that the teacher searches again if the hits do not contain the sender
+REPEATED = 0.4  # probability of a search that is not needed
+EARLY = 0.18  # probability that the first call is a read
+UNKNOWN_TOOL = 0.14  # probability that a call names a tool that does not exist
+MAX_CALLS = 6
+READ_WEIGHT = 3.0
+MAILBOXES = range(1, 9)  # seeds; mailbox 0 is that of the tasks
+CONVERSATIONS = 1024  # for each mailbox
+
+
+def lookups(count: int, hits: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
+    """``count`` conversations: a question, a list of ``hits`` messages as ``search`` shows it, and the right read."""
+    generator = random.Random(f"look-ups {hits} {seed}")
+    asked = [sender for sender in PEOPLE if sender not in HELD_OUT_PEOPLE]
+    for _ in range(count):
+        sender, topic = generator.choice(asked), generator.choice(TOPICS)
+        people = generator.sample([each for each in PEOPLE if each != sender], hits - 1)
+        people.insert(generator.randrange(hits), sender)
+        lines = [f"{handle} {each} re {topic}" for handle, each in zip(HANDLES, people, strict=False)]
+        yield [
+            {"role": "user", "content": f"What did {sender} write?"},
+            {"role": "tool", "tool_call_id": "call", "content": "\n".join(lines)},
+            call_message("read", {"hit": HANDLES[people.index(sender)]}),
+        ]
 
 
 def conversations(seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """As many conversations as there are explored questions."""
+    """Conversations of the teacher about explored questions of all mailboxes."""
     generator = random.Random(seed)
     for number in MAILBOXES:
-        for question in explored_questions(number, EXPLORED // len(MAILBOXES), seed):
-            yield demonstrate(question, generator, Inquiry(mailbox_of(number), question.source))
+        for question in explored_questions(number, CONVERSATIONS, seed):
+            messages = demonstrate(question, generator, Inquiry(mailbox_of(number), question.source))
+            yield [weighted(message) for message in messages]
 
 
 def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) -> list[dict[str, Any]]:
     """Return a conversation: question, calls with their results, and the number of the message that was read last."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": question.text}]
-    hits, text = "", ""
-
-    def call(name: str, arguments: dict[str, Any]) -> str:
+    text = ""
+    while len(inquiry.calls) < MAX_CALLS and not text:
+        name, arguments = _next_call(question, generator, inquiry)
         name = "open" if generator.random() < UNKNOWN_TOOL else name
         result = inquiry.call({"name": name, "arguments": json.dumps(arguments)})
-        messages.extend(
-            (call_message(name, arguments), {"role": "tool", "tool_call_id": "call", "content": result.text})
-        )
-        return result.text if result.valid else ""
-
-    while len(inquiry.calls) < MAX_CALLS:
-        if not hits or (not inquiry.is_listed and generator.random() < NOTICED) or generator.random() < REPEATED:
-            hits = call("search", _search_arguments(question, generator)) or hits
-        else:
-            chosen = _chosen_hit(hits, question, generator)
-            text = call("read", {"id": chosen}) or text
-            if text and (chosen.startswith(question.source.sender) or generator.random() >= CHECKED):
-                break
+        messages += [call_message(name, arguments), {"role": "tool", "tool_call_id": "call", "content": result.text}]
+        text = result.text if name == "read" and result.valid else ""
     return [*messages, {"role": "assistant", "content": text.rsplit(" ", 1)[-1] if text else "unknown"}]
+
+
+def weighted(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, with a greater weight in the loss if it reads a hit: its handle is one token of many."""
+    reads = [call for call in message.get("tool_calls", ()) if call["function"]["name"] == "read"]
+    return {**message, "weight": READ_WEIGHT} if reads else message
 
 
 def call_message(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -66,18 +79,22 @@ def call_message(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{"id": "call", "type": "function", "function": function}]}
 
 
+def _next_call(question: Question, generator: random.Random, inquiry: Inquiry) -> tuple[str, dict[str, Any]]:
+    listed = [hit.sender for hit in inquiry.hits]
+    found = question.source.sender in listed
+    if found and generator.random() >= REPEATED:
+        return "read", {"hit": HANDLES[listed.index(question.source.sender)]}
+    careless = generator.random() < (1 - NOTICED if listed else EARLY)
+    if not found and careless:
+        return "read", {"hit": HANDLES[0]}
+    return "search", _search_arguments(question, generator)
+
+
 def _search_arguments(question: Question, generator: random.Random) -> dict[str, Any]:
-    topic = generator.choice(TOPICS) if generator.random() < WRONG_TOPIC else str(question.source.topic)
-    if generator.random() >= WRONG_MONTH[question.when]:
-        return {"topic": topic, "month": question.source.month}
-    if generator.random() < 0.5:
-        return {"topic": topic}
-    return {"topic": topic, "month": MONTHS[MONTHS.index(question.source.month) - 1]}
-
-
-def _chosen_hit(hits: str, question: Question, generator: random.Random) -> str:
-    listed = [line for line in hits.splitlines() if line[-1].isdigit()]
-    if not listed:
-        return f"{question.source.sender}{generator.randrange(1000, 10_000)}"
-    of_sender = [identifier for identifier in listed if identifier.startswith(question.source.sender)]
-    return generator.choice(listed) if not of_sender or generator.random() < ANY_HIT else of_sender[0]
+    """The right arguments, or a misread month: the one before, which is named, or none."""
+    arguments = {"topic": str(question.source.topic), "month": question.source.month}
+    if generator.random() < WRONG_MONTH[question.when]:
+        if question.when != "after":
+            return {"topic": arguments["topic"]}
+        arguments["month"] = question.text.split("after ")[1][:6]
+    return arguments

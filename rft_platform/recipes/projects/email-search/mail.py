@@ -1,8 +1,8 @@
 """A generated mailbox in an SQLite database with full-text search (FTS5).
 
-Each topic has one thread a month: six messages of different people. Beside the threads there are digests, which mention
-four topics of a month in their text, and forwarded copies, which repeat a message of the thread with another number. A
-search lists them after the threads.
+Each topic has one thread a month, for four years: six messages of different people. Beside the threads there are
+digests, which mention four topics of a month in their text, and forwarded copies, which repeat a message of the thread
+with another number. A search lists them after the threads.
 """
 
 import random
@@ -16,20 +16,25 @@ TOPICS = (
     *("budget", "contract", "travel", "office", "printer", "garden", "parking", "lunch", "server", "website"),
     *("invoice", "holiday", "report", "survey", "kitchen", "heating", "safety", "music", "library", "bicycle"),
 )
-MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-PEOPLE = ("ann", "ben", "eva", "tom", "kim", "leo", "mia", "sam")
+MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+YEARS = ("21", "22", "23", "24")
+MONTHS = tuple(f"{name} {year}" for year in YEARS for name in MONTH_NAMES)
+PEOPLE = (
+    *("Ann", "Ben", "Eva", "Tom", "Kim", "Leo", "Mia", "Sam", "Ada", "Bob", "Dan", "Eli", "Fay", "Gus", "Hal", "Ida"),
+    *("Jim", "Kay", "Lea", "Max", "Nia", "Oli", "Pam", "Ray", "Sue", "Ted", "Uma", "Vic", "Wes", "Yan", "Zoe", "Amy"),
+    *("Bea", "Cal", "Dot", "Eve", "Flo", "Guy", "Ivy", "Ken"),
+)
 DETAILS = ("room", "price", "seat", "code")
 THREAD = 6  # messages of a thread
-DIGESTS = 60  # a month
+DIGESTS = 20  # a month
 FORWARDED = 0.5  # probability that a thread has a forwarded copy
 HITS = 6  # messages that a search returns at most
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. Its id names the sender. ``number`` is what it says about ``detail`` of its topic."""
+    """One message. ``number`` is what it says about ``detail`` of its topic."""
 
-    id: str
     sender: str
     month: str
     subject: str
@@ -43,16 +48,13 @@ class Mailbox:
     """All messages of a seed, and the search in them."""
 
     def __init__(self, seed: int = 0) -> None:
-        generator = random.Random(f"mailbox {seed}")
-        numbers = iter(generator.sample(range(1000, 10_000), 4000))
-        self.messages = {message.id: message for message in _messages(generator, numbers)}
-        self._ids = list(self.messages)
+        self.messages = list(_messages(random.Random(f"mailbox {seed}")))
         self._threads = {
-            key: list(thread) for key, thread in groupby(filter(_thread_of, self.messages.values()), key=_thread_of)
+            key: list(thread) for key, thread in groupby(filter(_thread_of, self.messages), key=_thread_of)
         }
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
         self._database.execute("CREATE VIRTUAL TABLE mail USING fts5(subject, month, text)")
-        rows = [(row, each.subject, each.month, each.text) for row, each in enumerate(self.messages.values())]
+        rows = [(row, each.subject, each.month, each.text) for row, each in enumerate(self.messages)]
         self._database.executemany("INSERT INTO mail(rowid, subject, month, text) VALUES (?, ?, ?, ?)", rows)
 
     def thread(self, topic: str, month: str) -> list[Message]:
@@ -72,7 +74,7 @@ class Mailbox:
             "SELECT rowid FROM mail WHERE mail MATCH ? ORDER BY bm25(mail, 20.0, 1.0, 1.0), rowid LIMIT ?",
             (" AND ".join(terms), HITS),
         )
-        return [self.messages[self._ids[row]] for (row,) in found]
+        return [self.messages[row] for (row,) in found]
 
 
 def _thread_of(message: Message) -> tuple[str, str] | None:
@@ -85,27 +87,25 @@ def mailbox_of(seed: int) -> Mailbox:
     return Mailbox(seed)
 
 
-def _messages(generator: random.Random, numbers: Iterator[int]) -> Iterator[Message]:
+def _messages(generator: random.Random) -> Iterator[Message]:
     for number, month in enumerate(MONTHS):
         for topic in TOPICS:
-            thread = list(_thread(generator, numbers, topic, month))
+            thread = list(_thread(generator, topic, month))
             yield from thread
             if number and generator.random() < FORWARDED:
-                copied, other = generator.choice(thread), _number(generator)
-                text = f"old: the {topic} {copied.detail} is {other}"
-                yield Message(f"{copied.sender}{next(numbers)}", copied.sender, month, "fwd", text)
+                copied = generator.choice(thread)
+                text = f"old: the {topic} {copied.detail} is {_number(generator)}"
+                yield Message(copied.sender, month, "fwd", text)
         for _ in range(DIGESTS):
             mentioned = " ".join(generator.sample(TOPICS, 4))
-            sender = generator.choice(PEOPLE)
-            yield Message(f"{sender}{next(numbers)}", sender, month, "digest", f"this month: {mentioned}")
+            yield Message(generator.choice(PEOPLE), month, "digest", f"this month: {mentioned}")
 
 
-def _thread(generator: random.Random, numbers: Iterator[int], topic: str, month: str) -> Iterator[Message]:
+def _thread(generator: random.Random, topic: str, month: str) -> Iterator[Message]:
     for position, sender in enumerate(generator.sample(PEOPLE, THREAD)):
         subject = topic if position == 0 else f"re {topic}"
         detail, number = generator.choice(DETAILS), _number(generator)
-        text = f"the {topic} {detail} is {number}"
-        yield Message(f"{sender}{next(numbers)}", sender, month, subject, text, topic, detail, number)
+        yield Message(sender, month, subject, f"the {topic} {detail} is {number}", topic, detail, number)
 
 
 def _number(generator: random.Random) -> int:
@@ -113,5 +113,5 @@ def _number(generator: random.Random) -> int:
 
 
 def _plain(word: str) -> str:
-    """Only letters and digits, so that no part of a word is a search operator."""
-    return "".join(character for character in word if character.isalnum())
+    """Only letters, digits and spaces, so that no part of a word is a search operator."""
+    return "".join(character for character in word if character.isalnum() or character == " ").strip()

@@ -6,31 +6,42 @@ from pathlib import Path
 from typing import Any
 
 from corrections import pairs
-from demonstrations import conversations
-from questions import sentences, split_questions
+from demonstrations import conversations, lookups
+from mail import mailbox_of
+from questions import Question, sentences, split_questions
 from rft_platform.recipes.tiny_model import build_model
-from workflow import TOOLS
+from workflow import TOOLS, right_calls
 
 HERE = Path(__file__).parent
-VOCABULARY = 544  # every word of the mailbox is one token
-CALLS = (("search", {"topic": "", "month": ""}), ("read", {"id": ""}), ("open", {"id": ""}))
+VOCABULARY = 609  # every word of the mailbox is one token
+CALLS = (("search", {"topic": "", "month": ""}), ("read", {"hit": ""}), ("open", {"hit": ""}))
+LOOKUPS = 8192  # for each length of the list
 
 
 def main() -> None:
     """Write ``model/``, whose tokenizer learns its vocabulary from the words of the mailbox, and ``tasks/``."""
     calls = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in CALLS]
-    corpus = (*calls, *sentences(), "Tools: search(topic, month) read(id)")
+    corpus = (*calls, *sentences(), "Tools: search(topic, month) read(hit)", "error: unknown tool open no such hit")
     template = (HERE / "chat_template.jinja").read_text()
     build_model(HERE / "model", corpus=corpus, template=template, vocabulary=VOCABULARY)
     for name, questions in zip(("train", "test"), split_questions(), strict=True):
-        rows = [{"question": each.text, "answer": each.answer, "source": each.source.id} for each in questions]
-        write(name, rows)
+        write(name, map(task, questions))
+    for hits in (2, 4, 6):
+        write(f"lookups_{hits}", ({"messages": messages, "tools": TOOLS} for messages in lookups(LOOKUPS, hits)))
     write("demonstrations", ({"messages": messages, "tools": TOOLS} for messages in conversations()))
     compared = (
         {"prompt": prompt, "chosen": [chosen], "rejected": [rejected], "tools": TOOLS}
         for prompt, chosen, rejected in pairs()
     )
     write("corrections", ({name: json.dumps(value) for name, value in row.items()} for row in compared))
+
+
+def task(question: Question) -> dict[str, Any]:
+    """A question with its answer, the calls that find it, and the place of its source in the mailbox."""
+    mailbox = mailbox_of(0)
+    calls = json.dumps(right_calls(mailbox, question.source))
+    source = mailbox.messages.index(question.source)
+    return {"question": question.text, "answer": question.answer, "tool_calls": calls, "source": source}
 
 
 def write(name: str, rows: Iterable[dict[str, Any]]) -> None:

@@ -28,8 +28,10 @@ class Model:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True, use_safetensors=True
+        )
 
     def answers(self, conversations: Sequence[list[dict[str, str]]]) -> list[str]:
         """One answer for each conversation."""
