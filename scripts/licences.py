@@ -1,4 +1,4 @@
-"""Write THIRD_PARTY_LICENSES.md: licence of every locked package, from the metadata of what is installed.
+"""Write THIRD_PARTY_LICENSES.md: licence of every locked package, from its metadata, and of the ``BUNDLED`` files.
 
 ``make licences`` runs this. Packages whose marker excludes this platform (those for Windows) are left out.
 """
@@ -11,6 +11,18 @@ from scripts.lock import DEVELOPMENT, REPOSITORY, RUNTIME, TORCH, read_pins
 
 LICENCES = REPOSITORY / "THIRD_PARTY_LICENSES.md"
 UNKNOWN = "unknown"
+#: Files of the npm registry that the web pages load: package, version, licence, file, and its SHA-256. To update one,
+#: take the file and the licence text from ``npm pack PACKAGE@VERSION`` (folders ``dist`` or ``css``), put both in
+#: ``STATIC`` without a change, write version and digest here, run ``make licences``, and open the pages.
+BUNDLED = (
+    ("@picocss/pico", "2.1.1", "MIT", "pico.min.css",
+     "fbc9a63fc9fc9f72d12fd7fc9806e11fa9f77ae4f9cad146b27003a1119ba3db"),
+    ("chart.js", "4.6.1", "MIT", "chart.umd.min.js",
+     "87364cc2b2a76a6684929e7d6b80b18a897794db38400caff1fcf1791c6925d2"),
+    ("htmx.org", "2.0.11", "0BSD", "htmx.min.js",
+     "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"),
+)  # fmt: skip
+STATIC = REPOSITORY / "rft_platform" / "online" / "pages" / "static"
 #: Their metadata names no licence; the licence file in their distribution is this one's text.
 FROM_LICENCE_FILE = {"huey": "MIT", "skops": "MIT"}
 #: Classifiers that say nothing by themselves.
@@ -67,6 +79,14 @@ def table(heading: str, rows: list[str]) -> str:
     return "\n".join([f"## {heading}", "", "| package | version | licence | note |", "|---|---|---|---|", *rows]) + "\n"
 
 
+def bundled() -> list[str]:
+    """The rows of the bundled files."""
+    return [
+        f"| {package} | {version} | {licence} | `{file}`, SHA-256 {digest} |"
+        for package, version, licence, file, digest in BUNDLED
+    ]
+
+
 def main() -> None:
     """Write the file; ends with a message where a locked package is not installed."""
     sections = [HEADER]
@@ -76,6 +96,7 @@ def main() -> None:
         except PackageNotFoundError as error:
             sys.exit(f"{error.name} is locked but not installed: run make setup")
         sections.append(table(heading, rows))
+    sections.append(table("Bundled with the web pages", bundled()))
     LICENCES.write_text("\n".join(sections))
     print(f"{LICENCES.name}: {sum(len(packages) for packages in locked().values())} packages")
 

@@ -1,8 +1,9 @@
 """The list of licences is current, and nothing that is deployed is under an unknown licence or the GPL."""
 
+import hashlib
 from importlib.metadata import PackageNotFoundError, distribution
 
-from scripts.licences import LICENCES, UNKNOWN, licence_of, locked, note_on, row
+from scripts.licences import BUNDLED, LICENCES, STATIC, UNKNOWN, bundled, licence_of, locked, note_on, row
 
 
 def test_the_list_names_every_locked_package_with_its_version_and_licence() -> None:
@@ -10,7 +11,8 @@ def test_the_list_names_every_locked_package_with_its_version_and_licence() -> N
     listed = [
         tuple(line.strip("| ").split(" | ")[:2]) for line in lines if line.startswith("| ") and "package |" not in line
     ]
-    assert listed == [package for packages in locked().values() for package in packages], "run make licences"
+    packaged = [package for packages in locked().values() for package in packages]
+    assert listed == [*packaged, *(package[:2] for package in BUNDLED)], "run make licences"
     for packages in locked().values():
         for name, version in packages:
             try:
@@ -19,6 +21,13 @@ def test_the_list_names_every_locked_package_with_its_version_and_licence() -> N
                 continue
             if installed.version.split("+")[0] == version:
                 assert row(name, version, licence_of(installed)) in lines, "run make licences"
+
+
+def test_bundled_files_are_those_of_their_release_and_have_a_licence_text() -> None:
+    assert set(bundled()) <= set(LICENCES.read_text().splitlines()), "run make licences"
+    for *_, file, digest in BUNDLED:
+        assert hashlib.sha256((STATIC / file).read_bytes()).hexdigest() == digest, f"{file}: see BUNDLED"
+        assert list(STATIC.glob(f"{file.split('.')[0]}-LICENSE.*")), file
 
 
 def test_what_is_deployed_is_under_a_known_licence_and_none_is_of_the_gpl_family() -> None:

@@ -1,7 +1,11 @@
 """The front page of `rft view`: curves, decisions of the gate, rewards, groups, and what the rounds took."""
 
+import html
+import json
+import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from rft_platform.config.home import Home
 from rft_platform.evaluation.plots import CurvePoint
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.jobs.driver_lock import interface_port, servers_lock
+from rft_platform.online.pages.charts import Chart, Series
 from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, Trained, write
 from rft_platform.servers.ui_servers import interface_links
 from rft_platform.servers.viewer import overview
@@ -65,11 +70,13 @@ def test_a_round_has_its_decision_cost_and_scores(home: Home) -> None:
     assert second.seconds == {"rollout": 6.0, "judge": 2.0, "train": 1.0, "evaluation": 1.0}
     assert second.tokens == {"rollout": 40, "judge": 70, "train": 20, "evaluation": 0}
     assert second.processor_s == {"rollout": 3.0, "train": 3.0, "evaluation": 0.5}
-    by_stage = overview.stages([start, first, second, third])
-    assert [(each.name, each.share, each.left) for each in by_stage] == [
-        ("rollout", 60.0, 0.0), ("judge", 20.0, 60.0), ("train", 10.0, 80.0), ("evaluation", 10.0, 90.0),
+    by_stage, times = overview.stages([start, first, second, third])
+    assert [(each.name, each.share) for each in by_stage] == [
+        ("rollout", 60.0), ("judge", 20.0), ("train", 10.0), ("evaluation", 10.0),
     ]  # fmt: skip
-    assert overview.stages([start]) == []
+    assert times.rows()[0] == ("r1", "", ["6 s", "2 s", "1 s", "1 s"])
+    none, times = overview.stages([start])
+    assert none == [] and not times.shown
 
 
 def test_a_changed_record_is_read_again(home: Home) -> None:
@@ -83,27 +90,31 @@ def test_a_changed_record_is_read_again(home: Home) -> None:
 
 def test_the_learning_curve_marks_the_decisions_of_the_gate(home: Home) -> None:
     chart = overview.learning_curve(overview.summaries(ExperienceStore(home.rounds), range(4)))
-    assert chart is not None
-    assert dict(chart.lines)["series-a"] == "0.0,75.0 66.67,50.0 100.0,62.5"
-    decided = [(mark.x, mark.y, mark.style, mark.title) for mark in chart.marks if mark.style in ("good", "bad")]
-    assert decided == [
-        (66.67, 50.0, "good", "round 2, version 8, promoted: 0.5 against 0.25 (50 %)"),
-        (100.0, 62.5, "bad", f"round 3, version 12, kept: {UNSAFE} (37.5 %)"),
+    assert chart.labels == ["r0", "r1", "r2", "r3"] and chart.unit == "%"
+    sampled, greedy, promoted, kept = chart.shown
+    assert sampled.values == [0.25, None, 0.5, 0.375] and sampled.band == [None, None, (0.4, 0.6), None]
+    assert greedy.values == [None, None, 1.0, None]
+    assert (promoted.name, promoted.style, promoted.values) == ("promoted", "good", [None, None, 0.5, None])
+    assert (kept.name, kept.style, kept.values) == ("kept the champion", "bad", [None, None, None, 0.375])
+    assert chart.rows() == [
+        ("r0", "", ["25 %", "", "", ""]),
+        ("r2", "", ["50 % (40 % to 60 %)", "100 %", "version 8, 0.5 against 0.25", ""]),
+        ("r3", "", ["37.5 %", "", "", f"version 12, {UNSAFE}"]),
     ]
-    assert overview.learning_curve([]) is None
-    greedy = RoundSummary(1, CurvePoint(1, 4, greedy=0.5), "kept", "0.5 against 0.6")
-    chart = overview.learning_curve([greedy])
-    assert chart is not None and [mark.style for mark in chart.marks] == ["series-b", "bad"]
+    assert not overview.learning_curve([]).shown
+    greedy_only = RoundSummary(1, CurvePoint(1, 4, greedy=0.5), "kept", "0.5 against 0.6")
+    chart = overview.learning_curve([greedy_only])
+    assert [(each.style, each.values) for each in chart.shown] == [("series-b", [0.5]), ("bad", [0.5])]
 
 
 def test_the_histogram_counts_runs_and_links_to_them(home: Home) -> None:
     store = ExperienceStore(home.rounds)
     chart, unrewarded = overview.histogram(store, 3)
     rewards = [row.reward for row in store.judged_rows(3)]
-    assert chart is not None and unrewarded == rewards.count(None)
-    assert sum(bar.value for bar in chart.bars) + unrewarded == 8
-    for bar in chart.bars:
-        assert f"{bar.value:g} runs" in re.findall(r"([\d,]+ runs)", page(home, bar.link))[0]
+    assert unrewarded == rewards.count(None)
+    assert sum(int(count) for _, _, (count,) in chart.rows()) + unrewarded == 8
+    for _, link, (count,) in chart.rows():
+        assert f"{count} runs" in re.findall(r"([\d,]+ runs)", page(home, link))[0]
     many = [(float(i) / 100, 1) for i in range(101)]
     parts = overview._intervals(many)
     assert len(parts) == 20 and sum(runs for *_, runs in parts) == 101
@@ -126,13 +137,38 @@ def test_the_groups_of_a_task_are_shown_side_by_side(home: Home) -> None:
 
 def test_the_page_shows_all_of_it_and_escapes_texts(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     text = page(home)
-    for expected in ("Held-out pass rate by round", "promoted: 0.5 against 0.25", "Runs of round 3 by reward", "37.5 %",
-                     "Groups of one task side by side", '<span class="key series-d">evaluation</span>'):  # fmt: skip
+    for expected in ("Held-out pass rate by round", "version 8, 0.5 against 0.25", "Runs of round 3 by reward",
+                     "37.5 %", "Groups of one task side by side",
+                     '<span class="key series-d">evaluation</span>'):  # fmt: skip
         assert expected in text, expected
     assert UNSAFE not in text and "&lt;b&gt;kept" in text
     assert "style=" not in text and "<script>" not in text  # the content security policy forbids both
     monkeypatch.setattr(overview, "SHOWN_ROUNDS", 2)
     assert "All 4 rounds" in page(home) and "All 4 rounds" not in page(home, "/?rounds=all")
+
+
+def test_the_page_has_the_figures_of_its_charts_as_json(home: Home) -> None:
+    found = [json.loads(html.unescape(text)) for text in re.findall(r"data-chart='([^']*)'", page(home))]
+    charts = {each["label"]: {part["name"]: part for part in each["series"]} for each in found}
+    curve, rewards = charts["Held-out pass rate by round"], charts["Runs of round 3 by reward"]
+    assert curve["sampled"]["values"] == [0.25, None, 0.5, 0.375] and curve["sampled"]["band"][2] == [0.4, 0.6]
+    assert curve["kept the champion"]["notes"][3] == f"version 12, {UNSAFE}"
+    assert charts["Mean reward by round"]["mean reward"]["values"] == pytest.approx([0.1, 0.2, 0.3])
+    assert sum(rewards["runs"]["values"]) == 8 - overview.histogram(ExperienceStore(home.rounds), 3)[1]
+    assert charts["Seconds of each stage by round"]["judge"]["values"] == [2.0, 2.0, 2.0]
+
+
+def test_a_chart_is_json_also_of_odd_values() -> None:
+    series = Series("s", "good", [math.nan, math.inf, 1234.5])
+    odd = Chart(
+        "c",
+        "x",
+        ["1", "2", "3"],
+        [series, replace(series, notes=["", "", "\u202e1"]), Series("none", "bad", [None] * 3)],
+    )
+    values, notes = odd.data()["series"]
+    assert values["values"] == [None, None, 1234.5] and notes["notes"][2] == r"\u202e1"
+    assert [texts for *_, (texts, _) in odd.rows()] == ["nan", "inf", "1,234"]
 
 
 def test_a_project_without_rounds_has_a_front_page(tmp_path: Path, home: Home) -> None:

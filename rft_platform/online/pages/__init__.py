@@ -2,6 +2,6 @@
 
 ``routes`` serves the pages and has the threads that read their data, ``history`` makes the charts of the traffic;
 ``shell`` has the files, headers and templates that all pages of the platform share, ``charts`` their charts;
-``templates`` has Jinja templates; ``static`` has Pico CSS 2.1.1 (MIT) and htmx 2.0.11 (0BSD), unchanged from the npm
-registry, so that no page loads a file from another server.
+``templates`` has Jinja templates; ``static`` has Pico CSS, htmx and Chart.js, unchanged from the npm registry (versions
+and digests: ``BUNDLED`` of ``scripts/licences.py``), so that no page loads a file from another server.
 """

@@ -151,12 +151,13 @@ def overview_page(home: Home, host: str, *, every: bool = False) -> Response:
     shown = overview.summaries(store, known if every else known[-overview.SHOWN_ROUNDS :])
     judged = next((each.number for each in reversed(shown) if each.judged), None)
     rewards, unrewarded = (None, 0) if judged is None else overview.histogram(store, judged)
+    stages, times = overview.stages(shown)
     return page(
         "overview.html.jinja", project, title="Overview", shown=shown, earlier=len(known) - len(shown),
         newest=next((each.point for each in reversed(shown) if each.point is not None), None),
         measured=next((each for each in reversed(shown) if each.point and each.point.sampled is not None), None),
         curve=overview.learning_curve(shown), reward_curve=overview.reward_curve(shown),
-        judged=judged, rewards=rewards, unrewarded=unrewarded, stages=overview.stages(shown),
+        judged=judged, rewards=rewards, unrewarded=unrewarded, stages=stages, times=times,
         groups=[] if judged is None else overview.groups(store, judged),
         links=interface_links(home, host),
     )  # fmt: skip

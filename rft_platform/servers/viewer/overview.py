@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from rft_platform.evaluation.plots import CurvePoint
 from rft_platform.experience.queries import connect
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.online.pages.charts import Bar, Chart, Mark, Series, bar_chart, line_chart, percent
+from rft_platform.online.pages.charts import Chart, Series
 from rft_platform.rounds.project.record import (
     Explored,
     Judged,
@@ -37,6 +37,8 @@ _EARLIER = 10  # rounds in which earlier groups of the shown tasks are looked fo
 _SIDE_BY_SIDE = 3  # ... of which the newest are shown
 _VALUES = 12  # more different rewards are counted in ``_BINS`` intervals
 _BINS = 20
+_STYLES = dict(zip(PARTS, ("series-a", "series-b", "series-c", "series-d"), strict=True))
+_DECISIONS = {"kept": "kept the champion"}  # names of decisions in the chart that differ from those in the table
 _PARTS = (Explored, Judged, Trained, Policy, RoundEvaluation)
 
 _REWARDS = """
@@ -138,35 +140,35 @@ def _reason(evaluated: RoundEvaluation) -> str:
     return evaluated.gate
 
 
-def learning_curve(shown: Sequence[RoundSummary]) -> Chart | None:
+def learning_curve(shown: Sequence[RoundSummary]) -> Chart:
     """Held-out pass rates by round, with a mark for every decision of the gate."""
-    points = [each.point for each in shown if each.point is not None]
-    sampled = [(float(p.round), p.sampled) for p in points if p.sampled is not None]
+    trained = [(each, each.point) for each in shown if each.point is not None]
+    points = [point for _, point in trained]
     band = [
-        (float(p.round), p.sampled_low, p.sampled_high)
-        for p in points if p.sampled_low is not None and p.sampled_high is not None
-    ]  # fmt: skip
-    greedy = [(float(p.round), p.greedy) for p in points if p.greedy is not None]
+        None if p.sampled_low is None or p.sampled_high is None else (p.sampled_low, p.sampled_high) for p in points
+    ]
+    rates = [point.greedy if point.sampled is None else point.sampled for point in points]
+    notes = [f"version {point.policy_version}, {each.reason}" for each, point in trained]
     marks = [
-        Mark(each.number, rate, each.style, f"round {each.number}, version {each.point.policy_version}, "
-             f"{each.decision}: {each.reason} ({percent(rate)})")
-        for each in shown if each.decision and each.point is not None
-        if (rate := each.point.greedy if each.point.sampled is None else each.point.sampled) is not None
+        Series(
+            _DECISIONS.get(decision, decision), style,
+            [rate if each.decision == decision else None for (each, _), rate in zip(trained, rates, strict=True)],
+            notes=notes,
+        )
+        for decision, style in dict.fromkeys((each.decision, each.style) for each, _ in trained if each.decision)
     ]  # fmt: skip
-    series = [Series("greedy", "series-b", greedy), Series("sampled", "series-a", sampled, band)]
-    return line_chart(
-        "Held-out pass rate by round", series, marks, y_text=percent, y_range=(0.0, 1.0), whole=True,
-        x_text="r{:.0f}".format,
+    return Chart(
+        "Held-out pass rate by round", "round", [f"r{point.round}" for point in points],
+        [Series("sampled", "series-a", [point.sampled for point in points], band),
+         Series("greedy", "series-b", [point.greedy for point in points]), *marks], unit="%",
     )  # fmt: skip
 
 
-def reward_curve(shown: Sequence[RoundSummary]) -> Chart | None:
+def reward_curve(shown: Sequence[RoundSummary]) -> Chart:
     """Mean reward of the training runs by round."""
-    points = [(float(each.number), each.point.reward) for each in shown if each.point and each.point.reward is not None]
-    return line_chart(
-        "Mean reward by round", [Series("mean reward", "series-a", points)], whole=True, x_text="r{:.0f}".format,
-        y_text="{:.3g}".format,
-    )  # fmt: skip
+    points = [each.point for each in shown if each.point is not None and each.number]
+    mean = Series("mean reward", "series-a", [point.reward for point in points])
+    return Chart("Mean reward by round", "round", [f"r{point.round}" for point in points], [mean], from_zero=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,40 +177,41 @@ class Stage:
 
     name: str
     style: str
-    left: float  # of its part of the bar, in percent
-    share: float
+    share: float  # in percent
     seconds: float
     processor_s: float
     tokens: float
 
 
-def stages(shown: Sequence[RoundSummary]) -> list[Stage]:
-    """The stages of the rounds that have ended; empty before the first."""
+def stages(shown: Sequence[RoundSummary]) -> tuple[list[Stage], Chart]:
+    """The stages of the rounds that have ended, and their seconds by round; empty before the first."""
     ended = [each for each in shown if each.number and len(each.seconds) == len(PARTS)]
     total = sum(sum(each.seconds.values()) for each in ended)
     found: list[Stage] = []
-    for name, letter in zip(PARTS, "abcd", strict=True):
+    for name, style in _STYLES.items():
         seconds = sum(each.seconds[name] for each in ended)
         share = round(100 * seconds / total, 1) if total else 0.0
         others = [sum(of.get(name, 0) for of in column) / max(len(ended), 1)
                   for column in ([each.processor_s for each in ended], [each.tokens for each in ended])]  # fmt: skip
-        left = round(sum(stage.share for stage in found), 1)
-        found.append(Stage(name, f"series-{letter}", left, share, seconds / max(len(ended), 1), *others))
-    return found if ended else []
+        found.append(Stage(name, style, share, seconds / max(len(ended), 1), *others))
+    times = [Series(name, style, [each.seconds[name] for each in ended]) for name, style in _STYLES.items()]
+    labels = [f"r{each.number}" for each in ended]
+    return found if ended else [], Chart("Seconds of each stage by round", "round", labels, times, "s", bars=True)
 
 
-def histogram(store: ExperienceStore, number: int) -> tuple[Chart | None, int]:
+def histogram(store: ExperienceStore, number: int) -> tuple[Chart, int]:
     """The rewards of a round's runs as bars that link to the runs; and the number of runs without a reward."""
     with connect(store, rounds=[number]) as connection:
         counts = connection.execute(_REWARDS).fetchall()
     known = [(float(reward), int(runs)) for reward, runs in counts if reward is not None and abs(reward) < float("inf")]
-    bars = [
-        Bar(text, runs, reward_style(high), f"{runs:,} runs with a reward of {text}",
-            "/runs?" + urlencode({"first": number, "last": number, "least": low, "most": high}))
-        for text, low, high, runs in _intervals(known)
-    ]  # fmt: skip
-    unrewarded = sum(int(runs) for _, runs in counts) - sum(runs for _, runs in known)
-    return bar_chart(f"Runs of round {number} by reward", bars), unrewarded
+    bars = _intervals(known)
+    links = [
+        "/runs?" + urlencode({"first": number, "last": number, "least": low, "most": high}) for _, low, high, _ in bars
+    ]
+    runs = Series("runs", [reward_style(high) for _, _, high, _ in bars], [float(count) for *_, count in bars])
+    unrewarded = sum(int(count) for _, count in counts) - sum(count for _, count in known)
+    texts = [text for text, *_ in bars]
+    return Chart(f"Runs of round {number} by reward", "reward", texts, [runs], bars=True, links=links), unrewarded
 
 
 def _intervals(known: Sequence[tuple[float, int]]) -> list[tuple[str, float, float, int]]:
