@@ -63,7 +63,7 @@ def test_a_command_ends_processes_that_it_started_and_no_other_uses(cluster: "Ra
 def test_a_group_needs_as_many_nodes(cluster: "RayCluster") -> None:
     group = Group(1, 9, "any:0")
     with pytest.raises(StartError, match=r"was not placed within 3 s: 9 nodes with room for 1 CPU, 0 GPUs each"):
-        cluster.ensure(echo(group=group, start_timeout_s=3.0))
+        cluster.ensure(echo(group=group, bundle=Bundle(1), start_timeout_s=3.0))
     assert cluster.ray.util.placement_group_table() == {} or all(
         each["state"] == "REMOVED" for each in cluster.ray.util.placement_group_table().values()
     )
