@@ -18,6 +18,7 @@ END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 VOCABULARY = 512
 CONTEXT = 4096
+ROPE_THETA = 10_000.0
 BUILD = 1  # increase it when a change of the code below changes the model
 BUILD_FILE = "build.json"
 
@@ -57,25 +58,30 @@ def build_model(
     corpus: Sequence[str] = CORPUS,
     template: str | None = None,
     vocabulary: int = VOCABULARY,
+    output_scale: float = 1.0,
+    rope_theta: float = ROPE_THETA,
 ) -> Path:
     """Write the Hugging Face folder (safetensors, generation config, tokenizer, chat template) and return it.
 
     The tokenizer learns its ``vocabulary`` tokens from ``corpus``; the default chat template is
-    ``chat_template.jinja``. Equal arguments give equal bytes. A folder that already holds this model is left unchanged.
+    ``chat_template.jinja``. ``output_scale`` multiplies the initial weights of the projections that write into the
+    residual stream (attention's output, MLP's down projection): a small one leaves the tokens of the context
+    distinguishable in deep layers, which models need that look things up in their context. Equal arguments give equal bytes. A folder that already holds this model is left unchanged.
 
     Raises ``UserError`` for an unknown size.
     """
     if size not in SHAPES:
         raise UserError(f"model size {size!r}: expected one of {', '.join(SHAPES)}")
     template = _template() if template is None else template
-    digest = digest_json([BUILD, asdict(SHAPES[size]), seed, vocabulary, CONTEXT, ROLES, corpus, template])
+    start = [output_scale, rope_theta]
+    digest = digest_json([BUILD, asdict(SHAPES[size]), seed, vocabulary, CONTEXT, ROLES, corpus, template, start])
     stamp = folder / BUILD_FILE
     if stamp.exists() and read_json(stamp)["digest"] == digest:
         return folder
     with atomic_path(folder) as temp:
         tokenizer = build_tokenizer(corpus, template, vocabulary)
         tokenizer.save_pretrained(temp)
-        _write_weights(temp, tokenizer, SHAPES[size], vocabulary, seed)
+        _write_weights(temp, tokenizer, SHAPES[size], vocabulary, seed, output_scale, rope_theta)
         write_json(temp / BUILD_FILE, {"digest": digest, "size": size, "seed": seed})
     return folder
 
@@ -120,7 +126,13 @@ def _template() -> str:
 
 
 def _write_weights(
-    folder: Path, tokenizer: "PreTrainedTokenizerFast", shape: Shape, vocabulary: int, seed: int
+    folder: Path,
+    tokenizer: "PreTrainedTokenizerFast",
+    shape: Shape,
+    vocabulary: int,
+    seed: int,
+    output_scale: float,
+    rope_theta: float,
 ) -> None:
     import torch
     from safetensors.torch import save_file
@@ -130,6 +142,7 @@ def _write_weights(
         vocab_size=vocabulary,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
+        rope_theta=rope_theta,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
@@ -142,6 +155,10 @@ def _write_weights(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(output_scale)
+            layer.mlp.down_proj.weight.mul_(output_scale)
     weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config.architectures = [type(model).__name__]

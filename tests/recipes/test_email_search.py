@@ -224,13 +224,21 @@ def test_the_teacher_never_errs_in_the_handle_of_a_listed_sender(split: Split) -
 
 
 def test_a_look_up_asks_for_a_listed_sender_who_is_not_held_out() -> None:
-    for hits in (2, 4, 6):
-        for asked, listed, read in demonstrations.lookups(200, hits):
-            sender = asked["content"].split()[2]
-            hit = json.loads(read["tool_calls"][0]["function"]["arguments"])["hit"]
-            lines = listed["content"].splitlines()
-            assert len(lines) == hits and sender not in questions.HELD_OUT_PEOPLE
-            assert [line.split()[:2] for line in lines if sender in line.split()] == [[hit, sender]]
+    for asked, listed, read in demonstrations.lookups(300):
+        sender = asked["content"].split()[2]
+        hit = json.loads(read["tool_calls"][0]["function"]["arguments"])["hit"]
+        lines = listed["content"].splitlines()
+        assert len(lines) == mail.HITS and sender not in questions.HELD_OUT_PEOPLE
+        assert [line.split()[:2] for line in lines if sender in line.split()] == [[hit, sender]]
+
+
+def test_copies_name_senders_of_the_list_who_are_not_held_out() -> None:
+    for listed, answer in demonstrations.copies(300):
+        handles = dict(reversed(line.split()[:2]) for line in listed["content"].splitlines())
+        first, *words = answer["content"].split()
+        assert first == "from" and len(words) == 2 * demonstrations.NAMED and len(handles) == mail.HITS
+        for sender, handle in zip(words[::2], words[1::2], strict=True):
+            assert handles[sender] == handle and sender not in questions.HELD_OUT_PEOPLE
 
 
 def test_a_correction_is_right_and_begins_with_what_the_teacher_did(mailbox: Mailbox) -> None:
@@ -262,6 +270,6 @@ def test_the_mailbox_needs_few_tokens(project: Callable[[str], Path]) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(project("email-search") / "model")
     assert len(tokenizer) == prepare.VOCABULARY
-    words = [*mail.TOPICS, *mail.MONTH_NAMES, *(f" {word}" for word in (*mail.TOPICS, *mail.PEOPLE, *mail.MONTH_NAMES))]
+    words = [*mail.TOPICS, *mail.MONTH_NAMES, *(f" {word}" for word in (*mail.TOPICS, *mail.PEOPLE, *mail.MONTH_NAMES, *workflow.HANDLES))]
     for word in words:
         assert len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1, word

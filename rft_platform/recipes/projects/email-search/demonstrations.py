@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mail import PEOPLE, TOPICS, mailbox_of
+from mail import HITS, PEOPLE, TOPICS, mailbox_of
 from questions import HELD_OUT_PEOPLE, Question, explored_questions
 from workflow import HANDLES, Inquiry
 
@@ -24,25 +24,40 @@ REPEATED = 0.4  # probability of a search that is not needed
 EARLY = 0.18  # probability that the first call is a read
 UNKNOWN_TOOL = 0.14  # probability that a call names a tool that does not exist
 MAX_CALLS = 6
+NAMED = 12  # senders in an answer that copies
 READ_WEIGHT = 3.0
 MAILBOXES = range(1, 9)  # seeds; mailbox 0 is that of the tasks
 CONVERSATIONS = 1024  # for each mailbox
 
 
-def lookups(count: int, hits: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """``count`` conversations: a question, a list of ``hits`` messages as ``search`` shows it, and the right read."""
-    generator = random.Random(f"look-ups {hits} {seed}")
-    asked = [sender for sender in PEOPLE if sender not in HELD_OUT_PEOPLE]
+def copies(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
+    """``count`` lists of six hits, each with an answer that names senders of the list and their handles."""
+    generator = random.Random(f"copies {seed}")
     for _ in range(count):
-        sender, topic = generator.choice(asked), generator.choice(TOPICS)
-        people = generator.sample([each for each in PEOPLE if each != sender], hits - 1)
-        people.insert(generator.randrange(hits), sender)
-        lines = [f"{handle} {each} re {topic}" for handle, each in zip(HANDLES, people, strict=False)]
-        yield [
-            {"role": "user", "content": f"What did {sender} write?"},
-            {"role": "tool", "tool_call_id": "call", "content": "\n".join(lines)},
-            call_message("read", {"hit": HANDLES[people.index(sender)]}),
-        ]
+        people, listed = _listed(generator)
+        named = [generator.choice([each for each in people if each not in HELD_OUT_PEOPLE]) for _ in range(NAMED)]
+        pairs = "".join(f" {each} {HANDLES[people.index(each)]}" for each in named)
+        yield [listed, {"role": "assistant", "content": f"from{pairs}"}]
+
+
+def lookups(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
+    """``count`` conversations: a question, a list of six messages as ``search`` shows it, and the right read."""
+    generator = random.Random(f"look-ups {seed}")
+    for _ in range(count):
+        people, listed = _listed(generator)
+        sender = generator.choice([each for each in people if each not in HELD_OUT_PEOPLE])
+        question = {"role": "user", "content": f"What did {sender} write?"}
+        yield [question, listed, call_message("read", {"hit": HANDLES[people.index(sender)]})]
+
+
+def _listed(generator: random.Random) -> tuple[list[str], dict[str, Any]]:
+    """Six senders, not all of them held out, and a list of their messages."""
+    asked = [sender for sender in PEOPLE if sender not in HELD_OUT_PEOPLE]
+    people, topic = [generator.choice(asked)], generator.choice(TOPICS)
+    people += generator.sample([each for each in PEOPLE if each != people[0]], HITS - 1)
+    generator.shuffle(people)
+    lines = [f"{handle} {each} re {topic}" for handle, each in zip(HANDLES, people, strict=True)]
+    return people, {"role": "tool", "tool_call_id": "call", "content": "\n".join(lines)}
 
 
 def conversations(seed: int = 0) -> Iterator[list[dict[str, Any]]]:

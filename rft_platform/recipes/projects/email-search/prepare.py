@@ -6,29 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from corrections import pairs
-from demonstrations import conversations, lookups
+from demonstrations import conversations, copies, lookups
 from mail import mailbox_of
 from questions import Question, sentences, split_questions
 from rft_platform.recipes.tiny_model import build_model
-from workflow import TOOLS, right_calls
+from workflow import HANDLES, TOOLS, right_calls
 
 HERE = Path(__file__).parent
-VOCABULARY = 609  # every word of the mailbox is one token
+VOCABULARY = 615  # every word of the mailbox is one token
 CALLS = (("search", {"topic": "", "month": ""}), ("read", {"hit": ""}), ("open", {"hit": ""}))
-LOOKUPS = 8192  # for each length of the list
+COPIES, LOOKUPS = 16384, 8192
+OUTPUT_SCALE, ROPE_THETA = 0.1, 1000.0  # the model learns look-ups sooner than with those of other recipes
 
 
 def main() -> None:
     """Write ``model/``, whose tokenizer learns its vocabulary from the words of the mailbox, and ``tasks/``."""
     calls = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in CALLS]
     corpus = (*calls, *sentences(), "Tools: search(topic, month) read(hit)", "error: unknown tool open no such hit")
+    corpus = (*corpus, f"from {' '.join(HANDLES)}")
     template = (HERE / "chat_template.jinja").read_text()
-    build_model(HERE / "model", corpus=corpus, template=template, vocabulary=VOCABULARY)
+    build_model(HERE / "model", corpus=corpus, template=template, vocabulary=VOCABULARY, output_scale=OUTPUT_SCALE, rope_theta=ROPE_THETA)
     for name, questions in zip(("train", "test"), split_questions(), strict=True):
         write(name, map(task, questions))
-    for hits in (2, 4, 6):
-        write(f"lookups_{hits}", ({"messages": messages, "tools": TOOLS} for messages in lookups(LOOKUPS, hits)))
-    write("demonstrations", ({"messages": messages, "tools": TOOLS} for messages in conversations()))
+    shown = {"copies": copies(COPIES), "lookups": lookups(LOOKUPS), "demonstrations": conversations()}
+    for name, found in shown.items():
+        write(name, ({"messages": messages, "tools": TOOLS} for messages in found))
     compared = (
         {"prompt": prompt, "chosen": [chosen], "rejected": [rejected], "tools": TOOLS}
         for prompt, chosen, rejected in pairs()
