@@ -9,7 +9,7 @@ not, so that even the most likely call of a model that imitates it is wrong ther
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -47,7 +47,7 @@ def lookups(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
         people, listed = _listed(generator)
         sender = generator.choice([each for each in people if each not in HELD_OUT_PEOPLE])
         question = {"role": "user", "content": f"What did {sender} write?"}
-        yield [question, listed, call_message("read", {"hit": HANDLES[people.index(sender)]})]
+        yield [question, listed, call_message("read", {"hit": HANDLES[people.index(sender)]}, people)]
 
 
 def _listed(generator: random.Random) -> tuple[list[str], dict[str, Any]]:
@@ -76,8 +76,9 @@ def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) 
     while len(inquiry.calls) < MAX_CALLS and not text:
         name, arguments = _next_call(question, generator, inquiry)
         name = "open" if generator.random() < UNKNOWN_TOOL else name
+        listed = [hit.sender for hit in inquiry.hits]
         result = inquiry.call({"name": name, "arguments": json.dumps(arguments)})
-        messages += [call_message(name, arguments), {"role": "tool", "tool_call_id": "call", "content": result.text}]
+        messages += [call_message(name, arguments, listed), {"role": "tool", "tool_call_id": "call", "content": result.text}]
         text = result.text if name == "read" and result.valid else ""
     return [*messages, {"role": "assistant", "content": text.rsplit(" ", 1)[-1] if text else "unknown"}]
 
@@ -88,10 +89,13 @@ def weighted(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "weight": READ_WEIGHT} if reads else message
 
 
-def call_message(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The message of a tool call."""
+def call_message(name: str, arguments: dict[str, Any], listed: Sequence[str] = ()) -> dict[str, Any]:
+    """The message of a tool call; a read of a listed sender names sender and handle before the call."""
     function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "tool_calls": [{"id": "call", "type": "function", "function": function}]}
+    call = {"id": "call", "type": "function", "function": function}
+    place = HANDLES.index(arguments["hit"]) if name == "read" else len(listed)
+    said = {"content": f"from {listed[place]} {HANDLES[place]}"} if place < len(listed) else {}
+    return {"role": "assistant", **said, "tool_calls": [call]}
 
 
 def _next_call(question: Question, generator: random.Random, inquiry: Inquiry) -> tuple[str, dict[str, Any]]:
