@@ -65,8 +65,8 @@ def build_model(
 
     The tokenizer learns its ``vocabulary`` tokens from ``corpus``; the default chat template is
     ``chat_template.jinja``. ``output_scale`` multiplies the initial weights of the projections that write into the
-    residual stream (attention's output, MLP's down projection): a small one leaves the tokens of the context
-    distinguishable in deep layers, which models need that look things up in their context. Equal arguments give equal bytes. A folder that already holds this model is left unchanged.
+    residual stream (attention's output, MLP's down projection). Equal arguments give equal bytes. A folder that already
+    holds this model is left unchanged.
 
     Raises ``UserError`` for an unknown size.
     """

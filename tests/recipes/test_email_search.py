@@ -270,6 +270,10 @@ def test_the_mailbox_needs_few_tokens(project: Callable[[str], Path]) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(project("email-search") / "model")
     assert len(tokenizer) == prepare.VOCABULARY
-    words = [*mail.TOPICS, *mail.MONTH_NAMES, *(f" {word}" for word in (*mail.TOPICS, *mail.PEOPLE, *mail.MONTH_NAMES, *workflow.HANDLES))]
+    words = [
+        *mail.TOPICS,
+        *mail.MONTH_NAMES,
+        *(f" {word}" for word in (*mail.TOPICS, *mail.PEOPLE, *mail.MONTH_NAMES, *workflow.HANDLES)),
+    ]
     for word in words:
         assert len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1, word

@@ -1,10 +1,11 @@
-"""What the agent learns by imitation: bare look-ups, then conversations of a careless teacher.
+"""What the agent learns by imitation: copies, bare look-ups, then conversations of a careless teacher.
 
-All are of other mailboxes than that of the tasks. A **look-up** asks for a sender and shows a list of two, four or
-six hits: it teaches to find the handle of a name, without any error. In the **conversations** the teacher
-errs in what rewards can repair, the choice of the tool and of the month, and never in the handle: it chooses the right
-tool in about 60 % of its calls and right arguments in about 45 %. It misreads one way to name a month more often than
-not, so that even the most likely call of a model that imitates it is wrong there.
+All are of other mailboxes than that of the tasks. **Copies** show a list of six hits and name senders of it, each with
+its handle: a dozen look-ups in a hundred tokens, whose answer directly follows the name. A **look-up** asks for a sender,
+shows a list and reads the hit. In the **conversations** the teacher errs in what rewards can repair, the choice of the
+tool and of the month, and never in the handle: it chooses the right tool in about 60 % of its calls and right arguments
+in about 45 %. It misreads one way to name a month more often than not, so that even the most likely call of a model that
+imitates it is wrong there.
 """
 
 import json
@@ -78,7 +79,10 @@ def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) 
         name = "open" if generator.random() < UNKNOWN_TOOL else name
         listed = [hit.sender for hit in inquiry.hits]
         result = inquiry.call({"name": name, "arguments": json.dumps(arguments)})
-        messages += [call_message(name, arguments, listed), {"role": "tool", "tool_call_id": "call", "content": result.text}]
+        messages += [
+            call_message(name, arguments, listed),
+            {"role": "tool", "tool_call_id": "call", "content": result.text},
+        ]
         text = result.text if name == "read" and result.valid else ""
     return [*messages, {"role": "assistant", "content": text.rsplit(" ", 1)[-1] if text else "unknown"}]
 

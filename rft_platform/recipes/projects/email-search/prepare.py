@@ -25,7 +25,14 @@ def main() -> None:
     corpus = (*calls, *sentences(), "Tools: search(topic, month) read(hit)", "error: unknown tool open no such hit")
     corpus = (*corpus, f"from {' '.join(HANDLES)}")
     template = (HERE / "chat_template.jinja").read_text()
-    build_model(HERE / "model", corpus=corpus, template=template, vocabulary=VOCABULARY, output_scale=OUTPUT_SCALE, rope_theta=ROPE_THETA)
+    build_model(
+        HERE / "model",
+        corpus=corpus,
+        template=template,
+        vocabulary=VOCABULARY,
+        output_scale=OUTPUT_SCALE,
+        rope_theta=ROPE_THETA,
+    )
     for name, questions in zip(("train", "test"), split_questions(), strict=True):
         write(name, map(task, questions))
     shown = {"copies": copies(COPIES), "lookups": lookups(LOOKUPS), "demonstrations": conversations()}
