@@ -25,20 +25,22 @@ REPEATED = 0.4  # probability of a search that is not needed
 EARLY = 0.18  # probability that the first call is a read
 UNKNOWN_TOOL = 0.14  # probability that a call names a tool that does not exist
 MAX_CALLS = 6
-NAMED = 12  # senders in an answer that copies
+NAMED = 16  # senders after a list
 READ_WEIGHT = 3.0
 MAILBOXES = range(1, 9)  # seeds; mailbox 0 is that of the tasks
 CONVERSATIONS = 1024  # for each mailbox
 
 
 def copies(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """``count`` lists of six hits, each with an answer that names senders of the list and their handles."""
+    """``count`` lists of six hits, each followed by names of the list and, as what is learned, their handles."""
     generator = random.Random(f"copies {seed}")
     for _ in range(count):
         people, listed = _listed(generator)
-        named = [generator.choice([each for each in people if each not in HELD_OUT_PEOPLE]) for _ in range(NAMED)]
-        pairs = "".join(f" {each} {HANDLES[people.index(each)]}" for each in named)
-        yield [listed, {"role": "assistant", "content": f"from{pairs}"}]
+        messages = [{"role": "developer", "content": f"{listed['content']}\nfrom"}]
+        for sender in generator.choices(people, k=NAMED):
+            handle = HANDLES[people.index(sender)]
+            messages += [{"role": "user", "content": f" {sender}"}, {"role": "assistant", "content": f" {handle}"}]
+        yield messages
 
 
 def lookups(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
@@ -49,6 +51,15 @@ def lookups(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
         sender = generator.choice([each for each in people if each not in HELD_OUT_PEOPLE])
         question = {"role": "user", "content": f"What did {sender} write?"}
         yield [question, listed, call_message("read", {"hit": HANDLES[people.index(sender)]}, people)]
+
+
+def roll_calls(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
+    """``count`` conversations: ``Who wrote?``, a list, and all its senders with their handles."""
+    generator = random.Random(f"roll calls {seed}")
+    for _ in range(count):
+        people, listed = _listed(generator)
+        names = "".join(f" {sender} {handle}" for sender, handle in zip(people, HANDLES, strict=True))
+        yield [{"role": "user", "content": "Who wrote?"}, listed, {"role": "assistant", "content": f"from{names}"}]
 
 
 def _listed(generator: random.Random) -> tuple[list[str], dict[str, Any]]:

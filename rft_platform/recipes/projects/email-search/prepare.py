@@ -2,20 +2,21 @@
 
 import json
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from corrections import pairs
-from demonstrations import conversations, copies, lookups
+from demonstrations import conversations, copies, lookups, roll_calls
 from mail import mailbox_of
 from questions import Question, sentences, split_questions
 from rft_platform.recipes.tiny_model import build_model
 from workflow import HANDLES, TOOLS, right_calls
 
 HERE = Path(__file__).parent
-VOCABULARY = 615  # every word of the mailbox is one token
+VOCABULARY = 619  # every word of the mailbox is one token
 CALLS = (("search", {"topic": "", "month": ""}), ("read", {"hit": ""}), ("open", {"hit": ""}))
-COPIES, LOOKUPS = 16384, 8192
+COPIES, LOOKUPS, ROLL_CALLS = 24576, 8192, 2048
 OUTPUT_SCALE, ROPE_THETA = 0.1, 1000.0  # the model learns look-ups sooner than with those of other recipes
 
 
@@ -23,10 +24,11 @@ def main() -> None:
     """Write ``model/``, whose tokenizer learns its vocabulary from the words of the mailbox, and ``tasks/``."""
     calls = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in CALLS]
     corpus = (*calls, *sentences(), "Tools: search(topic, month) read(hit)", "error: unknown tool open no such hit")
-    corpus = (*corpus, f"from {' '.join(HANDLES)}")
+    corpus = (*corpus, "Who wrote?", f"from {' '.join(HANDLES)}")
     template = (HERE / "chat_template.jinja").read_text()
     build_model(
         HERE / "model",
+        size="600k",
         corpus=corpus,
         template=template,
         vocabulary=VOCABULARY,
@@ -35,7 +37,11 @@ def main() -> None:
     )
     for name, questions in zip(("train", "test"), split_questions(), strict=True):
         write(name, map(task, questions))
-    shown = {"copies": copies(COPIES), "lookups": lookups(LOOKUPS), "demonstrations": conversations()}
+    shown = {
+        "copies": copies(COPIES),
+        "lookups": chain(lookups(LOOKUPS), roll_calls(LOOKUPS)),
+        "demonstrations": chain(conversations(), roll_calls(ROLL_CALLS, seed=1)),
+    }
     for name, found in shown.items():
         write(name, ({"messages": messages, "tools": TOOLS} for messages in found))
     compared = (
