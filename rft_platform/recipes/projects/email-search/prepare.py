@@ -16,7 +16,7 @@ from workflow import HANDLES, TOOLS, right_calls
 HERE = Path(__file__).parent
 VOCABULARY = 619  # every word of the mailbox is one token
 CALLS = (("search", {"topic": "", "month": ""}), ("read", {"hit": ""}), ("open", {"hit": ""}))
-COPIES, LOOKUPS, ROLL_CALLS = 24576, 8192, 2048
+COPIES, LOOKUPS = 24576, 2048
 OUTPUT_SCALE, ROPE_THETA = 0.1, 1000.0  # the model learns look-ups sooner than with those of other recipes
 
 
@@ -39,8 +39,7 @@ def main() -> None:
         write(name, map(task, questions))
     shown = {
         "copies": copies(COPIES),
-        "lookups": chain(lookups(LOOKUPS), roll_calls(LOOKUPS)),
-        "demonstrations": chain(conversations(), roll_calls(ROLL_CALLS, seed=1)),
+        "demonstrations": chain(conversations(), lookups(LOOKUPS), roll_calls(LOOKUPS)),
     }
     for name, found in shown.items():
         write(name, ({"messages": messages, "tools": TOOLS} for messages in found))
