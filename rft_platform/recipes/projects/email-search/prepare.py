@@ -16,7 +16,7 @@ from workflow import HANDLES, TOOLS, right_calls
 HERE = Path(__file__).parent
 VOCABULARY = 619  # every word of the mailbox is one token
 CALLS = (("search", {"topic": "", "month": ""}), ("read", {"hit": ""}), ("open", {"hit": ""}))
-COPIES, LOOKUPS = 24576, 2048
+COPIES, LOOKUPS = 4096, 2048
 OUTPUT_SCALE, ROPE_THETA = 0.1, 1000.0  # the model learns look-ups sooner than with those of other recipes
 
 
