@@ -28,7 +28,7 @@ MAX_CALLS = 6
 NAMED = 16  # senders after a list
 READ_WEIGHT = 3.0
 MAILBOXES = range(1, 9)  # seeds; mailbox 0 is that of the tasks
-CONVERSATIONS = 1024  # for each mailbox
+CONVERSATIONS = 512  # for each mailbox
 
 
 def copies(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:

@@ -16,7 +16,7 @@ from workflow import HANDLES, TOOLS, right_calls
 HERE = Path(__file__).parent
 VOCABULARY = 619  # every word of the mailbox is one token
 CALLS = (("search", {"topic": "", "month": ""}), ("read", {"hit": ""}), ("open", {"hit": ""}))
-COPIES, LOOKUPS = 4096, 2048
+COPIES, LOOKUPS = 2048, 1024
 OUTPUT_SCALE, ROPE_THETA = 0.1, 1000.0  # the model learns look-ups sooner than with those of other recipes
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     template = (HERE / "chat_template.jinja").read_text()
     build_model(
         HERE / "model",
-        size="600k",
+        size="400k",
         corpus=corpus,
         template=template,
         vocabulary=VOCABULARY,
