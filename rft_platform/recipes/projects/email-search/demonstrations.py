@@ -25,27 +25,25 @@ REPEATED = 0.4  # probability of a search that is not needed
 EARLY = 0.18  # probability that the first call is a read
 UNKNOWN_TOOL = 0.14  # probability that a call names a tool that does not exist
 MAX_CALLS = 6
-NAMED = 16  # senders after a list
 READ_WEIGHT = 3.0
 MAILBOXES = range(1, 9)  # seeds; mailbox 0 is that of the tasks
 CONVERSATIONS = 512  # for each mailbox
 
 
-def copies(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """``count`` lists of six hits, each followed by names of the list and, as what is learned, their handles."""
-    generator = random.Random(f"copies {seed}")
+def lookups(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
+    """``count`` conversations: a question about senders of a list, in any order, and the handle of each."""
+    generator = random.Random(f"look-ups {seed}")
     for _ in range(count):
         people, listed = _listed(generator)
-        messages = [{"role": "developer", "content": f"{listed['content']}\nfrom"}]
-        for sender in generator.choices(people, k=NAMED):
-            handle = HANDLES[people.index(sender)]
-            messages += [{"role": "user", "content": f" {sender}"}, {"role": "assistant", "content": f" {handle}"}]
-        yield messages
+        senders = [each for each in generator.sample(people, len(people)) if each not in HELD_OUT_PEOPLE]
+        question = {"role": "user", "content": f"What did {' '.join(senders)} write?"}
+        pairs = "".join(f" {each} {HANDLES[people.index(each)]}" for each in senders)
+        yield [question, listed, {"role": "assistant", "content": f"from{pairs}"}]
 
 
-def lookups(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """``count`` conversations: a question, a list of six messages as ``search`` shows it, and the right read."""
-    generator = random.Random(f"look-ups {seed}")
+def reads(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
+    """``count`` conversations: a question about a sender, a list, and the right read."""
+    generator = random.Random(f"reads {seed}")
     for _ in range(count):
         people, listed = _listed(generator)
         sender = generator.choice([each for each in people if each not in HELD_OUT_PEOPLE])
@@ -54,21 +52,22 @@ def lookups(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
 
 
 def roll_calls(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """``count`` conversations: ``Who wrote?``, a list, and all its senders with their handles."""
+    """``count`` conversations: ``Who wrote?``, a list with shuffled handles, and all its senders with their handles."""
     generator = random.Random(f"roll calls {seed}")
     for _ in range(count):
-        people, listed = _listed(generator)
-        names = "".join(f" {sender} {handle}" for sender, handle in zip(people, HANDLES, strict=True))
+        handles = "".join(generator.sample(HANDLES, len(HANDLES)))
+        people, listed = _listed(generator, handles)
+        names = "".join(f" {sender} {handle}" for sender, handle in zip(people, handles, strict=True))
         yield [{"role": "user", "content": "Who wrote?"}, listed, {"role": "assistant", "content": f"from{names}"}]
 
 
-def _listed(generator: random.Random) -> tuple[list[str], dict[str, Any]]:
-    """Six senders, not all of them held out, and a list of their messages."""
+def _listed(generator: random.Random, handles: str = HANDLES) -> tuple[list[str], dict[str, Any]]:
+    """Six senders, not all of them held out, and a list of their messages under ``handles``."""
     asked = [sender for sender in PEOPLE if sender not in HELD_OUT_PEOPLE]
     people, topic = [generator.choice(asked)], generator.choice(TOPICS)
     people += generator.sample([each for each in PEOPLE if each != people[0]], HITS - 1)
     generator.shuffle(people)
-    lines = [f"{handle} {each} re {topic}" for handle, each in zip(HANDLES, people, strict=True)]
+    lines = [f"{handle} {each} re {topic}" for handle, each in zip(handles, people, strict=True)]
     return people, {"role": "tool", "tool_call_id": "call", "content": "\n".join(lines)}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from corrections import pairs
-from demonstrations import conversations, copies, lookups, roll_calls
+from demonstrations import conversations, lookups, reads, roll_calls
 from mail import mailbox_of
 from questions import Question, sentences, split_questions
 from rft_platform.recipes.tiny_model import build_model
@@ -16,7 +16,7 @@ from workflow import HANDLES, TOOLS, right_calls
 HERE = Path(__file__).parent
 VOCABULARY = 619  # every word of the mailbox is one token
 CALLS = (("search", {"topic": "", "month": ""}), ("read", {"hit": ""}), ("open", {"hit": ""}))
-COPIES, LOOKUPS = 2048, 1024
+LOOKUPS = 8192
 OUTPUT_SCALE, ROPE_THETA = 0.1, 1000.0  # the model learns look-ups sooner than with those of other recipes
 
 
@@ -37,10 +37,8 @@ def main() -> None:
     )
     for name, questions in zip(("train", "test"), split_questions(), strict=True):
         write(name, map(task, questions))
-    shown = {
-        "copies": copies(COPIES),
-        "demonstrations": chain(conversations(), lookups(LOOKUPS), roll_calls(LOOKUPS)),
-    }
+    bare = [*lookups(LOOKUPS), *roll_calls(LOOKUPS // 4), *reads(LOOKUPS // 4)]
+    shown = {"lookups": bare, "demonstrations": chain(conversations(), bare[::12])}
     for name, found in shown.items():
         write(name, ({"messages": messages, "tools": TOOLS} for messages in found))
     compared = (
