@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from machine import describe
-
 from rft_platform.recipes.recipe import recipes
 from rft_platform.recipes.report import RecipeReport, draw
 
@@ -81,7 +79,7 @@ def main() -> None:
     kept = ("seed", "wall_s", "cpu_s", "machine", "curves")
     result = {
         "what": f"rft recipe {given.recipe}",
-        "machine": describe(),
+        "machine": found[0]["machine"],  # of the run: finished seeds may come from another machine
         "held_out_tasks": reports[0].held_out_tasks,
         "figures": figures,
         "runs": [{name: each[name] for name in kept} for each in found],

@@ -223,22 +223,37 @@ def test_the_teacher_never_errs_in_the_handle_of_a_listed_sender(split: Split) -
                 again.call(call["function"])
 
 
-def test_a_look_up_asks_for_a_listed_sender_who_is_not_held_out() -> None:
-    for asked, listed, read in demonstrations.lookups(300):
+def handles_of(listed: dict[str, str]) -> dict[str, str]:
+    """The handle of each sender in a list."""
+    lines = [line.split() for line in listed["content"].splitlines()]
+    assert sorted(line[0] for line in lines) == list(workflow.HANDLES)
+    return {line[1]: line[0] for line in lines}
+
+
+def test_a_look_up_asks_for_listed_senders_who_are_not_held_out() -> None:
+    for asked, listed, answer in demonstrations.lookups(300):
+        handles, senders = handles_of(listed), asked["content"].split()[2:-1]
+        assert set(senders) == set(handles) - questions.HELD_OUT_PEOPLE and asked["content"].endswith(" write?")
+        assert answer["content"] == " ".join(["from", *(f"{each} {handles[each]}" for each in senders)])
+
+
+def test_a_read_is_of_the_hit_that_its_message_names() -> None:
+    for asked, listed, read in demonstrations.reads(300):
         sender = asked["content"].split()[2]
         hit = json.loads(read["tool_calls"][0]["function"]["arguments"])["hit"]
-        lines = listed["content"].splitlines()
-        assert len(lines) == mail.HITS and sender not in questions.HELD_OUT_PEOPLE
-        assert [line.split()[:2] for line in lines if sender in line.split()] == [[hit, sender]]
+        assert sender not in questions.HELD_OUT_PEOPLE and hit == handles_of(listed)[sender]
+        assert read["content"] == f"from {sender} {hit}"
 
 
-def test_copies_name_senders_of_the_list_who_are_not_held_out() -> None:
-    for listed, answer in demonstrations.copies(300):
-        handles = dict(reversed(line.split()[:2]) for line in listed["content"].splitlines())
-        first, *words = answer["content"].split()
-        assert first == "from" and len(words) == 2 * demonstrations.NAMED and len(handles) == mail.HITS
-        for sender, handle in zip(words[::2], words[1::2], strict=True):
-            assert handles[sender] == handle and sender not in questions.HELD_OUT_PEOPLE
+def test_a_roll_call_has_all_senders_and_asks_for_none() -> None:
+    orders = set()
+    for asked, listed, answer in demonstrations.roll_calls(300):
+        pairs = answer["content"].split()[1:]
+        assert asked["content"] == "Who wrote?" and dict(zip(pairs[::2], pairs[1::2], strict=True)) == handles_of(
+            listed
+        )
+        orders.add(tuple(pairs[1::2]))
+    assert len(orders) > 200  # the handles are shuffled
 
 
 def test_a_correction_is_right_and_begins_with_what_the_teacher_did(mailbox: Mailbox) -> None:

@@ -31,14 +31,14 @@ DEMONSTRATIONS = "demonstrations.jsonl"
 #: Digests of the tasks, demonstrations and corrections, in the order of their names.
 TASKS = {
     "arithmetic": "75c86014c7c2d0a80a88a4d39ad344755dd27e6294d325284718a85bf010b251",
-    "email-search": "1f5711d7c9dde88339df22b0a7fc7494267450d99662ad70af43ff5f82e972e8",
+    "email-search": "ad9d6885095e42acf1a2e501855553ba5e99b3483b337b702899034ae574123f",
     "front-desk": "80798677a8af18e7d051b2ef3922e7d8f824f5a290d273e758fb7051ef37e798",
     "math-agent": "4333fe79b836b19a30c5dd981da322abf703ca9a25c67c675bca280629bde92a",
     "werewolf": "131424604e36cdbb5d3394f11f12c9aeb6ce267146d11e71ee7a4ebbe6970b0e",
 }
 #: The project of the demo is written in every run of the quick tests; each takes seconds.
 WRITTEN = [pytest.param(name, marks=[] if name == "arithmetic" else pytest.mark.slow) for name in recipes()]
-FIRST = {"email-search": "copies.yaml"}  # of several trainings; each needs the checkpoint of the one before
+FIRST = {"email-search": "lookups.yaml"}  # of several trainings; each needs the checkpoint of the one before
 #: What projects may import; pages of docs show the modules.
 PUBLIC = {
     "rft_platform.recipes.tiny_model",
