@@ -1,11 +1,12 @@
-"""What the agent learns by imitation: copies, bare look-ups, then conversations of a careless teacher.
+"""What the agent learns by imitation: bare look-ups, then conversations of a careless teacher.
 
-All are of other mailboxes than that of the tasks. **Copies** show a list of six hits and name senders of it, each with
-its handle: a dozen look-ups in a hundred tokens, whose answer directly follows the name. A **look-up** asks for a
-sender, shows a list and reads the hit. In the **conversations** the teacher errs in what rewards can repair, the
-choice of the tool and of the month, and never in the handle: it chooses the right tool in about 60 % of its calls and
-right arguments in about 45 %. It misreads one way to name a month more often than not, so that even the most likely
-call of a model that imitates it is wrong there.
+All are of other mailboxes than that of the tasks. A **look-up** asks for senders of a list of six hits and answers
+with the handle of each: half a dozen look-ups in a hundred tokens. A **read** asks for one sender, and reads the hit.
+A **roll call** asks for none and names all senders of a list whose handles are shuffled, so that the model also writes
+the names of those whom no question may ask about. In the **conversations** the teacher errs in what rewards can
+repair, the choice of the tool and of the month, and never in the handle: it chooses the right tool in about 60 % of
+its calls and right arguments in about 45 %. It misreads one way to name a month more often than not, so that even the
+most likely call of a model that imitates it is wrong there.
 """
 
 import json
