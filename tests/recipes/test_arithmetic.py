@@ -26,3 +26,14 @@ def test_model_is_the_same_every_time_and_of_the_promised_size(tmp_path, tiny_mo
     with safe_open(again / "model.safetensors", "numpy") as weights:
         count = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
     assert 0.9e6 < count < 1.2e6
+
+
+def test_a_small_output_scale_changes_the_output_projections_alone(tmp_path, tiny_model):
+    from safetensors.numpy import load_file
+
+    scaled = build_model(tmp_path / "scaled", output_scale=0.1, rope_theta=1000.0)
+    usual, changed = load_file(tiny_model / "model.safetensors"), load_file(scaled / "model.safetensors")
+    for name, weights in usual.items():
+        factor = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+        assert abs(changed[name] - factor * weights).max() < 1e-6, name
+    assert "1000.0" in (scaled / "config.json").read_text()
