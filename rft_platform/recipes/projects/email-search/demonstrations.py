@@ -26,18 +26,17 @@ REPEATED = 0.4  # probability of a search that is not needed
 EARLY = 0.18  # probability that the first call is a read
 UNKNOWN_TOOL = 0.14  # probability that a call names a tool that does not exist
 MAX_CALLS = 6
-ASKED = 8  # senders of a look-up; they repeat, so that no handle follows from the others
 READ_WEIGHT = 3.0
 MAILBOXES = range(1, 9)  # seeds; mailbox 0 is that of the tasks
 CONVERSATIONS = 512  # for each mailbox
 
 
 def lookups(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """``count`` conversations: a question about senders of a list, some more than once, and the handle of each."""
+    """``count`` conversations: a question about senders of a list, in any order, and the handle of each."""
     generator = random.Random(f"look-ups {seed}")
     for _ in range(count):
         people, listed = _listed(generator)
-        senders = generator.choices([each for each in people if each not in HELD_OUT_PEOPLE], k=ASKED)
+        senders = [each for each in generator.sample(people, len(people)) if each not in HELD_OUT_PEOPLE]
         question = {"role": "user", "content": f"What did {' '.join(senders)} write?"}
         pairs = "".join(f" {each} {HANDLES[people.index(each)]}" for each in senders)
         yield [question, listed, {"role": "assistant", "content": f"from{pairs}"}]
