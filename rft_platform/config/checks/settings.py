@@ -80,6 +80,25 @@ def _mix_problems(config: RftConfig, inputs: ExplorerInput) -> Iterator[Finding]
             )
 
 
+def _in_flight_problems(run: RunSettings) -> Iterator[Finding]:
+    config = run.config
+    if run.batches.in_flight == 1:
+        return
+    inputs = config.buffer.explorer_input
+    against = {
+        "it holds for the workflow single_turn alone": any(
+            taskset.workflow != "single_turn" for taskset in inputs.explored.values()
+        ),
+        "it needs a single taskset": len(inputs.explored) > 1,
+        "it needs a single policy": bool(config.policies),
+        "dynamic sampling takes further batches itself": run.batches.max_batches > 1,
+        f"{config.algorithm.algorithm_type} decodes a greedy answer": run.batches.baseline_runs > 0,
+        "production traffic explores no batches": bool(config.online),
+    }
+    if why := [reason for reason, holds in against.items() if holds]:
+        yield error(f"explorer.batches_in_flight {run.batches.in_flight}: {', and '.join(why)}; leave it out")
+
+
 def _evaluation_problems(run: RunSettings) -> Iterator[Finding]:
     config = run.config
     gate = config.evaluation.gate
@@ -434,6 +453,7 @@ CONFIGURATION: tuple[Check, ...] = (
     _gate_problems,
     _secret_problems,
     auxiliary_problems,
+    _in_flight_problems,
     _evaluation_problems,
     _input_problems,
     offline_problems,
