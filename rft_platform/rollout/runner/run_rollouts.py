@@ -297,7 +297,9 @@ class _Running:
                 continue
             for row in self._single_turn(how, part, how.workflow):
                 done.setdefault(row.run_id, []).append(row)
-        if on_progress is not None and len(agents) < len(runs):
+        if on_progress is not None and self.in_flight is not None:
+            on_progress(len(done), self.in_flight.enough * self.batch.repeat_times)
+        elif on_progress is not None and len(agents) < len(runs):
             on_progress(len(runs) - len(agents), len(runs))
         if agents:
             done |= self._agents([run for run in runs if run.run_id in agents], agents, len(runs), on_progress)
