@@ -126,7 +126,7 @@ def run_in_flight(
 
 
 def _seed(batch: ExploreBatch, calls: int) -> int:
-    """Each call of the engine has a seed of its own: a continuation must not repeat the random numbers of its start."""
+    """Each call of the engine has a different seed: a continuation must not repeat the random numbers of its start."""
     return derive_seed(batch.seed, batch.round, batch.number, *([calls] if calls else []))
 
 
