@@ -22,6 +22,7 @@ from rft_platform.experience.file_ledger import Contents
 from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
 from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, selection_files
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.object_store.mirror import mirror_of
 
 #: The view ``conversations``, one row per run, over the view ``experiences``.
 #:
@@ -130,12 +131,12 @@ def connect(
     ``rounds`` limits the views to some rounds (default: all), so that a query over one round reads only that round's
     files. Data that exceeds ``memory_limit`` is spilled to a temporary folder.
     """
-    connection = _open(memory_limit)
+    connection = _open(memory_limit, store)
     files = _Files.of(store, store.rounds() if rounds is None else rounds)
-    _create_view(connection, "rollouts", _FROM_ROLLOUTS, files.rollouts, ROLLOUT_SCHEMA)
+    _create_view(connection, store, "rollouts", _FROM_ROLLOUTS, files.rollouts, ROLLOUT_SCHEMA)
     for name, paths in (("judgements", files.judgements), ("judged", files.judged)):
-        _create_view(connection, name, _FROM_JUDGED, paths, JUDGED_WITH_ROUND)
-    _create_view(connection, "selections", _FROM_SELECTIONS, files.selections, SELECTIONS_WITH_TRAINING)
+        _create_view(connection, store, name, _FROM_JUDGED, paths, JUDGED_WITH_ROUND)
+    _create_view(connection, store, "selections", _FROM_SELECTIONS, files.selections, SELECTIONS_WITH_TRAINING)
     connection.execute(
         "CREATE VIEW experiences AS SELECT r.*, j.reward, j.reward_parts, j.judge_version, j.advantage, j.dropped_by "
         "FROM rollouts r LEFT JOIN judged j ON r.row_id = j.row_id AND r.round = j.round"
@@ -194,8 +195,8 @@ def _rows(connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequenc
 def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dict[str, Any] | None:
     """Some columns of one rollout row of any round; None if no round holds it."""
     rollouts = [path for number in store.rounds() for path in store.rollout_files(number)]
-    with _open(MEMORY_LIMIT) as connection:
-        _create_view(connection, "rollouts", _FROM_ROLLOUTS, rollouts, ROLLOUT_SCHEMA)
+    with _open(MEMORY_LIMIT, store) as connection:
+        _create_view(connection, store, "rollouts", _FROM_ROLLOUTS, rollouts, ROLLOUT_SCHEMA)
         found = _rows(connection, f"SELECT {', '.join(columns)} FROM rollouts WHERE row_id = ?", [row_id])
     return found[0] if found else None
 
@@ -236,8 +237,10 @@ def _paths(
     return [store.round_folder(number) / name for number, contents in ledgers.items() for name in names(contents)]
 
 
-def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
+def _open(memory_limit: str, store: ExperienceStore) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:")
+    if (mirror := mirror_of(store.home)) is not None:
+        connection.register_filesystem(mirror.remote.filesystem)
     connection.execute(f"SET memory_limit = '{memory_limit}'")
     connection.execute("SET preserve_insertion_order = false")
     with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets cannot show a progress bar
@@ -248,11 +251,21 @@ def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
 
 
 def _create_view(
-    connection: duckdb.DuckDBPyConnection, name: str, select: str, paths: Sequence[Path], schema: pa.Schema
+    connection: duckdb.DuckDBPyConnection,
+    store: ExperienceStore,
+    name: str,
+    select: str,
+    paths: Sequence[Path],
+    schema: pa.Schema,
 ) -> None:
-    """Create a view: the SELECT list ``select`` over the rows of some files; without files it is empty."""
+    """Create a view: the SELECT list ``select`` over the rows of some files; without files it is empty.
+
+    Files that only the project's object store has are read there.
+    """
     if paths:
-        files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+        mirror = mirror_of(store.home)
+        places = map(str, paths) if mirror is None else map(mirror.readable, paths)
+        files = ", ".join("'" + place.replace("'", "''") + "'" for place in places)
         query = f"SELECT {select} FROM read_parquet([{files}], filename = true)"
     else:
         query = f"SELECT * FROM {_empty(connection, name, schema)}"

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import atomic_path, digest_file, is_temporary, read_json, write_json
 from rft_platform.object_store.commits import CommitLog, Committed
+from rft_platform.object_store.driver_sign import DriverSign
 from rft_platform.object_store.remote_files import RemoteFiles, StoredFile
 
 LOG = logging.getLogger(__name__)
@@ -36,8 +36,6 @@ SCOPE = ("rft.yaml", "config_source", f"{REGISTRY}.backup", ROUNDS, "prompts", "
 WITH_NOTES = ("rft.yaml", "config_source", f"{REGISTRY}.backup", f"{ROUNDS}/code", f"{ROUNDS}/r0000")
 _NOT_STORED = {"aside", "intermediate", ".saving"}  # folders: damaged files, resuming on this host, unfinished files
 _GRACE_S = 3600.0  # a reader may still hold the name of a replaced file
-_BEAT = "driver.json"
-_BEAT_S = 5.0
 _FETCH_S = 3600.0  # longest wait for another process that fetches checkpoints
 
 
@@ -61,9 +59,10 @@ class HomeMirror:
         self.remote = RemoteFiles(self.url)
         identity = [place["token"], socket.gethostname(), str(root.resolve())]  # a copied home is another one
         self._home = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-        self._log = CommitLog(self.remote, self._home)
+        self._log, self._driver = CommitLog(self.remote, self._home), DriverSign(self.remote, self._home)
         self._changed, self._background = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
+        self._kept: tuple[list[int] | None, _State] | None = None
 
     # --- from here to the store
 
@@ -72,7 +71,7 @@ class HomeMirror:
 
         Raises StoreTakenError if another home drives the project, TransientError if the store cannot be reached.
         """
-        state = self._read()
+        state = self._known()
         changes, stamps = self._uploaded(state, scope)
         for path, text in (documents or {}).items():
             content = text.encode()
@@ -180,10 +179,11 @@ class HomeMirror:
                         f"store_url {self.url} holds a project already, and {self._root} another one: give another "
                         "URL, or an empty RFT_HOME to continue the stored project"
                     )
-                self._refuse_running_driver(newest.home)
+                self._driver.refuse_other(newest.home)
                 self._bring(state, newest)
             state.committed = newest
             self._log.claim(state.committed)
+            self._driver.show(1)
 
     def _bring(self, state: _State, newest: Committed) -> None:
         """Bring the files here that another home stored; files that it has not are moved to ``store/replaced``."""
@@ -216,13 +216,13 @@ class HomeMirror:
             return
         with locked(self._folder / "fetch", _FETCH_S):  # once a host: other processes wait
             wanted = self._missing(names)
-            stamps = self._download(self._read().committed, wanted)
+            stamps = self._download(self._known().committed, wanted)
             with self._locked() as state:
                 state.stamps |= stamps
 
     def _missing(self, names: Sequence[str]) -> list[str]:
         """The stored files among ``names``, and below those that are folders, that are not here."""
-        state = self._read()
+        state = self._known()
         files = state.committed.files
         wanted = [name for name in names if name in files]
         if folders := [name for name in names if name not in files and not (self._root / name).is_file()]:
@@ -246,62 +246,24 @@ class HomeMirror:
 
     def stored(self, path: Path) -> StoredFile | None:
         """What is stored of a file of the home, here or not; None: nothing."""
-        return self._read().committed.files.get(path.relative_to(self._root).as_posix())
+        return self._known().committed.files.get(path.relative_to(self._root).as_posix())
 
-    # --- one driver
+    def stored_in(self, folder: Path) -> list[Path]:
+        """The stored files of a folder, here or not."""
+        inside = folder.relative_to(self._root).as_posix()
+        return [self._root / path for path in self._known().committed.files if path.rpartition("/")[0] == inside]
+
+    def readable(self, path: Path) -> str:
+        """The file itself if it is here, otherwise the URL of its object, for DuckDB with ``remote.filesystem``."""
+        stored = None if path.exists() else self.stored(path)
+        return str(path) if stored is None else self.remote.address(stored.object)
 
     @contextmanager
     def driving(self) -> Iterator[None]:
         """Show other homes that this one drives the project during the block; at its end store everything."""
-        ended = threading.Event()
-
-        def beat() -> None:
-            count = 0
-            while not ended.is_set():
-                count += 1
-                try:
-                    self._write_beat(count)
-                except Exception as error:
-                    LOG.warning("%s: %s", self.url, error)
-                ended.wait(_BEAT_S)
-
-        thread = threading.Thread(target=beat, name="store-driver", daemon=True)
-        thread.start()
-        try:
+        with self._driver.running():
             yield
             self.finish()
-        finally:
-            ended.set()
-            thread.join()
-            self._write_beat(0)
-
-    def _write_beat(self, count: int) -> None:
-        """``count`` changes while the driver runs; 0: it has ended."""
-        self.remote.write(
-            _BEAT, json.dumps({"home": self._home, "host": socket.gethostname(), "count": count}).encode()
-        )
-
-    def _read_beat(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads(self.remote.read(_BEAT) or b"{}")
-        except ValueError:  # truncated
-            return {}
-        return found
-
-    def _refuse_running_driver(self, home: str) -> None:
-        """Wait for a sign of the driver of another home, unless it has ended. No clocks of two hosts are compared."""
-        first = self._read_beat()
-        if first.get("home") != home or not first.get("count"):
-            return
-        until = time.monotonic() + 3 * _BEAT_S
-        while time.monotonic() < until:
-            time.sleep(_BEAT_S / 5)
-            seen = self._read_beat()
-            if seen.get("count") and seen != first:
-                raise UserError(
-                    f"store_url {self.url}: a driver on host {seen.get('host')} runs this project: wait for it, or "
-                    "interrupt it, before you continue the project here"
-                )
 
     # --- what this home knows
 
@@ -317,6 +279,13 @@ class HomeMirror:
                     self._folder / "state.json",
                     {"committed": asdict(state.committed), "stamps": state.stamps, "replaced": state.replaced},
                 )
+
+    def _known(self) -> _State:
+        """The state, not to be changed; read again only when its file has changed."""
+        stamp = _stamp(self._folder / "state.json")
+        if self._kept is None or self._kept[0] != stamp:
+            self._kept = stamp, self._read()
+        return self._kept[1]
 
     def _read(self) -> _State:
         try:

@@ -8,6 +8,7 @@ import pytest
 
 from rft_platform.common.errors import StoreTakenError, UserError
 from rft_platform.common.files import write_json, write_text
+from rft_platform.experience.queries import connect, find_row
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.object_store import commits
 from rft_platform.object_store.mirror import HomeMirror, fetch_missing, mirror_of, open_mirror
@@ -71,6 +72,18 @@ def test_another_home_gets_the_notes_at_once_and_the_rows_when_they_are_read(tmp
     assert store.damaged_sizes(1, store.ledger(1).read()) == []
     assert store.rollout_rows(1) == rows and file.exists()
     assert store.damaged(1, digest=True) == []
+
+
+def test_queries_read_rows_of_another_home_in_place(tmp_path: Path, url: str) -> None:
+    first, _ = home(tmp_path, "first", url)
+    explored(first)
+    second, _ = home(tmp_path, "second", url)
+    store = ExperienceStore(second / "rounds")
+    with connect(store) as connection:
+        assert connection.execute("SELECT round, count(*) FROM rollouts GROUP BY round").fetchall() == [(1, 4)]
+    row = rollouts(round=1)[0]
+    assert find_row(store, row.row_id, ["round", "run_id"]) == {"round": 1, "run_id": row.run_id}
+    assert not store.rollout_files(1)[0].exists()
 
 
 def test_a_home_that_lost_the_project_stores_nothing_more(tmp_path: Path, url: str) -> None:
@@ -160,7 +173,7 @@ def test_removed_files_leave_the_store_but_files_that_were_never_here_stay(tmp_p
 
 
 def test_a_driver_that_runs_is_not_replaced(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rft_platform.object_store.mirror._BEAT_S", 0.05)
+    monkeypatch.setattr("rft_platform.object_store.driver_sign._BEAT_S", 0.05)
     _, mirror = home(tmp_path, "first", url)
     with mirror.driving(), pytest.raises(UserError, match="runs this project"):
         home(tmp_path, "second", url)

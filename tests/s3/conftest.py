@@ -33,7 +33,9 @@ def s3_endpoint() -> Iterator[str]:
 def bucket(s3_endpoint: str) -> str:
     """The URL of a new bucket."""
     import boto3
+    from s3fs import S3FileSystem
 
+    S3FileSystem.clear_instance_cache()  # an instance keeps the address with which it was made
     name = f"bucket-{next(_NUMBERS)}"
     boto3.client("s3", endpoint_url=s3_endpoint).create_bucket(Bucket=name)
     return f"s3://{name}/project"
