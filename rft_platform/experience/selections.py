@@ -10,7 +10,6 @@ from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.parquet import read_table, write_table
 from rft_platform.experience.schema import RECORD_KEY, VERSION_KEY
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.object_store.mirror import mirror_of
 
 ROW_SELECTION = "row_selection"  # stem of the file and its note
 
@@ -39,16 +38,8 @@ def selection_file(store: ExperienceStore, number: int, policy: str = DEFAULT_PO
 
 
 def selection_files(store: ExperienceStore, number: int) -> list[Path]:
-    """The existing selection files of all policies in a round, here or on the project's object store."""
-    folder = store.round_folder(number)
-    mirror = mirror_of(store.home)
-    stored = [] if mirror is None else mirror.stored_in(folder)
-    found = {*folder.glob(f"{ROW_SELECTION}*.parquet"), *(path for path in stored if _is_selection(path))}
-    return sorted(found)
-
-
-def _is_selection(path: Path) -> bool:
-    return path.name.startswith(ROW_SELECTION) and path.suffix == ".parquet"
+    """The existing selection files of all policies in a round."""
+    return sorted(store.round_folder(number).glob(f"{ROW_SELECTION}*.parquet"))
 
 
 def write_selection(

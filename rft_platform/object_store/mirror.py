@@ -66,7 +66,12 @@ class HomeMirror:
 
     # --- from here to the store
 
-    def commit(self, scope: Sequence[str] = SCOPE, documents: Mapping[str, str] | None = None) -> None:
+    def commit(
+        self,
+        scope: Sequence[str] = SCOPE,
+        documents: Mapping[str, str] | None = None,
+        grace_s: float = _GRACE_S,
+    ) -> None:
         """Store what has changed below ``scope``, and ``documents``: texts by the path that they will have here.
 
         Raises StoreTakenError if another home drives the project, TransientError if the store cannot be reached.
@@ -82,9 +87,11 @@ class HomeMirror:
         with self._locked() as state:
             new = {path: file for path, file in changes.items() if not _same(state.committed.files.get(path), file)}
             if new:
-                before = dict(state.committed.files)
+                current = {file.object for file in state.committed.files.values()}
                 self._log.commit(state.committed, new)
-                self._remove_replaced(state, before)
+                current -= {file.object for file in state.committed.files.values()}
+                state.replaced += [(name, time.time()) for name in current]
+            self._remove_replaced(state, grace_s)
             for path, stamp in stamps.items():
                 if stamp is None:
                     state.stamps.pop(path, None)
@@ -155,10 +162,9 @@ class HomeMirror:
         folder, _, name = path.rpartition("/")
         return f"files/{folder or 'home'}/{secrets.token_hex(8)}-{name}"
 
-    def _remove_replaced(self, state: _State, before: Mapping[str, StoredFile]) -> None:
-        current, now = {file.object for file in state.committed.files.values()}, time.time()
-        state.replaced += [(file.object, now) for file in before.values() if file.object not in current]
-        due = [name for name, since in state.replaced if now - since > _GRACE_S]
+    def _remove_replaced(self, state: _State, grace_s: float) -> None:
+        now = time.time()
+        due = [name for name, since in state.replaced if now - since >= grace_s]
         for name in due:
             self.remote.remove(name)
         state.replaced = [(name, since) for name, since in state.replaced if name not in due]
@@ -248,11 +254,6 @@ class HomeMirror:
         """What is stored of a file of the home, here or not; None: nothing."""
         return self._known().committed.files.get(path.relative_to(self._root).as_posix())
 
-    def stored_in(self, folder: Path) -> list[Path]:
-        """The stored files of a folder, here or not."""
-        inside = folder.relative_to(self._root).as_posix()
-        return [self._root / path for path in self._known().committed.files if path.rpartition("/")[0] == inside]
-
     def readable(self, path: Path) -> str:
         """The file itself if it is here, otherwise the URL of its object, for DuckDB with ``remote.filesystem``."""
         stored = None if path.exists() else self.stored(path)
@@ -318,8 +319,16 @@ def _is_below(path: str, scope: Sequence[str]) -> bool:
 
 
 def _is_large(path: str) -> bool:
-    """Whether a file is fetched when it is used: rows and checkpoints."""
-    return path.startswith(f"{CHECKPOINTS}/") or path.endswith(".parquet")
+    """Whether a file is fetched when it is used: rows, and checkpoints without their manifests."""
+    if path.startswith(f"{CHECKPOINTS}/"):
+        return not path.endswith("/manifest.json")
+    return path.endswith(".parquet") and path.split("/")[-2] in ("rollouts", "judged")
+
+
+def store_changes(root: Path, *, erase: bool = False) -> None:
+    """Store what a command has changed in the home at ``root``, if it has a copy. ``erase``: keep no old object."""
+    if (mirror := mirror_of(root)) is not None:
+        mirror.commit(grace_s=0.0 if erase else _GRACE_S)
 
 
 def open_mirror(root: Path, url: str) -> HomeMirror:

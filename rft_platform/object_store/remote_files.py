@@ -26,7 +26,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
 _REQUEST_S = 120.0  # longest time of one request, which moves at most ``_PART`` bytes
 _MOST_BYTES = 2**30  # of a document
 _PART = 16 * 2**20
-_PARALLEL = 8  # files that move at the same time
+_PARALLEL = 16  # files that move at the same time
 #: Answers of a store that a repetition does not change.
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 #: Time-outs of the connections to S3; boto's own are one minute each.

@@ -33,7 +33,6 @@ from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.planning.plan import Action, Plan, plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.repair import repeat_unstored
 
 LOG = logging.getLogger(__name__)
 
@@ -228,7 +227,6 @@ def _stored(project: Project) -> Iterator[None]:
         yield
         return
     with mirror.driving():
-        repeat_unstored(project)
         yield
 
 

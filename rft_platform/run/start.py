@@ -22,10 +22,12 @@ from rft_platform.config.online_halves import decided_elsewhere, joined
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.jobs.driver_lock import other_half_runs, refuse_second_driver
-from rft_platform.object_store.mirror import open_mirror
+from rft_platform.object_store.mirror import open_mirror, store_changes
 from rft_platform.observability.logs import configured
 from rft_platform.observability.masked_output import masked
+from rft_platform.online.project import open_project
 from rft_platform.rounds.project.record import move_folders, published
+from rft_platform.rounds.project.repair import repeat_unstored
 from rft_platform.run.checks import check_run
 from rft_platform.run.console import notes
 from rft_platform.run.round_lines import RoundNews
@@ -124,6 +126,9 @@ def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
     for finding in (*plan.findings, *decided_elsewhere(whole, config)):
         notes().print(f"note: {finding}", markup=False, soft_wrap=True)
     write_config(home, config)
+    if config.store_url is not None:
+        store_changes(home.root)
+        repeat_unstored(open_project(home))
     return plan
 
 

@@ -11,8 +11,15 @@ from rft_platform.common.files import write_json, write_text
 from rft_platform.experience.queries import connect, find_row
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.object_store import commits
-from rft_platform.object_store.mirror import HomeMirror, fetch_missing, mirror_of, open_mirror
+from rft_platform.object_store.mirror import HomeMirror, fetch_missing, mirror_of, open_mirror, store_changes
 from tests.experience.samples import rollouts
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed requests are repeated at once, and a driver gives signs of life twenty times a second."""
+    monkeypatch.setattr("rft_platform.object_store.remote_files._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("rft_platform.object_store.driver_sign._BEAT_S", 0.05)
 
 
 @pytest.fixture
@@ -133,15 +140,12 @@ def test_many_commits_are_read_from_the_newest_complete_one(tmp_path: Path, url:
     assert ExperienceStore(second / "rounds").read_note(1, "progress") == {"number": commits.EVERY + 4}
 
 
-def test_a_truncated_object_is_refused_and_nothing_appears(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_truncated_object_is_refused_and_nothing_appears(tmp_path: Path, url: str) -> None:
     first, _ = home(tmp_path, "first", url)
     explored(first)
     stored = next((tmp_path / "bucket" / "project" / "files" / "rounds" / "r0001" / "rollouts").iterdir())
     stored.write_bytes(stored.read_bytes()[:-1])
     second, _ = home(tmp_path, "second", url)
-    monkeypatch.setattr("rft_platform.object_store.remote_files._FIRST_WAIT_S", 0.0)
     with pytest.raises(Exception, match="bytes were received"):
         ExperienceStore(second / "rounds").rollout_rows(1)
     assert not list(second.rglob("*batch-0000.parquet*"))
@@ -157,7 +161,7 @@ def test_checkpoints_are_stored_in_the_background_and_fetched_as_a_folder(tmp_pa
     mirror.finish()
     second, _ = home(tmp_path, "second", url)
     brought = second / folder.relative_to(first)
-    assert not brought.exists()
+    assert [path.name for path in brought.iterdir()] == ["manifest.json"]
     assert fetch_missing(brought)
     assert sorted(path.name for path in brought.iterdir()) == ["manifest.json", "model.safetensors"]
 
@@ -172,8 +176,19 @@ def test_removed_files_leave_the_store_but_files_that_were_never_here_stay(tmp_p
     assert "rounds/r0001/rollouts/batch-0000.parquet" in committed(second)
 
 
-def test_a_driver_that_runs_is_not_replaced(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rft_platform.object_store.driver_sign._BEAT_S", 0.05)
+def test_an_erasure_leaves_no_replaced_object(tmp_path: Path, url: str) -> None:
+    root, mirror = home(tmp_path, "home", url)
+    write_text(root / "prompts" / "note.md", "a person")
+    mirror.commit()
+    write_text(root / "prompts" / "note.md", "erased")
+    mirror.commit()
+    objects = tmp_path / "bucket" / "project" / "files" / "prompts"
+    assert sorted(file.read_text() for file in objects.iterdir()) == ["a person", "erased"]
+    store_changes(root, erase=True)
+    assert [file.read_text() for file in objects.iterdir()] == ["erased"]
+
+
+def test_a_driver_that_runs_is_not_replaced(tmp_path: Path, url: str) -> None:
     _, mirror = home(tmp_path, "first", url)
     with mirror.driving(), pytest.raises(UserError, match="runs this project"):
         home(tmp_path, "second", url)

@@ -93,10 +93,10 @@ def test_a_second_home_continues_and_ends_with_the_rows_and_weights_of_a_local_r
 
     first.config.write_text(first.config.read_text().replace("total_steps: 2", "total_steps: 3"))
     second = ProjectFolder(tmp_path / "another" / "home", first.config)
-    second.rft("run", "--config", str(second.config))
+    continued = second.rft("run", "--config", str(second.config))
+    assert "the training of r0002 is repeated" in continued.stderr
     second.rft("store", "check")  # fetches what was not needed
     assert_same_rows(rows_of(second), rows_of(local))
     assert_same_weights(second, local, 3)
-    assert "the training of r0002 is repeated" in (second.home / "logs" / "driver.log").read_text()
     assert len(second.json("trace", "r0001")) and not first.home.exists()
     second.rft("stop")
