@@ -28,7 +28,7 @@ _MOST_BYTES = 2**30  # of a document
 _PART = 16 * 2**20
 _PARALLEL = 16  # files that move at the same time
 #: Answers of a store that a repetition does not change.
-_FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+_FINAL = (FileExistsError, IsADirectoryError, NotADirectoryError)
 #: Time-outs of the connections to S3; boto's own are one minute each.
 _S3_OPTIONS: dict[str, Any] = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60}}
 
@@ -161,6 +161,14 @@ class RemoteFiles:
         for attempt in range(_ATTEMPTS):
             try:
                 return request()
+            except PermissionError as error:
+                raise UserError(
+                    f"{self.address(name)}: the store refuses access ({error}): check the keys in the environment"
+                ) from error
+            except FileNotFoundError as error:
+                if what == "read" or what == "remove":
+                    raise
+                raise UserError(f"{self.url}: {error}: create the bucket, or correct store_url") from error
             except _FINAL:
                 raise
             except Exception as error:

@@ -129,6 +129,25 @@ def test_a_commit_whose_answer_was_lost_counts_once(tmp_path: Path, url: str, mo
     assert len(calls) == 1 and "rounds/r0001/explore.json" in committed(root)
 
 
+def test_a_stage_that_is_interrupted_between_upload_and_commit_is_repeated_to_the_same_result(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, mirror = home(tmp_path, "home", url)
+
+    def killed(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.remote, "create", killed)
+        with pytest.raises(KeyboardInterrupt):
+            explored(root)
+    assert not ExperienceStore(root / "rounds").has_note(1, "explore")
+    rows = explored(root).rollout_rows(1)
+    second, _ = home(tmp_path, "second", url)
+    taken = ExperienceStore(second / "rounds")
+    assert taken.rollout_rows(1) == rows and taken.read_note(1, "explore") == {"rows": 4}
+
+
 def test_many_commits_are_read_from_the_newest_complete_one(tmp_path: Path, url: str) -> None:
     root, _ = home(tmp_path, "home", url)
     store = ExperienceStore(root / "rounds")

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+from rft_platform.common.errors import UserError
 from rft_platform.experience.queries import connect
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.object_store.commits import CommitLog
@@ -100,3 +101,9 @@ def test_a_second_home_continues_and_ends_with_the_rows_and_weights_of_a_local_r
     assert_same_weights(second, local, 3)
     assert len(second.json("trace", "r0001")) and not first.home.exists()
     second.rft("stop")
+
+
+def test_a_missing_bucket_is_refused(tmp_path: Path, s3_endpoint: str) -> None:
+    (tmp_path / "home").mkdir()
+    with pytest.raises(UserError, match="create the bucket"):
+        open_mirror(tmp_path / "home", "s3://no-such-bucket/project").take_over()
