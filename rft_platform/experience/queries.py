@@ -131,7 +131,7 @@ def connect(
     ``rounds`` limits the views to some rounds (default: all), so that a query over one round reads only that round's
     files. Data that exceeds ``memory_limit`` is spilled to a temporary folder.
     """
-    connection = _open(memory_limit, store)
+    connection = _open(memory_limit)
     files = _Files.of(store, store.rounds() if rounds is None else rounds)
     _create_view(connection, store, "rollouts", _FROM_ROLLOUTS, files.rollouts, ROLLOUT_SCHEMA)
     for name, paths in (("judgements", files.judgements), ("judged", files.judged)):
@@ -195,7 +195,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequenc
 def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dict[str, Any] | None:
     """Some columns of one rollout row of any round; None if no round holds it."""
     rollouts = [path for number in store.rounds() for path in store.rollout_files(number)]
-    with _open(MEMORY_LIMIT, store) as connection:
+    with _open(MEMORY_LIMIT) as connection:
         _create_view(connection, store, "rollouts", _FROM_ROLLOUTS, rollouts, ROLLOUT_SCHEMA)
         found = _rows(connection, f"SELECT {', '.join(columns)} FROM rollouts WHERE row_id = ?", [row_id])
     return found[0] if found else None
@@ -237,10 +237,8 @@ def _paths(
     return [store.round_folder(number) / name for number, contents in ledgers.items() for name in names(contents)]
 
 
-def _open(memory_limit: str, store: ExperienceStore) -> duckdb.DuckDBPyConnection:
+def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:")
-    if (mirror := mirror_of(store.home)) is not None:
-        connection.register_filesystem(mirror.remote.filesystem)
     connection.execute(f"SET memory_limit = '{memory_limit}'")
     connection.execute("SET preserve_insertion_order = false")
     with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets cannot show a progress bar
@@ -264,7 +262,9 @@ def _create_view(
     """
     if paths:
         mirror = mirror_of(store.home)
-        places = map(str, paths) if mirror is None else map(mirror.readable, paths)
+        places = [str(path) if mirror is None else mirror.readable(path) for path in paths]
+        if mirror is not None and any("://" in place for place in places):
+            _register(connection, mirror.remote.filesystem)
         files = ", ".join("'" + place.replace("'", "''") + "'" for place in places)
         query = f"SELECT {select} FROM read_parquet([{files}], filename = true)"
     else:
@@ -276,6 +276,13 @@ def _create_view(
             f"the view {name} over {len(paths)} files cannot be created: {_first_line(error)}; `rft store check` names "
             "missing and damaged files"
         ) from error
+
+
+def _register(connection: duckdb.DuckDBPyConnection, filesystem: Any) -> None:
+    """Let DuckDB read through an fsspec file system, unless it does so already."""
+    protocol = filesystem.protocol
+    if not connection.filesystem_is_registered(protocol if isinstance(protocol, str) else protocol[0]):
+        connection.register_filesystem(filesystem)
 
 
 def _first_line(error: duckdb.Error) -> str:

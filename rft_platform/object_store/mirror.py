@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from rft_platform.cluster.local.locks import locked
@@ -56,13 +57,24 @@ class HomeMirror:
         self._folder = root / FOLDER
         place = read_json(self._folder / "place.json")
         self.url: str = place["url"]
-        self.remote = RemoteFiles(self.url)
         identity = [place["token"], socket.gethostname(), str(root.resolve())]  # a copied home is another one
         self._home = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-        self._log, self._driver = CommitLog(self.remote, self._home), DriverSign(self.remote, self._home)
         self._changed, self._background = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._kept: tuple[list[int] | None, _State] | None = None
+
+    @cached_property
+    def remote(self) -> RemoteFiles:
+        """The store itself; made when it is needed first, because importing a client of S3 takes a second."""
+        return RemoteFiles(self.url)
+
+    @cached_property
+    def _log(self) -> CommitLog:
+        return CommitLog(self.remote, self._home)
+
+    @cached_property
+    def _driver(self) -> DriverSign:
+        return DriverSign(self.remote, self._home)
 
     # --- from here to the store
 
@@ -257,7 +269,7 @@ class HomeMirror:
     def readable(self, path: Path) -> str:
         """The file itself if it is here, otherwise the URL of its object, for DuckDB with ``remote.filesystem``."""
         stored = None if path.exists() else self.stored(path)
-        return str(path) if stored is None else self.remote.address(stored.object)
+        return str(path) if stored is None else f"{self.url.rstrip('/')}/{stored.object}"
 
     @contextmanager
     def driving(self) -> Iterator[None]:
