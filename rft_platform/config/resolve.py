@@ -41,6 +41,7 @@ class Batches:
     max_batches: int  # dynamic sampling: maximum task batches for one explore batch; 1: no further batches
     epochs: int = 1  # passes over the experiences of a round
     baseline_runs: int = 0  # runs of each task that are not trained on
+    in_flight: int = 1  # explore batches that are sampled at the same time
 
     @property
     def groups_a_round(self) -> int:
@@ -218,6 +219,7 @@ def _batches(config: RftConfig, algorithm: Preset) -> Batches:
         max_batches=_max_batches(config, algorithm),
         epochs=config.algorithm.epochs,
         baseline_runs=int(algorithm.greedy_run and repeat_times > 1),
+        in_flight=config.explorer.batches_in_flight,
     )
 
 

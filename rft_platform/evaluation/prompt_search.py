@@ -67,7 +67,7 @@ def search_prompts(
     """
     import gepa
 
-    errors: list[Exception] = []  # GEPA logs errors of proposals and goes on
+    errors: list[Exception] = []  # GEPA logs errors of proposals and continues
     found = gepa.optimize(
         seed_candidate={_COMPONENT: start},
         trainset=list(tasks),

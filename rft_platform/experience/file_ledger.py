@@ -29,7 +29,8 @@ from rft_platform.common.recorded_paths import from_record
 from rft_platform.experience.file_names import batches_in, without_doubles
 
 LEDGER = "files.json"
-ROLLOUTS, JUDGED = "rollouts", "judged"  # the subfolders of a round with Parquet files
+#: The subfolders of a round with Parquet files.
+ROLLOUTS, JUDGED, UNFINISHED = "rollouts", "judged", "unfinished"
 _FORMAT = 1
 
 
@@ -110,6 +111,10 @@ class Contents:
     def judgements(self) -> list[str]:
         """Names of the judgement files, in alphabetical order."""
         return sorted(name for name in self.files if name.startswith(f"{JUDGED}/"))
+
+    def unfinished(self) -> list[str]:
+        """Names of the files of answers that a later batch continues."""
+        return sorted(name for name in self.files if name.startswith(f"{UNFINISHED}/"))
 
     def retirement(self, home: Path) -> str:
         """A message about the retired files of a project in ``home``; empty if there are none."""
@@ -216,4 +221,5 @@ class Ledger:
     def _parquet_files(self) -> list[Path]:
         rollouts = {path.name: path for path in self.folder.glob("rollouts/batch-*.parquet")}
         judged = (path for path in self.folder.glob("judged/*.parquet") if not path.name.startswith("."))
-        return [*(rollouts[name] for name in without_doubles(rollouts)), *sorted(judged)]
+        unfinished = sorted(self.folder.glob(f"{UNFINISHED}/batch-*.parquet"))
+        return [*(rollouts[name] for name in without_doubles(rollouts)), *sorted(judged), *unfinished]

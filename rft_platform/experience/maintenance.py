@@ -167,6 +167,9 @@ def retire_round(
             contents.superseded[name] = time.time()
             archived = None if target is None else to_record(target / name, store.home)
             contents.retired[name] = RetiredFile(contents.files.pop(name), time.time(), archived)
+        for name in contents.unfinished():
+            contents.superseded[name] = time.time()
+            del contents.files[name]
     return found
 
 

@@ -73,6 +73,7 @@ class ModelCall:
     tools: list[dict[str, Any]]
     response: dict[str, Any]  # the assistant message
     policy_version: int | None = None  # optimiser steps of the weights that sampled; None: not reported
+    token_versions: list[int] = field(default_factory=list)  # of each token, if several versions sampled the answer
     created_at: float = 0.0  # seconds since the epoch
     duration_s: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)

@@ -162,7 +162,12 @@ _ROLLOUT_COLUMNS = [
     ("step", pa.int32(), "Position of the call in its run, from 0."),
     ("msg_id", pa.string(), "Id of the engine's response."),
     ("round", pa.int32(), "The round that explored."),
-    ("policy_version", pa.int64(), "Optimiser steps of the weights that sampled."),
+    ("policy_version", pa.int64(), "Optimiser steps of the weights that sampled, at the end of the answer."),
+    (
+        "token_versions",
+        _TOKENS,
+        "Optimiser steps of the weights that sampled each token; empty: `policy_version` sampled all of them.",
+    ),
     ("engine", pa.string(), "Name and version of the engine."),
     ("template_hash", pa.string(), "Digest of the chat template that rendered the prompt."),
     ("prompt_ids", _TOKENS, "Token ids of the prompt, as the engine saw them."),
@@ -320,11 +325,11 @@ def check_whole_numbers(rows: Sequence[RolloutRow]) -> None:
 
 
 def check_lengths(table: pa.Table) -> None:
-    """Refuse a row whose log-probs or mask do not have one value per response token."""
+    """Refuse a row whose log-probs, mask or (if present) versions do not have one value per response token."""
     expected = list_lengths(table["response_ids"])
-    for name in ("rollout_logprobs", "loss_mask"):
+    for name in ("rollout_logprobs", "loss_mask", "token_versions"):
         found = list_lengths(table[name])
-        wrong = np.flatnonzero(found != expected)
+        wrong = np.flatnonzero((found != expected) & ((found > 0) | (name != "token_versions")))
         if wrong.size:
             index = int(wrong[0])
             row = table["row_id"][index].as_py()

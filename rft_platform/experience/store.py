@@ -1,5 +1,6 @@
 """The Parquet store of experiences: one folder per round, files written atomically and identified by digest."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import pyarrow as pa
 from rft_platform.common.errors import DamagedError, StorageError
 from rft_platform.common.files import digest_json, read_sealed_json, write_sealed_json
 from rft_platform.experience import integrity, schema
-from rft_platform.experience.file_ledger import JUDGED, ROLLOUTS, Contents, FileEntry, Ledger
+from rft_platform.experience.file_ledger import JUDGED, ROLLOUTS, UNFINISHED, Contents, FileEntry, Ledger
 from rft_platform.experience.file_names import batch_file, batches_in, round_key
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.notes import RoundNotes
@@ -19,6 +20,7 @@ from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.schema import check_judge, check_lengths, check_round, check_unique
 
 _CURRENT = f"{JUDGED}/current.json"
+_LOG = logging.getLogger(__name__)
 
 
 class ExperienceStore(RoundNotes):
@@ -28,6 +30,7 @@ class ExperienceStore(RoundNotes):
 
         r0001/files.json                     the ledger: the stored files and their digests
         r0001/rollouts/batch-0000.parquet    one file an explore batch
+        r0001/unfinished/batch-0000.parquet  answers of the batch that the next batch continues
         r0001/judged/<judge version>.parquet one file a judge version
         r0001/judged/current.json            names the judgement in force
         r0001/<name>.json                    notes: explore, train, evaluation, ...
@@ -90,6 +93,31 @@ class ExperienceStore(RoundNotes):
         """Number of rollout rows of a round, read from the ledger only."""
         contents = self.ledger(round).read()
         return sum(contents.files[name].rows for name in contents.rollouts())
+
+    # --- unfinished answers
+
+    def write_unfinished(self, round: int, batch: int, rows: Sequence[RolloutRow]) -> None:
+        """Write the answers that the next explore batch continues, as far as they were sampled, one row each.
+
+        An answer that has not ended has the finish reason ``abort``. Writing the same batch again replaces its file.
+        """
+        table = schema.rows_to_table(rows)
+        check_lengths(table)
+        check_round(table, round)
+        ledger = self.ledger(round)
+        with ledger.change() as contents:
+            ledger.land(contents, _unfinished_name(batch), partial(write_table, table))
+
+    def unfinished_rows(self, round: int, batch: int) -> list[RolloutRow]:
+        """The unfinished answers of an explore batch; none if none were stored or their file is gone or damaged."""
+        ledger, name = self.ledger(round), _unfinished_name(batch)
+        if name not in ledger.read().files:
+            return []
+        try:
+            return schema.table_to_rows(read_table(ledger.folder / name, schema.ROLLOUT_SCHEMA))
+        except StorageError as error:
+            _LOG.warning("%s: its tasks are not continued", error)
+            return []
 
     # --- judgements
 
@@ -248,6 +276,10 @@ def _check_open(contents: Contents, round: int, batch: int) -> None:
             f"{round_key(round)}: batch {batch} cannot be written, because the round's rollouts were {settled}: "
             "a closed round cannot be explored again; start a project with another name"
         )
+
+
+def _unfinished_name(batch: int) -> str:
+    return f"{UNFINISHED}/{batch_file(batch)}"
 
 
 def _judged_name(judge_version: str) -> str:

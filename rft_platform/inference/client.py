@@ -23,7 +23,14 @@ from rft_platform.cluster.interface import Address, Cluster, tls_context
 from rft_platform.common import json_codec
 from rft_platform.common.errors import EngineError, RftError, UserError, WeightMismatchError
 from rft_platform.inference.http_contract import api_key_of
-from rft_platform.inference.interface import Completion, EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.inference.interface import (
+    Completion,
+    EngineStatus,
+    Generation,
+    PartialBatch,
+    PauseMode,
+    SamplingParams,
+)
 from rft_platform.observability.log_context import context_headers
 
 CONNECT_TIMEOUT_S = 10.0
@@ -84,9 +91,12 @@ class EngineClient:
         ids: list[list[int]] = self._post("render", conversations=list(conversations), tools=tools)["ids"]
         return ids
 
-    def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[Generation]:
+    def generate(
+        self, prompts: Sequence[list[int]], sampling: SamplingParams, partial: PartialBatch | None = None
+    ) -> list[Generation]:
         """Sample ``sampling.n`` completions of every prompt, in one call, without detokenising."""
-        answer = self._post("generate", prompts=list(prompts), sampling=asdict(sampling))
+        early = None if partial is None else asdict(partial)
+        answer = self._post("generate", prompts=list(prompts), sampling=asdict(sampling), partial=early)
         columns = zip(prompts, answer["token_ids"], answer["logprobs"], answer["finish_reasons"], strict=True)
         return [
             Generation(prompt, list(map(Completion, ids, logprobs, reasons)), answer["policy_version"])

@@ -5,6 +5,7 @@ changes weights, pauses and reports state. Token ids are those of the policy's t
 logarithms under the sampling distribution.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,6 +47,26 @@ class SamplingParams:
 def greedy(sampling: SamplingParams) -> SamplingParams:
     """The same parameters with greedy decoding, without truncation of the distribution."""
     return replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialBatch:
+    """A batch that may end before all its completions do, and that may continue answers of an earlier batch.
+
+    The call returns once all completions of ``enough`` groups have ended. The other completions come back as far as
+    they were sampled, with the finish reason ``abort``. An engine process counts the groups that it samples itself, so
+    with several processes a batch may end with some groups more or fewer.
+    """
+
+    groups: Sequence[int]  # the group of each prompt
+    enough: int
+    sampled: Sequence[int]  # how many last tokens of each prompt were sampled before; they count towards ``max_tokens``
+
+    def part(self, start: int, stop: int) -> "PartialBatch":
+        """The same for the prompts from ``start`` to ``stop`` (exclusive), with their share of ``enough``."""
+        groups = self.groups[start:stop]
+        share = math.ceil(self.enough * len(set(groups)) / max(1, len(set(self.groups))))
+        return PartialBatch(groups, share, self.sampled[start:stop])
 
 
 @dataclass(slots=True)
@@ -108,8 +129,13 @@ class PolicyEngine(Protocol):
         """Apply the chat template: prompt ids of each conversation, with the generation prompt."""
         ...
 
-    def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[Generation]:
-        """Sample ``sampling.n`` completions of every prompt, in one call, without detokenising."""
+    def generate(
+        self, prompts: Sequence[list[int]], sampling: SamplingParams, partial: PartialBatch | None = None
+    ) -> list[Generation]:
+        """Sample ``sampling.n`` completions of every prompt, in one call, without detokenising.
+
+        With ``partial`` the call may return before all completions have ended.
+        """
         ...
 
     def decode(self, sequences: Sequence[list[int]]) -> list[str]:

@@ -5,8 +5,10 @@ the committed rows of production traffic instead, and corrections that no round 
 """
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
@@ -15,7 +17,8 @@ from rft_platform.common.progress import announce, report
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rollout.recording.history import group_id
+from rft_platform.rollout.recording.history import group_id, repeat_of
+from rft_platform.rollout.runner.in_flight import InFlight
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, row_counts
 from rft_platform.rollout.runner.run_rollouts import nothing_whole, run_rollouts
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
@@ -53,7 +56,11 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
         selection, signal = TaskSelection(project, round_number, policy.round), SignalCount(project)
         batches: list[RolloutBatch] = []
         for batch in range(config.synchronizer.batches_a_round):
-            batches += _explore_batch(project, roll_out, selection, signal, stored, round_number, batch)
+            if project.batches.in_flight > 1:
+                flight = _Flight(project, round_number, batch, policy.policy_version)
+                batches.append(flight.explore(roll_out, selection, stored))
+            else:
+                batches += _explore_batch(project, roll_out, selection, signal, stored, round_number, batch)
     if stored.explored is not None:
         announce(f"{round_key(round_number)}: its rollouts are stored already; only their judgement is missing")
         return stored.explored
@@ -119,10 +126,11 @@ def _roll_out(
     round_number: int,
     batch: int,
     tasks: Sequence[Task],
+    in_flight: InFlight | None = None,
 ) -> RolloutBatch:
     batches = project.batches
     what = f"{round_key(round_number)} rollouts"
-    report(what, 0, len(tasks) * batches.repeat_times)
+    report(what, 0, (len(tasks) if in_flight is None else in_flight.enough) * batches.repeat_times)
     return run_rollouts(
         engine,
         tasks,
@@ -136,7 +144,82 @@ def _roll_out(
         policies=engines,
         greedy_first=project.settings.algorithm.greedy_run,
         on_progress=lambda done, total: report(what, done, total),
+        in_flight=in_flight,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """An explore batch that continues the unfinished answers of the batch before and leaves some for the next one.
+
+    ``batches_in_flight`` times ``batch_size`` tasks are sampled at the same time; ``batch_size`` of them complete the
+    batch. So every batch gives as many groups as it would otherwise, and the last one leaves none.
+    """
+
+    project: Project
+    round: int
+    batch: int  # number within the round
+    version: int  # of the weights that explore
+
+    def explore(
+        self,
+        roll_out: Callable[[int, Sequence[Task], InFlight], RolloutBatch],
+        selection: TaskSelection,
+        stored: "StoredRollouts",
+    ) -> RolloutBatch:
+        """The rollouts of the batch; their rows and the unfinished ones are stored."""
+        project, size, carried = self.project, self.project.batches.batch_size, self._carried()
+        tasks = [task for task, _ in carried]
+        begun = {(place, repeat): row for place, (_, rows) in enumerate(carried) for repeat, row in rows.items()}
+        while len(tasks) < min(project.batches.in_flight, self._batches_left()) * size:
+            tasks += selection.next()
+        if (known := stored.batch(self.batch, tasks, size)) is not None:
+            return known
+        found = roll_out(self.batch, tasks, InFlight(size, begun))
+        project.store.write_unfinished(self.round, self.batch, found.unfinished)
+        project.store.write_rollouts(self.round, self.batch, found.rows)
+        return found
+
+    def _batches_left(self) -> int:
+        """Explore batches of the whole run from this one on."""
+        project = self.project
+        return (project.rounds_budget - self.round + 1) * project.batches.batches_a_round - self.batch
+
+    def _carried(self) -> list[tuple[Task, dict[int, RolloutRow]]]:
+        """The tasks that the batch before left unfinished, each with its rows by repeat.
+
+        A task is left out if a token of it is older than ``synchronizer.max_staleness``, or if the taskset no longer
+        has it.
+        """
+        limit, tasks = self.project.config.synchronizer.max_staleness, self.project.tasks.by_id()
+        groups: dict[str, dict[int, RolloutRow]] = {}
+        for row in self._left_before():
+            groups.setdefault(row.group_id, {})[repeat_of(row.run_id)] = row
+        found = []
+        for rows in groups.values():
+            task = tasks.get(next(iter(rows.values())).task_id)
+            if task is not None and (limit is None or self.version - _oldest_version(rows.values()) <= limit):
+                found.append((task, rows))
+        if len(found) < len(groups):
+            _log.warning(
+                "%s: %d unfinished tasks are not continued: their tokens are older than synchronizer.max_staleness "
+                "allows, or they have left the taskset",
+                round_key(self.round),
+                len(groups) - len(found),
+            )
+        return found
+
+    def _left_before(self) -> list[RolloutRow]:
+        store = self.project.store
+        if self.batch > 0:
+            return store.unfinished_rows(self.round, self.batch - 1)
+        return store.unfinished_rows(self.round - 1, self.project.batches.batches_a_round - 1) if self.round > 1 else []
+
+
+def _oldest_version(rows: Iterable[RolloutRow]) -> float:
+    """The oldest version that sampled a token of the rows; infinity if they have no token."""
+    sampled = (row.call for row in rows if row.call.response_ids)
+    return min((min(call.token_versions or [call.policy_version or 0]) for call in sampled), default=math.inf)
 
 
 def snapshot_for(project: Project, number: int) -> Policy:
@@ -189,8 +272,11 @@ class StoredRollouts:
         for row in _rows_of_unfinished(project, round_number):
             self._groups.setdefault(row.group_id, []).append(row)
 
-    def batch(self, number: int, tasks: Sequence[Task]) -> RolloutBatch | None:
-        """The stored rollouts of a task batch; None if they are missing or do not match the current policy or tasks."""
+    def batch(self, number: int, tasks: Sequence[Task], enough: int | None = None) -> RolloutBatch | None:
+        """The stored rollouts of a task batch; None if they are missing or do not match the current policy or tasks.
+
+        ``enough``: number of groups that complete the batch; default: all tasks.
+        """
         groups = {group_id(self._round, number, index): task for index, task in enumerate(tasks)}
         rows = [row for name in groups for row in self._groups.get(name, ())]
         fits = all(
@@ -202,7 +288,7 @@ class StoredRollouts:
             self._anew = True
             return None
         _log.info("%s continues with %d stored rollouts of batch %d", round_key(self._round), len(rows), number)
-        return RolloutBatch(rows, self._report(rows, len(tasks)))
+        return RolloutBatch(rows, self._report(rows, len(tasks) if enough is None else enough))
 
     @property
     def explored(self) -> Explored | None:

@@ -45,7 +45,7 @@ from rft_platform.rounds.project.repair import repair_on_failure
 from rft_platform.rounds.releases.training_start import settle_start
 from rft_platform.rounds.selection.row_selection import select_rows
 from rft_platform.rounds.setup.connections import free_gpus, model_folder
-from rft_platform.rounds.setup.demonstrations import EXPERTS, write_demonstrations
+from rft_platform.rounds.setup.demonstrations import EXPERTS
 from rft_platform.training.protocol import StepEvent, TrainRequest
 
 if TYPE_CHECKING:
@@ -231,8 +231,9 @@ def _when_to_save(project: Project, round_number: int, selection: RowSelection) 
 def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) -> str | None:
     """The file of demonstrations mixed into the rollouts; None if the algorithm uses none, or there are none.
 
-    All rounds share the file of a dataset; the round's data position determines which part a round uses. In an online
-    project without a dataset each round has a separate file with the corrections of users up to this round.
+    All rounds share the file of a dataset, which the start of the project writes; the round's data position determines
+    which part a round uses. In an online project without a dataset each round has a separate file with the corrections
+    of users up to this round.
     """
     experts = project.config.algorithm.experts
     if algorithm.expert_weight is None or experts is None:
@@ -242,9 +243,7 @@ def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) 
         assert project.traffic is not None  # the check of the configuration
         corrections = project.traffic.experts(round_number, model)
         return None if corrections is None else str(corrections)
-    target = project.store.round_folder(0) / EXPERTS
-    write_demonstrations(experts, target, section="algorithm.experts")
-    return str(target)
+    return str(project.store.round_folder(0) / EXPERTS)
 
 
 def _trains_on_corrections(project: Project) -> bool:

@@ -20,7 +20,7 @@ from rft_platform.rounds.project.code_version import code_version
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, WarmStartRun, publish, published, write
 from rft_platform.rounds.setup.connections import base_model_folder, free_gpus, start_all, start_folder
-from rft_platform.rounds.setup.demonstrations import WARM_START, most_steps, write_demonstrations
+from rft_platform.rounds.setup.demonstrations import EXPERTS, WARM_START, most_steps, write_demonstrations
 from rft_platform.training.checkpoint.manifest import MANIFEST
 from rft_platform.training.protocol import StepEvent, TrainRequest
 
@@ -40,6 +40,7 @@ def make_starting_policy(
 ) -> Policy:
     """Publish policy version 0, which round 1 explores with; if it is already published, keep it."""
     start_all(project)
+    _write_experts(project)
     publish_starts(project)
     known = published(project.store, 0)
     if known is not None:
@@ -52,6 +53,13 @@ def make_starting_policy(
         policy = WarmStartCourse(project, settings, engine, connect_trainer(), dagster_run_id).run()
     publish(project.store, policy)
     return policy
+
+
+def _write_experts(project: Project) -> None:
+    """Write the demonstrations of a dataset that trainings mix into their rows, unless they are written already."""
+    experts, target = project.config.algorithm.experts, project.store.round_folder(0) / EXPERTS
+    if experts is not None and experts.path is not None and not target.exists():
+        write_demonstrations(experts, target, section="algorithm.experts")
 
 
 @dataclass(slots=True)

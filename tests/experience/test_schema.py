@@ -56,8 +56,8 @@ def test_every_field_of_a_call_reaches_the_file(tmp_path: Path) -> None:
     call = ModelCall(
         msg_id="m", prompt_ids=[1, 2], response_ids=[3], rollout_logprobs=[-0.5], finish_reason="stop",
         temperature=0.75, top_p=0.5, top_k=7, messages=[{"role": "user", "content": "?"}], tools=[{"type": "function"}],
-        response={"role": "assistant", "content": "!"}, policy_version=3, created_at=1.5, duration_s=2.5,
-        metrics={"turns": 1.0}, env_state_hash="e", policy="p", step_reward=0.25,
+        response={"role": "assistant", "content": "!"}, policy_version=3, token_versions=[3], created_at=1.5,
+        duration_s=2.5, metrics={"turns": 1.0}, env_state_hash="e", policy="p", step_reward=0.25,
     )  # fmt: skip
     for field in fields(ModelCall):
         if field.name not in NOT_STORED:

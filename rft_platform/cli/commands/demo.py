@@ -132,7 +132,7 @@ def train(
 
 
 def train_stages(home: "Home", recipe: "Recipe", seed: int, engine: str | None) -> None:
-    """Train each stage in a process and a home of its own; a complete stage is left as it is."""
+    """Train each stage in a separate process and home; a complete stage is left as it is."""
     import os
     import sys
 

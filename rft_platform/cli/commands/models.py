@@ -28,7 +28,7 @@ def rollback(
 ) -> None:
     """Make the previous champion the champion again. A repeated call goes further back.
 
-    In an online project, serve an earlier version; a running canary or A/B test ends.
+    In an online project, serve another released version; a running canary or A/B test ends.
     """
     from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home

@@ -1,6 +1,7 @@
 """``rft trace``: trace weights back to their origin, or a row forward to the weights trained on it."""
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -312,7 +313,7 @@ def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -
             "run": f"{found.run_id}, step {found.step}, group {found.group_id}",
             "task": found.task_id and f"{found.task_id} of {found.taskset}",
             "sampled by": found.engine
-            and f"policy {f'{found.policy} ' if found.policy else ''}version {found.policy_version} on {found.engine}",
+            and f"policy {f'{found.policy} ' if found.policy else ''}version {_versions(found)} on {found.engine}",
             "retired": found.retired or None,
             "judged": "\n".join(judgements) or "not yet",
             "trained": "\n".join(map(_named, found.trained)) or "no checkpoint",
@@ -328,6 +329,12 @@ def _reward(reward: float | None) -> str:
 def _base(found: "CheckpointTrace") -> str:
     end = "" if found.complete else "  (the chain ends early: the manifest of an ancestor is missing)"
     return f"base model {found.base_model}{end}"
+
+
+def _versions(found: "RowTrace") -> str:
+    """The version that sampled a row; with the number of tokens of each if there are several."""
+    tokens = Counter(found.token_versions or ())
+    return ", ".join(f"{version} ({count} tokens)" for version, count in tokens.items()) or str(found.policy_version)
 
 
 def _named(ref: "CheckpointRef") -> str:

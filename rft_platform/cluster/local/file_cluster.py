@@ -132,7 +132,7 @@ class FileCluster(ABC):
 
 
 def check_interrupted(name: str) -> None:
-    """Raise ``StartError`` if this thread, which starts the service ``name``, was told to end."""
+    """Raise ``StartError`` if this thread, which starts the service ``name``, has to end."""
     if is_interrupted():
         raise StartError(f"{name} is not needed any more: the command was interrupted")
 

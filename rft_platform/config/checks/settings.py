@@ -4,10 +4,10 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from rft_platform.algorithms.presets import Preset
 from rft_platform.common.redaction import holds_secret, redact
 from rft_platform.config.allowed_changes import flat_settings
 from rft_platform.config.checks.algorithm import algorithm_problems, data_problems, loss_problems, offline_problems
+from rft_platform.config.checks.batches import EXPLORING, batch_problems, in_flight_problems
 from rft_platform.config.checks.machine import Machine, local_problems
 from rft_platform.config.checks.models import auxiliary_problems, policies_problems
 from rft_platform.config.checks.notices import without_effect, without_effect_here
@@ -18,12 +18,11 @@ from rft_platform.config.schema.evaluation import PAIRED_METRICS
 from rft_platform.config.schema.rft_config import RftConfig
 
 _WITHOUT_REWARD = ("single_turn", "calculator", "agentscope_react", "tool_call")
-_EXPLORING = ("both", "explore", "colocate")
 
 
 def _input_problems(run: RunSettings) -> Iterator[Finding]:
     config, preset, inputs = run.config, run.algorithm, run.config.buffer.explorer_input
-    if config.mode in _EXPLORING and not inputs.explored and not config.online:
+    if config.mode in EXPLORING and not inputs.explored and not config.online:
         yield error(f"buffer.explorer_input.taskset is not set: mode {config.mode} needs tasks; give it a path")
     explored = config.mode == "train" and preset.trains_on == "rollouts" and run.offline is None
     if explored and not inputs.explored and not config.online:
@@ -117,62 +116,6 @@ def _regression_problems(config: RftConfig) -> Iterator[Finding]:
         yield error("evaluation.regression compares with the start: set explorer.eval_on_startup to true")
     if regression.metric == "greedy_pass" and not config.evaluation.greedy:
         yield error("evaluation.regression.metric greedy_pass: set evaluation.greedy to true, so that it is measured")
-
-
-def _whole_round_problems(config: RftConfig, preset: Preset) -> Iterator[Finding]:
-    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
-    counted = {
-        f"mode {config.mode} explores no rounds": config.mode == "train",
-        f"synchronizer.sync_style {config.synchronizer.sync_style} trains as soon as the rows of a step are stored": (
-            config.synchronizer.dynamic
-        ),
-        "the replay buffer fills steps to a fixed size": replay,
-        "demonstrations are a fixed share of a step": preset.experts
-        and (config.algorithm.experts is None or config.algorithm.experts.batch_size is None),
-    }
-    why = [reason for reason, holds in counted.items() if holds]
-    if why:
-        yield error(f"buffer.train_batch_size round: {', and '.join(why)}; give the number of experiences of a step")
-
-
-def _batch_problems(run: RunSettings) -> Iterator[Finding]:
-    config, preset, plan = run.config, run.algorithm, run.batches
-    if config.buffer.train_batch_size == "round":
-        yield from _whole_round_problems(config, preset)
-    if config.mode == "train" and config.buffer.train_batch_size is None:
-        yield error("buffer.train_batch_size is not set: mode train explores nothing, so it has no default; set it")
-    if config.mode not in _EXPLORING:
-        return
-    if plan.repeat_times < preset.min_group:
-        yield error(
-            f"algorithm.repeat_times is {plan.repeat_times}: {config.algorithm.algorithm_type} compares the runs "
-            f"of a task, so one run gives no signal; set it to {max(preset.min_group, preset.repeat_times)}"
-        )
-    yield from _sync_problems(run)
-    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable  # fills short steps
-    if config.synchronizer.dynamic or replay or not plan.exact:
-        return
-    product = (
-        f"batch_size {plan.batch_size} * repeat_times {plan.repeat_times} * sync_interval {plan.batches_a_round} "
-        f"= {plan.experiences_a_round}"
-    )
-    if plan.whole_round:
-        return
-    if plan.train_batch_size > plan.experiences_a_round:
-        yield error(
-            f"buffer.train_batch_size {plan.train_batch_size} is never reached: a round has {product} "
-            f"experiences; set it to {plan.experiences_a_round} or a divisor of that"
-        )
-    elif plan.experiences_a_round % plan.train_batch_size:
-        yield error(
-            f"buffer.train_batch_size {plan.train_batch_size} does not divide the experiences of a round, {product}: "
-            f"the last step would be smaller; set it to {_divisor(plan.experiences_a_round, plan.train_batch_size)}"
-        )
-
-
-def _divisor(total: int, near: int) -> int:
-    """The divisor of ``total`` nearest to ``near``."""
-    return min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: abs(n - near))
 
 
 def _sampling_problems(run: RunSettings) -> Iterator[Finding]:
@@ -384,46 +327,6 @@ def _is_secret(text: str) -> bool:
     return holds_secret(text) or _QUERY_SECRET.match(text) is not None
 
 
-def _sync_problems(run: RunSettings) -> Iterator[Finding]:
-    """One line for each synchronisation setting that cannot work."""
-    yield from _dynamic_problems(run) if run.batches.dynamic else _fixed_problems(run)
-
-
-def _fixed_problems(run: RunSettings) -> Iterator[Finding]:
-    sync, limit = run.config.synchronizer, run.config.synchronizer.max_staleness
-    old = sync.offset_rounds * run.batches.steps_a_round
-    if limit is not None and run.batches.exact and old > limit:
-        yield error(
-            f"synchronizer.max_staleness is {limit}: with sync_offset {sync.sync_offset} the rows of a round are {old} "
-            f"policy versions old when they train, so all would be dropped; set it to {old} or more"
-        )
-
-
-def _dynamic_problems(run: RunSettings) -> Iterator[Finding]:
-    """Check the dynamic styles. Skipped if a run can have several experiences: then their number is unknown."""
-    sync, plan, length = run.config.synchronizer, run.batches, run.length()
-    by_trainer = sync.sync_style == "dynamic_by_trainer"
-    needed = plan.train_batch_size * (sync.sync_interval if by_trainer else 1)
-    setting = f"buffer.train_batch_size {plan.train_batch_size}" + (
-        f" * synchronizer.sync_interval {sync.sync_interval} = {needed}" if by_trainer else ""
-    )
-    replay = run.config.buffer.trainer_input.experience_buffer.replay_buffer.enable
-    if not plan.exact or plan.whole_round or replay:
-        return
-    if length is not None and needed > length.rounds * plan.experiences_a_round:
-        yield error(
-            f"{setting} is never reached: the whole run explores {length.rounds} batches of {plan.experiences_a_round} "
-            "experiences; set it lower, or explore more"
-        )
-    elif sync.sync_offset and needed > sync.sync_offset * plan.experiences_a_round:
-        least = -(-needed // plan.experiences_a_round)
-        yield error(
-            f"{setting} is never reached: the explorer waits when synchronizer.sync_offset "
-            f"{sync.sync_offset} batches of "
-            f"{plan.experiences_a_round} experiences are stored; set it to {least} or more, or to 0 (no bound)"
-        )
-
-
 Check = Callable[[RunSettings], Iterator[Finding]]
 CheckHere = Callable[[RunSettings, Machine], Iterator[Finding]]
 
@@ -434,13 +337,14 @@ CONFIGURATION: tuple[Check, ...] = (
     _gate_problems,
     _secret_problems,
     auxiliary_problems,
+    in_flight_problems,
     _evaluation_problems,
     _input_problems,
     offline_problems,
     algorithm_problems,
     loss_problems,
     data_problems,
-    _batch_problems,
+    batch_problems,
     _sampling_problems,
     _schedule_problems,
     policies_problems,

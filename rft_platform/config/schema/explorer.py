@@ -158,6 +158,10 @@ class Explorer(Section):
     """Explore batches between evaluations; used if it is set and ``evaluation.every`` is not."""
     eval_on_startup: bool = True
     """Also evaluate the starting policy."""
+    batches_in_flight: PositiveInt = 1
+    """Explore batches whose answers are sampled at the same time, for the workflow ``single_turn``. With 2, a batch
+    starts with the unfinished tasks of the batch before and ends once ``buffer.batch_size`` tasks have all their
+    answers; the next batch continues the other answers on its own weights."""
     over_rollout: OverRollout = OverRollout()
     dynamic_timeout: DynamicTimeout = DynamicTimeout()
     workers: Workers = Workers()

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from rft_platform.common.errors import EngineError, RftError, WeightMismatchError
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.inference.interface import EngineStatus, Generation, PartialBatch, PauseMode, SamplingParams
 from rft_platform.inference.pool.batch_dispatch import BatchDispatcher
 from rft_platform.inference.pool.broadcast import Broadcaster
 from rft_platform.inference.pool.replicas import Replica, Replicas
@@ -199,13 +199,15 @@ class EnginePool:
         """Call ``score`` on every active replica; returns the log-probs by the replica's URL."""
         return dict(self._broadcaster.answers(lambda client: (client.url, client.score(sequences))))
 
-    def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[Generation]:
+    def generate(
+        self, prompts: Sequence[list[int]], sampling: SamplingParams, partial: PartialBatch | None = None
+    ) -> list[Generation]:
         """Sample ``sampling.n`` completions of every prompt, all with one version of the weights.
 
         With a seed the completions equal those of a single engine, however the prompts are split.
         """
         self._restart_lost()
-        generations = self._generate(prompts, sampling, 0)
+        generations = self._generate(prompts, sampling, 0, partial)
         for _ in range(SAME_VERSION_ATTEMPTS):
             if len({generation.policy_version for generation in generations}) < 2:
                 return generations
@@ -215,7 +217,8 @@ class EnginePool:
             edges = [0, *(i for i, (a, b) in enumerate(pairwise(marks), 1) if a != b), len(marks)]
             for start, stop in pairwise(edges):
                 if marks[start]:
-                    generations[start:stop] = self._generate(prompts[start:stop], sampling, start)
+                    early = partial and partial.part(start, stop)
+                    generations[start:stop] = self._generate(prompts[start:stop], sampling, start, early)
         raise EngineError(
             f"the weights changed during each of {SAME_VERSION_ATTEMPTS} attempts to sample a batch on one version"
         )
@@ -313,12 +316,15 @@ class EnginePool:
 
     # --- parts
 
-    def _generate(self, prompts: Sequence[list[int]], sampling: SamplingParams, offset: int) -> list[Generation]:
+    def _generate(
+        self, prompts: Sequence[list[int]], sampling: SamplingParams, offset: int, partial: PartialBatch | None
+    ) -> list[Generation]:
         costs = [len(prompt) + sampling.n * sampling.max_tokens for prompt in prompts]
         first = sampling.first_prompt + offset
 
         def call(client: EngineClient, part: Sequence[list[int]], start: int) -> list[Generation]:
-            return client.generate(part, replace(sampling, first_prompt=first + start))
+            early = partial and partial.part(start, start + len(part))
+            return client.generate(part, replace(sampling, first_prompt=first + start), early)
 
         return self._dispatcher.dispatch(prompts, costs, sampling.n, call)
 

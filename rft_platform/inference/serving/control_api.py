@@ -15,7 +15,14 @@ from starlette.responses import JSONResponse, Response
 
 from rft_platform.common import json_codec
 from rft_platform.common.errors import UserError
-from rft_platform.inference.interface import VERSION_HEADER, EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.inference.interface import (
+    VERSION_HEADER,
+    EngineStatus,
+    Generation,
+    PartialBatch,
+    PauseMode,
+    SamplingParams,
+)
 from rft_platform.inference.serving.request_body import json_object
 from rft_platform.openai_api.errors import ApiError
 
@@ -52,7 +59,9 @@ class ServedEngine(Protocol):
         """Prompt ids of each conversation."""
         ...
 
-    async def generate(self, prompts: list[list[int]], sampling: SamplingParams) -> tuple[int, list[Generation]]:
+    async def generate(
+        self, prompts: list[list[int]], sampling: SamplingParams, partial: PartialBatch | None = None
+    ) -> tuple[int, list[Generation]]:
         """(policy version, generations); cancelled when the caller disconnects."""
         ...
 
@@ -123,10 +132,14 @@ class ControlPlane:
         return JSONResponse({"ids": await self.engine.render(body["conversations"], body.get("tools"))})
 
     async def generate(self, body: dict[str, Any], http: HttpRequest) -> Response:
-        """{prompts, sampling} -> {policy_version, token_ids, logprobs, finish_reasons}: lists by prompt and choice."""
+        """{prompts, sampling, partial} -> {policy_version, token_ids, logprobs, finish_reasons}.
+
+        The last three are lists by prompt and choice.
+        """
         options = body["sampling"]
         sampling = SamplingParams(**{**options, "stop": tuple(options.get("stop") or ())})
-        version, generations = await while_connected(self.engine.generate(body["prompts"], sampling), http)
+        partial = PartialBatch(**body["partial"]) if body.get("partial") else None
+        version, generations = await while_connected(self.engine.generate(body["prompts"], sampling, partial), http)
         columns = {
             "policy_version": version,
             "token_ids": [[done.token_ids for done in each.completions] for each in generations],

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.inference.interface import EngineStatus, Generation, PartialBatch, PauseMode, SamplingParams
 from rft_platform.inference.transformers_engine.engine import TransformersEngine
 
 
@@ -26,9 +26,11 @@ class AsyncEngineAdapter:
         """Prompt ids of each conversation."""
         return await asyncio.to_thread(self.engine.template.render, conversations, tools)
 
-    async def generate(self, prompts: list[list[int]], sampling: SamplingParams) -> tuple[int, list[Generation]]:
+    async def generate(
+        self, prompts: list[list[int]], sampling: SamplingParams, partial: PartialBatch | None = None
+    ) -> tuple[int, list[Generation]]:
         """(policy version, generations); cancelled when the caller disconnects."""
-        request = self.engine.submit(prompts, sampling)
+        request = self.engine.submit(prompts, sampling, partial=partial)
         try:
             generations = await asyncio.shield(asyncio.wrap_future(request.future))
         except asyncio.CancelledError:

@@ -12,7 +12,7 @@ import torch
 
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import UserError
-from rft_platform.inference.interface import EngineStatus, SamplingParams
+from rft_platform.inference.interface import EngineStatus, PartialBatch, SamplingParams
 from rft_platform.inference.serving.weight_files import is_adapter, model_digest
 from rft_platform.inference.transformers_engine.generator import Generator
 from rft_platform.inference.transformers_engine.model import PolicyModel
@@ -94,13 +94,14 @@ class TransformersEngine:
         sampling: SamplingParams,
         top_logprobs: int = 0,
         on_token: Callable[[TokenEvent], None] | None = None,
+        partial: PartialBatch | None = None,
     ) -> Request:
         """Queue prompts for sampling; UserError if one is empty, too long or has unknown ids."""
         for prompt in prompts:
             check_prompt(prompt, self.max_model_len, self.model.vocabulary)
         if sampling.seed is None and self._seeds is not None:
             sampling = replace(sampling, seed=next(self._seeds))
-        request = Request(prompts, sampling, self.max_model_len, top_logprobs, on_token)
+        request = Request(prompts, sampling, self.max_model_len, top_logprobs, on_token, partial)
         request.future.add_done_callback(lambda _: self._count(request))
         self.scheduler.submit(request)
         return request

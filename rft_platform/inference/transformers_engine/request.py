@@ -3,11 +3,12 @@
 A row is one sequence to sample: one choice of one prompt.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rft_platform.inference.interface import Completion, Generation, SamplingParams
+from rft_platform.inference.interface import Completion, Generation, PartialBatch, SamplingParams
 from rft_platform.openai_api.answers import TopLogprobs
 
 
@@ -34,12 +35,18 @@ class Request:
     max_len: int  # tokens of prompt and completion together
     top_logprobs: int = 0  # alternatives to report at each position
     on_token: Callable[[TokenEvent], None] | None = None  # called in the engine's thread
+    partial: PartialBatch | None = None
     future: "Future[list[Generation]]" = field(default_factory=Future)
     policy_version: int | None = None  # set when the generator admits the first row
     admitted: int = 0  # rows given to the generator so far
     abandoned: bool = False  # the caller has disconnected; set from any thread
     results: dict[int, Completion] = field(default_factory=dict)  # by row
     tops: dict[int, list[TopLogprobs]] = field(default_factory=dict)  # by row
+    _open: Counter[int] = field(default_factory=Counter)  # rows of each group that have not ended
+
+    def __post_init__(self) -> None:
+        if self.partial is not None:
+            self._open = Counter(group for group in self.partial.groups for _ in range(self.sampling.n))
 
     @property
     def rows(self) -> int:
@@ -57,13 +64,19 @@ class Request:
         return self.admitted > 0
 
     @property
+    def ends_early(self) -> bool:
+        """Whether the caller wants no further tokens, because all rows of enough groups have ended."""
+        return self.partial is not None and sum(not left for left in self._open.values()) >= self.partial.enough
+
+    @property
     def over(self) -> bool:
         """Whether no further row of this request will be started."""
         return self.abandoned or self.future.done()
 
     def limit_of(self, prompt: int) -> int:
         """Maximum number of tokens to sample after prompt number ``prompt``."""
-        return min(self.sampling.max_tokens, self.max_len - len(self.prompts[prompt]))
+        before = 0 if self.partial is None else self.partial.sampled[prompt]
+        return min(self.sampling.max_tokens - before, self.max_len - len(self.prompts[prompt]))
 
     def length_of(self, row: int) -> int:
         """Maximum final length of row ``row``, in tokens."""
@@ -73,6 +86,8 @@ class Request:
     def finish(self, row: int, completion: Completion, tops: list[TopLogprobs]) -> None:
         """Store the result of one row; the last one completes the request."""
         self.results[row], self.tops[row] = completion, tops
+        if self.partial is not None and completion.finish_reason != "abort":
+            self._open[self.partial.groups[row // self.sampling.n]] -= 1
         if len(self.results) == self.rows and not self.future.done():
             self.future.set_result(self._generations())
 

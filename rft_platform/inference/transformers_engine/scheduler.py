@@ -193,10 +193,18 @@ class Scheduler:
             self._admit()
             if self.generator.rows:
                 self.generator.step()
+            self._end_early()
             self.generate_seconds += time.perf_counter() - begin
         with self._wake:
             if not self._waiting and not self.generator.rows:
                 self._release_drained()
+
+    def _end_early(self) -> None:
+        """End the requests whose callers want no further tokens."""
+        for request in {row.request for row in self.generator.rows if row.request.partial is not None}:
+            if request.ends_early:
+                self._abort(request.__eq__)
+                request.abort()  # rows that never started
 
     def _release_drained(self) -> None:
         """Let the callers of ``pause("wait")`` continue: no request is running, or the pause has ended."""

@@ -1,8 +1,10 @@
 """Adapter of vLLM's engine for the control API: batches, weights, pauses, counters."""
 
 import asyncio
+import functools
 import itertools
 import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import psutil
 
 from rft_platform.common.errors import EngineError, UserError
-from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.inference.interface import EngineStatus, Generation, PartialBatch, PauseMode, SamplingParams
 from rft_platform.inference.serving.weight_files import model_digest
 from rft_platform.inference.vllm_engine.admission import Admission
 from rft_platform.inference.vllm_engine.sampling_conversion import (
@@ -93,16 +95,20 @@ class VllmEngine:
         """Text of each sequence."""
         return await asyncio.to_thread(self.tokenizer.decode_many, sequences)
 
-    async def generate(self, prompts: list[list[int]], sampling: SamplingParams) -> tuple[int, list[Generation]]:
+    async def generate(
+        self, prompts: list[list[int]], sampling: SamplingParams, partial: PartialBatch | None = None
+    ) -> tuple[int, list[Generation]]:
         """(policy version, generations); cancelled when the caller disconnects."""
         for prompt in prompts:
             check_prompt(prompt, self.max_model_len, self.vocabulary)
+        before = [0] * len(prompts) if partial is None else partial.sampled
         params = [
-            sampling_params(sampling, number, self.max_model_len - len(prompt)) for number, prompt in enumerate(prompts)
+            sampling_params(sampling, number, self.max_model_len - len(prompt), sampled)
+            for number, (prompt, sampled) in enumerate(zip(prompts, before, strict=True))
         ]
         async with self.admission.request():
             version = self.weights.served.policy_version
-            outputs = await self._all(prompts, params)
+            outputs = await self._all(prompts, params, partial)
         self.counts["requests"] += 1
         done = [Generation(prompts[i], completions_of(each, sampling.n), version) for i, each in enumerate(outputs)]
         self.counts["prompt_tokens"] += sum(map(len, prompts))
@@ -190,20 +196,39 @@ class VllmEngine:
         await self.llm.resume_generation()
         self._frozen = False
 
-    async def _all(self, prompts: list[list[int]], params: list[Any]) -> list[Any]:
-        """The finished output of every prompt; if one fails, the others are cancelled."""
-        tasks = [asyncio.ensure_future(self._one(*each)) for each in zip(prompts, params, strict=True)]
+    async def _all(self, prompts: list[list[int]], params: list[Any], partial: PartialBatch | None = None) -> list[Any]:
+        """The last output of every prompt; if one fails, the others are cancelled."""
+        names = [f"rft-{next(self._ids)}" for _ in prompts]
+        tasks = [asyncio.ensure_future(self._one(*each)) for each in zip(names, prompts, params, strict=True)]
         try:
+            if partial is not None:
+                await self._enough(tasks, partial)
+                await self.llm.abort([name for name, task in zip(names, tasks, strict=True) if not task.done()])
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _one(self, prompt: list[int], params: Any) -> Any:
+    async def _enough(self, tasks: list["asyncio.Task[Any]"], partial: PartialBatch) -> None:
+        """Wait until all prompts of enough groups have ended, or one has failed."""
+        left, enough = Counter(partial.groups), asyncio.Event()
+
+        def ended(group: int, task: "asyncio.Task[Any]") -> None:
+            left[group] -= 1
+            failed = task.cancelled() or task.exception() is not None
+            if failed or sum(not count for count in left.values()) >= partial.enough:
+                enough.set()
+
+        for group, task in zip(partial.groups, tasks, strict=True):
+            task.add_done_callback(functools.partial(ended, group))
+        if len(left) >= partial.enough:
+            await enough.wait()
+
+    async def _one(self, request_id: str, prompt: list[int], params: Any) -> Any:
         from vllm.inputs.engine import tokens_input
 
         final = None
-        inputs, request_id = tokens_input(prompt), f"rft-{next(self._ids)}"
+        inputs = tokens_input(prompt)
         async for output in self._generate(inputs, params, request_id, lora_request=self.weights.adapter):
             final = output
         if final is None:

@@ -17,8 +17,11 @@ REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "
 SEED_BITS = 62  # vLLM adds the choice's number, and the sum must fit a signed 64-bit integer
 
 
-def sampling_params(sampling: SamplingParams, prompt: int, room: int) -> Any:
-    """vLLM's parameters for prompt number ``prompt`` of a call; ``room``: tokens left in the context."""
+def sampling_params(sampling: SamplingParams, prompt: int, room: int, sampled: int = 0) -> Any:
+    """vLLM's parameters for prompt number ``prompt`` of a call.
+
+    ``room``: tokens left in the context; ``sampled``: tokens of the answer that are part of the prompt.
+    """
     from vllm import SamplingParams as VllmParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -29,7 +32,7 @@ def sampling_params(sampling: SamplingParams, prompt: int, room: int) -> Any:
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         seed=seed,
-        max_tokens=min(sampling.max_tokens, room),
+        max_tokens=min(sampling.max_tokens - sampled, room),
         stop=list(sampling.stop) or None,
         detokenize=bool(sampling.stop),
         logprobs=0,  # 0: log-prob of the sampled token only

@@ -96,7 +96,7 @@ def _add_decisions(routes: APIRouter, commands: ReleaseCommands, run: _Run, writ
 
     @routes.post("/rollback")
     async def roll_back(given: _Body) -> dict[str, Any]:
-        """Serve an earlier version; if none is named, the previous one."""
+        """Serve another released version; if none is named, the previous one."""
         return {"status": "success", "version": await run(lambda: commands.roll_back(given.version, given.reason))}
 
     @routes.post("/resume")

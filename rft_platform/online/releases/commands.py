@@ -90,7 +90,7 @@ class ReleaseCommands:
         return version
 
     def roll_back(self, version: int | None = None, reason: str = "rolled back by hand") -> int:
-        """Serve an earlier version: by default the base of the running release, else the previous released version."""
+        """Serve another version: by default the base of the running release, else the previous released version."""
         running = self.store.running()
         if version is not None:
             self._known(version)

@@ -1,4 +1,4 @@
-"""Episodes of ScienceWorld, a text game about experiments at school; each runs in a Java process of its own."""
+"""Episodes of ScienceWorld, a text game about experiments at school; each runs in a separate Java process."""
 
 import asyncio
 import shutil

@@ -28,6 +28,11 @@ def run_id(round: int, batch: int, task: int, repeat: int) -> str:
     return f"{group_id(round, batch, task)}-{repeat:03d}"
 
 
+def repeat_of(run_id: str) -> int:
+    """Number of a run within its group."""
+    return int(run_id.rpartition("-")[2])
+
+
 def record_key(round: int, batch: int, task: int, repeat: int) -> str:
     """Name of the same run for an agent outside this process, ``<batch>/<task>/<run>``."""
     return f"{round_key(round)}-b{batch:04d}/t{task:05d}/{repeat:03d}"

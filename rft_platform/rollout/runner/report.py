@@ -48,6 +48,8 @@ class RolloutReport:
     unfinished_calls: int = 0  # unrecorded calls of kept runs: cancelled or not awaited by the agent
     constrained_rows: int = 0  # rows sampled under a grammar, which are not trained on
     later_prompt_tokens: int = 0  # prompt tokens of all calls except the first of each run
+    continued_rows: int = 0  # rows whose answer several versions of the weights sampled (batches_in_flight)
+    unfinished_groups: int = 0  # tasks that the next batch continues (batches_in_flight)
     shared_prefix_tokens: int = 0  # those of later_prompt_tokens that repeat an earlier call of the run
 
     @property
@@ -137,6 +139,7 @@ class RolloutBatch:
     rows: list[RolloutRow]
     report: RolloutReport
     last_error: BaseException | None = None  # of the attempts that failed
+    unfinished: list[RolloutRow] = field(default_factory=list)  # answers for the next batch (``batches_in_flight``)
 
 
 def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
@@ -155,6 +158,7 @@ def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
         "policy_versions": tuple(sorted({version for version in versions if version is not None})),
         "context_truncated": sum(TRUNCATED_METRIC in row.call.metrics for row in kept),
         "unfinished_calls": int(sum(filter(math.isfinite, unfinished))),
+        "continued_rows": sum(bool(row.call.token_versions) for row in kept),
         "constrained_rows": sum(bool(row.loss_mask) and not any(row.loss_mask) for row in kept),
     }
 

@@ -8,7 +8,7 @@ Invariants:
 - A run gives all rows of one attempt or none: a failed attempt leaves no row.
 - A failed run ends no other run; only a lost engine ends the batch.
 - A retry has the run's id and order, and its own seed; a repeated batch therefore has the same ids and seeds.
-- Every row of a batch was sampled from one version of each policy: weights do not change while a batch runs.
+- Weights do not change while a batch runs: a version of each policy sampled every token of the batch.
 - When a batch ends, no code of an agent can call the model any more.
 """
 
@@ -30,6 +30,7 @@ from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.rollout.recording.clients import RecordingClients  # imports openai
 from rft_platform.rollout.recording.history import RunHistory, derive_seed
 from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
+from rft_platform.rollout.runner.in_flight import InFlight, run_in_flight
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, Tally, error_text, row_counts, user_location
 from rft_platform.rollout.runs.attempt import Connection, make_attempt
 from rft_platform.rollout.runs.run import ExploreBatch, Run, RunResult, row_of_call
@@ -198,6 +199,7 @@ def run_rollouts(
     on_progress: Progress | None = None,
     policies: Mapping[str, PolicyEngine] | None = None,
     greedy_first: bool = False,
+    in_flight: InFlight | None = None,
 ) -> RolloutBatch:
     """Run ``workflow`` ``repeat_times`` times on every task.
 
@@ -210,6 +212,7 @@ def run_rollouts(
         policies: engines of further trainable policies, by the names that calls give as their model. A call with any
             other name goes to the policy of ``engine``.
         greedy_first: decode the first run of every task greedily.
+        in_flight: end the batch early; only if every task is run by one single-turn workflow.
 
     Raises:
         EngineError: the engine died, or caused the failure of every run.
@@ -223,21 +226,22 @@ def run_rollouts(
     else:
         assert sampling is not None, "a workflow for all tasks needs sampling parameters"
         parts = [(HowToRun(workflow, sampling), explored)]
-    rows, tally = _Running(engine, status, explored, limits, auxiliary_models, FurtherPolicies.of(policies)).run(
-        parts, on_progress
-    )
+    running = _Running(engine, status, explored, limits, auxiliary_models, FurtherPolicies.of(policies), in_flight)
+    rows, tally = running.run(parts, on_progress)
     if tasks and not rows:
         raise _all_failed(explored, tally)
     kept = groups_to_train(rows, repeat_times, limits.group_policy)
+    left = {row.group_id for row in running.unfinished}
     report = RolloutReport(
         seconds=perf_counter() - started,
         cpu_s=process_time() - cpu,
         engine_cpu_s=engine.status().cpu_seconds - status.cpu_seconds,
         **tally.counts(),
         **row_counts(kept),
-        **_run_counts(explored, rows, kept, tally),
+        **_run_counts([run for run in explored.runs() if run.group_id not in left], repeat_times, rows, kept, tally),
+        unfinished_groups=len(left),
     )
-    return RolloutBatch(kept, report, tally.last_error)
+    return RolloutBatch(kept, report, tally.last_error, running.unfinished)
 
 
 def groups_to_train(rows: Sequence[RolloutRow], repeat_times: int, policy: GroupPolicy) -> list[RolloutRow]:
@@ -247,20 +251,19 @@ def groups_to_train(rows: Sequence[RolloutRow], repeat_times: int, policy: Group
 
 
 def _run_counts(
-    batch: ExploreBatch, rows: Sequence[RolloutRow], kept: Sequence[RolloutRow], tally: Tally
+    requested: Sequence[Run], repeat_times: int, rows: Sequence[RolloutRow], kept: Sequence[RolloutRow], tally: Tally
 ) -> dict[str, Any]:
-    """Return the report fields about runs, and about groups that lack runs."""
-    requested = len(batch.tasks) * batch.repeat_times
+    """Return the report fields about the ``requested`` runs, and about groups that lack runs."""
     runs = Counter(row.group_id for row in {row.run_id: row for row in kept}.values())
-    lost = {run.group_id for run in batch.runs() if run.repeat == 0} - runs.keys()
+    lost = {run.group_id for run in requested} - runs.keys()
     stopped_runs = set(tally.stopped_runs)
-    stopped = len(lost & {run.group_id for run in batch.runs() if run.run_id in stopped_runs}) if lost else 0
+    stopped = len(lost & {run.group_id for run in requested if run.run_id in stopped_runs}) if lost else 0
     reasons = {"stopped": stopped, "failed": len(lost) - stopped}
     return {
-        "runs": requested,
-        "failed": requested - len({row.run_id for row in rows}) - len(stopped_runs),
+        "runs": len(requested),
+        "failed": len(requested) - len({row.run_id for row in rows}) - len(stopped_runs),
         "dropped_groups": len(lost),
-        "partial_groups": sum(count < batch.repeat_times for count in runs.values()),
+        "partial_groups": sum(count < repeat_times for count in runs.values()),
         "dropped_for": {reason: count for reason, count in reasons.items() if count},
     }
 
@@ -275,7 +278,9 @@ class _Running:
     limits: RolloutLimits
     auxiliary_models: Mapping[str, Any] | None
     further: FurtherPolicies
+    in_flight: InFlight | None = None
     tally: Tally = field(default_factory=Tally)
+    unfinished: list[RolloutRow] = field(default_factory=list)  # what the next batch continues
 
     def run(
         self, parts: Sequence[tuple[HowToRun, ExploreBatch]], on_progress: Progress | None
@@ -292,7 +297,9 @@ class _Running:
                 continue
             for row in self._single_turn(how, part, how.workflow):
                 done.setdefault(row.run_id, []).append(row)
-        if on_progress is not None and len(agents) < len(runs):
+        if on_progress is not None and self.in_flight is not None:
+            on_progress(len(done), self.in_flight.enough * self.batch.repeat_times)
+        elif on_progress is not None and len(agents) < len(runs):
             on_progress(len(runs) - len(agents), len(runs))
         if agents:
             done |= self._agents([run for run in runs if run.run_id in agents], agents, len(runs), on_progress)
@@ -300,7 +307,11 @@ class _Running:
 
     def _single_turn(self, how: HowToRun, part: ExploreBatch, workflow: SingleTurnWorkflow) -> list[RolloutRow]:
         limit = self.limits.max_prompt_tokens
-        sampled, too_long = run_single_turn(self.engine, self.status, workflow, part, how.sampling, limit)
+        call = self.engine, self.status, workflow, part, how.sampling
+        if self.in_flight is None:
+            sampled, too_long = run_single_turn(*call, limit)
+        else:
+            sampled, self.unfinished, too_long = run_in_flight(*call, self.in_flight, limit)
         for run in too_long:
             reason = f"the prompt has more than {limit} tokens (model.max_prompt_tokens)"
             self.tally.add_failure(run, 0, UserCodeError(reason))

@@ -128,7 +128,7 @@ GYMNASIUM, MCP, OPENENV, SCIENCEWORLD = "gymnasium:", "mcp:", "openenv:", "scien
 
 _OWN_CLASS = (
     "then write a class with reset, step and close, named file.py:Class (docs/environments.md). If its packages "
-    "conflict with the platform's, install them in an environment of its own and name that in explorer.workers.python"
+    "conflict with the platform's, install them in a separate environment and name that in explorer.workers.python"
 )
 #: Environments that people ask for by these names, and the way to use them.
 ROADS: Mapping[str, str] = MappingProxyType(

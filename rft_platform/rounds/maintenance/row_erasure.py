@@ -112,6 +112,9 @@ def erase_rows(
             renamed = _renamed(judged, wanted, rename)
             if any(one.group_id != other.group_id for one, other in zip(renamed, judged, strict=True)):
                 _rewrite(ledger, contents, name, judged_to_table(renamed))
+        for name in contents.unfinished() if erased else ():  # they may be answers to the same tasks
+            (ledger.folder / name).unlink(missing_ok=True)
+            del contents.files[name]
         for name in list(contents.superseded):
             if name not in contents.files:
                 (ledger.folder / name).unlink(missing_ok=True)

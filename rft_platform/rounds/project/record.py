@@ -18,7 +18,7 @@ from rft_platform.common.recorded_paths import from_record, to_record
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.gate import Kept
 from rft_platform.evaluation.results import EvaluationResult
-from rft_platform.experience.file_ledger import ROLLOUTS
+from rft_platform.experience.file_ledger import ROLLOUTS, UNFINISHED
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.selections import ROW_SELECTION
@@ -394,7 +394,8 @@ def set_aside(store: ExperienceStore, number: int, file: DamagedFile) -> Path:
 
     A round that has trained keeps its parts, because its stages are not repeated.
     """
-    dependent = (Explored, Judged) if file.path.parent.name == ROLLOUTS else (Judged,)
+    dependents: dict[str, tuple[type[Part], ...]] = {ROLLOUTS: (Explored, Judged), UNFINISHED: ()}
+    dependent = dependents.get(file.path.parent.name, (Judged,))
     trained = RoundRecord(store, number).has(Policy)
     return store.set_aside(number, file.path, file.why, () if trained else [_NOTES[kind] for kind in dependent])
 

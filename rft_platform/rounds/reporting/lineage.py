@@ -111,7 +111,8 @@ class RowTrace:
     task_id: str | None
     taskset: str | None
     policy: str | None  # name of the called policy; None: the first policy
-    policy_version: int | None  # version of the policy that sampled the row
+    policy_version: int | None  # version of the policy that sampled the row, at the end of the answer
+    token_versions: list[int] | None  # of each token, if several versions sampled the answer
     engine: str | None
     judgements: tuple[RowJudgement, ...]
     trained: tuple[CheckpointRef, ...]  # the checkpoints whose training read the row
@@ -128,7 +129,10 @@ _NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_versio
 
 
 #: Fields of a rollout row in a trace.
-_ROW = ("row_id", "round", "run_id", "group_id", "step", "task_id", "taskset", "policy", "policy_version", "engine")
+_ROW = (
+    "row_id", "round", "run_id", "group_id", "step", "task_id", "taskset", "policy", "policy_version",
+    "token_versions", "engine",
+)  # fmt: skip
 _SAMPLING = ("temperature", "top_p", "top_k")
 _Versions = Mapping[Path, tuple[int, tuple[str, ...]]]
 
