@@ -143,7 +143,8 @@ class Optimizer(Section):
     clip_grad: PositiveFloat = 1.0
     """Maximum gradient norm."""
     total_steps: PositiveInt | None = None
-    """Step at which the decay ends. Default: the optimiser steps of the whole run."""
+    """Step at which the decay ends. Default: the optimiser steps of the whole run, at one row a run. Set it if runs
+    have several model calls: their rows give more steps."""
 
 
 class Critic(Optimizer):
