@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo demo-online test test-slow test-long test-all chaos bench-gpu lint ui image clean lock licences configuration docs audit vllm-cpu vllm-gpu test-vllm agent-envs test-agents test-trackers test-ray
+.PHONY: setup demo demo-online test test-slow test-long test-all chaos bench-gpu lint ui image clean lock licences configuration docs audit vllm-cpu vllm-gpu test-vllm agent-envs test-agents test-trackers test-ray test-s3
 
 setup: $(VENV)/.installed
 
@@ -93,6 +93,12 @@ test-trackers: setup
 test-ray: setup
 	scripts/beside.sh $(abspath $(VENV)) .venv-ray ray
 	.venv-ray/bin/python -m pytest tests/cluster/test_cluster.py tests/ray_cluster tests/deploy/test_deploy_cluster.py
+
+# A project whose home is copied to S3: an S3 server on loopback (moto), with and without faults, and with Ray.
+test-s3: setup
+	scripts/beside.sh $(abspath $(VENV)) .venv-ray ray
+	scripts/beside.sh $(abspath .venv-ray) .venv-s3 s3
+	.venv-s3/bin/python -m pytest tests/object_store tests/s3
 
 ui: setup
 	$(BIN)/rft ui

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from rft_platform.common.files import write_json, write_text
+from rft_platform.common.files import write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.experience import schema
 from rft_platform.experience.file_names import round_key
@@ -180,7 +180,7 @@ def publish(project: Any, number: int, parent: str) -> str:
         "weights_digest": f"weights{version}", "lineage": lineage, "request": {"rollouts": [], "seed": number},
         "files": {name: written(folder / name, version) for name in ("model.safetensors", "config.json", "state")},
     }  # fmt: skip
-    write_json(folder / "manifest.json", manifest)
+    write_sealed_json(folder / "manifest.json", manifest)
     write(project.store, number, policy(str(folder), version, number))
     steps = [StepEvent(step, {"loss": 0.1, "entropy": 1.0}) for step in range(STEPS_A_ROUND)]
     metrics = {"mismatch_k3": 0.001}

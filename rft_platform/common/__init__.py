@@ -6,7 +6,7 @@ Read in this order:
   masking of secrets and control characters in text.
 - ``files``: durable, atomic writes and digests; ``digests``: files of a checkpoint and identity of weights;
   ``recorded_paths``: paths stored relative to a home; ``policy_names``: names of notes, files and metrics of a policy;
-  ``sqlite_files``: damaged SQLite files.
+  ``sqlite_files``: damaged SQLite files; ``database_urls``: drivers of databases that are not installed.
 - ``user_code``: references to the user's functions, and their parameters; ``code_snapshot``:
   the source of the user's code, stored for lineage.
 - ``threads``: user code in threads, which may hang, and in event loops; ``progress``: progress reports of long work.

@@ -140,6 +140,12 @@ class DiskFullError(StorageError):
     hint = "free disk space, then launch the job again"
 
 
+class StoreTakenError(StorageError):
+    """Another home has continued the project from its object store: this one must not store anything more."""
+
+    hint = "end the other driver before you start this home again; it then takes the files of the other one"
+
+
 class DamagedError(StorageError):
     """A file is missing or differs from what was written; the platform may be able to regenerate it."""
 

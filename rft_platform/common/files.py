@@ -122,8 +122,13 @@ def last_lines(path: Path, count: int = 20) -> str:
 
 def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object with a digest of its content, so that ``read_sealed_json`` detects changes."""
+    write_text(path, sealed_json(value))
+
+
+def sealed_json(value: Mapping[str, Any]) -> str:
+    """The text that ``write_sealed_json`` writes."""
     plain = json.loads(json.dumps({name: item for name, item in value.items() if name != SEAL}))
-    write_json(path, {**plain, SEAL: _digest_text(_json_text(plain))})
+    return _json_text({**plain, SEAL: _digest_text(_json_text(plain))})
 
 
 def read_sealed_json(path: Path) -> Any:

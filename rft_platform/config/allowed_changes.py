@@ -23,6 +23,7 @@ FREE = (
     "mode",
     "group",
     "continue_from_checkpoint",
+    "store_url",
     "cluster",
     "buffer.explorer_input.eval_tasksets",
     "buffer.explorer_input.taskset.judge_timeout_s",

@@ -38,7 +38,7 @@ def gpu_count() -> int:
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
         return len([name for name in names if name and name != "-1"])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(Path("/dev/dxg").exists())  # dxg: WSL, one device
 
 
 def engine_kind(config: RftConfig, gpus: int) -> str:

@@ -11,7 +11,7 @@ from rft_platform.common.errors import StorageError
 from rft_platform.common.files import digest_file, write_json
 from rft_platform.experience.file_ledger import LEDGER, FileEntry, Ledger
 from rft_platform.experience.notes import ASIDE, free_name, move_aside
-from rft_platform.experience.parquet import footer
+from rft_platform.experience.parquet import fetch_unless_here, footer
 
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
@@ -64,7 +64,7 @@ def set_aside(store: "ExperienceStore", round: int, path: Path, why: str, notes:
 
 
 def _fault(path: Path, entry: FileEntry, digest: bool) -> str | None:
-    if not path.is_file():
+    if not fetch_unless_here(path):
         return "is missing"
     size = path.stat().st_size
     if size != entry.bytes:

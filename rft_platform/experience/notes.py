@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import StorageError
-from rft_platform.common.files import read_sealed_json, write_sealed_json
+from rft_platform.common.files import read_sealed_json, sealed_json, write_sealed_json
 from rft_platform.experience.file_names import is_round_key, round_key
+from rft_platform.object_store.mirror import ROUNDS, WITH_NOTES, mirror_of
 
 ASIDE = "aside"
 _NOTE = re.compile(r"[a-z][a-z0-9_-]*")
@@ -26,6 +27,19 @@ class RoundNotes:
         """The project's folder, ``RFT_HOME``: paths in notes are relative to it."""
         return self.root.parent
 
+    def stored_size(self, path: Path) -> int | None:
+        """Bytes of a file that is here, or on the project's object store; None if it is missing."""
+        try:
+            return path.stat().st_size
+        except FileNotFoundError:
+            mirror = mirror_of(self.home)
+            stored = None if mirror is None else mirror.stored(path)
+            return None if stored is None else stored.size
+
+    def is_stored(self, path: Path) -> bool:
+        """Whether a file is here, or on the project's object store."""
+        return self.stored_size(path) is not None
+
     def rounds(self) -> list[int]:
         """Numbers of the rounds that have a folder, ascending."""
         try:
@@ -39,8 +53,15 @@ class RoundNotes:
         return self.root / round_key(round)
 
     def write_note(self, round: int, name: str, value: Mapping[str, Any]) -> Path:
-        """Write a small JSON document of a round, such as ``explore``, ``train`` or ``evaluation``."""
+        """Write a small JSON document of a round, such as ``explore``, ``train`` or ``evaluation``.
+
+        In a project with a ``store_url`` the note and the round's files are stored there first.
+        """
         path = self._note_path(round, name)
+        if (mirror := mirror_of(self.home)) is not None:
+            inside = path.relative_to(self.home).as_posix()
+            mirror.commit([f"{ROUNDS}/{round_key(round)}", *WITH_NOTES], {inside: sealed_json(value)})
+            mirror.upload_later()
         write_sealed_json(path, value)
         return path
 

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 
 from rft_platform.common.errors import StorageError
 from rft_platform.experience.schema import check_schema
+from rft_platform.object_store.mirror import fetch_missing
 
 # Dictionary encoding pays off for repeated values; token ids and log-probs are compressed by zstd only.
 _DICTIONARY = frozenset(
@@ -54,6 +55,7 @@ def read_tables(paths: Sequence[Path], expected: pa.Schema, columns: list[str] |
 
 def read_table(path: Path, expected: pa.Schema, columns: list[str] | None = None) -> pa.Table:
     """The rows of one file. Raises StorageError if the file is broken or has another record type or schema version."""
+    fetch_unless_here(path)
     try:
         with pq.ParquetFile(path) as file:
             check_schema(file.schema_arrow, expected, str(path))
@@ -65,10 +67,16 @@ def read_table(path: Path, expected: pa.Schema, columns: list[str] | None = None
 
 def footer(path: Path) -> pq.FileMetaData:
     """Row count and schema of a file, without its rows. Raises StorageError if the file cannot be read."""
+    fetch_unless_here(path)
     try:
         return pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
+
+
+def fetch_unless_here(path: Path) -> bool:
+    """Bring a file that another home has stored here (``store_url``); returns whether it is here."""
+    return path.exists() or (fetch_missing(path) and path.exists())
 
 
 def unreadable(path: Path, error: Exception) -> StorageError:

@@ -22,6 +22,7 @@ from rft_platform.experience.file_ledger import Contents
 from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
 from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, selection_files
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.object_store.mirror import mirror_of
 
 #: The view ``conversations``, one row per run, over the view ``experiences``.
 #:
@@ -132,10 +133,10 @@ def connect(
     """
     connection = _open(memory_limit)
     files = _Files.of(store, store.rounds() if rounds is None else rounds)
-    _create_view(connection, "rollouts", _FROM_ROLLOUTS, files.rollouts, ROLLOUT_SCHEMA)
+    _create_view(connection, store, "rollouts", _FROM_ROLLOUTS, files.rollouts, ROLLOUT_SCHEMA)
     for name, paths in (("judgements", files.judgements), ("judged", files.judged)):
-        _create_view(connection, name, _FROM_JUDGED, paths, JUDGED_WITH_ROUND)
-    _create_view(connection, "selections", _FROM_SELECTIONS, files.selections, SELECTIONS_WITH_TRAINING)
+        _create_view(connection, store, name, _FROM_JUDGED, paths, JUDGED_WITH_ROUND)
+    _create_view(connection, store, "selections", _FROM_SELECTIONS, files.selections, SELECTIONS_WITH_TRAINING)
     connection.execute(
         "CREATE VIEW experiences AS SELECT r.*, j.reward, j.reward_parts, j.judge_version, j.advantage, j.dropped_by "
         "FROM rollouts r LEFT JOIN judged j ON r.row_id = j.row_id AND r.round = j.round"
@@ -195,7 +196,7 @@ def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dic
     """Some columns of one rollout row of any round; None if no round holds it."""
     rollouts = [path for number in store.rounds() for path in store.rollout_files(number)]
     with _open(MEMORY_LIMIT) as connection:
-        _create_view(connection, "rollouts", _FROM_ROLLOUTS, rollouts, ROLLOUT_SCHEMA)
+        _create_view(connection, store, "rollouts", _FROM_ROLLOUTS, rollouts, ROLLOUT_SCHEMA)
         found = _rows(connection, f"SELECT {', '.join(columns)} FROM rollouts WHERE row_id = ?", [row_id])
     return found[0] if found else None
 
@@ -248,11 +249,23 @@ def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
 
 
 def _create_view(
-    connection: duckdb.DuckDBPyConnection, name: str, select: str, paths: Sequence[Path], schema: pa.Schema
+    connection: duckdb.DuckDBPyConnection,
+    store: ExperienceStore,
+    name: str,
+    select: str,
+    paths: Sequence[Path],
+    schema: pa.Schema,
 ) -> None:
-    """Create a view: the SELECT list ``select`` over the rows of some files; without files it is empty."""
+    """Create a view: the SELECT list ``select`` over the rows of some files; without files it is empty.
+
+    Files that only the project's object store has are read there.
+    """
     if paths:
-        files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+        mirror = mirror_of(store.home)
+        places = [str(path) if mirror is None else mirror.readable(path) for path in paths]
+        if mirror is not None and any("://" in place for place in places):
+            _register(connection, mirror.remote.filesystem)
+        files = ", ".join("'" + place.replace("'", "''") + "'" for place in places)
         query = f"SELECT {select} FROM read_parquet([{files}], filename = true)"
     else:
         query = f"SELECT * FROM {_empty(connection, name, schema)}"
@@ -263,6 +276,13 @@ def _create_view(
             f"the view {name} over {len(paths)} files cannot be created: {_first_line(error)}; `rft store check` names "
             "missing and damaged files"
         ) from error
+
+
+def _register(connection: duckdb.DuckDBPyConnection, filesystem: Any) -> None:
+    """Let DuckDB read through an fsspec file system, unless it does so already."""
+    protocol = filesystem.protocol
+    if not connection.filesystem_is_registered(protocol if isinstance(protocol, str) else protocol[0]):
+        connection.register_filesystem(filesystem)
 
 
 def _first_line(error: duckdb.Error) -> str:

@@ -179,7 +179,7 @@ class ExperienceStore(RoundNotes):
             return None
         name = _judged_name(version)
         path = self.round_folder(round) / name
-        if name in (contents or self.ledger(round).read()).files and path.exists():
+        if name in (contents or self.ledger(round).read()).files and self.is_stored(path):
             return path
         if judge_version is None:
             raise StorageError(f"{path}: named by current.json but missing: judge round {round_key(round)} again")
@@ -255,7 +255,7 @@ class ExperienceStore(RoundNotes):
     def damaged_sizes(self, round: int, contents: Contents) -> list[Path]:
         """Files of ``contents`` that are missing or have another size; no file is opened."""
         files = ((self.round_folder(round) / name, entry.bytes) for name, entry in contents.files.items())
-        return [path for path, size in files if not path.exists() or path.stat().st_size != size]
+        return [path for path, size in files if self.stored_size(path) != size]
 
     def check(self, round: int, *, digest: bool) -> None:
         """Raise DamagedError naming the damaged files of a round, if there are any."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rft_platform.cluster.local.locks import MIGRATING, locked
 from rft_platform.cluster.this_process import importing
+from rft_platform.common.database_urls import require_driver
 from rft_platform.common.errors import DiskFullError, RegistryError, StorageError, UserError
 from rft_platform.common.fault_classification import is_disk_full
 from rft_platform.common.files import atomic_path
@@ -75,6 +76,8 @@ def open_client(tracking_uri: str) -> "MlflowClient":
         )
     if is_server(tracking_uri):
         _check_reachable(tracking_uri)
+    elif database_file(tracking_uri) is None:
+        require_driver(tracking_uri, "the MLflow tracking URI")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # send no telemetry unless the user enables it
     os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")  # a failure to log a trace is noticed
     for limit, value in _HTTP_LIMITS.items():

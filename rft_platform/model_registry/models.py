@@ -18,6 +18,7 @@ from rft_platform.model_registry.mlflow_client import back_up, check_name, is_se
 from rft_platform.model_registry.mlflow_model import describe_checkpoint, upload_model
 from rft_platform.model_registry.pages import run_link
 from rft_platform.model_registry.tracking import TrainingRun
+from rft_platform.object_store.mirror import fetch_missing
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -240,6 +241,7 @@ class ModelRegistry:
         found = self._by_alias(name, match["alias"]) if match["alias"] else self._by_number(name, match["version"])
         if found is None:
             raise UserError(f"model address {uri!r}: no such version in {self.tracking_uri}; {self._what_exists(name)}")
+        fetch_missing(found.folder)
         if not found.folder.is_dir():
             raise StorageError(f"{uri} is version {found.version}, but its folder {found.folder} does not exist")
         why = checkpoint_damage(found.folder, digest_once) if verify else None

@@ -27,6 +27,7 @@ from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.jobs import JOB_OF_KIND, add_rounds, evaluation_config, run_tags
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
+from rft_platform.object_store.mirror import mirror_of
 from rft_platform.online.project import open_project
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.planning.plan import Action, Plan, plan_next
@@ -83,6 +84,7 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
     """
     with (
         driver_lock(project.home, project.config.mode),
+        _stored(project),
         open_instance(project.home, capture_output=False) as instance,
         _rare_full_collections(),
     ):
@@ -215,6 +217,17 @@ class _Drive:
             stored, running = open_project(self._project.home), launches(self._instance).running
             reconcile_materializations(stored, self._instance, [(launched.kind, launched.round)], running)
             _alert(self._project, self._instance, [launched.run_id], cause_line(launched.error))
+
+
+@contextmanager
+def _stored(project: Project) -> Iterator[None]:
+    """Keep the copy of the home on its object store current, if it has one, and store everything at the end."""
+    mirror = mirror_of(project.home.root)
+    if mirror is None:
+        yield
+        return
+    with mirror.driving():
+        yield
 
 
 @contextmanager

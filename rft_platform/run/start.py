@@ -14,6 +14,7 @@ from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.files import write_json, write_text
 from rft_platform.common.user_code import find_working_folder
 from rft_platform.config.allowed_changes import changed_keys, check_unchanged, relocated
+from rft_platform.config.checks.machine import stored_copy_problems
 from rft_platform.config.dry_run import RunPlan
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config_of
@@ -21,9 +22,12 @@ from rft_platform.config.online_halves import decided_elsewhere, joined
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.jobs.driver_lock import other_half_runs, refuse_second_driver
+from rft_platform.object_store.mirror import open_mirror, store_changes
 from rft_platform.observability.logs import configured
 from rft_platform.observability.masked_output import masked
+from rft_platform.online.project import open_project
 from rft_platform.rounds.project.record import move_folders, published
+from rft_platform.rounds.project.repair import repeat_unstored
 from rft_platform.run.checks import check_run
 from rft_platform.run.console import notes
 from rft_platform.run.round_lines import RoundNews
@@ -113,11 +117,18 @@ def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
 
     Raises UserError, and writes nothing, if the configuration cannot be run.
     """
+    if config.store_url is not None:
+        for problem in stored_copy_problems(config):
+            raise UserError(str(problem))
+        open_mirror(home.root, config.store_url).take_over()
     whole = _joined(home, config)
     plan = check_run(home, whole, service=service)
     for finding in (*plan.findings, *decided_elsewhere(whole, config)):
         notes().print(f"note: {finding}", markup=False, soft_wrap=True)
     write_config(home, config)
+    if config.store_url is not None:
+        store_changes(home.root)
+        repeat_unstored(open_project(home))
     return plan
 
 

@@ -11,12 +11,15 @@ import dagster as dg
 import psutil
 import pytest
 import yaml
+from sqlalchemy import create_engine, inspect
 
 from rft_platform.cluster.local.processes import stop_process
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.jobs.init_dagster_home import prepare
 from rft_platform.jobs.instance import open_instance
+from rft_platform.model_registry.mlflow_client import open_client
+from rft_platform.online.traffic.database import open_database
 from tests.deploy.conftest import PASSWORD
 from tests.e2e.conftest import ProjectFolder, small_config
 
@@ -98,6 +101,21 @@ def test_a_round_and_the_sensors_work_on_postgres(project: ProjectFolder, monkey
     refused = project.rft("run", "--config", str(project.config), check=False)
     assert refused.returncode == 2
     assert f"{VARIABLE} is not set" in refused.stderr
+
+
+@pytest.mark.slow
+def test_mlflow_and_the_service_take_a_database_each_by_its_url(postgres: str) -> None:
+    server = create_engine(postgres, isolation_level="AUTOCOMMIT")
+    with server.connect() as connection:
+        for name in ("mlflow", "traffic"):
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    server.dispose()
+    mlflow, traffic = (postgres.removesuffix("postgres") + name for name in ("mlflow", "traffic"))
+    open_client(mlflow).create_registered_model("a-model")
+    assert [model.name for model in open_client(mlflow).search_registered_models()] == ["a-model"]
+    service = open_database(traffic)
+    assert service.dialect.name == "postgresql" and inspect(service).get_table_names()
+    service.dispose()
 
 
 def _logs_name_the_runs(home: Home, jobs: dict[str, str]) -> None:

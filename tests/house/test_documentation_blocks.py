@@ -84,6 +84,7 @@ CHECKED_IN_PART: list[tuple[str, str, str]] = [
     ("docs/guide.md", "engine: {urls:", "engines on other hosts"),
     ("docs/cluster.md", "kind: ray", "a Ray cluster"),
     ("docs/prompts.md", "prompt_search:", "held-out tasks"),
+    ("docs/store.md", "store_url:", "s3fs"),
 ]
 SHELLS, OUTPUT, CODE = ("bash", "sh", "shell", "console"), ("", "text", "mermaid"), ("python", "sql")
 

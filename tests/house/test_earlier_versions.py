@@ -15,9 +15,6 @@ MENTION = re.compile(
 
 #: Files that mention earlier versions of something else, and of what.
 OTHERS = {
-    "cli/commands/models.py": "of a model",
-    "online/releases/commands.py": "of a policy",
-    "online/gateway/release_routes.py": "of a policy",
     "inference/pool/engine_pool.py": "of the weights",
     "inference/vllm_engine/versions.py": "of vLLM",
     "openai_api/responses.py": "of a role of OpenAI",

@@ -7,11 +7,11 @@ import rft_platform
 
 PACKAGE = Path(rft_platform.__file__).parent
 #: The checks that name what the user wrote.
-WRITTEN = {"config/checks/settings.py", "config/checks/notices.py"}
+WRITTEN = {"config/checks/settings.py", "config/checks/batches.py", "config/checks/notices.py"}
 #: What only the resolution may read; the checks may read what the user wrote, to name it in a message.
 RESOLVED = {
     r"\balgorithm\.repeat_times\b|\bsettings\.repeat_times\b": {"config/resolve.py"},
-    r"\bbuffer\.batch_size\b": {"config/resolve.py", "config/checks/settings.py", "config/dry_run.py"},
+    r"\bbuffer\.batch_size\b": {"config/resolve.py", "config/checks/batches.py", "config/dry_run.py"},
     r"\bbuffer\.train_batch_size\b": {"config/resolve.py", "config/dry_run.py", *WRITTEN},
     r"\bbuffer\.total_epochs\b": {"config/resolve.py", "config/dry_run.py", "rounds/offline.py"},
     r"\bgradient_accumulation_steps\b": {"config/resolve.py", "config/schema/trainer.py", *WRITTEN},

@@ -72,7 +72,7 @@ def test_the_vllm_of_the_gpu_lock_file_is_accepted(tmp_path: Path, monkeypatch: 
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     monkeypatch.delenv("RFT_VLLM_PYTHON", raising=False)
-    monkeypatch.setattr(launcher, "GPU_FILES", (str(python),))  # as on a host with a GPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as on a host with a GPU
     assert check_engine(EngineSpec(python=str(python))) == "vllm"
 
 
@@ -102,9 +102,14 @@ def test_an_environment_without_vllm_is_refused_before_anything_starts(
     assert not (tmp_path / "logs").exists()
 
 
-def test_auto_takes_the_embedded_engine_where_there_is_no_gpu_for_vllm() -> None:
+def test_auto_takes_the_embedded_engine_where_there_is_no_gpu_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_kind("auto", "cpu", sys.executable) == "transformers"
     assert resolve_kind("vllm", "cpu", sys.executable) == "vllm"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(launcher, "installed_in", lambda python: Vllm("vllm", "0.32.0"))
+    assert resolve_kind("auto", "auto", sys.executable) == "vllm"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # a host with GPUs that this process may not use
+    assert resolve_kind("auto", "auto", sys.executable) == "transformers"
 
 
 def test_options_become_arguments() -> None:

@@ -79,9 +79,12 @@ def forget(
     Weights cannot forget: the report names every model version that was trained on the rows.
     """
     from rft_platform.config.home import Home
+    from rft_platform.object_store.mirror import store_changes
     from rft_platform.run.console import output, print_json
 
-    found = _forget(Home.from_environment(), subject, tenant, trace or [])
+    home = Home.from_environment()
+    found = _forget(home, subject, tenant, trace or [])
+    store_changes(home.root, erase=True)
     if as_json:
         print_json(found.to_json())
         return

@@ -31,9 +31,13 @@ def compact(
     as_json: _Json = False,
 ) -> None:
     """Merge the explore batches of each closed round into one file; rows, ids and digests do not change."""
+    from rft_platform.object_store.mirror import store_changes
     from rft_platform.rounds.maintenance.store_maintenance import compact as compact_project
 
-    _report(compact_project(_project(), keep_last=keep_last, grace_s=grace_s, dry_run=dry_run), as_json)
+    project = _project()
+    report = compact_project(project, keep_last=keep_last, grace_s=grace_s, dry_run=dry_run)
+    store_changes(project.home.root)
+    _report(report, as_json)
 
 
 @store.command()
@@ -56,6 +60,7 @@ def retain(
     as_json: _Json = False,
 ) -> None:
     """Delete or archive the rollouts of old rounds; judgements, notes and digests stay, so `rft trace` still works."""
+    from rft_platform.object_store.mirror import store_changes
     from rft_platform.rounds.maintenance.store_maintenance import retain as retain_rounds
     from rft_platform.rounds.setup.connections import connect_registry
 
@@ -70,6 +75,7 @@ def retain(
         grace_s=grace_s,
         dry_run=dry_run,
     )
+    store_changes(project.home.root)
     _report(report, as_json)
 
 

@@ -48,6 +48,7 @@ def local_problems(run: RunSettings, machine: Machine) -> Iterator[Finding]:
             f"checkpoint_root_dir {root}: is not an absolute path; give the folder for checkpoints in full, as in "
             f"/data/checkpoints, or as ./{root} for a folder beside the configuration file"
         )
+    yield from stored_copy_problems(config)
     if config.monitor.openlineage and find_spec("openlineage") is None:
         yield error(
             "monitor.openlineage needs the package openlineage-python, which is not installed: run pip install "
@@ -62,6 +63,25 @@ def local_problems(run: RunSettings, machine: Machine) -> Iterator[Finding]:
         yield from _trainer_problems(config, cpus, gpus)
         yield from _placement_problems(config, gpus)
     yield from map(error, memory_problems(run, gpus, machine.gpu_bytes))
+
+
+def stored_copy_problems(config: RftConfig) -> Iterator[Finding]:
+    """One line for each reason why ``store_url`` cannot hold the copy of the home."""
+    url = config.store_url
+    if url is None:
+        return
+    from fsspec.core import split_protocol
+    from fsspec.registry import get_filesystem_class
+
+    if config.checkpoint_root_dir is not None:
+        yield error(
+            f"store_url {url}: stores the checkpoints below RFT_HOME, and checkpoint_root_dir names another place: "
+            "leave out one of them"
+        )
+    try:
+        get_filesystem_class(split_protocol(url)[0] or "")
+    except (ImportError, ValueError) as problem:
+        yield error(f"store_url {url}: {problem}; expected a URL such as s3://bucket/project, and the extra s3 or gcs")
 
 
 def _store_problems(config: RftConfig, url: str) -> Iterator[Finding]:

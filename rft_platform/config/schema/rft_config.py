@@ -199,6 +199,11 @@ class RftConfig(Section):
     """Checkpoints are stored in ``<checkpoint_root_dir>/<project>/<name>``. Default: ``checkpoints`` below
     ``RFT_HOME``. An online project whose modes serve and train run on two hosts may name an object store, for example
     ``s3://bucket/checkpoints``: then checkpoints are stored below ``RFT_HOME`` and copied there."""
+    store_url: str | None = None
+    """Durable copy of rounds, rows and checkpoints: a URL of fsspec, for example ``s3://bucket/project``. A stage is
+    stored there before it counts as done, checkpoints in the background, and an empty ``RFT_HOME`` on another host
+    continues the project ([store](store.md#stores-that-are-not-a-local-disk)). Needs the extra ``s3`` or ``gcs``.
+    Default: ``RFT_HOME`` only."""
     continue_from_checkpoint: bool = True
     """false: refuse to start in a folder that holds rounds already."""
     seed: NonNegativeInt = 42

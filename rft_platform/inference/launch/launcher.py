@@ -11,7 +11,7 @@ from rft_platform.cluster.interface import Bundle, Cluster, Service, StartError
 from rft_platform.cluster.local.service_process import EXIT_USER_ERROR
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.common.files import digest_json, read_json
-from rft_platform.config.gpu_placement import POLICY_ENGINE
+from rft_platform.config.gpu_placement import POLICY_ENGINE, gpu_count
 from rft_platform.inference.client import HEARTBEAT_TIMEOUT_S, EngineClient
 from rft_platform.inference.serving.weight_files import model_digest
 from rft_platform.inference.vllm_engine.server_settings import VllmOptions
@@ -27,7 +27,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 TOOL_CALL_PARSERS = ("hermes",)  # of the transformers engine
 REASONING_PARSERS = ("deepseek_r1", "qwen3")  # of the transformers engine: reasoning between <think> and </think>
 PYTHON_VARIABLE = "RFT_VLLM_PYTHON"
-GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")  # present if a driver is loaded; importing torch would take seconds
 START_TIMEOUT_S, STOP_TIMEOUT_S = 600.0, 15.0
 
 
@@ -154,7 +153,7 @@ def resolve_kind(kind: Kind, device: str, python: str) -> Literal["transformers"
     """Resolve "auto": vLLM if there is a GPU and ``python`` has a GPU build of vLLM, else transformers."""
     if kind != "auto":
         return kind
-    if device == "cpu" or not any(Path(file).exists() for file in GPU_FILES):
+    if device == "cpu" or not gpu_count():
         return "transformers"
     found = installed_in(python)
     return "transformers" if found is None or found.for_cpu else "vllm"

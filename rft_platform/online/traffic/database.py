@@ -30,6 +30,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from rft_platform.cluster.local.locks import MIGRATING
 from rft_platform.common import json_codec
+from rft_platform.common.database_urls import require_driver
 from rft_platform.common.errors import StorageError, UserError
 
 LOG = logging.getLogger(__name__)
@@ -178,6 +179,7 @@ def open_database(url: str) -> Engine:
 
     ``url`` has SQLAlchemy's form. Raises UserError for a URL that SQLAlchemy does not understand.
     """
+    require_driver(url, "buffer.trainer_input.experience_buffer.path")
     try:
         # parameters are personal data, which errors and logs must not show
         engine = create_engine(

@@ -12,6 +12,7 @@ from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_record
 from rft_platform.experience.file_ledger import RetiredFile
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.object_store.mirror import fetch_missing
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, damaged_notes, published, read
 from rft_platform.rounds.project.repair import contradiction
@@ -88,6 +89,7 @@ def _verify_checkpoints(project: Project, found: Verification, digest: bool) -> 
     policies = list(_policies(project))
     named = {Path(policy.folder) for policy in policies if project.checkpoints in Path(policy.folder).parents}
     for folder in sorted({*_checkpoint_folders(project), *named}):
+        fetch_missing(folder)
         superseded = folder not in named and folder.parent == project.warm_start_checkpoints
         why = _checkpoint_fault(folder, digest, superseded)
         found.checkpoints += 1

@@ -7,6 +7,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import update_checked
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.inference.pool.engine_pool import EnginePool
+from rft_platform.object_store.mirror import fetch_missing
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, needed, published, read, required, snapshot_of, write_snapshot
 
@@ -64,6 +65,7 @@ def deploy(engine: PolicyEngine, policy: Policy, least_serving: int | None = Non
     if least_serving is not None and isinstance(engine, EnginePool):
         found = engine.roll(lambda client: deploy(client, policy), least_serving)
         return max((each for each in found if each is not None), default=None)
+    fetch_missing(Path(policy.folder))
     version, digest = policy.policy_version, policy.weights_digest
     difference = update_checked(engine, Path(policy.folder), version, policy.canary, digest)
     if before.paused:

@@ -16,6 +16,7 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.manifests import Manifest, read_manifest
+from rft_platform.object_store.mirror import fetch_missing, mirror_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Explored,
@@ -103,6 +104,7 @@ def contradiction(project: Project, policy: Policy) -> DamagedFile | None:
     name. An unreadable manifest is not a contradiction.
     """
     folder = Path(policy.folder)
+    fetch_missing(folder)
     if not (folder / MANIFEST).is_file():
         return None
     try:
@@ -131,6 +133,29 @@ def _describes(manifest: Manifest, folder: Path) -> bool:
         return (folder / THINNED).exists() or digest_weights(folder) == manifest.weights_digest
     except (UserError, OSError):
         return False
+
+
+def repeat_unstored(project: Project) -> None:
+    """After a home took over the project from its object store: bring the newest weights and those of the start here.
+
+    The notes of trainings whose checkpoint the other home had not stored yet are withdrawn, so that the plan repeats
+    them from the stored rows.
+    """
+    mirror, store = mirror_of(project.home.root), project.store
+    if mirror is None:
+        return
+    for name in project.policies:
+        for number in reversed(store.rounds()):
+            policy = published(store, number, name)
+            if policy is None:
+                continue
+            folder = Path(policy.folder)
+            if project.checkpoints not in folder.parents or store.is_stored(folder / MANIFEST):
+                mirror.fetch([folder] if project.checkpoints in folder.parents else [])
+                break
+            LOG.warning("checkpoint %s was not stored: the training of %s is repeated", folder, round_key(number))
+            for part in (RoundEvaluation, Policy, Trained):
+                withdraw(store, number, part, name)
 
 
 def refuse_damaged_rows(project: Project, round_number: int, needed: type[Explored | Judged]) -> None:
@@ -168,6 +193,7 @@ def _listed(files: Sequence[DamagedFile]) -> str:
 def damage_of(policy: Policy) -> str | None:
     """What is wrong with a policy's weights on disk; None if they are the published weights."""
     folder = Path(policy.folder)
+    fetch_missing(folder)
     if _is_checkpoint(folder):
         return checkpoint_damage(folder)
     try:

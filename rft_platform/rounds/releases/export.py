@@ -12,6 +12,7 @@ from rft_platform.common.files import atomic_path, read_sealed_json
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.redaction import redact
 from rft_platform.model_registry.mlflow_model import full_weights_of, has_weights, is_adapter, model_files
+from rft_platform.object_store.mirror import fetch_missing
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.lineage import CheckpointTrace
 from rft_platform.rounds.reporting.model_card import CardFacts, model_card
@@ -91,6 +92,7 @@ def check_hub(repository: str) -> None:
 
 
 def _check(folder: Path) -> None:
+    fetch_missing(folder)
     damage = checkpoint_damage(folder, digest_once)
     if damage is not None:
         raise DamagedError(f"checkpoint {folder}: {damage}")

@@ -136,7 +136,7 @@ def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineC
 
 def start_engine(project: Project, name: str, folder: Path, spec: "EngineSpec", replica: int = 0) -> "EngineClient":
     """Find or start an engine process on its GPUs; the only engine of the first policy may use all of them."""
-    from rft_platform.inference.launch.launcher import GPU_FILES, find_or_start_engine
+    from rft_platform.inference.launch.launcher import find_or_start_engine
     from rft_platform.inference.launch.pool_start import engine_devices
 
     config = project.config
@@ -145,7 +145,7 @@ def start_engine(project: Project, name: str, folder: Path, spec: "EngineSpec", 
             folder, project.cluster, spec, name=name, replica=replica, reserved_gpus=engine_share(config, project.gpus)
         )
     alone = name == POLICY_ENGINE and config.explorer.rollout_model.engine_num == 1
-    on_gpu = config.engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
+    on_gpu = config.engine.device != "cpu" and project.gpus > 0
     gpus = engine_devices(engine_gpus(config)[name, replica]) if on_gpu and not alone else None
     return find_or_start_engine(folder, project.cluster, spec, name=name, replica=replica, gpus=gpus)
 
