@@ -4,7 +4,7 @@ Both sides learn additions below 100 from the same warm-started 1M-parameter mod
 measured on the same 500 held-out ones at temperature 1. For every seed both run at the same time, each bound to one
 core with one thread. Counted are the processor seconds of all processes of a side after its start-up, evaluation left
 out on both sides. Ours goes the whole way: Dagster rounds by the in-process driver, Parquet, judge, trainer,
-checkpoint, registry and canary. A mark is reached at the first of two evaluations in a row above it; TRL is stopped
+checkpoint, registry and canary. A mark is reached at the first of two evaluations in a row above it; a side is stopped
 when it has reached the last one.
 
 Needs the peer's scripts and data (``RFT_TEST_DATA/peers``) and a Python with TRL (``--peer-python``).
@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -104,6 +105,8 @@ def run_ours(folder: Path) -> list[list[float]]:
         print(
             f"# ours round {number} wall={wall:.1f} cpu={cpu:.1f} pass={metrics['sampled_pass']:.3f}", file=sys.stderr
         )
+        if seconds_to(curve, max(MARKS)) is not None:
+            break
     connect_engine(project).shutdown()
     connect_trainer(project).shutdown()
     return curve
@@ -132,7 +135,7 @@ def seconds_to(curve: list[list[float]], mark: float) -> float | None:
     return None
 
 
-def run_pair(peers: Path, peer_python: str, work: Path, seed: int) -> dict[str, Any]:
+def run_pair(peers: Path, peer_python: str, work: Path, seed: int, cores: Sequence[int]) -> dict[str, Any]:
     """Both sides at once, each on a core of its own."""
     folder = work / f"seed-{seed}"
     (folder / "peer" / "data").mkdir(parents=True)
@@ -144,9 +147,9 @@ def run_pair(peers: Path, peer_python: str, work: Path, seed: int) -> dict[str, 
     init = str(peers / "arithmetic" / "warm1m")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PEER_DIR": str(folder / "peer")}
     command = [peer_python, "grpo.py", "--init", init, "--seed", str(seed), *THEIRS.split()]
-    theirs = _start(0, command, peers, environment, stderr=subprocess.STDOUT)
+    theirs = _start(cores[0], command, peers, environment, stderr=subprocess.STDOUT)
     our_environment = {**environment, "RFT_HOME": str(folder / "home")}
-    ours = _start(1, [sys.executable, __file__, "--ours", str(folder)], HERE, our_environment)
+    ours = _start(cores[1], [sys.executable, __file__, "--ours", str(folder)], HERE, our_environment)
     curves = {"trl": watch_peer(theirs), "ours": json.loads(ours.communicate()[0].splitlines()[-1])}
     reached = {side: {str(mark): seconds_to(curve, mark) for mark in MARKS} for side, curve in curves.items()}
     return {
@@ -186,6 +189,7 @@ def main() -> None:
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--work", type=Path, default=Path("beside-trl"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--cores", type=int, nargs=2, default=[0, 1], help="TRL's core and ours")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "grpo_vs_trl.json")
     parser.add_argument("--ours", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -194,7 +198,7 @@ def main() -> None:
         return
     runs = []
     for seed in given.seeds:
-        runs.append(run_pair(given.peers.resolve(), given.peer_python, given.work.resolve(), seed))
+        runs.append(run_pair(given.peers.resolve(), given.peer_python, given.work.resolve(), seed, given.cores))
         given.out.write_text(json.dumps(_report(runs), indent=1) + "\n")
         print(json.dumps(runs[-1]["cpu_seconds_to"]), flush=True)
 
