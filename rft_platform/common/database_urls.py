@@ -20,5 +20,5 @@ def require_driver(url: str, what: str) -> None:
             "'rft-platform[postgres]' for postgresql+psycopg2://"
         ) from error
     except (ArgumentError, ValueError):
-        expected = "postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME"
+        expected = "sqlite:///FILE or postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME"
         raise UserError(f"{what} is not a database URL: expected {expected}") from None
