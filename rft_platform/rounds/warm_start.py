@@ -40,7 +40,7 @@ def make_starting_policy(
 ) -> Policy:
     """Publish policy version 0, which round 1 explores with; if it is already published, keep it."""
     start_all(project)
-    _write_experts(project)
+    write_experts(project)
     publish_starts(project)
     known = published(project.store, 0)
     if known is not None:
@@ -55,7 +55,7 @@ def make_starting_policy(
     return policy
 
 
-def _write_experts(project: Project) -> None:
+def write_experts(project: Project) -> None:
     """Write the demonstrations of a dataset that trainings mix into their rows, unless they are written already."""
     experts, target = project.config.algorithm.experts, project.store.round_folder(0) / EXPERTS
     if experts is not None and experts.path is not None and not target.exists():

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rft_platform.cluster.local.locks import locked
 from rft_platform.common.files import digest_file, digest_json
 from rft_platform.config.home import Home
 from rft_platform.config.rollout_limits import RolloutLimits
@@ -91,9 +92,10 @@ def pupil(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, request: p
     built = json.loads((tiny_model / "build.json").read_text())
     known = {stack: _what_prompts_depend_on(stack) for stack in stacks}
     folder = Path(cache.mkdir("rft-agents")) / digest_json([built, known, digest_file(Path(__file__))])[:16]
-    if not folder.exists():
-        rows = watch(stacks, tmp_path_factory.mktemp("lessons"))
-        teach(request.getfixturevalue("ranks"), tiny_model, demonstrations(rows), folder)
+    with locked(folder, 280):  # another worker of this session may be making it
+        if not folder.exists():
+            rows = watch(stacks, tmp_path_factory.mktemp("lessons"))
+            teach(request.getfixturevalue("ranks"), tiny_model, demonstrations(rows), folder)
     return folder
 
 

@@ -12,7 +12,7 @@ from rft_platform.config.schema.trainer import WarmStart
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.demonstrations import EXPERTS
 from rft_platform.rounds.train import experts_file
-from rft_platform.rounds.warm_start import _with_steps, _write_experts
+from rft_platform.rounds.warm_start import _with_steps, write_experts
 
 
 def test_epochs_replace_the_number_of_steps(tmp_path: Path) -> None:
@@ -28,10 +28,10 @@ def test_the_start_writes_the_demonstrations_that_all_trainings_mix_in(tmp_path:
     source.write_text("\n".join(json.dumps({"question": f"{i}?", "answer": str(i)}) for i in range(3)))
     config = build_config({"algorithm": {"algorithm_type": "mix", "experts": {"path": str(source)}}})
     project = Project(Home(tmp_path / "home"), config)
-    _write_experts(project)
+    write_experts(project)
     file = project.store.round_folder(0) / EXPERTS
     assert pq.read_table(file)["response"].to_pylist() == ["0", "1", "2"]
     source.write_text(json.dumps({"question": "4?", "answer": "4"}))
-    _write_experts(project)
+    write_experts(project)
     assert pq.read_table(file).num_rows == 3, "a dataset that changes after the start does not change the rounds"
     assert experts_file(project, project.settings.spec, 2) == str(file)

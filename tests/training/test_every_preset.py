@@ -21,6 +21,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Policy, publish, required, write
 from rft_platform.rounds.selection.row_selection import select_rows
 from rft_platform.rounds.train import train_request
+from rft_platform.rounds.warm_start import write_experts
 from tests.experience.samples import step_row
 
 END = 2  # <|im_end|> of the tiny model
@@ -54,6 +55,7 @@ def project_of(tmp_path: Path, model: Path, tasks: Path, name: str, **algorithm:
         }
     )
     project = Project(Home(tmp_path / "home"), config)
+    write_experts(project)
     publish(project.store, Policy(str(model), 0, digest_weights(model), 0))
     return project
 
