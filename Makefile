@@ -92,13 +92,13 @@ test-trackers: setup
 # the launchers of runs on Ray and Kubernetes.
 test-ray: setup
 	scripts/beside.sh $(abspath $(VENV)) .venv-ray ray
-	.venv-ray/bin/python -m pytest tests/cluster/test_cluster.py tests/ray_cluster tests/deploy/test_deploy_cluster.py
+	.venv-ray/bin/python -m pytest tests/cluster/test_cluster.py tests/ray_cluster tests/deploy/test_deploy_cluster.py $(TEST_ARGS)
 
 # A project whose home is copied to S3: an S3 server on loopback (moto), with and without faults, and with Ray.
 test-s3: setup
 	scripts/beside.sh $(abspath $(VENV)) .venv-ray ray
 	scripts/beside.sh $(abspath .venv-ray) .venv-s3 s3
-	.venv-s3/bin/python -m pytest tests/object_store tests/s3
+	.venv-s3/bin/python -m pytest tests/object_store tests/s3 $(TEST_ARGS)
 
 ui: setup
 	$(BIN)/rft ui

@@ -12,11 +12,19 @@ from rft_platform.rollout.workflow import WorkflowOutput
 
 
 async def where(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
-    """Three calls with some time between them. The response names the process and its node's raylet."""
+    """Three calls. The response names the process and the actor that started it."""
     for turn in range(3):
         await model.chat([{"role": "user", "content": f"{task['question']}, turn {turn}"}])
-        await asyncio.sleep(task.get("pause_s", 0.0))
     return WorkflowOutput(reward=0.5, response={"worker": os.getpid(), "actor": os.getppid()})
+
+
+async def waits(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+    """Writes a file named after its process, waits for the file ``continue``, and does what ``where`` does."""
+    folder = Path(task["folder"])
+    (folder / f"{os.getpid()}.waiting").touch()
+    while not (folder / "continue").exists():
+        await asyncio.sleep(0.05)
+    return await where(task, model)
 
 
 async def which_python(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-WHERE, DIES = "tests.ray_cluster.agents:where", "tests.ray_cluster.agents:dies_once"
+WHERE, WAITS, DIES = (f"tests.ray_cluster.agents:{name}" for name in ("where", "waits", "dies_once"))
 
 
 def without_place(rows: Any) -> list[dict[str, Any]]:
@@ -68,19 +68,34 @@ def test_a_run_whose_worker_dies_is_repeated(
     assert len(batch.rows) == 4 and {row.run_id for row in batch.rows} == {row.run_id for row in local.rows}
 
 
-def test_the_loss_of_a_node_loses_no_run(engine: FakeEngine, cluster: "RayCluster", nodes: Raylets) -> None:
-    given = tasks([None] * 8, pause_s=0.5)
-    undisturbed = explore(engine, WorkerWorkflow(WHERE, count=6, cluster=cluster), given, repeat_times=2)
-    index = nodes.add()
-    nodes.kill(index - 1)
-    killing = threading.Timer(4.0, nodes.kill, [index])
+def test_the_loss_of_a_node_loses_no_run(
+    engine: FakeEngine, cluster: "RayCluster", nodes: Raylets, tmp_path: Path
+) -> None:
+    """Three nodes of 4 processors: while nine runs wait, each node has at least one of them."""
+    undisturbed = explore(engine, WorkerWorkflow(WHERE, count=2), tasks([None] * 8), repeat_times=2)
+
+    def kill_a_node() -> None:
+        wait_until(lambda: len(list(tmp_path.glob("*.waiting"))) == 9, "nine runs wait", 60)
+        nodes.kill(1)
+        (tmp_path / "continue").touch()
+
+    killing = threading.Thread(target=kill_a_node)
     killing.start()
-    batch = explore(
-        engine, WorkerWorkflow(WHERE, count=9, cluster=cluster), given, repeat_times=2, max_retries=3, timeout_s=60.0
-    )
-    killing.join()
-    assert batch.report.failed == 0 and without_place(batch.rows) == without_place(undisturbed.rows)
-    nodes.add()
+    workflow = WorkerWorkflow(WAITS, count=9, cluster=cluster)
+    try:
+        batch = explore(
+            engine, workflow, tasks([None] * 8, folder=str(tmp_path)), concurrency=9, repeat_times=2, max_retries=3
+        )
+    finally:
+        killing.join()
+        nodes.add()
+    assert batch.report.failed == 0 and batch.report.retried >= 1
+    expected = without_place(undisturbed.rows)
+    rows = without_place(batch.rows)
+    assert [(row["run_id"], row["step"]) for row in rows] == [(row["run_id"], row["step"]) for row in expected]
+    # a further attempt samples with another seed
+    assert all(row == other for row, other in zip(rows, expected, strict=True) if row["attempt"] == 0)
+    assert {row["run_id"] for row in rows if row["attempt"] > 0}
 
 
 def test_another_interpreter_needs_no_ray(engine: FakeEngine, cluster: "RayCluster") -> None:
