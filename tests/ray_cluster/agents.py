@@ -9,6 +9,7 @@ from typing import Any
 
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.workflow import WorkflowOutput
+from tests.support.builders import wait_until
 
 
 async def where(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
@@ -22,8 +23,7 @@ async def waits(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
     """Writes a file named after its process, waits for the file ``continue``, and does what ``where`` does."""
     folder = Path(task["folder"])
     (folder / f"{os.getpid()}.waiting").touch()
-    while not (folder / "continue").exists():
-        await asyncio.sleep(0.05)
+    await asyncio.to_thread(wait_until, (folder / "continue").exists, "the test continues", 60)
     return await where(task, model)
 
 
