@@ -210,9 +210,10 @@ def synced_while_written(folder: Path) -> Iterator[None]:
     def sync() -> None:
         while not ended.wait(_SYNC_INTERVAL_S) and not errors:
             try:
-                for file in folder.rglob("*"):
-                    with suppress(FileNotFoundError):  # a marker file that has been removed
-                        fsync(file)
+                for place, _, names in os.walk(folder):  # which passes over folders that have been removed meanwhile
+                    for path in (Path(place), *(Path(place) / name for name in names)):
+                        with suppress(FileNotFoundError):  # a marker file that has been removed
+                            fsync(path)
             except OSError as error:
                 errors.append(error)
 

@@ -1,6 +1,7 @@
 """Files that are fsynced while they are written: errors of an early fsync are not lost."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -60,3 +61,23 @@ def test_a_file_that_is_removed_during_the_block_is_no_error(tmp_path: Path, mon
             (tmp_path / f"rank-{number}.written").touch()
         _wait_for(3, removed)
     assert sorted(removed) == [f"rank-{number}.written" for number in range(3)]
+
+
+def test_a_folder_that_is_removed_during_the_block_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = files.fsync
+
+    def removes_the_other(file: Path) -> None:
+        if file.name == "part":
+            for other in {tmp_path / "one.parts", tmp_path / "two.parts"} - {file.parent}:
+                shutil.rmtree(other, ignore_errors=True)
+        fsync(file)
+        synced.append(file.name)
+
+    monkeypatch.setattr(files, "fsync", removes_the_other)
+    for name in ("one.parts", "two.parts"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").write_bytes(b"x")
+    with files.synced_while_written(tmp_path):
+        _wait_for(6, synced)
+    assert len(list(tmp_path.iterdir())) == 1
