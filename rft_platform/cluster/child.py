@@ -48,6 +48,10 @@ class MachineLostError(ChildError):
     """The process was lost with its machine, or with the process that started it there."""
 
 
+class KilledError(ChildError):
+    """The process was killed by SIGKILL: by a person, or by the kernel when memory ran out."""
+
+
 class LimitExceededError(ChildError):
     """A call needed more processor time or memory than allowed."""
 
@@ -210,7 +214,8 @@ class Child:
             if code == -signal.SIGPROF:
                 how = f"needed more than {self._call[1]:g} s of processor time"
                 raise self._failure(how, LimitExceededError) from None
-            raise self._failure(_described(code)) from None
+            kind = KilledError if code == -signal.SIGKILL else ChildError
+            raise self._failure(_described(code), kind) from None
         except TimeoutError:
             raise self._failure(f"did not answer within {self._call[2]:g} s", AnswerTimeoutError) from None
         except BaseException:

@@ -144,6 +144,34 @@ def test_a_workflow_that_workers_cannot_load_is_the_users_error(engine: FakeEngi
     assert workers_of(os.getpid()) == []
 
 
+KILLED_AT_ITS_START = """
+import os, signal
+from pathlib import Path
+from tests.rollout.bad_agents import answer
+left = Path(__file__).with_name("left")
+if count := int(left.read_text()):
+    left.write_text(str(count - 1))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kills", [2, 3])
+def test_a_worker_that_is_killed_at_its_start_is_replaced_twice(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    (tmp_path / "killed_agent.py").write_text(KILLED_AT_ITS_START)
+    (tmp_path / "left").write_text(str(kills))
+    monkeypatch.syspath_prepend(tmp_path)
+    workflow = WorkerWorkflow("killed_agent:answer", count=1)
+    if kills < 3:
+        batch = explore(engine, workflow, tasks([None]), max_retries=0)
+        assert batch.report.failed == 0 and batch.report.errors == {}
+    else:
+        with pytest.raises(UserError, match=r"was killed by SIGKILL \(the kernel .* at its start"):
+            explore(engine, workflow, tasks([None]))
+    assert workers_of(os.getpid()) == []
+
+
 def test_the_error_names_the_cause_if_every_run_in_workers_fails(engine: FakeEngine) -> None:
     with pytest.raises(
         UserCodeError, match=r"all 2 runs failed, the last with LookupError: no such tool \(.*bad_agents"

@@ -234,22 +234,31 @@ class AgentRunner:
                         group.create_task(run_once(run, number * (limits.max_retries + 1)))
 
     async def _run(self, run: Run, executor: ExecutorOfRun, first_attempt: int) -> list[RolloutRow] | None:
-        """Return the rows of a run, or ``None`` if all its attempts failed."""
+        """Return the rows of a run, or ``None`` if all its attempts failed.
+
+        An attempt that was lost with its machine says nothing about the run: the next one has its seed, so the rows are
+        those of an undisturbed run.
+        """
+        seeded = first_attempt
         for attempt in range(first_attempt, first_attempt + self._limits.max_retries + 1):
             self.tally.retried += attempt > 0
+            connection = Connection()
             async with executor.slot(run) as slot:
-                rows = await self._attempt(run, slot, attempt)
+                rows = await self._attempt(run, slot, attempt, run.seed(self._seed, seeded), connection)
             if rows is not None:
                 return rows
+            seeded += not connection.machine_lost
         return None
 
-    async def _attempt(self, run: Run, slot: Slot, attempt: int) -> list[RolloutRow] | None:
-        connection, clock = Connection(), asyncio.get_running_loop().time
+    async def _attempt(
+        self, run: Run, slot: Slot, attempt: int, seed: int, connection: Connection
+    ) -> list[RolloutRow] | None:
+        clock = asyncio.get_running_loop().time
         began = clock()
         try:
             async with asyncio.timeout(None) as deadline:
                 with self._deadlines.attempt(deadline):
-                    result = await slot.attempt(run, run.seed(self._seed, attempt), connection)
+                    result = await slot.attempt(run, seed, connection)
             self._deadlines.succeeded(clock() - began)
             rows = rows_of_run(run, result, self._status, attempt, self._further.statuses)
             check_storable(rows)

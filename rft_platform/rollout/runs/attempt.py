@@ -102,6 +102,7 @@ class Connection:
 
     client_retries: int = 0  # HTTP requests that a client retried
     lost: bool = False  # the engine could not be reached at least once
+    machine_lost: bool = False  # the attempt ended because its worker was lost with its actor or its node
 
 
 class RemoteFailure(UserCodeError):

@@ -55,7 +55,7 @@ class Run:
         return greedy(usual) if self.greedy else usual
 
     def seed(self, base: int, attempt: int) -> int:
-        """Sampling seed of an attempt. Each attempt has another seed, so that a retry differs from a failed attempt."""
+        """Sampling seed of an attempt. Another attempt has another seed, so that a retry differs from a failure."""
         return derive_seed(base, self.round, self.batch, self.index, self.repeat, attempt)
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rft_platform.cluster.child import AnswerTimeoutError, Child, ChildError, MachineLostError
+from rft_platform.cluster.child import AnswerTimeoutError, Child, ChildError, KilledError, MachineLostError
 from rft_platform.cluster.interface import Bundle, Worker
 from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.config.rollout_limits import RolloutLimits
@@ -30,6 +30,7 @@ from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 LOG_NAME = "rollout-workers.log"
 _START_S = 300.0  # time limit for the start, which imports the workflow and its packages
 _LOST_STARTS = 20  # a cluster needs some seconds to notice that a node is gone
+_KILLED_STARTS = 3  # by SIGKILL: one may be chance, several are the kernel's when memory runs out
 _MODULE = "rft_platform.rollout.workers.worker"
 
 
@@ -125,21 +126,27 @@ class WorkerExecutor:
         return start.result() if start.done() else idle.result()
 
     async def _start(self) -> Worker:
-        """A worker that has loaded the workflow. One that is lost with its machine is replaced by one on another."""
+        """A worker that has loaded the workflow. One that is killed or lost with its machine is replaced."""
+        killed = 0
         for _ in range(_LOST_STARTS):
-            with suppress(MachineLostError):
+            try:
                 return await self._start_once()
+            except MachineLostError:
+                continue
+            except KilledError as error:
+                killed += 1
+                if killed == _KILLED_STARTS:
+                    raise self._unstarted(error) from None
         raise RftError(f"{_LOST_STARTS} workers in a row were lost while they started: check the nodes of the cluster")
 
     async def _start_once(self) -> Worker:
         python = self._python or sys.executable
-        unusable = f"explorer.workers.python {python}: cannot be run"
+        unusable, under = f"explorer.workers.python {python}: cannot be run", f"a worker process under {python}"
         try:
             worker = self._start_process(_MODULE, python=self._python, log=self.log)
         except OSError as error:
             raise UserError(f"{unusable} ({error})") from error
         self._workers.add(worker)
-        under = f"a worker process under {python}"
         try:
             refused = await self._placed(worker.ask_async("set_up", self._setup, wall_s=_START_S))
             if refused is not None:
@@ -147,20 +154,24 @@ class WorkerExecutor:
         except OSError as error:
             self._drop(worker)
             raise UserError(f"{unusable} ({error})") from error
-        except MachineLostError:
+        except (MachineLostError, KilledError):
             self._drop(worker)
             raise
         except ChildError as error:
             self._drop(worker)
-            timed_out = isinstance(error, AnswerTimeoutError)
-            how = f"was not ready after {_START_S:.0f} s" if timed_out else f"{error.how} at its start"
-            printed = f" It printed:\n{textwrap.indent(error.tail, '  ')}" if error.tail else ""
-            raise UserError(f"{under} {how}.{printed}") from None
+            raise self._unstarted(error) from None
         except BaseException:
             self._drop(worker)
             raise
         self._ready += 1
         return worker
+
+    def _unstarted(self, error: ChildError) -> UserError:
+        """The error of a worker that did not start, for the user."""
+        timed_out = isinstance(error, AnswerTimeoutError)
+        how = f"was not ready after {_START_S:.0f} s" if timed_out else f"{error.how} at its start"
+        printed = f" It printed:\n{textwrap.indent(error.tail, '  ')}" if error.tail else ""
+        return UserError(f"a worker process under {self._python or sys.executable} {how}.{printed}")
 
     async def _placed(self, set_up: Coroutine[Any, Any, str | None]) -> str | None:
         """Wait for ``set_up``; without limit if other workers run, because no node may have room for this one."""
@@ -212,6 +223,7 @@ class WorkerSlot:
             self.reusable = not answer["tasks_left"]
             return self._result(answer, connection)
         except ChildError as error:
+            connection.machine_lost = isinstance(error, MachineLostError)
             raise RemoteFailure(f"WorkerDied: the worker process {error.how} during the run") from None
         finally:
             if replicas is not None and home is not None:
