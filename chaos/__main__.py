@@ -5,21 +5,26 @@ import platform
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from chaos.campaign import run_chaos
 from chaos.records import summary
-from chaos.schedule import check_targets
+from chaos.schedule import TARGETS, check_targets
 from chaos.scratch import make_scratch
 from rft_platform.cli.exits import exit_codes
 from rft_platform.cluster.this_process import terminable
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import write_json
 from rft_platform.run.console import notes, output, refuse_bad_target
+
+if TYPE_CHECKING:
+    from chaos.ray_platform import RayPlatform
 
 _ALL = "driver,engine,trainer,daemon,webserver,run_worker,code_server,mlflow"
 
@@ -30,7 +35,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def chaos(
     kills: Annotated[int, typer.Option(min=1, help="Kills over the whole run.")] = 30,
     seed: Annotated[int, typer.Option(min=0, help="Decides victims, moments and signals.")] = 0,
-    targets: Annotated[str, typer.Option(help="What is killed, separated by commas.")] = _ALL,
+    targets: Annotated[
+        str, typer.Option(help="What is killed, separated by commas; default: everything.", show_default=False)
+    ] = "",
+    on_ray: Annotated[
+        bool, typer.Option("--ray", help="Run the projects on three raylets, with S3 and Postgres (`make test-s3`).")
+    ] = False,
     io_faults: Annotated[
         int,
         typer.Option(min=0, help="File system faults in the processes of either mode besides (needs a C compiler)."),
@@ -48,9 +58,10 @@ def chaos(
     """Kill processes of a temporary project at seeded moments, let it finish, and check the results. Takes minutes."""
     with exit_codes():
         refuse_bad_target(json_file)
-        chosen = check_targets([name.strip() for name in targets.split(",") if name.strip()])
+        named = targets or (",".join(TARGETS["ray"]) if on_ray else _ALL)
+        chosen = check_targets([name.strip() for name in named.split(",") if name.strip()])
         folder = Path(tempfile.mkdtemp(prefix="rft-chaos-")) if work is None else work
-        report = _run(folder, kills, seed, chosen, io_faults, side_by_side)
+        report = _run(folder, kills, seed, chosen, io_faults, side_by_side, on_ray)
         if json_file is not None:
             write_json(json_file, report)
         _print(report)
@@ -61,16 +72,18 @@ def chaos(
         output().print(f"every invariant holds after {report['kills']} kills", markup=False)
 
 
-def _run(folder: Path, kills: int, seed: int, targets: list[str], io_faults: int, side_by_side: bool) -> dict[str, Any]:
+def _run(
+    folder: Path, kills: int, seed: int, targets: list[str], io_faults: int, side_by_side: bool, on_ray: bool
+) -> dict[str, Any]:
     """Run the campaign in ``folder``; returns its report."""
-    scratch, console, began = make_scratch(folder), notes(), time.perf_counter()
+    scratch, console, began = make_scratch(folder, workers=on_ray), notes(), time.perf_counter()
 
     def log(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
     try:
-        with terminable():
-            outcomes = run_chaos(scratch, kills, seed, targets, log, side_by_side, io_faults)
+        with terminable(), _platform(on_ray, seed) as ray:
+            outcomes = run_chaos(scratch, kills, seed, targets, log, side_by_side, io_faults, ray)
     except KeyboardInterrupt:
         log(f"interrupted: the scratch projects have ended; their folders stay in {folder}")
         raise
@@ -83,6 +96,18 @@ def _run(folder: Path, kills: int, seed: int, targets: list[str], io_faults: int
         "wall_s": round(time.perf_counter() - began, 1),
         **summary(outcomes),
     }
+
+
+@contextmanager
+def _platform(on_ray: bool, seed: int) -> Iterator["RayPlatform | None"]:
+    """The cluster and the servers of projects on Ray."""
+    if not on_ray:
+        yield None
+        return
+    from chaos.ray_platform import ray_platform
+
+    with ray_platform(seed) as running:
+        yield running
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from chaos.daemon_mode import DaemonMode
 from chaos.driver_mode import DriverMode, environment
@@ -23,6 +23,9 @@ from rft_platform.common.errors import RftError
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import RoundEvaluation, read
 
+if TYPE_CHECKING:
+    from chaos.ray_platform import RayPlatform
+
 Log: TypeAlias = Callable[[str], None]
 
 KILLS_A_PROJECT = 40  # more kills are distributed over several new projects
@@ -36,18 +39,20 @@ def run_chaos(
     log: Log = lambda line: None,
     side_by_side: bool = False,
     io_faults: int = 0,
+    platform: "RayPlatform | None" = None,
 ) -> list[Outcome]:
     """Perform the kills of the seed, project by project, and check each project against an undisturbed run.
 
     ``side_by_side`` runs the two modes at the same time: faster, but with longer recovery times. ``io_faults`` is the
-    number of file system faults, distributed over the projects.
+    number of file system faults, distributed over the projects. With ``platform`` all projects run on Ray.
     """
-    modes = list(_plan(kills, seed, targets).items())
+    modes = list(_plan(kills, seed, targets, platform is not None).items())
     faults = -(-io_faults // max(1, sum(len(projects) for _, projects in modes)))
     CANCELLED.clear()
     with ThreadPoolExecutor(len(modes) if side_by_side else 1) as pool:
         running = [
-            pool.submit(_run_mode, scratch, mode, planned, seed, targets, log, faults) for mode, planned in modes
+            pool.submit(_run_mode, scratch, mode, planned, seed, targets, log, faults, platform)
+            for mode, planned in modes
         ]
         try:
             outcomes = {name: outcome for future in running for name, outcome in future.result().items()}
@@ -73,13 +78,14 @@ def check_outcomes(scratch: Scratch, outcomes: Mapping[str, Outcome], log: Log =
         check_project(Context(project, outcome.rounds, references[budgets]), outcome)
 
 
-def _plan(kills: int, seed: int, targets: Sequence[str]) -> dict[Mode, list[list[Kill]]]:
+def _plan(kills: int, seed: int, targets: Sequence[str], on_ray: bool) -> dict[Mode, list[list[Kill]]]:
     """The kills of each project of each mode; modes without kills are omitted."""
     plan: dict[Mode, list[list[Kill]]] = {}
-    for mode, share in shares(kills, targets).items():
+    counts: dict[Mode, int] = {"ray": kills} if on_ray else shares(kills, targets)
+    for mode, share in counts.items():
         for first in range(1, share + 1, KILLS_A_PROJECT):
             count = min(KILLS_A_PROJECT, share + 1 - first)
-            plan.setdefault(mode, []).append(schedule(seed, count, targets_of(mode, targets), first))
+            plan.setdefault(mode, []).append(schedule(seed, count, targets_of(mode, targets), first, mode))
     return plan
 
 
@@ -91,12 +97,13 @@ def _run_mode(
     targets: Sequence[str],
     log: Log,
     faults: int,
+    platform: "RayPlatform | None",
 ) -> dict[str, Outcome]:
     outcomes = {}
     for number, planned in enumerate(projects, start=1):
         name = f"{mode}-{number}"
         log(f"{name}: {len(planned)} kills")
-        runner = _runner(scratch, mode, name, seed, faults)
+        runner = _runner(scratch, mode, name, seed, faults, platform)
         outcomes[name] = run_project(
             runner, scratch, planned, seed, targets_of(mode, targets), partial(_log_with_name, log, name)
         )
@@ -107,7 +114,13 @@ def _log_with_name(log: Log, name: str, line: str) -> None:
     log(f"{name} {line}")
 
 
-def _runner(scratch: Scratch, mode: Mode, name: str, seed: int, faults: int) -> ProjectRunner:
+def _runner(
+    scratch: Scratch, mode: Mode, name: str, seed: int, faults: int, platform: "RayPlatform | None"
+) -> ProjectRunner:
+    if platform is not None:
+        from chaos.ray_mode import RayMode
+
+        return RayMode(scratch, name, platform)
     folder, home = scratch.root / "io-faults", scratch.home(name).root
     planned = plan_io_faults(seed, faults, folder, home, mode) if faults else None
     return DriverMode(scratch, name, planned) if mode == "driver" else DaemonMode(scratch, name, planned)

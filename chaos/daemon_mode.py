@@ -9,9 +9,10 @@ import httpx
 import psutil
 
 from chaos.driver_mode import environment
+from chaos.injector import InjectionResult, inject
 from chaos.io_faults import IoFaults
 from chaos.records import Ended
-from chaos.schedule import Mode
+from chaos.schedule import Kill, Mode
 from chaos.scratch import Scratch
 from rft_platform.cluster.interface import Service
 from rft_platform.cluster.local.processes import free_port
@@ -108,6 +109,14 @@ class DaemonMode:
     def io_faults(self) -> IoFaults | None:
         """The file system faults; processes that start take up those that are in force."""
         return self._faults
+
+    def inject(self, kill: Kill, timeout_s: float) -> InjectionResult:
+        """Kill a process of the target's role."""
+        return inject(self.home, kill, timeout_s, self.expected)
+
+    def facts(self) -> dict[str, float]:
+        """No measurements of its own."""
+        return {}
 
     def stop(self) -> None:
         """End the servers and their remaining processes."""

@@ -6,9 +6,10 @@ import sys
 import time
 from pathlib import Path
 
+from chaos.injector import InjectionResult, inject
 from chaos.io_faults import IoFaults
 from chaos.records import Ended
-from chaos.schedule import Mode
+from chaos.schedule import Kill, Mode
 from chaos.scratch import Scratch
 from rft_platform.common.errors import RftError
 
@@ -25,7 +26,7 @@ class DriverMode:
 
     def __init__(self, scratch: Scratch, name: str = "driver", faults: IoFaults | None = None) -> None:
         self._faults = faults
-        self.home = scratch.home(name)
+        self.home, self.config = scratch.home(name), scratch.config
         self.ended: list[Ended] = []
         self.expected: set[int] = set()
         self._scratch = scratch
@@ -70,6 +71,14 @@ class DriverMode:
         """The file system faults; each start of the driver carries some of them."""
         return self._faults
 
+    def inject(self, kill: Kill, timeout_s: float) -> InjectionResult:
+        """Kill a process of the target's role."""
+        return inject(self.home, kill, timeout_s, self.expected)
+
+    def facts(self) -> dict[str, float]:
+        """No measurements of its own."""
+        return {}
+
     def stop(self) -> None:
         """End the driver if it runs."""
         if self._child is not None and self._child.poll() is None:
@@ -91,7 +100,7 @@ class DriverMode:
         self._budget_of_child = self._rounds
         self.home.logs.mkdir(parents=True, exist_ok=True)
         self._log = self.home.logs / f"rft-run-{self._starts:03d}.log"
-        command = [sys.executable, "-m", "rft_platform", "run", "--config", str(self._scratch.config)]
+        command = [sys.executable, "-m", "rft_platform", "run", "--config", str(self.config)]
         with self._log.open("wb") as stream:
             self._child = subprocess.Popen(
                 [*command, "--rounds", str(self._rounds)],

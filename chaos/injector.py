@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,17 +37,27 @@ def wait_for_moment(home: Home, checkpoints: Path, kill: Kill, timeout_s: float)
 class InjectionResult:
     """The victim of a kill, and the processes that had its role."""
 
-    victim: HomeProcess | None  # None: no process with the target's role was found in time
+    victim: HomeProcess | str | None  # None: no process with the target's role was found in time
     progress: Progress
     before: frozenset[int] = frozenset()  # process ids with this role before the kill; a successor has another id
+    mark: tuple[int, int] | None = None  # the progress at a fault that had to wait for its victim
 
 
-def inject(home: Home, kill: Kill, timeout_s: float, expected: set[int]) -> InjectionResult:
-    """Wait for a process of the target's role and kill it. Its process id is first added to ``expected``."""
+def inject(
+    home: Home,
+    kill: Kill,
+    timeout_s: float,
+    expected: set[int],
+    victims: Callable[[], list[HomeProcess]] | None = None,
+) -> InjectionResult:
+    """Wait for a process of the target's role and kill it. Its process id is first added to ``expected``.
+
+    ``victims`` finds other processes than those with the target's role.
+    """
     found: list[HomeProcess] = []
 
     def found_victims() -> bool:
-        found[:] = processes_with_role(home, kill.target)
+        found[:] = processes_with_role(home, kill.target) if victims is None else victims()
         return bool(found)
 
     if not wait_for(found_victims, timeout_s, _PROCESS_POLL_S):

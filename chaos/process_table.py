@@ -22,6 +22,7 @@ _ROLES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("code_server", ("dagster", "api", "grpc")),
     ("mlflow", ("rft_platform.servers.mlflow_server",)),
 )
+_WORKER = '"rft_platform.rollout.workers.worker"'  # in the JSON argument of a child process
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ def _iterate(home: Home) -> Iterator[HomeProcess]:
 
 
 def _role(command: list[str]) -> str:
+    if any(_WORKER in part for part in command):
+        return "worker"
     for role, words in _ROLES:
         if all(word in command for word in words):
             return role

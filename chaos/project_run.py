@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from chaos.injector import inject, wait_for_moment
+from chaos.injector import wait_for_moment
 from chaos.invariants.checks import check_open, check_stopped
 from chaos.progress_probe import CANCELLED, current_progress, progress_mark, wait_for
 from chaos.records import Injection, Outcome, Violation
@@ -47,6 +47,7 @@ def run_project(
             runner.ended,
             0.0,
             sequence.violations,
+            facts=runner.facts(),
             budgets=tuple(supervisor.budgets),
         )
         check_open(home, outcome)
@@ -79,7 +80,7 @@ class _KillSequence:
         on_time = wait_for_moment(home, self.scratch.checkpoints(home), kill, self.limits.moment_s)
         self._wait_until_retries_remain()
         mark = progress_mark(home)
-        result = inject(home, kill, self.limits.victim_s, self.runner.expected)
+        result = self.runner.inject(kill, self.limits.victim_s)
         injection = Injection(
             kill=kill,
             mode=self.runner.mode,
@@ -93,7 +94,7 @@ class _KillSequence:
         self.injections.append(injection)
         if injection.hit:
             self._hits[result.progress.half] += 1
-            self.supervisor.watch(injection, mark, result.before)
+            self.supervisor.watch(injection, result.mark or mark, result.before)
         self.log(_line(injection))
 
     def wait_for_faults(self) -> None:

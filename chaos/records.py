@@ -50,7 +50,8 @@ class Violation:
     def replay(self) -> str:
         """The command that repeats the same kills, up to the last one that may have caused the violation."""
         kills = max(self.kills, default=1)
-        return f"python -m chaos --seed {self.seed} --kills {kills} --targets {','.join(self.targets)}"
+        ray = "--ray " if self.mode == "ray" else ""
+        return f"python -m chaos {ray}--seed {self.seed} --kills {kills} --targets {','.join(self.targets)}"
 
     def __str__(self) -> str:
         numbers = ", ".join(map(str, self.kills)) or "none"

@@ -16,7 +16,10 @@ MARKER = ".rft-chaos"
 PROJECT, NAME = "chaos", "scratch"
 EVALUATE_EVERY = 3  # rounds
 _SEED = 7
-_JUDGE = Path(__file__).with_name("judge.py")
+_JUDGE, _AGENT = Path(__file__).with_name("judge.py"), Path(__file__).with_name("agent.py")
+#: For projects that are compared with one on Ray: the trainer's ranks there are on so many nodes.
+_RANKS = 2
+_WORKERS: dict[str, Any] = {"workers": {"kind": "process", "count": 2}, "max_retry_times": 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,27 @@ class Scratch:
         config = load_config(self.config)
         return config.model_copy(update={"buffer": config.buffer.model_copy(update={"total_steps": rounds})})
 
+    def write_ray_config(self, name: str, address: str, store_url: str) -> Path:
+        """Write the configuration of a project on the Ray cluster at ``address`` with its copy at ``store_url``."""
+        import yaml
+
+        document = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        del document["trainer"]["nproc"]
+        file = self.root / f"{name}.yaml"
+        document |= {"cluster": {"kind": "ray", "address": address, "node_num": _RANKS}, "store_url": store_url}
+        write_text(file, yaml.safe_dump(document))
+        return file
+
     def put_in_force(self, home: Home, rounds: int) -> None:
         """Write a project's configuration, or raise its budget."""
         write_text(home.config_file, dump_config(self.load(rounds)))
 
 
-def make_scratch(root: Path) -> Scratch:
-    """Recreate the folder. Raises UserError if it holds anything but an earlier scratch folder."""
+def make_scratch(root: Path, workers: bool = False) -> Scratch:
+    """Recreate the folder. Raises UserError if it holds anything but an earlier scratch folder.
+
+    ``workers``: the agents run in worker processes, and the trainer has several ranks.
+    """
     import yaml
 
     from rft_platform.recipes.tiny_model import build_model
@@ -62,7 +79,13 @@ def make_scratch(root: Path) -> Scratch:
     write_text(root / MARKER, "a scratch folder of `python -m chaos`: everything in it may be killed and removed\n")
     shutil.copy(_JUDGE, root)
     scratch = Scratch(root)
-    write_text(scratch.config, yaml.safe_dump(_config(root, build_model(root / "model"))))
+    document = _config(root, build_model(root / "model"))
+    if workers:
+        shutil.copy(_AGENT, root)
+        document["explorer"] = _WORKERS
+        document["trainer"]["nproc"] = _RANKS
+        document["buffer"]["explorer_input"]["taskset"]["workflow"] = f"{_AGENT.stem}:add"
+    write_text(scratch.config, yaml.safe_dump(document))
     return scratch
 
 

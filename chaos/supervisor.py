@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from chaos.injector import InjectionResult
 from chaos.io_faults import IoFaults
 from chaos.process_table import processes_with_role
 from chaos.progress_probe import current_progress, progress_mark
 from chaos.records import Ended, Injection
-from chaos.schedule import Mode
+from chaos.schedule import Kill, Mode
 from rft_platform.common.errors import RftError
 from rft_platform.config.home import Home
 
@@ -24,7 +25,7 @@ _QUIET_ROUNDS = 1  # rounds started and finished undisturbed after the last kill
 
 
 class ProjectRunner(Protocol):
-    """A way to run a project: by `rft run`, or by webserver, daemon and MLflow server."""
+    """A way to run a project: by `rft run`, here or on Ray, or by webserver, daemon and MLflow server."""
 
     mode: Mode
     home: Home
@@ -39,6 +40,12 @@ class ProjectRunner(Protocol):
 
     def finished(self) -> bool:
         """Whether every round of the budget is done."""
+
+    def inject(self, kill: Kill, timeout_s: float) -> InjectionResult:
+        """Perform a kill, for whose victim it waits at most ``timeout_s``."""
+
+    def facts(self) -> dict[str, float]:
+        """Measurements of its own for the report."""
 
     def io_faults(self) -> IoFaults | None:
         """The file system faults injected into its processes, if any."""
@@ -65,6 +72,7 @@ class Limits:
 LIMITS: dict[Mode, Limits] = {
     "driver": Limits(moment_s=20.0, victim_s=15.0, recovery_s=120.0, end_s=300.0, more_rounds=4),
     "daemon": Limits(moment_s=25.0, victim_s=45.0, recovery_s=240.0, end_s=600.0, more_rounds=2),
+    "ray": Limits(moment_s=90.0, victim_s=60.0, recovery_s=180.0, end_s=300.0, more_rounds=4),
 }
 
 

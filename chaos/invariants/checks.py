@@ -6,6 +6,7 @@ from chaos.invariants import reference as references
 from chaos.invariants import services as services
 from chaos.invariants import store as stored
 from chaos.invariants.context import Context, Finding, Invariant
+from chaos.invariants.copy import copy_equals_the_home
 from chaos.invariants.machine import (
     no_lease_is_left,
     no_process_is_left,
@@ -40,6 +41,7 @@ AT_THE_END: tuple[Invariant, ...] = (
     references.metrics_equal_the_undisturbed_run,
     references.model_versions_equal_the_undisturbed_run,
     references.checks_equal_the_undisturbed_run,
+    copy_equals_the_home,
 )
 AFTER_STOP: tuple[Callable[[Home], Iterator[Finding]], ...] = (
     no_process_is_left,

@@ -48,6 +48,16 @@ def test_kills_are_assigned_to_modes_with_their_targets(targets, expected):
     assert shares(40, targets) == expected
 
 
+def test_on_ray_workers_are_killed_during_rollouts_and_servers_fail_without_a_signal():
+    planned = schedule(2, 100, TARGETS["ray"], mode="ray")
+    points = {target: {kill.point for kill in planned if kill.target == target} for target in TARGETS["ray"]}
+    assert points["worker_actor"] == {"rollouts"} and points["raylet_training"] == {"training"}
+    ways = {target: {kill.how for kill in planned if kill.target == target} for target in TARGETS["ray"]}
+    assert ways["raylet_rollouts"] == ways["engine_actor"] == {"kill"}
+    assert ways["s3_slow"] == ways["postgres"] == {"fault"}
+    assert len(ways["trainer"]) > 1
+
+
 def test_an_unknown_target_is_refused_with_those_that_are_known():
     with pytest.raises(UserError, match=r"kernel.*expected some of code_server, daemon, driver"):
         check_targets(["engine", "kernel"])

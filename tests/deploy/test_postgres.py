@@ -20,8 +20,8 @@ from rft_platform.jobs.init_dagster_home import prepare
 from rft_platform.jobs.instance import open_instance
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.online.traffic.database import open_database
-from tests.deploy.conftest import PASSWORD
 from tests.e2e.conftest import ProjectFolder, small_config
+from tests.support.postgres import PASSWORD
 
 VARIABLE = "RFT_DAGSTER_POSTGRES_URL"
 

@@ -22,6 +22,11 @@ class FaultyProxy:
         self._random, self._lock = random.Random(seed), threading.Lock()
         self._rates = rates
 
+    def set_rates(self, **rates: float) -> None:
+        """Replace the probabilities of the faults of later requests."""
+        with self._lock:
+            self._rates = rates
+
     def fault(self) -> str | None:
         """The fault of the next request, if any."""
         with self._lock:

@@ -1,7 +1,7 @@
 """A Ray cluster of a few raylets on this host, with token authentication, which ends with the process that started it.
 
 ``python -m tests.support.raylets COUNT`` is the cluster: it prints its address and then obeys lines on standard input
-(``add``, ``kill INDEX``) until that closes.
+(``add``, ``kill INDEX``, ``pids``) until that closes.
 """
 
 import json
@@ -39,6 +39,10 @@ class Raylets:
         """Kill a raylet with SIGKILL; returns the id of its node. Number 0 is the first one beside the head."""
         return str(self._order(f"kill {index}")["node"])
 
+    def pids(self) -> dict[int, int]:
+        """The process ids of the living raylets beside that of the head, by number."""
+        return {int(index): pid for index, pid in self._order("pids").items()}
+
     def _order(self, line: str) -> Any:
         assert self._process.stdin is not None
         print(line, file=self._process.stdin, flush=True)
@@ -74,6 +78,7 @@ def raylets(count: int) -> Iterator[Raylets]:
             stdout=subprocess.PIPE,
             text=True,
             cwd=REPOSITORY,
+            start_new_session=True,  # an interruption of the command is not one of the cluster, which ends after it
         )
         try:
             yield Raylets(process, environment)
@@ -101,6 +106,9 @@ def main(count: int) -> None:
             if order == "add":
                 nodes.append(cluster.add_node(**NODE, resources={f"extra-{len(nodes)}": 1}))
                 print(json.dumps({"index": len(nodes) - 1}), flush=True)
+            elif order == "pids":
+                raylets = {index: node.all_processes.get("raylet") for index, node in enumerate(nodes)}
+                print(json.dumps({index: held[0].process.pid for index, held in raylets.items() if held}), flush=True)
             else:
                 node = nodes[int(number[0])]
                 cluster.remove_node(node, allow_graceful=False)
