@@ -6,6 +6,6 @@ project); ``schedule`` (``Kill`` and the seeded plan), ``progress_probe`` (read 
 (find and kill the victim), ``process_table`` (the processes of a home); ``supervisor`` (protocol ``ProjectRunner``;
 ``Supervisor`` restarts processes and measures recovery times) with ``driver_mode`` and ``daemon_mode``; ``io_faults``
 and ``syscall_faults`` (failing file system calls). ``ray_mode`` has the faults of a project on Ray, whose cluster and
-servers are in ``ray_platform``, and ``agent`` is its agent. ``scratch`` makes the small project, ``judge`` is its judge.
+servers are in ``ray_platform``. ``scratch`` makes the project, ``judge`` is its judge, ``agent`` its agent on Ray.
 ``invariants`` holds the checks, ``records`` the results. ``online`` kills the online service.
 """

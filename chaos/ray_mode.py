@@ -28,7 +28,7 @@ _S3_RATES: dict[str, dict[str, float]] = {
     "s3_slow": {"slow": 0.8},
     "s3_truncated": {"truncated": 0.4, "lost": 0.3},
 }
-_LASTS_S = 4.0  # a fault of S3 or Postgres
+_LASTS_S = 8.0  # a fault of S3 or Postgres
 _CLOSE_S = 0.5  # interval at which connections to Postgres are closed during a fault
 _CLOSE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
 _STORAGE = "storage:\n  postgres:\n    postgres_url: {url}\n"
