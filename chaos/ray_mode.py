@@ -98,9 +98,10 @@ class RayMode(DriverMode):
         self._spares.note_use(processes_of(self.home))
 
     def facts(self) -> dict[str, float]:
-        """Spare nodes, those that were used, and the seconds until then."""
+        """Spare nodes, those that were used or killed before, the seconds until their use, and broken requests."""
         used = [spare.used_s for spare in self._spares.nodes if spare.used_s is not None]
-        found = {"spare_nodes": float(len(self._spares.nodes)), "spare_nodes_used": float(len(used))}
+        killed = sum(spare.used_s is None and not psutil.pid_exists(spare.raylet) for spare in self._spares.nodes)
+        found = {"spare_nodes": float(len(self._spares.nodes) - killed), "spare_nodes_used": float(len(used))}
         found |= {f"s3_requests_{kind}": float(count) for kind, count in self.platform.proxy.injected.items()}
         return found | ({"spare_used_s_median": median(used), "spare_used_s_max": max(used)} if used else {})
 

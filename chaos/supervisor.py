@@ -21,7 +21,6 @@ _NOT_NEEDED_BY_ROUNDS = (
     "webserver",
     "mlflow",
 )  # rounds may continue without them: they have recovered when they answer
-_QUIET_ROUNDS = 1  # rounds started and finished undisturbed after the last kill
 
 
 class ProjectRunner(Protocol):
@@ -67,12 +66,13 @@ class Limits:
     end_s: float  # until the undisturbed end
     more_rounds: int  # at the start, and whenever a project would end before its kills
     fault_s: float = 240.0  # until the next file system fault strikes
+    quiet_rounds: int = 1  # rounds started and finished undisturbed after the last kill
 
 
 LIMITS: dict[Mode, Limits] = {
     "driver": Limits(moment_s=20.0, victim_s=15.0, recovery_s=120.0, end_s=300.0, more_rounds=4),
     "daemon": Limits(moment_s=25.0, victim_s=45.0, recovery_s=240.0, end_s=600.0, more_rounds=2),
-    "ray": Limits(moment_s=90.0, victim_s=60.0, recovery_s=180.0, end_s=300.0, more_rounds=4),
+    "ray": Limits(moment_s=90.0, victim_s=60.0, recovery_s=180.0, end_s=300.0, more_rounds=4, quiet_rounds=2),
 }
 
 
@@ -136,10 +136,11 @@ class Supervisor:
         return given_up
 
     def stop_extending(self) -> int:
-        """Fix the budget at ``_QUIET_ROUNDS`` beyond the current round, or more if it was higher; returns it."""
+        """Fix the budget at some quiet rounds beyond the current round, or more if it was higher; returns it."""
         with self._lock:
             self._extends_budget = False
-            self.rounds = max(self.rounds, current_progress(self._runner.home).round + _QUIET_ROUNDS)
+            quiet = LIMITS[self._runner.mode].quiet_rounds
+            self.rounds = max(self.rounds, current_progress(self._runner.home).round + quiet)
             self._start_with_budget()
         return self.rounds
 

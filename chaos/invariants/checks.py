@@ -1,6 +1,6 @@
 """All invariants of a project that has survived its kills, and the functions that check them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from chaos.invariants import reference as references
 from chaos.invariants import services as services
@@ -69,6 +69,7 @@ def check_project(context: Context, outcome: Outcome) -> None:
         except Exception as error:
             _add(outcome, invariant.__name__, [Finding(f"could not be checked: {type(error).__name__}: {error}")])
     _add(outcome, "every_end_is_a_clear_one", _unclear(outcome.ended))
+    _add(outcome, "every_spare_node_is_used", _unused(outcome.facts))
     outcome.facts |= context.facts
 
 
@@ -77,6 +78,13 @@ def _unclear(ended: Sequence[Ended]) -> Iterator[Finding]:
     for end in ended:
         if not end.message.strip() or "Traceback (most recent call last)" in end.message:
             yield Finding(f"{end.role} ended with code {end.exit_code} and no clear cause:\n{end.message}")
+
+
+def _unused(facts: Mapping[str, float]) -> Iterator[Finding]:
+    """On Ray: a node that joined during the campaign got work."""
+    added, used = facts.get("spare_nodes", 0), facts.get("spare_nodes_used", 0)
+    if used < added:
+        yield Finding(f"only {used:.0f} of {added:.0f} spare nodes ran a process of the project")
 
 
 def _add(outcome: Outcome, invariant: str, found: Sequence[Finding] | Iterator[Finding]) -> None:
