@@ -97,6 +97,12 @@ class RayMode(DriverMode):
             self.platform.proxy.set_rates()
         self._spares.note_use(processes_of(self.home))
 
+    def stop(self) -> None:
+        """End the driver, and the faults of S3 and Postgres."""
+        self._closes_connections = False
+        self.platform.proxy.set_rates()
+        super().stop()
+
     def facts(self) -> dict[str, float]:
         """Spare nodes, those that were used or killed before, the seconds until their use, and broken requests."""
         used = [spare.used_s for spare in self._spares.nodes if spare.used_s is not None]
