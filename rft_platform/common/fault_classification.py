@@ -3,6 +3,7 @@
 import errno
 import re
 import sqlite3
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -38,7 +39,13 @@ _FULL_IN_WORDS = re.compile(r"No space left on device|os error 28\b|database or 
 _MEMORY_IN_WORDS = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 _LOCKED_IN_WORDS = re.compile(r"database( table)? is locked")
 _OURS = Path(rft_platform.__file__).parent
-_LIBRARIES = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")})
+_PACKAGES = ("site-packages", "dist-packages")  # also those of an environment beside this one, named by a .pth file
+_LIBRARIES = tuple(
+    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
+    | {Path(folder).resolve() for folder in sys.path if Path(folder).name in _PACKAGES}
+)
+#: Errors of Postgres's clients about the connection or the server, and not about a statement.
+_POSTGRES = {(module, name) for module in ("psycopg2", "psycopg") for name in ("OperationalError", "InterfaceError")}
 
 
 def as_fault(error: BaseException) -> RftError:
@@ -130,6 +137,8 @@ def _storage_fault(error: BaseException) -> StorageError | None:
 def _is_transient(error: BaseException) -> bool:
     if isinstance(error, sqlite3.OperationalError):
         return _LOCKED_IN_WORDS.search(str(error)) is not None
+    if any((base.__module__, base.__name__) in _POSTGRES for base in type(error).__mro__):
+        return True
     return isinstance(error, ConnectionError | TimeoutError)
 
 

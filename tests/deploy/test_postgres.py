@@ -6,15 +6,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import dagster as dg
 import psutil
 import pytest
 import yaml
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import NullPool
 
 from rft_platform.cluster.local.processes import stop_process
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import TransientError, UserError
+from rft_platform.common.fault_classification import as_fault
 from rft_platform.config.home import Home
 from rft_platform.jobs.init_dagster_home import prepare
 from rft_platform.jobs.instance import open_instance
@@ -101,6 +105,21 @@ def test_a_round_and_the_sensors_work_on_postgres(project: ProjectFolder, monkey
     refused = project.rft("run", "--config", str(project.config), check=False)
     assert refused.returncode == 2
     assert f"{VARIABLE} is not set" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_closed_connection_and_a_missing_server_are_transient(postgres: str) -> None:
+    engine, other = (create_engine(postgres, isolation_level="AUTOCOMMIT", poolclass=NullPool) for _ in range(2))
+    with engine.connect() as connection, other.connect() as killer:
+        process = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        killer.execute(text(f"SELECT pg_terminate_backend({process})"))
+        with pytest.raises(OperationalError) as closed:
+            connection.execute(text("SELECT 1"))
+    address = urlsplit(postgres)
+    with pytest.raises(OperationalError) as missing:
+        create_engine(postgres.replace(f":{address.port}/", ":1/")).connect()
+    for error in (closed.value, missing.value):  # without the frames of the test, which is user code
+        assert type(as_fault(error.with_traceback(None))) is TransientError
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 #: One token for all clusters of a process: Ray reads it once.
 TOKEN = secrets.token_hex(32)
+_STARTS = 4
 NODE: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 80 << 20}
 
 
@@ -104,7 +105,7 @@ def main(count: int) -> None:
         for line in sys.stdin:
             order, *number = line.split()
             if order == "add":
-                nodes.append(cluster.add_node(**NODE, resources={f"extra-{len(nodes)}": 1}))
+                nodes.append(_added(cluster, {f"extra-{len(nodes)}": 1}))
                 print(json.dumps({"index": len(nodes) - 1}), flush=True)
             elif order == "pids":
                 raylets = {index: node.all_processes.get("raylet") for index, node in enumerate(nodes)}
@@ -115,6 +116,17 @@ def main(count: int) -> None:
                 print(json.dumps({"node": node.node_id}), flush=True)
     finally:
         cluster.shutdown()
+
+
+def _added(cluster: Any, resources: dict[str, int]) -> Any:
+    """A further node. Ray gives one 30 seconds to start, which a busy machine may exceed."""
+    for attempt in range(_STARTS):
+        try:
+            return cluster.add_node(**NODE, resources=resources)
+        except Exception:
+            if attempt == _STARTS - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 if __name__ == "__main__":
