@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ import dagster as dg
 
 from rft_platform.assets.round_lock import cancel_work_of, release_rounds
 from rft_platform.cluster.this_process import interrupt
-from rft_platform.common.errors import CheckFailedError, RftError
+from rft_platform.common.errors import CheckFailedError, RftError, TransientError
 from rft_platform.common.fault_classification import as_fault, cause_line
 from rft_platform.jobs.alerts import alert_run_failed
 from rft_platform.jobs.dagster_internals.masked_instance import AssetCheckFailedError
@@ -43,6 +43,7 @@ _BENCH = evaluation_config(PLAIN_NAMES, promote=False)
 _ALL_KINDS = frozenset(JOB_OF_KIND)
 _TRAININGS = frozenset({"sync"})
 
+_DATABASE_WAITS_S = (1.0, 5.0, 20.0)  # before further attempts when the database's connection was lost
 _POLL_S = 0.5  # while waiting for a retry
 _INTERRUPTED_S = 20.0  # time for a training to end after Ctrl-C; the next drive marks a run that took longer as failed
 
@@ -214,9 +215,26 @@ class _Drive:
         if len(self.result.launched) % _COLLECT_EVERY == 0:
             gc.collect()
         if launched.error is not None:  # if it failed after its last note, the plan does not repeat the launch
-            stored, running = open_project(self._project.home), launches(self._instance).running
-            reconcile_materializations(stored, self._instance, [(launched.kind, launched.round)], running)
+            _with_database(lambda: self._reconcile(launched))
             _alert(self._project, self._instance, [launched.run_id], cause_line(launched.error))
+
+    def _reconcile(self, launched: Launched) -> None:
+        stored, running = open_project(self._project.home), launches(self._instance).running
+        reconcile_materializations(stored, self._instance, [(launched.kind, launched.round)], running)
+
+
+def _with_database(work: Callable[[], None]) -> None:
+    """Do ``work``, again after some seconds if the connection to Dagster's database was lost."""
+    for wait_s in _DATABASE_WAITS_S:
+        try:
+            return work()
+        except Exception as raised:
+            error = as_fault(raised)
+            if not isinstance(error, TransientError):
+                raise
+            LOG.warning("%s; tried again in %g s", cause_line(error), wait_s)
+        time.sleep(wait_s)
+    return work()
 
 
 @contextmanager

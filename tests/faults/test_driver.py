@@ -10,11 +10,14 @@ import pytest
 
 from rft_platform.assets.checks import EVALUATION_CHECKS
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.common.errors import EngineError, RegistryError, RftError, UserError
+from rft_platform.common.errors import EngineError, RegistryError, RftError, TransientError, UserError
 from rft_platform.jobs.instance import open_instance
+from rft_platform.jobs.launches import launches
 from rft_platform.resources.names import PLAIN_NAMES
+from rft_platform.rounds.planning.project_state import Launches
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
+from rft_platform.run import driver
 from rft_platform.run.driver import DriveResult, drive
 
 
@@ -60,6 +63,24 @@ def test_a_retryable_failure_is_repeated_after_a_wait_that_is_logged(drive_with,
         "r0001 explore: retry 1 of 3 in N s: the engine is gone",
         "r0001 explore: retry 2 of 3 in N s: gone again",
     ]
+
+
+@pytest.mark.slow
+def test_a_lost_connection_to_dagsters_database_after_a_failure_does_not_end_the_drive(drive_with, monkeypatch):
+    calls: list[int] = []
+
+    def loses_the_second(instance: dg.DagsterInstance) -> Launches:
+        calls.append(1)
+        if len(calls) == 2:  # the first is at the start of the drive
+            raise ConnectionResetError("server closed the connection").with_traceback(None)
+        return launches(instance)
+
+    monkeypatch.setattr(driver, "launches", loses_the_second)
+    monkeypatch.setattr(driver, "as_fault", lambda error: TransientError(str(error)))  # the test is user code
+    monkeypatch.setattr(driver, "_DATABASE_WAITS_S", (0.01,))
+    result = drive_with(EngineError("the engine is gone"), None)
+    assert [launched.error is None for launched in result.launched] == [False, True]
+    assert len(calls) == 3 and result.failed is None
 
 
 @pytest.mark.slow

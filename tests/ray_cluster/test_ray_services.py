@@ -1,6 +1,7 @@
 """Services on a Ray cluster: what remains when an actor or a node is lost, groups over nodes, and what is refused."""
 
 import os
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from rft_platform.cluster.interface import Bundle, Group, StartError
 from rft_platform.cluster.local.leases import naming_starter
 from rft_platform.cluster.local.processes import wait_until_ended
 from tests.cluster.test_cluster import ask, echo
+from tests.support.builders import wait_until
 from tests.support.raylets import Raylets
 
 if TYPE_CHECKING:
@@ -67,6 +69,28 @@ def test_a_group_needs_as_many_nodes(cluster: "RayCluster") -> None:
     assert cluster.ray.util.placement_group_table() == {} or all(
         each["state"] == "REMOVED" for each in cluster.ray.util.placement_group_table().values()
     )
+
+
+def test_a_group_that_loses_a_node_while_it_starts_does_not_wait_for_it(cluster: "RayCluster") -> None:
+    from rft_platform.cluster.ray.connection import kill
+
+    ray, name = cluster.ray, "echo#1.#1"  # the second node of the first generation
+
+    def kill_the_second_node() -> None:
+        def found() -> list[str]:
+            return [actor for actor in ray.util.list_named_actors() if actor.endswith(name)]
+
+        wait_until(found, "the second node has its actor", 60)
+        kill(ray, ray.get_actor(found()[0]))
+
+    killing = threading.Thread(target=kill_the_second_node)
+    killing.start()
+    began = time.monotonic()
+    with pytest.raises(StartError, match="a node of its group was lost while it started"):
+        cluster.ensure(echo(group=Group(1, 2, "any:0"), bundle=Bundle(1), start_timeout_s=150.0))
+    killing.join()
+    assert time.monotonic() - began < 100
+    assert cluster.services() == {}
 
 
 def test_the_cluster_is_small_enough_for_tests(nodes: Raylets, cluster: "RayCluster") -> None:

@@ -82,6 +82,10 @@ class ServiceActor:
         process = start_detached(command_of(service, node_rank), log, env)
         threading.Thread(target=self._end_with_node, args=(process,), daemon=True).start()
 
+    def until_lost(self) -> None:
+        """Never return: the call fails when this process is lost."""
+        threading.Event().wait()
+
     def endpoint(self) -> str:
         """This node's address with a port that is free now."""
         host = _node_address()

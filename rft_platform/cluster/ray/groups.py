@@ -39,11 +39,15 @@ def in_bundle(group: Any, index: int) -> dict[str, Any]:
 
 def start_members(
     new: Callable[..., Any], group: Any, name: str, service: Service, environment: Mapping[str, str]
-) -> None:
-    """Start the further nodes of a group, whose endpoint ``service`` names; ``new`` makes an actor with options."""
-    for rank in range(1, service.group.nodes):
-        actor = new(name=f"{name}{MEMBER}{rank}", **in_bundle(group, rank))
+) -> list[Any]:
+    """Start the further nodes of a group, whose endpoint ``service`` names; ``new`` makes an actor with options.
+
+    Returns for each of them a call that ends when it is lost.
+    """
+    actors = [new(name=f"{name}{MEMBER}{rank}", **in_bundle(group, rank)) for rank in range(1, service.group.nodes)]
+    for rank, actor in enumerate(actors, start=1):
         actor.join.remote(service, rank, environment)
+    return [actor.until_lost.remote() for actor in actors]
 
 
 def endpoint_of(ray: Any, first: Any, service: Service) -> str:

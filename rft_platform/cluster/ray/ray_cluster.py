@@ -114,25 +114,28 @@ class RayCluster(FileCluster):
             fixed = {"lifetime": "detached", "max_restarts": 0, "max_concurrency": _AT_ONCE}
             return _remote(ray, ServiceActor).options(**_reserved(bundle), **fixed, **options).remote(str(self.logs))
 
+        members: list[Any] = []
         try:
             if service.group.nodes > 1:
                 group = place_group(ray, f"{name}{MEMBER}{generation}", bundle, service)
                 actor = new(name=name, **in_bundle(group, 0))
                 service = replace(service, group=replace(service.group, endpoint=endpoint_of(ray, actor, service)))
-                start_members(new, group, f"{name}{MEMBER}{generation}.", service, environment)
+                members = start_members(new, group, f"{name}{MEMBER}{generation}.", service, environment)
             else:
                 actor = new(name=name)
-            return self._started(service, actor.start.remote(service, generation, environment))
+            return self._started(service, actor.start.remote(service, generation, environment), members)
         except BaseException:
             self._kill(service.name)
             raise
 
-    def _started(self, service: Service, started: Any) -> Address:
-        """Wait for the answer of a starting actor."""
+    def _started(self, service: Service, started: Any, members: list[Any]) -> Address:
+        """Wait for the answer of a starting actor; without one of ``members`` it would wait in vain."""
         ray, progress = self.ray, StartProgress(service, self.log_file(service.name))
         deadline = time.monotonic() + service.start_timeout_s + END_S
         while not ray.wait([started], timeout=_POLL_S)[0]:
             progress.update()
+            if members and ray.wait(members, timeout=0)[0]:
+                raise StartError(f"Service {service.name!r}: a node of its group was lost while it started")
             if time.monotonic() > deadline:
                 raise StartError(
                     f"Service {service.name!r} was not ready after {service.start_timeout_s:.0f} s: no node has room "
