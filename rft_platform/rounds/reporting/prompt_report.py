@@ -108,10 +108,9 @@ class _Comparison:
 
     def headline(self) -> str:
         """As in ``the prompt alone gives 61.0 % (start 48.5 %), 20 rounds give 84.0 %``."""
-        best, start = _share(self._result.best.result), _share(self._result.points[0].result)
-        line = f"the prompt alone gives {best} (start {start})"
-        if not self._result.found:
-            line = f"no better prompt was found (start {start})"
+        gives = f"the prompt alone gives {_share(self._result.best.result)}"
+        line = gives if self._result.found else "no better prompt was found"
+        line += f" (start {_share(self._result.points[0].result)})"
         if self._trained is None:
             return f"{line}; no round was evaluated yet"
         rounds = "1 round gives" if self._trained == 1 else f"{self._trained} rounds give"
