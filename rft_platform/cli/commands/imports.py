@@ -74,7 +74,7 @@ def receive(
     from rft_platform.cluster.this_process import terminable
     from rft_platform.config.home import Home
     from rft_platform.observability.logs import configured
-    from rft_platform.run.console import output
+    from rft_platform.run.console import output, print_unmasked
     from rft_platform.run.start import use_home
     from rft_platform.servers.ports import Port, check_ports
     from rft_platform.servers.span_receiver import serve_receiver
@@ -89,7 +89,7 @@ def receive(
 
     def announce() -> None:
         for name, line in receiver_lines(home, host, port).items():
-            console.print(f"{name:<10} {line}", markup=False, soft_wrap=True)
+            print_unmasked(name, line)  # masking knows only that the exporter's variables hold a token
 
     try:
         with terminable(), configured("receiver"):
