@@ -195,6 +195,8 @@ def _rows(connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequenc
 def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dict[str, Any] | None:
     """Some columns of one rollout row of any round; None if no round holds it."""
     rollouts = [path for number in store.rounds() for path in store.rollout_files(number)]
+    if (mirror := mirror_of(store.home)) is not None:
+        rollouts = mirror.holding(rollouts, row_id)
     with _open(MEMORY_LIMIT) as connection:
         _create_view(connection, store, "rollouts", _FROM_ROLLOUTS, rollouts, ROLLOUT_SCHEMA)
         found = _rows(connection, f"SELECT {', '.join(columns)} FROM rollouts WHERE row_id = ?", [row_id])
