@@ -124,7 +124,7 @@ def measure_all(
             first = f"{name}, first" if home == "empty" else name
             answers[first] = counted(first, root, f"trace {target}", 1)
             if home == "empty":
-                answers[f"{name}, later"] = counted(f"{name}, later", root, f"trace {target}", 3)
+                answers[f"{name}, later"] = counted(f"{name}, later", root, f"trace {target}", 2)
         answers["store a note"] = counted("store a note", root, "note", 3)
         found[home] = answers
     shutil.rmtree(empty)

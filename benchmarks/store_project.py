@@ -209,7 +209,8 @@ def publish(project: Any, number: int, parent: str, selection: RowSelection) -> 
     }  # fmt: skip
     manifest = {
         "policy_version": version, "parent": parent, "parent_version": version - STEPS_A_ROUND,
-        "weights_digest": f"weights{version}", "lineage": lineage, "request": {"rollouts": [], "seed": number},
+        "weights_digest": f"weights{version}", "lineage": lineage,
+        "request": {"rollouts": [], "seed": number, "output": str(folder.parent)},
         "files": {name: written(folder / name, version) for name in ("model.safetensors", "config.json", "state")},
     }  # fmt: skip
     write_sealed_json(folder / "manifest.json", manifest)

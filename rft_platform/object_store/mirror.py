@@ -330,7 +330,7 @@ class HomeMirror:
             self._log.refuse_other(state.committed)
             kept = {file.object for file in state.committed.files.values()} | {name for name, _ in state.replaced}
             before = time.time() - grace_s if grace_s else math.inf
-            orphans = [each for each in found if each.name not in kept and (each.written_at or math.inf) <= before]
+            orphans = [each for each in found if each.name not in kept and each.written_at <= before]
             for each in [] if dry_run else orphans:
                 self.remote.remove(each.name)
         return len(orphans), sum(each.size for each in orphans)

@@ -6,6 +6,7 @@ is conditional: of several writers one creates the object (S3, Google Cloud Stor
 
 import hashlib
 import logging
+import math
 import os
 import random
 import time
@@ -57,7 +58,7 @@ class StoredObject:
 
     name: str
     size: int
-    written_at: float | None  # seconds since the epoch, by the store's clock; None: not known
+    written_at: float  # seconds since the epoch, by the store's clock; infinite if the store does not say it
 
 
 class RemoteFiles:
@@ -258,7 +259,7 @@ def _groups(files: Mapping[Path, StoredFile]) -> Iterator[list[tuple[Path, Store
         yield group
 
 
-def _written_at(entry: Mapping[str, Any]) -> float | None:
+def _written_at(entry: Mapping[str, Any]) -> float:
     """When an object was written, from its entry in a listing; each kind of store has another name for it."""
     for name in ("LastModified", "last_modified", "updated", "mtime", "created"):
         match entry.get(name):
@@ -268,4 +269,4 @@ def _written_at(entry: Mapping[str, Any]) -> float | None:
                 return float(seconds)
             case str() as text:
                 return datetime.fromisoformat(text).timestamp()
-    return None
+    return math.inf
