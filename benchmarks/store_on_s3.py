@@ -113,20 +113,14 @@ def measure_all(
     empty = writer.with_name("empty")
     shutil.rmtree(empty, ignore_errors=True)
     empty.mkdir()
-    for home in ("writer", "empty"):
-        root, answers = (writer, {}) if home == "writer" else (empty, {})
+    first, *others = targets.items()
+    for home, root in (("empty", empty), ("writer", writer)):
         print(f"the home that {'wrote the project' if home == 'writer' else 'takes it over'}", flush=True)
-        if home == "empty":
-            answers["take over"] = counted("take over", root, "take over", 1)
-        for name, times in (("sensor tick, first of a process", 3), ("sensor tick, warm", 1)):
-            answers[name] = counted(name, root, name, times)
-        for name, target in targets.items():
-            first = f"{name}, first" if home == "empty" else name
-            answers[first] = counted(first, root, f"trace {target}", 1)
-            if home == "empty":
-                answers[f"{name}, later"] = counted(f"{name}, later", root, f"trace {target}", 2)
-        answers["store a note"] = counted("store a note", root, "note", 3)
-        found[home] = answers
+        asked = [("take over", "take over")] if home == "empty" else []
+        asked += [(name, name) for name in LIMITS_S]
+        asked += [(f"{name}, first", f"trace {target}") for name, target in (first, *others)]
+        asked += [(f"{first[0]}, later", f"trace {first[1]}"), ("store a note", "note")]
+        found[home] = {name: counted(name, root, what, 1) for name, what in asked}
     shutil.rmtree(empty)
     return found
 

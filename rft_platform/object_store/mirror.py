@@ -197,7 +197,7 @@ class HomeMirror:
         found = {}
         for path, file in changes.items():
             if file is not None and is_rollouts(path) and (index := row_ids.index_of(self._root / path)) is not None:
-                with atomic_path(self._root / index_path(file.sha256), sync=False) as temporary:
+                with atomic_path(self._root / index_path(file.sha256), sync=False, sweep=False) as temporary:
                     temporary.write_bytes(index)
                 found[index_path(file.sha256)] = _with_digest(index)
         return found

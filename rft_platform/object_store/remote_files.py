@@ -149,7 +149,7 @@ class RemoteFiles:
                 start = file.offset - first.offset
                 part = content[start : start + file.size]
                 _check_digest(hashlib.sha256(part), file)
-                with atomic_path(target, sync=sync) as temporary:
+                with atomic_path(target, sync=sync, sweep=sync) as temporary:
                     temporary.write_bytes(part)
 
         self._repeated("read", first.object, get)
