@@ -5,6 +5,9 @@ memory to ``results/store_at_size.json``. Commands are timed whole, from their s
 deleted afterwards unless ``--keep``; with ``--home`` one that was kept is used again.
 
     python benchmarks/store_at_size.py --work /tmp/store_at_size
+
+With ``--object-store`` the project's durable copy is on an S3 server, and ``results/store_at_size_s3.json`` gets the
+times, requests and bytes of sensor ticks and traces (``store_on_s3``; in the environment of ``make test-s3``).
 """
 
 import argparse
@@ -22,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+RESULT_S3 = Path(__file__).parent / "results" / "store_at_size_s3.json"
 RESULT = Path(__file__).parent / "results" / "store_at_size.json"
 #: What is demanded of the answers, in seconds; of every question besides: a peak below ``MAX_RSS_MB``.
 LIMITS_S = {
@@ -29,6 +33,7 @@ LIMITS_S = {
     "sensor tick, first of a process": 0.1,
     "append 10,000 rows": 1.0,
     "rft trace ROW_ID": 2.0,
+    "rft trace RUN_ID": 2.0,
     "rft trace models:/NAME@champion": 2.0,
     "rft trace ROUND": 2.0,
     "rft view: overview": 1.0,
@@ -188,21 +193,21 @@ def timed(work: Callable[[], Any], times: int) -> list[Seconds]:
 
 def measure(command: list[str], home: Path, repeats: int = 1) -> dict[str, Any]:
     """Wall and processor seconds of a command, its peak memory in MB, and what it printed the last time."""
-    seconds, peaks, output = [], [], ""
+    seconds, peaks, outputs = [], [], list[str]()
     for _ in range(repeats):
         started = time.perf_counter()
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "RFT_HOME": str(home)}, cwd=home
         )
         assert process.stdout is not None
-        output = process.stdout.read()
+        outputs.append(process.stdout.read())
         _, status, usage = os.wait4(process.pid, 0)
         seconds.append((time.perf_counter() - started, usage.ru_utime + usage.ru_stime))
         peaks.append(usage.ru_maxrss / 1024)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}\n{output}")
-    return {"seconds": seconds, "peak_rss_mb": round(max(peaks), 1), "output": output}
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}\n{outputs[-1]}")
+    return {"seconds": seconds, "peak_rss_mb": round(max(peaks), 1), "output": outputs[-1], "outputs": outputs}
 
 
 def ask_all(home: Path) -> dict[str, dict[str, Any]]:
@@ -229,9 +234,10 @@ def commands(home: Path) -> dict[str, list[str]]:
 
     store = ExperienceStore(home / "rounds")
     rounds = store.rounds()
-    row = store.read_rollouts(rounds[-len(rounds) // 4], ["row_id"])["row_id"][-1].as_py()
+    row = store.read_rollouts(rounds[-len(rounds) // 4], ["row_id", "run_id"]).slice(0, 1).to_pylist()[0]
     return {
-        "rft trace ROW_ID": ["trace", row],
+        "rft trace ROW_ID": ["trace", row["row_id"]],
+        "rft trace RUN_ID": ["trace", row["run_id"]],
         "rft trace models:/NAME@champion": ["trace", "models:/size-grown@champion"],
         "rft trace ROUND": ["trace", round_key(rounds[-2])],
     }
@@ -247,6 +253,40 @@ def summary(seconds: list[Seconds], peak: float) -> dict[str, Any]:
         "times": len(seconds),
         "peak_rss_mb": peak,
     }
+
+
+def ask_object_store(home: Path, latency_s: float) -> dict[str, Any]:
+    """Every question about a project on an object store, to the home that wrote it and to an empty one."""
+    import store_on_s3
+
+    def ask(name: str, root: Path, what: str, times: int) -> dict[str, Any]:
+        command = [sys.executable, str(Path(__file__).absolute()), "--ask", what, "--home", str(root)]
+        if what.startswith("trace "):
+            command = [sys.executable, "-m", "rft_platform", *what.split()]
+        answer = measure(command, root, repeats=times)
+        seconds = answer["seconds"]
+        if what.startswith("sensor tick"):  # without the start of the process
+            seconds = [tuple(pair) for printed in answer["outputs"] for pair in json.loads(printed.splitlines()[-1])]
+        found = summary(seconds, answer["peak_rss_mb"])
+        say(name, found)
+        return found
+
+    shutil.rmtree(home / "store", ignore_errors=True)  # a kept project was on a server that has ended
+    targets = {name: arguments[-1] for name, arguments in commands(home).items()}
+    with store_on_s3.s3_server(latency_s) as proxy:
+        found = store_on_s3.measure_all(home, proxy, ask, targets)
+    return {**found, "missed": store_on_s3.missed(found)}
+
+
+def ask_stored(name: str, home: Path) -> bool:
+    """Answer a question of ``store_on_s3`` in this process; False if there is no such question."""
+    questions = {"store": "ask_store", "take over": "ask_take_over", "note": "ask_note"}
+    if name not in questions:
+        return False
+    import store_on_s3
+
+    getattr(store_on_s3, questions[name])(home)
+    return True
 
 
 def upkeep(home: Path) -> dict[str, dict[str, Any]]:
@@ -298,10 +338,14 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=Size.rounds)
     options.add_argument("--rows", type=int, default=Size.rows, help="of a round")
     options.add_argument("--keep", action="store_true", help="leave the project where it is")
-    options.add_argument("--result", type=Path, default=RESULT)
+    options.add_argument("--result", type=Path)
+    options.add_argument("--object-store", action="store_true", help="ask about a project on an S3 server")
+    options.add_argument("--latency-ms", type=float, default=20.0, help="of each request to it")
     options.add_argument("--ask", help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.ask:
+        if ask_stored(chosen.ask, chosen.home):
+            return
         print(json.dumps(QUESTIONS[chosen.ask](chosen.home)))
         return
     size, result = Size(chosen.rounds, chosen.rows), {"machine": machine()}
@@ -312,16 +356,20 @@ def main() -> None:
         print(f"made {size.rounds * size.rows:,} rows in {result['generation_s']}", flush=True)
     result["settings"] = {"rounds": size.rounds, "rows": size.rounds * size.rows, "files_a_round": size.batches + 1}
     result["disk_mb"] = round(sum(f.stat().st_size for f in (home / "rounds").rglob("*.*")) / 1e6)
-    result["as written"] = ask_all(home)
-    result["upkeep"] = upkeep(home)
-    result["compacted"] = ask_all(home)
-    result["missed"] = missed(
-        {**result["as written"], **{f"{n}, compacted": a for n, a in result["compacted"].items()}}
-    )
-    write_json(chosen.result, result)
+    if chosen.object_store:
+        result |= {"latency_ms": chosen.latency_ms, **ask_object_store(home, chosen.latency_ms / 1000)}
+    else:
+        result["as written"] = ask_all(home)
+        result["upkeep"] = upkeep(home)
+        result["compacted"] = ask_all(home)
+        result["missed"] = missed(
+            {**result["as written"], **{f"{n}, compacted": a for n, a in result["compacted"].items()}}
+        )
+    file = chosen.result or (RESULT_S3 if chosen.object_store else RESULT)
+    write_json(file, result)
     if not chosen.keep and chosen.home is None:
         shutil.rmtree(home)
-    print(f"{chosen.result}: missed {result['missed'] or 'no limit'}")
+    print(f"{file}: missed {result['missed'] or 'no limit'}")
     sys.exit(bool(result["missed"]))
 
 

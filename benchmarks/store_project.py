@@ -15,14 +15,25 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from rft_platform.common.files import write_sealed_json, write_text
+from rft_platform.common.files import atomic_path, digest_file, write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.experience import schema
 from rft_platform.experience.file_names import round_key
+from rft_platform.experience.parquet import write_table
 from rft_platform.experience.record import JudgedRow, RolloutRow
+from rft_platform.experience.selections import FILTERED, FRESH, REPLAY, SELECTION_SCHEMA, STALE, selection_file
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
-from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, Trained, write, write_snapshot
+from rft_platform.rounds.project.record import (
+    Explored,
+    Judged,
+    Policy,
+    RoundEvaluation,
+    RowSelection,
+    Trained,
+    write,
+    write_snapshot,
+)
 from rft_platform.training.protocol import StepEvent
 
 PROJECT, NAME, JUDGE = "size", "grown", "exact@1"
@@ -81,7 +92,7 @@ def make_rounds(project: Any, size: Size) -> None:
         write_rows(project.store, number, rollouts, judged, size.batches)
         write_notes(project.store, number, size.rows)
         if number < size.rounds:
-            parent = publish(project, number, parent)
+            parent = publish(project, number, parent, select_all(project.store, number, rollouts))
 
 
 def template(
@@ -166,7 +177,24 @@ def policy(folder: str, version: int, number: int) -> Policy:
     return Policy(folder, version, f"weights{version}", round=number, canary=canary, model_version=str(number) or None)
 
 
-def publish(project: Any, number: int, parent: str) -> str:
+def select_all(store: ExperienceStore, number: int, rollouts: pa.Table) -> RowSelection:
+    """The row selection of a training that takes all rows of its round, as in the style fixed."""
+    rows = rollouts.num_rows
+    more = {"judge_version": pa.repeat(JUDGE, rows), "use": pa.repeat(FRESH, rows), "uses": pa.repeat(0, rows)}
+    columns = [more[name] if name in more else rollouts[name] for name in SELECTION_SCHEMA.names]
+    file = selection_file(store, number)
+    with atomic_path(file) as temporary:
+        write_table(pa.Table.from_arrays(columns, SELECTION_SCHEMA.names).cast(SELECTION_SCHEMA), temporary)
+    digest, version = store.digest(number), STEPS_A_ROUND * (number - 1)
+    counts = {FRESH: rows, REPLAY: 0, FILTERED: 0, STALE: 0}
+    selection = RowSelection(
+        counts, {number: JUDGE}, digest_file(file), digest, [number], version, [version, version], landed=number
+    )
+    write(store, number, selection)
+    return selection
+
+
+def publish(project: Any, number: int, parent: str, selection: RowSelection) -> str:
     """Checkpoint manifest and the notes of training and evaluation; returns the checkpoint's folder."""
     version = STEPS_A_ROUND * number
     folder = project.checkpoints / f"global_step_{version}"
@@ -174,10 +202,15 @@ def publish(project: Any, number: int, parent: str) -> str:
         "round": number, "project": PROJECT, "name": NAME, "base_model": "base", "taskset_digest": "t" * 64,
         "data_digest": project.store.digest(number), "judge_version": JUDGE, "config_digest": "c" * 64,
         "code_version": "0" * 40, "dagster_run_id": f"run-{number}",
+        "row_selection": {
+            "sha256": selection.sha256, "rows": selection.rows, "judge_versions": {str(number): JUDGE},
+            "digests": {str(number): selection.digest}, "policy_versions": selection.policy_versions,
+        },
     }  # fmt: skip
     manifest = {
         "policy_version": version, "parent": parent, "parent_version": version - STEPS_A_ROUND,
-        "weights_digest": f"weights{version}", "lineage": lineage, "request": {"rollouts": [], "seed": number},
+        "weights_digest": f"weights{version}", "lineage": lineage,
+        "request": {"rollouts": [], "seed": number, "output": str(folder.parent)},
         "files": {name: written(folder / name, version) for name in ("model.safetensors", "config.json", "state")},
     }  # fmt: skip
     write_sealed_json(folder / "manifest.json", manifest)

@@ -160,7 +160,7 @@ def experience_results(
             dg.AssetCheckSeverity.WARN,
             {"zero_variance_share": judged.zero_variance_share},
         ),
-        *map(_audited, audit),
+        *map(audited, audit),
     ]
 
 
@@ -202,11 +202,12 @@ def evaluation_results(
     return [
         _result("gate", gate_passed is not False, dg.AssetCheckSeverity.WARN, {"decision": decision}),
         _result("no_regression", kept, dg.AssetCheckSeverity.WARN, found),
-        _audited(audit),
+        audited(audit),
     ]
 
 
-def _audited(finding: "Finding") -> dg.AssetCheckResult:
+def audited(finding: "Finding") -> dg.AssetCheckResult:
+    """The result of an audit of the rewards."""
     return _result(
         finding.name, finding.passed, dg.AssetCheckSeverity.WARN, {"finding": finding.text, **finding.figures}
     )

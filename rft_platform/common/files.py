@@ -27,18 +27,20 @@ _SYNC_INTERVAL_S = 0.05  # of ``synced_while_written``: at 2 GB/s, 100 MB wait f
 
 
 @contextmanager
-def atomic_path(path: Path, needs: int | None = None, *, sync: bool = True) -> Iterator[Path]:
+def atomic_path(path: Path, needs: int | None = None, *, sync: bool = True, sweep: bool = True) -> Iterator[Path]:
     """Yield a temporary sibling of ``path``; on success fsync and rename it, on failure remove it.
 
     The body may write a file, or create and fill a folder. An existing target file is replaced; an existing target
     folder is replaced after the new one is complete. Leftovers of killed writers of the same target are removed. Raises
     DiskFullError if the disk is full; with ``needs`` (bytes) the message states how much space is needed. Without
-    ``sync`` nothing is fsynced: the caller does that later, and can repair what a power failure destroys.
+    ``sync`` nothing is fsynced: the caller does that later, and can repair what a power failure destroys. Without
+    ``sweep`` leftovers stay: looking for them reads the whole folder, once for each of its files.
     """
     temp = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(path)
+        if sweep:
+            remove_leftovers(path)
         yield temp
         with naming(path):
             _put_in_place(temp, path, sync)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import StorageError
-from rft_platform.common.files import read_sealed_json, sealed_json, write_sealed_json
+from rft_platform.common.files import digest_file, read_sealed_json, sealed_json, write_sealed_json
 from rft_platform.experience.file_names import is_round_key, round_key
-from rft_platform.object_store.mirror import ROUNDS, WITH_NOTES, mirror_of
+from rft_platform.object_store.mirror import mirror_of
+from rft_platform.object_store.scope import ROUNDS, WITH_NOTES
 
 ASIDE = "aside"
 _NOTE = re.compile(r"[a-z][a-z0-9_-]*")
@@ -39,6 +40,14 @@ class RoundNotes:
     def is_stored(self, path: Path) -> bool:
         """Whether a file is here, or on the project's object store."""
         return self.stored_size(path) is not None
+
+    def stored_digest(self, path: Path) -> str | None:
+        """SHA-256 of a file that is here, or as the project's object store records it; None if it is missing."""
+        if path.is_file():
+            return digest_file(path)
+        mirror = mirror_of(self.home)
+        stored = None if mirror is None else mirror.stored(path)
+        return None if stored is None else stored.sha256
 
     def rounds(self) -> list[int]:
         """Numbers of the rounds that have a folder, ascending."""

@@ -195,6 +195,8 @@ def _rows(connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequenc
 def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dict[str, Any] | None:
     """Some columns of one rollout row of any round; None if no round holds it."""
     rollouts = [path for number in store.rounds() for path in store.rollout_files(number)]
+    if (mirror := mirror_of(store.home)) is not None:
+        rollouts = mirror.holding(rollouts, row_id)
     with _open(MEMORY_LIMIT) as connection:
         _create_view(connection, store, "rollouts", _FROM_ROLLOUTS, rollouts, ROLLOUT_SCHEMA)
         found = _rows(connection, f"SELECT {', '.join(columns)} FROM rollouts WHERE row_id = ?", [row_id])
@@ -203,7 +205,9 @@ def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dic
 
 def judgements_of(store: ExperienceStore, row_id: str, rounds: Iterable[int]) -> list[dict[str, Any]]:
     """All judgements of a row in some rounds, one per judge version: the columns of ``JUDGED_SCHEMA`` and ``round``."""
-    with connect(store, rounds=rounds) as connection:
+    judgements = [path for number in rounds for path in store.judged_files(number)]
+    with _open(MEMORY_LIMIT) as connection:
+        _create_view(connection, store, "judgements", _FROM_JUDGED, judgements, JUDGED_WITH_ROUND)
         return _rows(connection, "SELECT * FROM judgements WHERE row_id = ? ORDER BY judge_version", [row_id])
 
 

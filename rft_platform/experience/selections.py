@@ -38,8 +38,10 @@ def selection_file(store: ExperienceStore, number: int, policy: str = DEFAULT_PO
 
 
 def selection_files(store: ExperienceStore, number: int) -> list[Path]:
-    """The existing selection files of all policies in a round."""
-    return sorted(store.round_folder(number).glob(f"{ROW_SELECTION}*.parquet"))
+    """The selection files of all policies in a round, here or on the project's object store."""
+    folder = store.round_folder(number)
+    named = (path.with_suffix(".parquet") for path in folder.glob(f"{ROW_SELECTION}*.json"))
+    return sorted({*folder.glob(f"{ROW_SELECTION}*.parquet"), *(path for path in named if store.is_stored(path))})
 
 
 def write_selection(

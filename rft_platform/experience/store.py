@@ -89,6 +89,10 @@ class ExperienceStore(RoundNotes):
         """Rollouts of a round as records, in batch order."""
         return schema.table_to_rows(self.read_rollouts(round))
 
+    def rows_are_here(self, round: int) -> bool:
+        """Whether all rows and judgements of a round are on this host, so that reading them fetches nothing."""
+        return all(path.exists() for path in (*self.rollout_files(round), *self.judged_files(round)))
+
     def count_rollouts(self, round: int) -> int:
         """Number of rollout rows of a round, read from the ledger only."""
         contents = self.ledger(round).read()

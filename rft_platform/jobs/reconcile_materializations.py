@@ -19,6 +19,7 @@ from rft_platform.assets.checks import (
     CHECKPOINT_CHECKS,
     EVALUATION_CHECKS,
     EXPERIENCE_CHECKS,
+    audited,
     checkpoint_results,
     checkpoint_specs,
     evaluation_results,
@@ -50,7 +51,7 @@ from rft_platform.rounds.project.record import (
 )
 
 LOG = logging.getLogger(__name__)
-_A_CALL_S = 20.0  # a sensor's tick may take 60 s; the next tick continues
+_A_CALL_S = 20.0
 
 _Launch = tuple[str, int]  # kind and round
 
@@ -80,7 +81,6 @@ class _Reports:
     instance: dg.DagsterInstance
     names: DagsterNames
     made: list[str] = field(default_factory=list)
-    until: float = field(default_factory=lambda: time.monotonic() + _A_CALL_S)
 
     def report(self, asset: _Asset, number: int, partition: str | None) -> bool:
         """Report an asset with the results of its checks, unless it is not complete; False if it cannot be read now."""
@@ -128,24 +128,26 @@ def reconcile_materializations(
     failed: Collection[_Launch] = (),
     running: Collection[_Launch] = (),
     names: DagsterNames = PLAIN_NAMES,
+    *,
+    within_s: float = _A_CALL_S,
 ) -> list[str]:
     """Report the assets that are complete on disk and unknown to Dagster, with the results of their checks.
 
     Launches are given as (kind, round). After ``failed`` ones the results of the last asset's checks are verified too;
     rounds of ``running`` ones are left to their runs. An asset whose files are damaged is left for a later call, as is
-    what does not fit into the time of a sensor's tick. Returns the reported assets.
+    what does not fit into ``within_s``, except for one asset. Returns the reported assets.
     """
     reports = _Reports(project, instance, names)
     try:
         with locked(project.home.leases / "reconcile", timeout_s=0.0):  # two sensors may tick at the same time
             reports.made += [f"imported_traces of {name}" for name in reconcile_imports(project.home, instance, names)]
-            _reconcile(reports, set(failed), {number for _, number in running})
+            _reconcile(reports, set(failed), {number for _, number in running}, within_s)
     except TransientError as busy:
         LOG.info("%s", busy)
     return reports.made
 
 
-def _reconcile(reports: _Reports, failed: set[_Launch], running: set[int]) -> None:
+def _reconcile(reports: _Reports, failed: set[_Launch], running: set[int], within_s: float) -> None:
     chain = _chain(reports.project)
     if 0 not in running and reports.project.settings.offline is None:
         for asset in _START:
@@ -153,6 +155,7 @@ def _reconcile(reports: _Reports, failed: set[_Launch], running: set[int]) -> No
                 reports.report(asset, 0, None)
     doubtful = {(_LAST.get(kind, "evaluation_report"), number) for kind, number in failed if kind != "evaluate"}
     known = {each.name: reports.instance.get_materialized_partitions(reports.names.key(each.name)) for each in chain}
+    until = time.monotonic() + within_s
     for number in reports.project.store.rounds():
         if number in running or number == 0:
             continue
@@ -160,10 +163,10 @@ def _reconcile(reports: _Reports, failed: set[_Launch], running: set[int]) -> No
         for asset in chain:
             if key in known[asset.name] and ((asset.name, number) not in doubtful or _has_checks(reports, asset, key)):
                 continue
-            if time.monotonic() > reports.until:
-                return
             if not reports.report(asset, number, key):
                 break  # the later assets of the round follow it: Dagster compares their times
+            if reports.made and time.monotonic() > until:  # every call makes progress
+                return
 
 
 def _has_checks(reports: _Reports, asset: _Asset, partition: str) -> bool:
@@ -227,8 +230,10 @@ def _judgement_checks(project: Project, record: RoundRecord, judged: Judged) -> 
 
     if project.store.ledger(record.number).read().retired:  # the rows were removed on purpose: nothing is left to check
         return []
-    found = quality(project, record.number, judged.judge_version)
-    return experience_results(*found, audit_round(project.store, record.number))
+    audit = audit_round(project.store, record.number)
+    if not project.store.rows_are_here(record.number):  # a tick fetches no rows from an object store
+        return [audited(finding) for finding in audit]
+    return experience_results(*quality(project, record.number, judged.judge_version), audit)
 
 
 def _checkpoint(project: Project, record: RoundRecord, policy: Policy) -> dict[str, Any]:

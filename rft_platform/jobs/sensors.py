@@ -24,6 +24,7 @@ from rft_platform.rounds.selection.row_selection import rounds_ahead
 
 LOG = logging.getLogger(__name__)
 _TICK_S = sensor_interval_s()
+_RECONCILE_S = 0.3  # of a tick, which shall take less than a second; the next tick continues
 
 
 def experience_threshold_sensor(names: DagsterNames, job: UnresolvedJob) -> dg.SensorDefinition:
@@ -126,7 +127,7 @@ def _launch(
     end_orphaned_runs(context.instance)
     add_rounds(context.instance, opened, names)
     known = launches(context.instance, rounds_ahead(opened), names)
-    reconcile_materializations(opened, context.instance, known.failures, known.running, names)
+    reconcile_materializations(opened, context.instance, known.failures, known.running, names, within_s=_RECONCILE_S)
     plan = plan_next(observe(opened, known))
     requests = list(_requests(plan, names, kinds))
     if not requests:

@@ -1,6 +1,7 @@
 """The durable copy of a project's home on an object store (``store_url``); docs/store.md has the layout.
 
 Read ``remote_files`` (requests and their repetition), ``commits`` (numbered documents that name the current files),
-``driver_sign`` (one
-driver at a time), then ``mirror`` (what is uploaded, fetched and removed).
+``driver_sign`` (one driver at a time), ``scope`` (which files are stored, and how), ``packs`` (small files in one
+object), ``row_ids`` (the index that finds the file of a row), ``home_state`` (what a home knows of the store), then
+``mirror`` (what is uploaded, fetched and removed).
 """

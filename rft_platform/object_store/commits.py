@@ -13,7 +13,8 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from rft_platform.common.errors import DamagedError, StoreTakenError, TransientError
@@ -23,6 +24,7 @@ from rft_platform.object_store.remote_files import RemoteFiles, StoredFile
 EVERY = 50
 NEWEST = "newest.json"
 _FORMAT = 1
+_AHEAD = 16  # commits that are requested at the same time
 _READS = 6  # attempts to read a document that arrives truncated
 
 
@@ -62,28 +64,54 @@ class CommitLog:
         return found
 
     def follow(self, known: Committed) -> None:
-        """Add the commits after ``known``."""
-        while (document := self._document(_name(known.number + 1))) is not None:
-            known.apply(document)
+        """Add the commits after ``known``: the next one, then several at a time."""
+        ahead = 1
+        with ThreadPoolExecutor(_AHEAD) as pool:
+            while True:
+                names = [_name(known.number + number) for number in range(1, ahead + 1)]
+                for document in pool.map(self._document, names):
+                    if document is None:
+                        return
+                    known.apply(document)
+                ahead = _AHEAD
 
     def claim(self, known: Committed) -> None:
         """Make this home the one that commits; a home that committed before is refused from now on."""
         while not self._create(known, {}, everything=True):
             self.follow(known)
 
-    def commit(self, known: Committed, changes: Mapping[str, StoredFile | None]) -> None:
+    def refuse_other(self, known: Committed) -> None:
+        """Add the commits after ``known``. Raises StoreTakenError if the newest one is that of another home."""
+        newest = Committed(known.number, known.home, dict(known.files))
+        self.follow(newest)
+        if newest.home != self._home:
+            raise self._taken(newest.number)
+        known.number, known.home, known.files = newest.number, newest.home, newest.files
+
+    def _taken(self, number: int) -> StoreTakenError:
+        return StoreTakenError(
+            f"{self._remote.url}: another home has continued this project (commit {number}): this "
+            "one stops, and nothing of it is lost that was stored before; to continue here, end the other "
+            "driver and start `rft run` again"
+        )
+
+    def commit(
+        self,
+        known: Committed,
+        changes: Mapping[str, StoredFile | None],
+        moved: Mapping[str, StoredFile] | None = None,
+    ) -> None:
         """Store the next commit and add it to ``known``.
 
-        Raises StoreTakenError if another home has committed since: the caller's files are not stored.
+        ``moved``: files of ``known`` whose contents are now in other objects. It is dropped if ``known`` is not the
+        newest commit. Raises StoreTakenError if another home has committed since: the caller's files are not stored.
         """
-        while not self._create(known, changes, everything=(known.number + 1) % EVERY == 0):
+        if moved and self._create(known, {**moved, **changes}, everything=names_all(known.number + 1)):
+            return
+        while not self._create(known, changes, everything=names_all(known.number + 1)):
             document = self._document(_name(known.number + 1))
             if document is not None and document["home"] != self._home:
-                raise StoreTakenError(
-                    f"{self._remote.url}: another home has continued this project (commit {document['number']}): this "
-                    "one stops, and nothing of it is lost that was stored before; to continue here, end the other "
-                    "driver and start `rft run` again"
-                )
+                raise self._taken(document["number"])
             self.follow(known)  # another process of this home was faster
 
     def _create(self, known: Committed, changes: Mapping[str, StoredFile | None], *, everything: bool) -> bool:
@@ -95,11 +123,11 @@ class CommitLog:
             "home": self._home,
             "at": time.time(),
             "all": False,
-            "files": {path: None if file is None else asdict(file) for path, file in changes.items()},
+            "files": {path: None if file is None else file.to_json() for path, file in changes.items()},
         }
         after.apply(document)
         if everything:
-            document |= {"all": True, "files": {path: asdict(file) for path, file in after.files.items()}}
+            document |= {"all": True, "files": {path: file.to_json() for path, file in after.files.items()}}
         if not self._remote.create(_name(document["number"]), _sealed(document)):
             existing = self._document(_name(document["number"]))
             if existing is None or existing["id"] != document["id"]:  # not the answer to our own request that was lost
@@ -124,6 +152,11 @@ class CommitLog:
                 return document
             raise DamagedError(f"{self._remote.address(name)}: does not have its digest, or is of another version")
         raise TransientError(f"{self._remote.address(name)}: arrived truncated {_READS} times: check the store")
+
+
+def names_all(number: int) -> bool:
+    """Whether the commit names all files."""
+    return number % EVERY == 0
 
 
 def _name(number: int) -> str:

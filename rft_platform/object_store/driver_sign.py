@@ -58,12 +58,12 @@ class DriverSign:
         except TransientError as error:
             LOG.warning("%s", error)
 
-    def refuse_other(self, home: str) -> None:
-        """Raise UserError if the driver of ``home`` gives a new sign of life; without one wait for three times its
+    def refuse_other(self) -> None:
+        """Raise UserError if the driver of another home gives a new sign of life; without one wait for three times its
         interval. The clocks of two hosts are not compared.
         """
         first = self._read()
-        if first.get("home") != home or not first.get("count"):
+        if first.get("home", self._home) == self._home or not first.get("count"):
             return
         until = time.monotonic() + 3 * _BEAT_S
         while time.monotonic() < until:

@@ -8,45 +8,47 @@ are fetched when they are used first; everything else is fetched when a home tak
 import hashlib
 import json
 import logging
-import os
+import math
 import secrets
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
 from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import StorageError, UserError
-from rft_platform.common.files import atomic_path, digest_file, is_temporary, read_json, write_json
-from rft_platform.object_store.commits import CommitLog, Committed
+from rft_platform.common.files import atomic_path, digest_file, read_json, write_json
+from rft_platform.object_store import packs, row_ids
+from rft_platform.object_store.commits import CommitLog, Committed, names_all
 from rft_platform.object_store.driver_sign import DriverSign
+from rft_platform.object_store.home_state import HomeState, StateFile, stamp_of
 from rft_platform.object_store.remote_files import RemoteFiles, StoredFile
+from rft_platform.object_store.scope import (
+    CHECKPOINTS,
+    FOLDER,
+    REGISTRY,
+    ROUNDS,
+    SCOPE,
+    files_below,
+    index_path,
+    is_below,
+    is_large,
+    is_rollouts,
+    is_small,
+    pack_kind,
+)
 
 LOG = logging.getLogger(__name__)
-FOLDER = "store"  #: below the home: where its copy is, and what is stored there
-CHECKPOINTS, ROUNDS = "checkpoints", "rounds"
-#: Everything that is stored. Databases, logs, leases and tokens belong to the host.
-REGISTRY = "mlflow/mlflow.db"  # its copy is as new as the newest registered version, and not being written
-SCOPE = ("rft.yaml", "config_source", f"{REGISTRY}.backup", ROUNDS, "prompts", "imports", CHECKPOINTS)
-#: Stored with every note, beside the round's own folder.
-WITH_NOTES = ("rft.yaml", "config_source", f"{REGISTRY}.backup", f"{ROUNDS}/code", f"{ROUNDS}/r0000")
-_NOT_STORED = {"aside", "intermediate", ".saving"}  # folders: damaged files, resuming on this host, unfinished files
 _GRACE_S = 3600.0  # a reader may still hold the name of a replaced file
 _FETCH_S = 3600.0  # longest wait for another process that fetches checkpoints
-
-
-@dataclass(slots=True)
-class _State:
-    """What this home knows of the store."""
-
-    committed: Committed = field(default_factory=Committed)
-    stamps: dict[str, list[int]] = field(default_factory=dict)  # of files here that are stored: size, time of change
-    replaced: list[tuple[str, float]] = field(default_factory=list)  # objects to remove, and since when
+#: Age from which an object that no commit names is removed. An upload ends, or fails, within hours; clocks differ less.
+ORPHAN_GRACE_S = 86_400.0
+_UPLOADS = "uploads"  # lock, shared by the processes that have objects which no commit names yet
+_UPLOADS_S = 10.0  # longest wait of a clean-up for the uploads of other processes
 
 
 class HomeMirror:
@@ -61,7 +63,7 @@ class HomeMirror:
         self._home = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         self._changed, self._background = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
-        self._kept: tuple[list[int] | None, _State] | None = None
+        self._state = StateFile(self._folder)
 
     @cached_property
     def remote(self) -> RemoteFiles:
@@ -88,27 +90,54 @@ class HomeMirror:
 
         Raises StoreTakenError if another home drives the project, TransientError if the store cannot be reached.
         """
-        state = self._known()
-        changes, stamps = self._uploaded(state, scope)
-        for path, text in (documents or {}).items():
-            content = text.encode()
-            file = StoredFile(self._new_object(path), len(content), hashlib.sha256(content).hexdigest())
-            if (known := state.committed.files.get(path)) is None or known.sha256 != file.sha256:
-                self.remote.write(file.object, content)
-                changes[path] = file
-        with self._locked() as state:
-            new = {path: file for path, file in changes.items() if not _same(state.committed.files.get(path), file)}
-            if new:
-                current = {file.object for file in state.committed.files.values()}
-                self._log.commit(state.committed, new)
-                current -= {file.object for file in state.committed.files.values()}
-                state.replaced += [(name, time.time()) for name in current]
-            self._remove_replaced(state, grace_s)
-            for path, stamp in stamps.items():
-                if stamp is None:
-                    state.stamps.pop(path, None)
-                else:
-                    state.stamps[path] = stamp
+        with locked(self._folder / _UPLOADS, _FETCH_S, shared=True):
+            changes, stamps = self._uploaded(self._state.known(), scope, documents or {})
+            with self._state.locked() as state:
+                self._commit(state, changes, grace_s)
+                for path, stamp in stamps.items():
+                    if stamp is None:
+                        state.stamps.pop(path, None)
+                    else:
+                        state.stamps[path] = stamp
+
+    def _commit(self, state: HomeState, changes: Mapping[str, StoredFile | None], grace_s: float) -> None:
+        """Make uploaded changes part of the project, and remove objects that were replaced ``grace_s`` ago."""
+        files, erase = state.committed.files, grace_s == 0.0
+        new = {path: file for path, file in changes.items() if not _same(files.get(path), file)}
+        moved = self._merged(files, new, erase=erase) if erase or names_all(state.committed.number + 1) else {}
+        if new or moved:
+            current = {file.object for file in files.values()}
+            self._log.commit(state.committed, new, moved)
+            current -= {file.object for file in state.committed.files.values()}
+            state.replaced += [(name, time.time()) for name in current]
+        self._remove_replaced(state, grace_s)
+
+    def _merged(
+        self, files: Mapping[str, StoredFile], new: Mapping[str, StoredFile | None], *, erase: bool
+    ) -> dict[str, StoredFile]:
+        """Upload the contents of small packs again as larger ones; the files that are in other objects then."""
+        unchanged = {path: file for path, file in files.items() if path not in new}
+        merged = packs.to_merge(unchanged.values(), erase=erase)
+        moved = {path: file for path, file in unchanged.items() if file.object in merged}
+        contents = {path: (self._content(path, file), file.sha256) for path, file in moved.items()}
+        return self._pack(contents)
+
+    def _content(self, path: str, file: StoredFile) -> bytes:
+        """The content of a small stored file, from here if it is here and unchanged."""
+        with suppress(FileNotFoundError):
+            content = (self._root / path).read_bytes()
+            if hashlib.sha256(content).hexdigest() == file.sha256:
+                return content
+        return self.remote.content(file)
+
+    def _pack(self, contents: Mapping[str, tuple[bytes, str]]) -> dict[str, StoredFile]:
+        """Upload small contents in packs; those that are fetched at different times in different ones."""
+        files = dict[str, StoredFile]()
+        for kind in sorted({pack_kind(path) for path in contents}):
+            for name, content, placed in packs.packed({p: c for p, c in contents.items() if pack_kind(p) == kind}):
+                self.remote.write(name, content)
+                files |= placed
+        return files
 
     def upload_later(self) -> None:
         """Store the checkpoints in a thread; ``finish`` waits for it, and stores what it could not."""
@@ -133,48 +162,52 @@ class HomeMirror:
                 LOG.warning("%s: checkpoints are not stored yet: %s", self.url, error)
 
     def _uploaded(
-        self, state: _State, scope: Sequence[str]
+        self, state: HomeState, scope: Sequence[str], documents: Mapping[str, str]
     ) -> tuple[dict[str, StoredFile | None], dict[str, list[int] | None]]:
-        """Upload the changed files below ``scope``; what a commit of them changes, and the stamps of all of them."""
-        changes, stamps, uploads = dict[str, StoredFile | None](), dict[str, list[int] | None](), dict[str, Path]()
-        found = dict(self._found(scope))
+        """Upload ``documents`` and the changed files below ``scope``; returns what a commit of them changes, and the
+        stamps of all files.
+        """
+        known, found = state.committed.files, dict(files_below(self._root, scope))
+        changes, stamps = dict[str, StoredFile | None](), dict[str, list[int] | None]()
+        small = {path: _with_digest(text.encode()) for path, text in documents.items()}
         for path, stamp in found.items():
-            if state.stamps.get(path) == stamp:
+            if state.stamps.get(path) == stamp or path in documents:
                 continue
             stamps[path] = stamp
-            known, digest = state.committed.files.get(path), digest_file(self._root / path)
-            if known is None or known.sha256 != digest:
-                changes[path] = file = StoredFile(self._new_object(path), stamp[0], digest)
-                uploads[file.object] = self._root / path
-        self.remote.upload(uploads)
-        for path in [path for path, stamp in stamps.items() if _stamp(self._root / path) != stamp]:
-            changes.pop(path, None)  # changed or removed meanwhile: a later commit stores it
+            place = self._root / path
+            if is_small(path, stamp[0]):
+                small[path] = _with_digest(place.read_bytes())
+            elif (digest := digest_file(place)) != (known[path].sha256 if path in known else None):
+                changes[path] = StoredFile(self._new_object(path), stamp[0], digest)
+        self.remote.upload({file.object: self._root / path for path, file in changes.items() if file is not None})
+        small |= self._indices(changes)
+        changes |= self._pack({path: each for path, each in small.items() if _digest(known.get(path)) != each[1]})
+        for path in [path for path, stamp in stamps.items() if stamp_of(self._root / path) != stamp]:
+            if (file := changes.pop(path, None)) is not None:  # changed or removed meanwhile: a later commit stores it
+                changes.pop(index_path(file.sha256), None)
             del stamps[path]
         for path in state.stamps:
-            if path not in found and _is_below(path, scope) and not (self._root / path).exists():
+            if path not in found and is_below(path, scope) and not (self._root / path).exists():
                 changes[path] = stamps[path] = None
-        return changes, stamps
+        without = {index_path(known[path].sha256) for path in changes if path in known and is_rollouts(path)}
+        return {**{path: None for path in without if path in known}, **changes}, stamps
 
-    def _found(self, scope: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
-        """The files below ``scope`` that are stored, with their stamps."""
-        for name in scope:
-            place = self._root / name
-            if place.is_file() and (stamp := _stamp(place)) is not None:
-                yield name, stamp
-            for folder, below, files in os.walk(place):
-                below[:] = [each for each in below if each not in _NOT_STORED and not is_temporary(each)]
-                for file in files:
-                    path = Path(folder) / file
-                    if file.endswith((".lock", ".sqlite")) or is_temporary(file) or (stamp := _stamp(path)) is None:
-                        continue
-                    yield path.relative_to(self._root).as_posix(), stamp
+    def _indices(self, changes: Mapping[str, StoredFile | None]) -> dict[str, tuple[bytes, str]]:
+        """The indices of the row ids in the rollouts among ``changes``, with their digests; they are kept here too."""
+        found = {}
+        for path, file in changes.items():
+            if file is not None and is_rollouts(path) and (index := row_ids.index_of(self._root / path)) is not None:
+                with atomic_path(self._root / index_path(file.sha256), sync=False, sweep=False) as temporary:
+                    temporary.write_bytes(index)
+                found[index_path(file.sha256)] = _with_digest(index)
+        return found
 
     def _new_object(self, path: str) -> str:
         """A name that no other upload has, so that nothing is written twice and a removal meets nothing new."""
         folder, _, name = path.rpartition("/")
         return f"files/{folder or 'home'}/{secrets.token_hex(8)}-{name}"
 
-    def _remove_replaced(self, state: _State, grace_s: float) -> None:
+    def _remove_replaced(self, state: HomeState, grace_s: float) -> None:
         now = time.time()
         due = [name for name, since in state.replaced if now - since >= grace_s]
         for name in due:
@@ -188,7 +221,7 @@ class HomeMirror:
 
         Raises UserError if the driver of another home runs, or if this home holds a project that is not stored there.
         """
-        with self._locked() as state:
+        with self._state.locked() as state:
             known = state.committed.number
             newest = self._log.read()
             if newest.number and newest.home != self._home:
@@ -197,17 +230,17 @@ class HomeMirror:
                         f"store_url {self.url} holds a project already, and {self._root} another one: give another "
                         "URL, or an empty RFT_HOME to continue the stored project"
                     )
-                self._driver.refuse_other(newest.home)
+                self._driver.refuse_other()
                 self._bring(state, newest)
             state.committed = newest
             self._log.claim(state.committed)
             self._driver.show(1)
 
-    def _bring(self, state: _State, newest: Committed) -> None:
+    def _bring(self, state: HomeState, newest: Committed) -> None:
         """Bring the files here that another home stored; files that it has not are moved to ``store/replaced``."""
         LOG.info("%s: takes over %d files of commit %d", self.url, len(newest.files), newest.number)
         state.stamps = {}
-        for path, stamp in dict(self._found(SCOPE)).items():
+        for path, stamp in dict(files_below(self._root, SCOPE)).items():
             place, stored = self._root / path, newest.files.get(path)
             if stored is not None and digest_file(place) == stored.sha256:
                 state.stamps[path] = stamp
@@ -216,7 +249,7 @@ class HomeMirror:
         for path in (REGISTRY, f"{REGISTRY}-wal", f"{REGISTRY}-shm"):
             if (self._root / path).exists():
                 self._move_aside(path, newest.number)
-        wanted = [path for path in newest.files if path not in state.stamps and not _is_large(path)]
+        wanted = [path for path in newest.files if path not in state.stamps and not is_large(path)]
         state.stamps |= self._download(newest, wanted)
         if f"{REGISTRY}.backup" in newest.files:
             with atomic_path(self._root / REGISTRY) as temporary:
@@ -234,17 +267,17 @@ class HomeMirror:
             return
         with locked(self._folder / "fetch", _FETCH_S):  # once a host: other processes wait
             wanted = self._missing(names)
-            stamps = self._download(self._known().committed, wanted)
-            with self._locked() as state:
+            stamps = self._download(self._state.known().committed, wanted)
+            with self._state.locked() as state:
                 state.stamps |= stamps
 
     def _missing(self, names: Sequence[str]) -> list[str]:
         """The stored files among ``names``, and below those that are folders, that are not here."""
-        state = self._known()
+        state = self._state.known()
         files = state.committed.files
         wanted = [name for name in names if name in files]
         if folders := [name for name in names if name not in files and not (self._root / name).is_file()]:
-            wanted += [path for path in files if _is_below(path, folders) and path not in state.stamps]
+            wanted += [path for path in files if is_below(path, folders) and path not in state.stamps]
         return [name for name in wanted if not (self._root / name).exists()]
 
     def _download(self, committed: Committed, paths: Sequence[str]) -> dict[str, list[int]]:
@@ -259,17 +292,48 @@ class HomeMirror:
                     f"{self.url}: an object of commit {committed.number} is missing ({error}): another home has "
                     "replaced it: start `rft run` again"
                 ) from error
-        found = ((path, _stamp(self._root / path)) for path in paths)
+        found = ((path, stamp_of(self._root / path)) for path in paths)
         return {path: stamp for path, stamp in found if stamp is not None}
 
     def stored(self, path: Path) -> StoredFile | None:
         """What is stored of a file of the home, here or not; None: nothing."""
-        return self._known().committed.files.get(path.relative_to(self._root).as_posix())
+        return self._state.known().committed.files.get(path.relative_to(self._root).as_posix())
 
     def readable(self, path: Path) -> str:
         """The file itself if it is here, otherwise the URL of its object, for DuckDB with ``remote.filesystem``."""
         stored = None if path.exists() else self.stored(path)
         return str(path) if stored is None else f"{self.url.rstrip('/')}/{stored.object}"
+
+    def holding(self, paths: Sequence[Path], row_id: str) -> list[Path]:
+        """Those among files of rollouts that may hold a row: all that are here, and those whose index names it."""
+        known = self._state.known().committed.files
+        away = {path: self.stored(path) for path in paths if not path.exists()}
+        named = {path: index_path(file.sha256) for path, file in away.items() if file is not None}
+        indices = {path: self._root / name for path, name in named.items() if name in known}
+        self.fetch(indices.values())
+        excluded = {path for path, index in indices.items() if not row_ids.may_hold(index.read_bytes(), row_id)}
+        return [path for path in paths if path not in excluded]
+
+    def remove_orphans(self, grace_s: float = ORPHAN_GRACE_S, *, dry_run: bool = False) -> tuple[int, int]:
+        """Remove the objects that uploads left behind which ended before their commit; their number and bytes.
+
+        An object is removed if no commit names it and it was written ``grace_s`` ago (0: at any time). Objects of an
+        upload that has not ended are kept: processes of this home hold a lock meanwhile, and a clean-up of this home
+        has ended when another home has the newest commit.
+
+        Raises UserError if the driver of another home runs, StoreTakenError if another home has continued the project,
+        TransientError if a process of this home is uploading.
+        """
+        with locked(self._folder / _UPLOADS, _UPLOADS_S), self._state.locked() as state:
+            found = self.remote.objects("files")  # before the commits are read: those name what is older
+            self._driver.refuse_other()
+            self._log.refuse_other(state.committed)
+            kept = {file.object for file in state.committed.files.values()} | {name for name, _ in state.replaced}
+            before = time.time() - grace_s if grace_s else math.inf
+            orphans = [each for each in found if each.name not in kept and each.written_at <= before]
+            for each in [] if dry_run else orphans:
+                self.remote.remove(each.name)
+        return len(orphans), sum(each.size for each in orphans)
 
     @contextmanager
     def driving(self) -> Iterator[None]:
@@ -278,69 +342,26 @@ class HomeMirror:
             yield
             self.finish()
 
-    # --- what this home knows
-
-    @contextmanager
-    def _locked(self) -> Iterator[_State]:
-        """The state, alone among the processes of this home; stored at the end, also after an error."""
-        with locked(self._folder / "state.json"):
-            state = self._read()
-            try:
-                yield state
-            finally:
-                write_json(
-                    self._folder / "state.json",
-                    {"committed": asdict(state.committed), "stamps": state.stamps, "replaced": state.replaced},
-                )
-
-    def _known(self) -> _State:
-        """The state, not to be changed; read again only when its file has changed."""
-        stamp = _stamp(self._folder / "state.json")
-        if self._kept is None or self._kept[0] != stamp:
-            self._kept = stamp, self._read()
-        return self._kept[1]
-
-    def _read(self) -> _State:
-        try:
-            found = read_json(self._folder / "state.json")
-        except FileNotFoundError:
-            return _State()
-        committed = found["committed"]
-        files = {path: StoredFile(**file) for path, file in committed["files"].items()}
-        return _State(
-            Committed(committed["number"], committed["home"], files),
-            found["stamps"],
-            [(name, since) for name, since in found["replaced"]],
-        )
-
-
-def _stamp(path: Path) -> list[int] | None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return [status.st_size, status.st_mtime_ns]
-
 
 def _same(known: StoredFile | None, new: StoredFile | None) -> bool:
     return known is new is None or (known is not None and new is not None and known.sha256 == new.sha256)
 
 
-def _is_below(path: str, scope: Sequence[str]) -> bool:
-    return any(path == name or path.startswith(f"{name}/") for name in scope)
+def _digest(known: StoredFile | None) -> str | None:
+    return None if known is None else known.sha256
 
 
-def _is_large(path: str) -> bool:
-    """Whether a file is fetched when it is used: rows, and checkpoints without their manifests."""
-    if path.startswith(f"{CHECKPOINTS}/"):
-        return not path.endswith("/manifest.json")
-    return path.endswith(".parquet") and path.split("/")[-2] in ("rollouts", "judged")
+def _with_digest(content: bytes) -> tuple[bytes, str]:
+    return content, hashlib.sha256(content).hexdigest()
 
 
 def store_changes(root: Path, *, erase: bool = False) -> None:
     """Store what a command has changed in the home at ``root``, if it has a copy. ``erase``: keep no old object."""
-    if (mirror := mirror_of(root)) is not None:
-        mirror.commit(grace_s=0.0 if erase else _GRACE_S)
+    if (mirror := mirror_of(root)) is None:
+        return
+    mirror.commit(grace_s=0.0 if erase else _GRACE_S)
+    if erase:
+        mirror.remove_orphans(0.0)
 
 
 def open_mirror(root: Path, url: str) -> HomeMirror:

@@ -6,12 +6,15 @@ is conditional: of several writers one creates the object (S3, Google Cloud Stor
 
 import hashlib
 import logging
+import math
+import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +30,7 @@ _REQUEST_S = 120.0  # longest time of one request, which moves at most ``_PART``
 _MOST_BYTES = 2**30  # of a document
 _PART = 16 * 2**20
 _PARALLEL = 16  # files that move at the same time
+_GAP = 256 * 2**10  # bytes of an object that are read and dropped rather than requested around
 #: Answers of a store that a repetition does not change.
 _FINAL = (FileExistsError, IsADirectoryError, NotADirectoryError)
 #: Time-outs of the connections to S3; boto's own are one minute each.
@@ -40,6 +44,21 @@ class StoredFile:
     object: str  # name below the URL
     size: int
     sha256: str
+    offset: int = 0  # where the content starts in the object
+
+    def to_json(self) -> dict[str, Any]:
+        """The arguments of the class."""
+        found = {"object": self.object, "size": self.size, "sha256": self.sha256}
+        return {**found, "offset": self.offset} if self.offset else found
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object that the store lists."""
+
+    name: str
+    size: int
+    written_at: float  # seconds since the epoch, by the store's clock; infinite if the store does not say it
 
 
 class RemoteFiles:
@@ -107,32 +126,69 @@ class RemoteFiles:
 
         self._repeated("write", name, put)
 
-    def download(self, files: dict[Path, StoredFile]) -> None:
-        """Copy objects to local files, which appear when they are complete and have the recorded size and digest."""
-        with ThreadPoolExecutor(_PARALLEL) as pool:
-            list(pool.map(lambda item: self._download_one(*item), files.items()))
+    def download(self, files: Mapping[Path, StoredFile]) -> None:
+        """Copy stored files to local ones, which appear when they are complete and have the recorded size and digest.
 
-    def _download_one(self, target: Path, file: StoredFile) -> None:
+        Files that lie close together in one object take one request.
+        """
+        each = len(files) <= _PARALLEL  # many files are flushed to the disk together
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            list(pool.map(lambda group: self._download_group(group, sync=each), _groups(files)))
+        if not each:
+            os.sync()
+
+    def _download_group(self, group: list[tuple[Path, StoredFile]], *, sync: bool) -> None:
+        (target, first), (_, last) = group[0], group[-1]
+        if len(group) == 1 and first.size > _PART:
+            self._download_large(target, first, sync=sync)
+            return
+
+        def get() -> None:
+            content = self._part(first.object, first.offset, last.offset + last.size)
+            for target, file in group:
+                start = file.offset - first.offset
+                part = content[start : start + file.size]
+                _check_digest(hashlib.sha256(part), file)
+                with atomic_path(target, sync=sync, sweep=sync) as temporary:
+                    temporary.write_bytes(part)
+
+        self._repeated("read", first.object, get)
+
+    def _download_large(self, target: Path, file: StoredFile, *, sync: bool) -> None:
         def get() -> None:
             found = hashlib.sha256()
-            with atomic_path(target) as temporary, temporary.open("wb") as stream:
-                for start in range(0, file.size, _PART):
-                    part = self._part(file, start, min(start + _PART, file.size))
+            with atomic_path(target, sync=sync) as temporary, temporary.open("wb") as stream:
+                for start in range(file.offset, file.offset + file.size, _PART):
+                    part = self._part(file.object, start, min(start + _PART, file.offset + file.size))
                     found.update(part)
                     stream.write(part)
-                if found.hexdigest() != file.sha256:
-                    raise OSError("its content does not have the digest that the commit names")
+                _check_digest(found, file)
 
         self._repeated("read", file.object, get)
 
-    def _part(self, file: StoredFile, start: int, end: int) -> bytes:
+    def content(self, file: StoredFile) -> bytes:
+        """The content of a small stored file."""
+        return self._part(file.object, file.offset, file.offset + file.size)
+
+    def _part(self, name: str, start: int, end: int) -> bytes:
         def get() -> bytes:
-            content: bytes = self._files.cat_file(self._at(file.object), start=start, end=end, **self._limit)
+            content: bytes = b""
+            if end > start:
+                content = self._files.cat_file(self._at(name), start=start, end=end, **self._limit)
             if len(content) != end - start:
                 raise OSError(f"{len(content)} of {end - start} bytes were received")
             return content
 
-        return self._repeated("read", file.object, get)
+        return self._repeated("read", name, get)
+
+    def objects(self, folder: str) -> list[StoredObject]:
+        """All objects below ``folder``. Only maintenance lists a store: a request returns a thousand names."""
+        try:
+            found = self._repeated("read", folder, lambda: self._files.find(self._at(folder), detail=True))
+        except FileNotFoundError:
+            return []
+        root = len(self._path) + 1
+        return [StoredObject(path[root:], entry["size"] or 0, _written_at(entry)) for path, entry in found.items()]
 
     def remove(self, name: str) -> None:
         """Remove an object, if it exists."""
@@ -181,3 +237,36 @@ class RemoteFiles:
             wait = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
             time.sleep(wait * random.uniform(0.5, 1.0))
         raise AssertionError("the last attempt returns or raises")
+
+
+def _check_digest(found: Any, file: StoredFile) -> None:
+    if found.hexdigest() != file.sha256:
+        raise OSError("its content does not have the digest that the commit names")
+
+
+def _groups(files: Mapping[Path, StoredFile]) -> Iterator[list[tuple[Path, StoredFile]]]:
+    """The files that one request reads: neighbours in an object, with at most ``_GAP`` unwanted bytes between two."""
+    group: list[tuple[Path, StoredFile]] = []
+    for item in sorted(files.items(), key=lambda item: (item[1].object, item[1].offset)):
+        if group:
+            (_, first), (_, last), file = group[0], group[-1], item[1]
+            near = file.object == last.object and file.offset - last.offset - last.size <= _GAP
+            if not near or file.offset + file.size - first.offset > _PART:
+                yield group
+                group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+def _written_at(entry: Mapping[str, Any]) -> float:
+    """When an object was written, from its entry in a listing; each kind of store has another name for it."""
+    for name in ("LastModified", "last_modified", "updated", "mtime", "created"):
+        match entry.get(name):
+            case datetime() as moment:
+                return moment.timestamp()
+            case int() | float() as seconds:
+                return float(seconds)
+            case str() as text:
+                return datetime.fromisoformat(text).timestamp()
+    return math.inf

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -12,12 +13,15 @@ import pytest
 
 from rft_platform.assets.checks import EVALUATION_CHECKS, EXPERIENCE_CHECKS
 from rft_platform.common.errors import DamagedError
+from rft_platform.config.home import Home
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
+from rft_platform.object_store.mirror import open_mirror
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
+from tests.experience.samples import rollouts
 from tests.support.records import result
 
 #: Materializes an evaluation; Dagster has stored the check's result with the run, not yet among those of the check,
@@ -219,6 +223,29 @@ def test_a_round_of_a_running_launch_is_left_to_its_run(project: Project) -> Non
         reported = reconcile_materializations(project, instance, running={("sync", 2)})
         assert reported == ["evaluation_report of r0001"]
         assert reconcile_materializations(project, instance) == ["evaluation_report of r0002"]
+
+
+def test_a_call_reports_at_least_one_asset_and_the_next_call_continues(project: Project) -> None:
+    for number in (1, 2):
+        write(project.store, number, UNGATED)
+    with dg.DagsterInstance.ephemeral() as instance:
+        calls = [reconcile_materializations(project, instance, within_s=0.0) for _ in range(3)]
+        assert calls == [["evaluation_report of r0001"], ["evaluation_report of r0002"], []]
+
+
+def test_rows_that_another_home_stored_are_not_fetched_for_their_checks(project: Project, tmp_path: Path) -> None:
+    url, second = f"file://{tmp_path}/bucket/project", tmp_path / "second"
+    open_mirror(project.home.root, url).take_over()
+    project.store.write_rollouts(1, 0, rollouts(round=1))
+    write(project.store, 1, JUDGED)
+    second.mkdir()
+    open_mirror(second, url).take_over()
+    taken = Project.open(Home(second))
+    for opened, reported in ((taken, 4), (project, len(EXPERIENCE_CHECKS))):
+        with dg.DagsterInstance.ephemeral() as instance:
+            assert reconcile_materializations(opened, instance) == ["judged_experiences of r0001"]
+            assert sum(len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS) == reported
+    assert not taken.store.rollout_files(1)[0].exists() and taken.store.is_stored(taken.store.rollout_files(1)[0])
 
 
 def test_what_is_not_complete_or_known_is_left_alone(project: Project) -> None:

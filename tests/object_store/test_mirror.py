@@ -11,42 +11,14 @@ from rft_platform.common.files import write_json, write_text
 from rft_platform.experience.queries import connect, find_row
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.object_store import commits
-from rft_platform.object_store.mirror import HomeMirror, fetch_missing, mirror_of, open_mirror, store_changes
+from rft_platform.object_store.mirror import fetch_missing, mirror_of, open_mirror, store_changes
 from tests.experience.samples import rollouts
-
-
-@pytest.fixture(autouse=True)
-def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Failed requests are repeated at once, and a driver gives signs of life twenty times a second."""
-    monkeypatch.setattr("rft_platform.object_store.remote_files._FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr("rft_platform.object_store.driver_sign._BEAT_S", 0.05)
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"file://{tmp_path}/bucket/project"
-
-
-def home(tmp_path: Path, name: str, url: str) -> tuple[Path, HomeMirror]:
-    """A home that drives the project at ``url``."""
-    root = tmp_path / name
-    root.mkdir(exist_ok=True)
-    mirror = open_mirror(root, url)
-    mirror.take_over()
-    return root, mirror
+from tests.object_store.conftest import drives, explored
 
 
 def committed(root: Path) -> dict[str, Any]:
     files: dict[str, Any] = json.loads((root / "store" / "state.json").read_text())["committed"]["files"]
     return files
-
-
-def explored(root: Path, number: int = 1) -> ExperienceStore:
-    """A round with rows and the note that ends its stage."""
-    store = ExperienceStore(root / "rounds")
-    store.write_rollouts(number, 0, rollouts(round=number))
-    store.write_note(number, "explore", {"rows": 4})
-    return store
 
 
 def test_a_home_without_a_store_has_no_mirror_and_writes_nothing(tmp_path: Path) -> None:
@@ -56,7 +28,7 @@ def test_a_home_without_a_store_has_no_mirror_and_writes_nothing(tmp_path: Path)
 
 
 def test_rows_and_note_are_stored_by_one_commit_before_the_note_is_here(tmp_path: Path, url: str) -> None:
-    root, mirror = home(tmp_path, "home", url)
+    root, mirror = drives(tmp_path, "home", url)
     store = explored(root)
     assert {"rounds/r0001/rollouts/batch-0000.parquet", "rounds/r0001/files.json", "rounds/r0001/explore.json"} <= set(
         committed(root)
@@ -70,9 +42,9 @@ def test_rows_and_note_are_stored_by_one_commit_before_the_note_is_here(tmp_path
 
 
 def test_another_home_gets_the_notes_at_once_and_the_rows_when_they_are_read(tmp_path: Path, url: str) -> None:
-    first, _ = home(tmp_path, "first", url)
+    first, _ = drives(tmp_path, "first", url)
     rows = explored(first).rollout_rows(1)
-    second, _ = home(tmp_path, "second", url)
+    second, _ = drives(tmp_path, "second", url)
     store = ExperienceStore(second / "rounds")
     file = store.rollout_files(1)[0]
     assert store.read_note(1, "explore") == {"rows": 4} and not file.exists()
@@ -82,9 +54,9 @@ def test_another_home_gets_the_notes_at_once_and_the_rows_when_they_are_read(tmp
 
 
 def test_queries_read_rows_of_another_home_in_place(tmp_path: Path, url: str) -> None:
-    first, _ = home(tmp_path, "first", url)
+    first, _ = drives(tmp_path, "first", url)
     explored(first)
-    second, _ = home(tmp_path, "second", url)
+    second, _ = drives(tmp_path, "second", url)
     store = ExperienceStore(second / "rounds")
     with connect(store) as connection:
         assert connection.execute("SELECT round, count(*) FROM rollouts GROUP BY round").fetchall() == [(1, 4)]
@@ -94,29 +66,29 @@ def test_queries_read_rows_of_another_home_in_place(tmp_path: Path, url: str) ->
 
 
 def test_a_home_that_lost_the_project_stores_nothing_more(tmp_path: Path, url: str) -> None:
-    first, _ = home(tmp_path, "first", url)
+    first, _ = drives(tmp_path, "first", url)
     store = explored(first)
-    second, _ = home(tmp_path, "second", url)
+    second, _ = drives(tmp_path, "second", url)
     with pytest.raises(StoreTakenError, match="another home has continued"):
         store.write_note(1, "judge", {"rows": 4})
     assert not store.has_note(1, "judge")
     ExperienceStore(second / "rounds").write_note(1, "judge", {"rows": 4, "by": "second"})
-    home(tmp_path, "first", url)  # started again: it takes what the second one stored
+    drives(tmp_path, "first", url)  # started again: it takes what the second one stored
     assert store.read_note(1, "judge") == {"rows": 4, "by": "second"}
 
 
 def test_files_that_were_never_stored_are_moved_aside_by_a_take_over(tmp_path: Path, url: str) -> None:
-    first, _ = home(tmp_path, "first", url)
+    first, _ = drives(tmp_path, "first", url)
     store = explored(first)
-    home(tmp_path, "second", url)
+    drives(tmp_path, "second", url)
     store.write_rollouts(2, 0, rollouts(round=2))
-    home(tmp_path, "first", url)
+    drives(tmp_path, "first", url)
     assert store.rollout_files(2) == [] and len(store.rollout_files(1)) == 1
     assert len(list((first / "store" / "replaced").rglob("r0002/rollouts/*.parquet"))) == 1
 
 
 def test_a_commit_whose_answer_was_lost_counts_once(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    root, mirror = home(tmp_path, "home", url)
+    root, mirror = drives(tmp_path, "home", url)
     create, calls = mirror.remote.create, list[str]()
 
     def lost(name: str, content: bytes) -> bool:
@@ -132,7 +104,7 @@ def test_a_commit_whose_answer_was_lost_counts_once(tmp_path: Path, url: str, mo
 def test_a_stage_that_is_interrupted_between_upload_and_commit_is_repeated_to_the_same_result(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, mirror = home(tmp_path, "home", url)
+    root, mirror = drives(tmp_path, "home", url)
 
     def killed(*_: object) -> bool:
         raise KeyboardInterrupt
@@ -143,42 +115,42 @@ def test_a_stage_that_is_interrupted_between_upload_and_commit_is_repeated_to_th
             explored(root)
     assert not ExperienceStore(root / "rounds").has_note(1, "explore")
     rows = explored(root).rollout_rows(1)
-    second, _ = home(tmp_path, "second", url)
+    second, _ = drives(tmp_path, "second", url)
     taken = ExperienceStore(second / "rounds")
     assert taken.rollout_rows(1) == rows and taken.read_note(1, "explore") == {"rows": 4}
 
 
 def test_many_commits_are_read_from_the_newest_complete_one(tmp_path: Path, url: str) -> None:
-    root, _ = home(tmp_path, "home", url)
+    root, _ = drives(tmp_path, "home", url)
     store = ExperienceStore(root / "rounds")
     for number in range(commits.EVERY + 5):
         store.write_note(1, "progress", {"number": number})
     for document in sorted((tmp_path / "bucket" / "project" / "commits").iterdir())[: commits.EVERY - 2]:
         document.unlink()
-    second, _ = home(tmp_path, "second", url)
+    second, _ = drives(tmp_path, "second", url)
     assert ExperienceStore(second / "rounds").read_note(1, "progress") == {"number": commits.EVERY + 4}
 
 
 def test_a_truncated_object_is_refused_and_nothing_appears(tmp_path: Path, url: str) -> None:
-    first, _ = home(tmp_path, "first", url)
+    first, _ = drives(tmp_path, "first", url)
     explored(first)
     stored = next((tmp_path / "bucket" / "project" / "files" / "rounds" / "r0001" / "rollouts").iterdir())
     stored.write_bytes(stored.read_bytes()[:-1])
-    second, _ = home(tmp_path, "second", url)
+    second, _ = drives(tmp_path, "second", url)
     with pytest.raises(Exception, match="bytes were received"):
         ExperienceStore(second / "rounds").rollout_rows(1)
     assert not list(second.rglob("*batch-0000.parquet*"))
 
 
 def test_checkpoints_are_stored_in_the_background_and_fetched_as_a_folder(tmp_path: Path, url: str) -> None:
-    first, mirror = home(tmp_path, "first", url)
+    first, mirror = drives(tmp_path, "first", url)
     folder = first / "checkpoints" / "p" / "n" / "global_step_2"
     write_text(folder / "model.safetensors", "weights")
     write_json(folder / "manifest.json", {})
     write_text(folder / "trainer_state" / ".saving" / "half", "")
     mirror.upload_later()
     mirror.finish()
-    second, _ = home(tmp_path, "second", url)
+    second, _ = drives(tmp_path, "second", url)
     brought = second / folder.relative_to(first)
     assert [path.name for path in brought.iterdir()] == ["manifest.json"]
     assert fetch_missing(brought)
@@ -186,9 +158,9 @@ def test_checkpoints_are_stored_in_the_background_and_fetched_as_a_folder(tmp_pa
 
 
 def test_removed_files_leave_the_store_but_files_that_were_never_here_stay(tmp_path: Path, url: str) -> None:
-    first, _ = home(tmp_path, "first", url)
+    first, _ = drives(tmp_path, "first", url)
     explored(first)
-    second, mirror = home(tmp_path, "second", url)
+    second, mirror = drives(tmp_path, "second", url)
     (second / "rounds" / "r0001" / "explore.json").unlink()
     mirror.commit()
     assert "rounds/r0001/explore.json" not in committed(second)
@@ -196,7 +168,7 @@ def test_removed_files_leave_the_store_but_files_that_were_never_here_stay(tmp_p
 
 
 def test_an_erasure_leaves_no_replaced_object(tmp_path: Path, url: str) -> None:
-    root, mirror = home(tmp_path, "home", url)
+    root, mirror = drives(tmp_path, "home", url)
     write_text(root / "prompts" / "note.md", "a person")
     mirror.commit()
     write_text(root / "prompts" / "note.md", "erased")
@@ -208,17 +180,17 @@ def test_an_erasure_leaves_no_replaced_object(tmp_path: Path, url: str) -> None:
 
 
 def test_a_driver_that_runs_is_not_replaced(tmp_path: Path, url: str) -> None:
-    _, mirror = home(tmp_path, "first", url)
+    _, mirror = drives(tmp_path, "first", url)
     with mirror.driving(), pytest.raises(UserError, match="runs this project"):
-        home(tmp_path, "second", url)
-    home(tmp_path, "second", url)
+        drives(tmp_path, "second", url)
+    drives(tmp_path, "second", url)
 
 
 def test_two_projects_do_not_mix_at_one_url(tmp_path: Path, url: str) -> None:
-    first, _ = home(tmp_path, "first", url)
+    first, _ = drives(tmp_path, "first", url)
     explored(first)
     explored(tmp_path / "other")
     with pytest.raises(UserError, match="holds a project already"):
-        home(tmp_path, "other", url)
+        drives(tmp_path, "other", url)
     with pytest.raises(UserError, match="this home is stored at"):
         open_mirror(first, url + "2")

@@ -1,5 +1,6 @@
 """Upkeep of a project: only closed rounds, never the champion's unless told, and the lineage still explains."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.jobs.maintenance import maintenance_jobs
 from rft_platform.model_registry.models import RegisteredModel
+from rft_platform.object_store.mirror import open_mirror
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource, RegistryResource
 from rft_platform.rounds.maintenance.store_maintenance import champion_rounds, closed_rounds, compact, retain
@@ -71,7 +73,7 @@ def close(project: Project, number: int) -> None:
     lineage = {"project": "p", "name": "n", "base_model": "base", **selected(project.store, number, "v")}
     manifest = {
         "policy_version": 8 * number, "parent": str(parent), "parent_version": 8 * PARENT[number],
-        "files": {}, "weights_digest": "w", "lineage": lineage,
+        "files": {}, "weights_digest": "w", "lineage": lineage, "request": {"output": str(project.checkpoints)},
     }  # fmt: skip
     folder = checkpoint(project, number)
     write_sealed_json(folder / "manifest.json", manifest)
@@ -211,3 +213,39 @@ def test_the_retention_job_is_a_dry_run_by_default(project: Project) -> None:
                 run_config={"ops": {"retire_rounds": {"config": given}}}, resources=resources, instance=instance
             )
             assert done.success and project.store.count_rollouts(1) == rows
+
+
+def test_maintenance_removes_objects_of_interrupted_uploads(project: Project, tmp_path: Path) -> None:
+    mirror = open_mirror(project.home.root, f"file://{tmp_path}/bucket/project")
+    mirror.take_over()
+    mirror.commit()
+    left = tmp_path / "bucket" / "project" / "files" / "rounds" / "r0009" / "0123-batch-0000.parquet"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"rows" * 100)
+    os.utime(left, (0, 0))
+    runner = CliRunner()
+    dry = runner.invoke(app, ["store", "compact", "--dry-run"])
+    assert "1 objects of interrupted uploads would be removed" in dry.output and left.exists()
+    compacted = runner.invoke(app, ["store", "compact"])
+    assert compacted.exit_code == 0 and "1 objects of interrupted uploads removed" in compacted.output
+    assert not left.exists() and compact(project).orphans == 0
+    open_mirror(second := tmp_path / "second", mirror.url).take_over()  # has the project now
+    assert "another home has continued" in "".join(compact(project).problems)
+    assert compact(Project.open(Home(second))).problems == []
+
+
+def test_a_home_that_took_over_traces_without_the_rows(project: Project, tmp_path: Path) -> None:
+    mirror, second = open_mirror(project.home.root, f"file://{tmp_path}/bucket/project"), tmp_path / "second"
+    mirror.take_over()
+    mirror.commit()
+    open_mirror(second, mirror.url).take_over()
+    taken, row = Project.open(Home(second)), project.store.rollout_rows(1)[0].row_id
+    ours, theirs = (trace_row(row, each.store, each.checkpoints) for each in (project, taken))
+    assert [one.policy_version for one in theirs.trained] == [one.policy_version for one in ours.trained] == [8]
+    assert [one.policy_version for one in theirs.descendants] == [one.policy_version for one in ours.descendants]
+    assert theirs.judgements == ours.judgements and theirs.run_id == ours.run_id
+    chains = [trace_checkpoint(each.checkpoints / "global_step_24", each.store) for each in (project, taken)]
+    assert [one.data_unchanged for chain in chains for one in chain.trainings] == [True] * 4
+    rows = [path for number in taken.store.rounds() for path in taken.store.rollout_files(number)]
+    assert rows and not any(path.exists() for path in rows)
+    assert [path.parent.name for path in second.rglob("row_selection-*.parquet")] == ["r0001"]

@@ -14,10 +14,15 @@ _HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "date
 
 
 class FaultyProxy:
-    """Passes requests on to ``endpoint``. ``rates`` gives the probability of each kind of fault."""
+    """Passes requests on to ``endpoint``. ``rates`` gives the probability of each kind of fault.
 
-    def __init__(self, endpoint: str, seed: int, **rates: float) -> None:
+    ``latency_s`` is added to every request. ``traffic`` counts the requests of each method, and the bytes of both ways.
+    """
+
+    def __init__(self, endpoint: str, seed: int, *, latency_s: float = 0.0, **rates: float) -> None:
         self.injected: Counter[str] = Counter()
+        self.traffic: Counter[str] = Counter()
+        self._latency_s = latency_s
         self._address = urlsplit(endpoint).netloc
         self._random, self._lock = random.Random(seed), threading.Lock()
         self._rates = rates
@@ -36,6 +41,15 @@ class FaultyProxy:
                     self.injected[kind] += 1
                     return kind
         return None
+
+    def delay(self) -> None:
+        """Wait as a request to a distant store does."""
+        time.sleep(self._latency_s)
+
+    def count(self, method: str, sent: int, received: int) -> None:
+        """Add a request with the bytes that the client sent and received."""
+        with self._lock:
+            self.traffic.update({method: 1, "bytes_sent": sent, "bytes_received": received})
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -62,7 +76,9 @@ def _handler(proxy: FaultyProxy, address: str) -> type[BaseHTTPRequestHandler]:
                 return
             if fault == "slow":
                 time.sleep(1.0)
+            proxy.delay()
             status, headers, content = self._passed_on(body)
+            proxy.count(self.command, len(body), len(content))
             if fault == "lost":  # the request was carried out, and the client is not told
                 self.close_connection = True
             elif fault == "truncated" and self.command == "GET" and len(content) > 1:

@@ -1,6 +1,7 @@
 """A project whose home is copied to S3: the results of the local run, and of a second home that continues it."""
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,26 @@ def test_queries_read_rows_on_s3(tmp_path: Path, bucket: str) -> None:
             counted = connection.execute("SELECT round, count(*) FROM rollouts GROUP BY round ORDER BY round")
             assert counted.fetchall() == [(1, 4), (2, 4)]
     assert not store.rollout_files(1)[0].exists() and store.rollout_rows(1) == rollouts(round=1)
+
+
+def test_objects_of_interrupted_uploads_are_removed_and_named_ones_stay(tmp_path: Path, bucket: str) -> None:
+    (tmp_path / "home").mkdir()
+    mirror = open_mirror(tmp_path / "home", bucket)
+    mirror.take_over()
+    store = ExperienceStore(tmp_path / "home" / "rounds")
+    store.write_rollouts(1, 0, rollouts(round=1))
+    store.write_note(1, "explore", {"rows": 4})
+    named = {each.name for each in mirror.remote.objects("files")}
+    for number in range(20):
+        mirror.remote.write(f"files/rounds/r0002/{number:016x}-batch-0000.parquet", b"rows")
+    found = mirror.remote.objects("files")
+    assert len(found) == len(named) + 20 and all(abs(each.written_at - time.time()) < 600 for each in found)
+    assert mirror.remove_orphans() == (0, 0)  # too young
+    assert mirror.remove_orphans(0.0) == (20, 80)
+    assert {each.name for each in mirror.remote.objects("files")} == named
+    (tmp_path / "second").mkdir()
+    open_mirror(tmp_path / "second", bucket).take_over()
+    assert ExperienceStore(tmp_path / "second" / "rounds").rollout_rows(1) == rollouts(round=1)
 
 
 def test_a_second_home_continues_and_ends_with_the_rows_and_weights_of_a_local_run(

@@ -201,6 +201,8 @@ def _lines(report: "Upkeep") -> list[str]:
         lines.append(f"{rows:,} rollout rows of {len(report.retirements):,} rounds {done}{what} ({size / 1e6:,.1f} MB)")
     if report.protected:
         lines.append(f"{len(report.protected):,} rounds kept for the champion (--champion-too retires them)")
+    if report.orphans:
+        lines.append(f"{report.orphans:,} objects of interrupted uploads {done}removed from the object store")
     if report.freed_bytes:
         lines.append(f"{report.freed_bytes / 1e6:,.1f} MB {done}freed")
     return [*(lines or ["nothing to do"]), *(f"not changed: {problem}" for problem in report.problems)]

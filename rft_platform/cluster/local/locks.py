@@ -24,15 +24,15 @@ _POLL_S = 0.01
 
 
 @contextmanager
-def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold the exclusive lock of ``path`` within the block. Its lock file is ``<path>.lock``.
+def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S, *, shared: bool = False) -> Iterator[None]:
+    """Hold the lock of ``path`` within the block. Its lock file is ``<path>.lock``.
 
-    Raises TransientError, naming the holder, if the lock is not free within ``timeout_s``: a stopped process keeps its
-    locks.
+    ``shared``: several processes may hold it so, while none holds it alone. Raises TransientError, naming the holder,
+    if the lock is not free within ``timeout_s``: a stopped process keeps its locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock_file(path).open("a+", encoding="utf-8") as stream:
-        _wait_for(stream, timeout_s)
+        _wait_for(stream, timeout_s, shared)
         with suppress(OSError):  # a full disk must not prevent the lock
             os.ftruncate(stream.fileno(), 0)
             os.pwrite(stream.fileno(), str(os.getpid()).encode(), 0)
@@ -63,9 +63,9 @@ def try_lock(stream: IO[Any], *, shared: bool = False) -> bool:
     return True
 
 
-def _wait_for(stream: IO[str], timeout_s: float) -> None:
+def _wait_for(stream: IO[str], timeout_s: float, shared: bool) -> None:
     deadline = time.monotonic() + timeout_s
-    while not try_lock(stream):
+    while not try_lock(stream, shared=shared):
         if time.monotonic() > deadline:
             stream.seek(0)
             holder = stream.read(20).strip()

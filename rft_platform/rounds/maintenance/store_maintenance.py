@@ -4,6 +4,7 @@ Only closed rounds are changed. A closed round is trained and evaluated, so no s
 trainer state is saved, so its training is not repeated.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rft_platform.common.digests import lacks_state
-from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.errors import StorageError, StoreTakenError, TransientError, UserError
 from rft_platform.experience.maintenance import (
     GRACE_S,
     Retirement,
@@ -21,8 +22,8 @@ from rft_platform.experience.maintenance import (
     retire_round,
     sweep_round,
 )
-from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.manifests import chain, read_manifest
+from rft_platform.object_store.mirror import mirror_of
 from rft_platform.rounds.maintenance.checkpoint_retention import needed_to_repeat
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, read
@@ -30,6 +31,7 @@ from rft_platform.rounds.project.record import Policy, RoundEvaluation, read
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
 
+LOG = logging.getLogger(__name__)
 _DAY_S = 86_400.0
 _Done = TypeVar("_Done")
 
@@ -42,7 +44,8 @@ class Upkeep:
     rewrites: list[Rewrite] = field(default_factory=list)
     retirements: list[Retirement] = field(default_factory=list)
     protected: list[int] = field(default_factory=list)  # rounds kept because the champion was trained on them
-    freed_bytes: int = 0  # by deleting files that were replaced or retired long enough ago
+    freed_bytes: int = 0  # by deleting files that were replaced or retired long enough ago, and orphans
+    orphans: int = 0  # objects of interrupted uploads on the project's object store
     problems: list[str] = field(default_factory=list)  # rounds left unchanged, with the reason
 
     def to_json(self) -> dict[str, Any]:
@@ -68,7 +71,7 @@ def compact(project: Project, *, keep_last: int = 2, grace_s: float = GRACE_S, d
     store, report = project.store, Upkeep(dry_run)
     for number in _all_but_last(project, keep_last):
         report.rewrites += _try(report, partial(compact_round, store, number, dry_run=dry_run)) or []
-    _sweep_all(store, report, grace_s)
+    _sweep_all(project, report, grace_s)
     return report
 
 
@@ -103,7 +106,7 @@ def retain(
         retired = _try(report, partial(retire_round, store, number, archive=archive, dry_run=dry_run))
         if retired is not None:
             report.retirements.append(retired)
-    _sweep_all(store, report, grace_s)
+    _sweep_all(project, report, grace_s)
     return report
 
 
@@ -127,10 +130,19 @@ def _all_but_last(project: Project, keep_last: int) -> list[int]:
     return closed[: max(0, len(closed) - keep_last)]
 
 
-def _sweep_all(store: ExperienceStore, report: Upkeep, grace_s: float) -> None:
+def _sweep_all(project: Project, report: Upkeep, grace_s: float) -> None:
+    store, mirror = project.store, mirror_of(project.home.root)
     for number in store.rounds():
         freed = _try(report, partial(sweep_round, store, number, grace_s=grace_s, dry_run=report.dry_run))
         report.freed_bytes += freed or 0
+    if mirror is not None:
+        try:
+            report.orphans, freed = mirror.remove_orphans(dry_run=report.dry_run)
+            report.freed_bytes += freed
+        except TransientError as error:  # a process of this home is uploading; the next maintenance removes them
+            LOG.warning("objects of interrupted uploads are not removed now: %s", error)
+        except (UserError, StoreTakenError) as error:
+            report.problems.append(str(error))
 
 
 def _try(report: Upkeep, work: Callable[[], _Done]) -> _Done | None:

@@ -329,13 +329,16 @@ def _selection_read(
     lineage: Mapping[str, Any], store: "ExperienceStore", training: int, verify: bool
 ) -> dict[str, Any]:
     """Return the fields for rows that were selected one by one: the selection file and the rollouts behind it."""
+    from rft_platform.experience.parquet import fetch_unless_here
     from rft_platform.experience.selections import FILTERED, TRAINED_ON, selection_file
     from rft_platform.rounds.project.record import Judged, read
 
     settled, file = lineage["row_selection"], selection_file(store, training, lineage.get("policy", DEFAULT_POLICY))
     versions = {int(number): version for number, version in settled["judge_versions"].items()}
     rollouts, retired, judgements, masked = [], [], [], 0
-    same = file.is_file() and digest_file(file) == settled["sha256"]
+    if verify:
+        fetch_unless_here(file)
+    same = store.stored_digest(file) == settled["sha256"]
     if verify and not same:
         raise DamagedError(f"{file}: missing, or changed since the training (sha256 {settled['sha256'][:16]})")
     for number, version in sorted(versions.items()):

@@ -21,6 +21,7 @@ from rft_platform.common.files import digest_file
 from rft_platform.common.user_code import load_object
 from rft_platform.config.schema.buffer import ReplayBuffer
 from rft_platform.experience.file_names import round_key
+from rft_platform.experience.parquet import fetch_unless_here
 from rft_platform.experience.selections import (
     FILTERED,
     FRESH,
@@ -389,7 +390,7 @@ def _describe(
 def _still_valid(project: Project, number: int, known: RowSelection, policy: str) -> bool:
     """Whether the selection's file and the rows that it takes are still there and unchanged."""
     store, file = project.store, selection_file(project.store, number, policy)
-    if not file.is_file() or digest_file(file) != known.sha256:
+    if not fetch_unless_here(file) or digest_file(file) != known.sha256:
         return False
     if known.digest is not None and known.digest != store.digest(number):
         return False
