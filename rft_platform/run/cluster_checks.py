@@ -145,7 +145,8 @@ def placement_lines(project: Project) -> list[str]:
         count = "each of them" if demand.what == "worker" else f"{demand.count} x"
         lines.append(f"{demand.what:10} {count} {demand.bundle}: on {', '.join(where[demand.what])}")
     if fields := project.config.explorer.workers.runtime_env.fields:
-        fields["env_vars"] = ", ".join(fields.get("env_vars", ())) or "none"  # names: the values may be long
+        if "env_vars" in fields:
+            fields["env_vars"] = ", ".join(fields["env_vars"])  # names: the values may be long
         lines.append(f"{'':10} in a runtime environment: {'; '.join(f'{key} {each}' for key, each in fields.items())}")
     return lines
 

@@ -43,7 +43,11 @@ ON_RAY = {"kind": "process", "runtime_env": {"env_vars": {"TOWN": "Ulm"}}}
     [
         ("local", ON_RAY, r"runtime_env: Ray builds it .* but cluster.kind is local .* leave it out \(on one machine"),
         ("ray", ON_RAY | {"kind": "inprocess"}, r"runtime_env: .* explorer.workers.kind inprocess; set them to ray"),
-        ("ray", ON_RAY | {"python": sys.executable, "runtime_env": {"uv": ["x"]}}, "pip and uv install for Ray's inter"),
+        (
+            "ray",
+            ON_RAY | {"python": sys.executable, "runtime_env": {"uv": ["x"]}},
+            "pip and uv install for Ray's inter",
+        ),
         ("ray", ON_RAY | {"runtime_env": {"env_vars": {"APP_KEY": "12345678"}}}, "env_vars.APP_KEY is a secret by its"),
         (
             "ray",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.cluster.child import AnswerTimeoutError, CallError, Child, ChildError
 from rft_platform.common.errors import UserError
+from rft_platform.common.threads import DaemonThreads
 from rft_platform.rollout.workflow import resolve_workflow
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def check_importable_there(workflow: "WorkerWorkflow") -> None:
     """Raise UserError unless a worker of the workflow's cluster has its runtime environment and can import it."""
     limit_s = _LIMIT_S + workflow.environment_s
     try:
-        asyncio.run(asyncio.wait_for(_load_there(workflow), limit_s))
+        # in a thread, because the caller may run in an event loop, as in a notebook
+        DaemonThreads("import-check").submit(asyncio.run, asyncio.wait_for(_load_there(workflow), limit_s)).result()
     except (TimeoutError, AnswerTimeoutError):
         raise UserError(
             f"workflow {workflow.name!r}: no worker with explorer.workers.runtime_env has imported it within "

@@ -12,7 +12,7 @@ from typing import Any
 
 from rft_platform.common.errors import JudgeUnavailableError, RftError, UserError
 from rft_platform.common.fault_classification import described
-from rft_platform.common.threads import DaemonThreads, UserCodeLoop
+from rft_platform.common.threads import UserCodeLoop
 from rft_platform.common.user_code import drop_safe_path
 from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.judging.execution.compose import JudgePart, JudgeSpec, loaded_part
@@ -80,7 +80,6 @@ class JudgeWorker:
         return {"verdicts": list(map(asdict, verdicts)), "late": late}
 
     async def _judge(self, part: JudgePart, runs: list[RunToJudge]) -> list[Verdict]:
-        asyncio.get_running_loop().set_default_executor(DaemonThreads("judge"))
         context = JudgeContext(JudgeState(Path()), self._models)  # for built-in judges, which do not run here
         return await self._judging.part(part, runs, context)
 

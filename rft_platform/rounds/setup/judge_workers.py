@@ -37,7 +37,7 @@ class ClusterJudgeWorkers:
 
     cluster: Cluster
     count: int | None = None  # maximum number of workers; None: the number of concurrent calls
-    bundle: Bundle = Bundle()  # what each of them reserves
+    bundle: Bundle = field(default_factory=Bundle)  # what each of them reserves
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     environment_s: float = 0.0  # the longest time that a node may need to build the runtime environment
     log_folder: Path | None = None
@@ -48,6 +48,8 @@ class ClusterJudgeWorkers:
     ) -> AsyncIterator["_Calls"]:
         """What calls the parts of ``judge``. Raises UserError for arguments that are not JSON values."""
         parts = [part for part in judge.parts if part.reference is not None]
+        asking = any("auxiliary_models" in signature(part.function).parameters for part in parts)
+        models = auxiliary_models if asking else {}
         setup = {
             "parts": [
                 {name: getattr(part, name) for name in ("name", "reference", "args", "weight", "version")}
@@ -55,7 +57,7 @@ class ClusterJudgeWorkers:
             ],
             "timeout_s": judge.timeout_s,
             "sys_path": user_folders(),
-            "auxiliary_models": {name: model.spec.to_json() for name, model in auxiliary_models.items()},
+            "auxiliary_models": {name: model.spec.to_json() for name, model in models.items()},
         }
         kind = WorkerKind(
             judge.name,
@@ -99,23 +101,23 @@ class _Calls:
         takes = signature(part.function).parameters.keys()
         entries = [_entry(run, in_full=not takes.isdisjoint(("run", "runs"))) for run in runs]
         request = json_text({"part": part.name, "runs": entries}, f"task {runs[0].run.task_id}")
+        how = ""
         for _ in range(_CALLS):
             try:
                 answer = await self._ask(request)
             except AnswerTimeoutError:
-                return _failed(
-                    runs, f"TimeoutError: the judge took longer than {self._timeout_s:g} s (judge_timeout_s)"
-                )
-            except ChildError as error:
-                how = error.how
-                _log.warning("judging run %s is repeated: the worker process %s", runs[0].run.run_id, how)
+                error = f"TimeoutError: the judge took longer than {self._timeout_s:g} s (judge_timeout_s)"
+                return [Verdict(error=error) for _ in runs]
+            except ChildError as lost:
+                how = lost.how
+                _log.warning("a judge's worker process %s while it judged run %s", how, runs[0].run.run_id)
                 continue
             if "refused" in answer:
                 raise UserError(answer["refused"])
             if "unavailable" in answer:
                 raise JudgeUnavailableError(answer["unavailable"])
             return [Verdict(**verdict) for verdict in answer["verdicts"]]
-        return _failed(runs, f"WorkerDied: the judge's worker process {how}, {_CALLS} times in a row")
+        return [Verdict(error=f"WorkerDied: the judge's worker process {how}, {_CALLS} times in a row") for _ in runs]
 
     async def _ask(self, request: bytes) -> dict[str, Any]:
         limit_s = None if self._timeout_s is None else self._timeout_s + _MORE_S
@@ -130,7 +132,3 @@ def _entry(run: RunToJudge, in_full: bool) -> dict[str, Any]:
     seen = run.run if in_full else JudgedRun(run.run.run_id, run.run.task_id, (), (), (), ())
     response = {"response": run.response} if run.document is None else {"document": run.document}
     return {"group_id": run.group_id, "task": run.task, "run": run_to_json(seen), **response}
-
-
-def _failed(runs: Sequence[RunToJudge], error: str) -> list[Verdict]:
-    return [Verdict(error=error) for _ in runs]
