@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rft_platform.config.schema.section import Section
 
@@ -142,6 +142,18 @@ class RuntimeEnv(Section):
     config: RuntimeEnvConfig = RuntimeEnvConfig()
     """How Ray builds the environment."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        """Ray has more fields, so an unknown one is no misspelling: name those that there are."""
+        unknown = [name for name in given if name not in cls.model_fields] if isinstance(given, dict) else []
+        if unknown:
+            raise ValueError(
+                f"explorer.workers.runtime_env: got the fields {', '.join(map(str, unknown))}; expected "
+                f"{', '.join(cls.model_fields)}"
+            )
+        return given
+
     @property
     def fields(self) -> dict[str, Any]:
         """The keys that are set, as Ray takes them; empty if there are none."""
@@ -151,8 +163,9 @@ class RuntimeEnv(Section):
     @property
     def folders(self) -> list[str]:
         """The local folders from which workers import first."""
-        modules = [str(Path(entry).parent) for entry in self.py_modules]
-        return [each for each in (*modules, self.working_dir) if each is not None and "://" not in each]
+        modules = [str(Path(entry).parent) for entry in self.py_modules if "://" not in entry]
+        here = self.working_dir is not None and "://" not in self.working_dir
+        return [*modules, str(self.working_dir)] if here else modules
 
 
 class Workers(Section):
