@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.cluster.child import AnswerTimeoutError, CallError, Child, ChildError
 from rft_platform.common.errors import UserError
 from rft_platform.common.threads import DaemonThreads
+from rft_platform.common.user_code import user_folders
 from rft_platform.rollout.workflow import resolve_workflow
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def check_importable_there(workflow: "WorkerWorkflow") -> None:
 
 
 async def _load_there(workflow: "WorkerWorkflow") -> None:
-    from rft_platform.rollout.workers.worker_executor import starter, user_folders  # workers do not need it
+    from rft_platform.rollout.workers.worker_executor import starter  # workers do not need it
 
     worker = starter(workflow)(__name__, python=workflow.python, log=Path(os.devnull))
     try:

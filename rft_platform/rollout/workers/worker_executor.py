@@ -1,8 +1,5 @@
 """Make attempts in worker processes, where a crash or hang of user code affects only that run."""
 
-import site
-import sys
-import sysconfig
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -14,6 +11,7 @@ from rft_platform.cluster.child import Child, ChildError
 from rft_platform.cluster.interface import Bundle, Worker
 from rft_platform.cluster.worker_pool import WorkerKind, WorkerPool
 from rft_platform.common.errors import EngineError, UserError
+from rft_platform.common.user_code import user_folders
 from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool.engine_pool import EnginePool
@@ -150,14 +148,6 @@ def starter(workflow: WorkerWorkflow) -> Callable[..., Worker]:
         return Child
     bundle = Bundle(workflow.cpus, resources=workflow.resources)
     return partial(workflow.cluster.worker, bundle=bundle, runtime_env=workflow.runtime_env)
-
-
-def user_folders() -> list[str]:
-    """The folders of ``sys.path`` with the user's modules, without the folders of Python and of installed packages."""
-    own = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
-    roots = [Path(folder).resolve() for folder in own]
-    folders = dict.fromkeys(str(Path(folder or ".").resolve()) for folder in sys.path)
-    return [folder for folder in folders if not any(Path(folder).is_relative_to(root) for root in roots)]
 
 
 def _specs(auxiliary_models: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from rft_platform.cluster.child import AnswerTimeoutError, ChildError
 from rft_platform.cluster.interface import Bundle, Cluster
 from rft_platform.cluster.worker_pool import WorkerKind, WorkerPool
 from rft_platform.common.errors import JudgeUnavailableError, UserError
+from rft_platform.common.user_code import user_folders
 from rft_platform.judging.execution.compose import JudgePart, JudgeSpec
 from rft_platform.judging.execution.judge_executor import RunToJudge, Verdict
 from rft_platform.judging.judged_run import JudgedRun, run_to_json
-from rft_platform.rollout.workers.worker_executor import user_folders
 from rft_platform.rollout.workers.worker_wire import json_text
 from rft_platform.rounds.project.project import Project
 
