@@ -77,7 +77,7 @@ class JudgeWorker:
         except UserError as error:
             return {"refused": str(error)}
         late = self._timeout_s is not None and perf_counter() - began >= self._timeout_s
-        return {"verdicts": list(map(asdict, verdicts)), "late": late}
+        return {"verdicts": [asdict(verdict) for verdict in verdicts], "late": late}
 
     async def _judge(self, part: JudgePart, runs: list[RunToJudge]) -> list[Verdict]:
         context = JudgeContext(JudgeState(Path()), self._models)  # for built-in judges, which do not run here
