@@ -46,9 +46,13 @@ ON_RAY = {"kind": "process", "runtime_env": {"env_vars": {"TOWN": "Ulm"}}}
         (
             "ray",
             ON_RAY | {"python": sys.executable, "runtime_env": {"uv": ["x"]}},
-            "pip and uv install for Ray's inter",
+            "runtime_env: pip and uv install for Ray's",
         ),
-        ("ray", ON_RAY | {"runtime_env": {"env_vars": {"APP_KEY": "12345678"}}}, "env_vars.APP_KEY is a secret by its"),
+        (
+            "ray",
+            ON_RAY | {"runtime_env": {"env_vars": {"APP_KEY": "12345678"}}},
+            "runtime_env.env_vars.APP_KEY is a secret",
+        ),
         (
             "ray",
             ON_RAY | {"runtime_env": {"pip": {"packages": [], "index": "https://me:pw-of-mine@host/simple"}}},
