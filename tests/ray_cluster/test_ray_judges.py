@@ -1,6 +1,7 @@
 """Judges in workers on the nodes of a Ray cluster: the judgements of one machine, whatever dies."""
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,9 +21,8 @@ from rft_platform.judging.types import RunJudgement
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
 from rft_platform.rounds.setup.judge_workers import ClusterJudgeWorkers
 from rft_platform.tasks.task import Task
-from tests.judging.conftest import run_rows
+from tests.judging.conftest import JudgeServer, run_rows
 from tests.ray_cluster import judges
-from tests.rollout.fake_engine import FakeEngine
 
 if TYPE_CHECKING:
     from rft_platform.cluster.ray.ray_cluster import RayCluster
@@ -120,13 +120,21 @@ def test_errors_that_concern_all_runs_keep_their_class(cluster: "RayCluster") ->
         judge_runs(rows_of(["raise"]), TASKS, there(build_judge(LENGTH), cluster))
 
 
-def test_judges_may_ask_auxiliary_models(cluster: "RayCluster", engine: FakeEngine) -> None:
-    model = AuxiliaryModel(AuxiliarySpec("helper", "m", engine.base_url, engine_keys=(engine.api_key,)))
-    options: dict[str, Any] = {"auxiliary_models": {"helper": model}}
-    judge, rows = build_judge(ASKS), rows_of(["a", "b"])
-    here = judge_runs(rows, TASKS, judge, **options)
-    assert facts(judge_runs(rows, TASKS, there(judge, cluster), **options)) == facts(here)
-    assert all(run.error is None for run in here)
+def test_judges_may_ask_auxiliary_models(cluster: "RayCluster") -> None:
+    server = JudgeServer(lambda prompt: "x" * len(prompt))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        model = AuxiliaryModel(AuxiliarySpec("helper", "m", server.model["base_url"]))
+        options: dict[str, Any] = {"auxiliary_models": {"helper": model}}
+        judge, rows = build_judge(ASKS), rows_of(["a", "b" * 100])
+        here = judge_runs(rows, TASKS, judge, **options)
+        assert facts(judge_runs(rows, TASKS, there(judge, cluster), **options)) == facts(here)
+        assert here[0].reward < here[1].reward
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_other_code_on_a_node_is_refused(
