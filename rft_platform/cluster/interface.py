@@ -243,10 +243,18 @@ class Cluster(Protocol):
         """
         ...
 
-    def worker(self, module: str, *, python: str | None = None, log: Path, bundle: Bundle = Bundle()) -> Worker:
+    def worker(
+        self,
+        module: str,
+        *,
+        python: str | None = None,
+        log: Path,
+        bundle: Bundle = Bundle(),
+        runtime_env: Mapping[str, Any] | None = None,
+    ) -> Worker:
         """Start a process that calls functions of ``module``; this does not wait for it.
 
         ``python``: another interpreter, which needs only what ``module`` imports. ``log``: the file that its output is
-        appended to. Raises OSError if it cannot start.
+        appended to. ``runtime_env``: a runtime environment of Ray, with Ray's names. Raises OSError if it cannot start.
         """
         ...

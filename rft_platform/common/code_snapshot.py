@@ -80,13 +80,13 @@ def references_in(value: Any) -> Iterator[str]:
             yield from references_in(entry)
 
 
-def take_snapshot(references: Iterable[str]) -> CodeSnapshot:
+def take_snapshot(references: Iterable[str], folders: Iterable[str] = ()) -> CodeSnapshot:
     """The source of the objects that ``references`` name, with all files of the user's code that they import.
 
     A reference is ``package.module:attribute``, ``file.py:attribute``, or the name of a module. Indirect imports are
-    included.
+    included. Modules are looked up in ``folders`` before ``sys.path``.
     """
-    search = _Search()
+    search = _Search(folders)
     for reference in sorted(set(references)):
         search.add(reference)
     left_out = [f"files beyond the first {MAX_FILES}"] if search.has_more else []
@@ -96,7 +96,8 @@ def take_snapshot(references: Iterable[str]) -> CodeSnapshot:
 class _Search:
     """Follows imports from file to file."""
 
-    def __init__(self) -> None:
+    def __init__(self, folders: Iterable[str] = ()) -> None:
+        self._roots = [*folders, *_roots()]
         self.files: dict[str, SourceFile] = {}
         self.not_found: list[str] = []
         self.has_more = False
@@ -109,10 +110,10 @@ class _Search:
             return
         module = reference.rpartition(":")[0] or reference
         if module.endswith(".py"):
-            file, roots = Path(module).absolute(), [str(Path(module).absolute().parent), *_roots()]
+            file, roots = Path(module).absolute(), [str(Path(module).absolute().parent), *self._roots]
             found = [(file, file.parent)] if file.is_file() else []
         else:
-            roots = _roots()
+            roots = self._roots
             found = list(_files_of(module, roots))
         if not found and (module.endswith(".py") or not _is_installed(module)):
             self.not_found.append(reference)

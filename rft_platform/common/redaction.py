@@ -101,11 +101,12 @@ def holds_secret(setting: str) -> bool:
 
 def _secret_values(environment: Mapping[str, str] | None) -> tuple[str, ...]:
     given = os.environ if environment is None else environment
-    return _values(tuple((name, value) for name, value in given.items() if _names_a_secret(name)))
+    return _values(tuple((name, value) for name, value in given.items() if names_a_secret(name)))
 
 
 @lru_cache(maxsize=4096)
-def _names_a_secret(name: str) -> bool:
+def names_a_secret(name: str) -> bool:
+    """Whether an environment variable with this name has a secret as its value."""
     return name in _SECRET_URLS or _SECRET_NAME.search(name) is not None
 
 

@@ -12,7 +12,9 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
+import site
 import sys
+import sysconfig
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -148,6 +150,14 @@ def find_working_folder() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
+
+
+def user_folders() -> list[str]:
+    """The folders of ``sys.path`` with the user's modules, without the folders of Python and of installed packages."""
+    own = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
+    roots = [Path(folder).resolve() for folder in own]
+    folders = dict.fromkeys(str(Path(folder or ".").resolve()) for folder in sys.path)
+    return [folder for folder in folders if not any(Path(folder).is_relative_to(root) for root in roots)]
 
 
 def drop_safe_path() -> None:

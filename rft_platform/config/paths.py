@@ -37,6 +37,11 @@ _LOCAL_OR_NAME = [
     ("buffer", "eval_tasksets", "*", "path"),
     ("buffer", "trainer_input", "experience_buffer", "path"),
     ("explorer", "auxiliary_models", "*", "model_path"),
+    ("explorer", "workers", "runtime_env", "working_dir"),
+    ("explorer", "workers", "runtime_env", "py_modules", "*"),
+    ("explorer", "workers", "runtime_env", "pip"),
+    ("explorer", "workers", "runtime_env", "pip", "packages"),
+    ("explorer", "workers", "runtime_env", "uv"),
     ("policies", "*", "model_path"),
     ("warm_start", "path"),
 ]
@@ -96,8 +101,11 @@ def without_folders(data: dict[str, Any]) -> dict[str, Any]:
 def _rewrite(node: Any, keys: tuple[str, ...], change: _Change) -> None:
     first, *rest = keys
     if first == "*":
-        for item in node if isinstance(node, list) else ():
-            _rewrite(item, tuple(rest), change)
+        for index, item in enumerate(node if isinstance(node, list) else ()):
+            if rest:
+                _rewrite(item, tuple(rest), change)
+            elif isinstance(item, str):
+                node[index] = change(item)
     elif isinstance(node, dict) and first in node:
         if rest:
             _rewrite(node[first], tuple(rest), change)

@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rft_platform.common.policy_names import DEFAULT_POLICY
@@ -87,6 +87,19 @@ class JudgedRun:
     def truncated(self) -> bool:
         """Whether the last answer was cut off."""
         return self.steps[-1].truncated
+
+
+def run_to_json(run: JudgedRun) -> dict[str, Any]:
+    """Convert to plain values."""
+    return asdict(run)
+
+
+def run_from_json(value: Mapping[str, Any]) -> JudgedRun:
+    """Restore a run from the output of ``run_to_json``."""
+    steps = tuple(JudgedStep(**step) for step in value["steps"])
+    calls = tuple(ToolCall(**call) for call in value["tool_calls"])
+    texts = {name: tuple(value[name]) for name in ("messages", "tools")}
+    return JudgedRun(**{**value, **texts, "steps": steps, "tool_calls": calls})
 
 
 def judged_run(rows: Sequence[RolloutRow]) -> JudgedRun:

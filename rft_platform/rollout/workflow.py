@@ -70,6 +70,12 @@ class WorkerWorkflow:
     cluster: "Cluster | None" = None  # where the workers run; None: as children of this process
     cpus: int = 1  # that the cluster reserves for each worker, if it has several machines
     resources: Mapping[str, float] = field(default_factory=dict)  # named resources of the cluster for each worker
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)  # Ray's runtime environment of each worker
+
+    @property
+    def environment_s(self) -> float:
+        """The longest time that a node may need to build the runtime environment."""
+        return float(self.runtime_env.get("config", {}).get("setup_timeout_seconds", 0.0))
 
 
 #: Workflows that this process can call.

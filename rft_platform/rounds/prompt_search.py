@@ -123,7 +123,7 @@ def _prepared(project: Project) -> _Search:
     start = settings.start or taskset.format.system_prompt
     if not start:
         raise UserError("prompt_search.start is not set, and the taskset has no format.system_prompt: set one of them")
-    if project.config.explorer.workers.python is None:
+    if not project.config.explorer.workers.own_imports:
         for each in (taskset, inputs.eval_tasksets[0]):
             if not takes_system_prompt(each.workflow):
                 raise UserError(

@@ -28,6 +28,7 @@ Check = Callable[[Project], Iterator[Finding]]
 PROJECT: tuple[Check, ...] = (
     cluster_checks.access_problems,
     cluster_checks.placement_problems,
+    cluster_checks.environment_problems,
     project_checks.algorithm_problems,
     project_checks.folder_problems,
     project_checks.service_problems,

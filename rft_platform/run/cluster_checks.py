@@ -8,7 +8,7 @@ from importlib import metadata
 from rft_platform.cluster.interface import Bundle, Node
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.checks.machine import Machine
-from rft_platform.config.findings import Finding, error, note
+from rft_platform.config.findings import Finding, error, note, raised
 from rft_platform.config.gpu_placement import engine_gpus, engine_share
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
@@ -124,6 +124,16 @@ def access_problems(project: Project) -> Iterator[Finding]:
             )
 
 
+def environment_problems(project: Project) -> Iterator[Finding]:
+    """A runtime environment of the workers that Ray refuses, or whose local files do not exist."""
+    config = project.config
+    if config.cluster.kind == "local" or not config.explorer.workers.runtime_env.fields:
+        return
+    from rft_platform.cluster.ray.runtime_environment import runtime_environment
+
+    yield from raised(runtime_environment, config.explorer.workers.runtime_env.fields)
+
+
 def placement_lines(project: Project) -> list[str]:
     """The nodes, and a placement of what the project starts; Ray may choose other nodes with room."""
     if project.config.cluster.kind == "local":
@@ -134,6 +144,10 @@ def placement_lines(project: Project) -> list[str]:
     for demand in wanted:
         count = "each of them" if demand.what == "worker" else f"{demand.count} x"
         lines.append(f"{demand.what:10} {count} {demand.bundle}: on {', '.join(where[demand.what])}")
+    if fields := project.config.explorer.workers.runtime_env.fields:
+        if "env_vars" in fields:
+            fields["env_vars"] = ", ".join(fields["env_vars"])  # names: the values may be long
+        lines.append(f"{'':10} in a runtime environment: {'; '.join(f'{key} {each}' for key, each in fields.items())}")
     return lines
 
 

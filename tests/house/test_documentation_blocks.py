@@ -82,7 +82,8 @@ NOT_RUN: list[tuple[str, str, str]] = [
 CHECKED_IN_PART: list[tuple[str, str, str]] = [
     ("docs/guide.md", "engine: {kind: vllm}", "vLLM"),
     ("docs/guide.md", "engine: {urls:", "engines on other hosts"),
-    ("docs/cluster.md", "kind: ray", "a Ray cluster"),
+    ("docs/cluster.md", "address: auto", "a Ray cluster"),
+    ("docs/cluster.md", "runtime_env:", "a Ray cluster"),
     ("docs/prompts.md", "prompt_search:", "held-out tasks"),
     ("docs/store.md", "store_url:", "s3fs"),
 ]

@@ -28,7 +28,11 @@ def two_homes(tmp_path: Path, tiny_model: Path) -> tuple[ProjectFolder, ProjectF
         document["buffer"]["total_steps"] = 1
         document["buffer"]["explorer_input"]["taskset"]["workflow"] = "tests.ray_cluster.agents:adds"
         if name == "ray":
+            (folder / "code").mkdir()
+            environment = {"working_dir": "./code", "env_vars": {"TOWN": "Ulm"}}
             document["cluster"] = {"node_num": 2}
+            workers = {**CONFIG["explorer"]["workers"], "runtime_env": environment}
+            document["explorer"] = {**document["explorer"], "workers": workers}
         else:
             document["trainer"] = {"nproc": 2}
         file = folder / "rft.yaml"
@@ -38,8 +42,11 @@ def two_homes(tmp_path: Path, tiny_model: Path) -> tuple[ProjectFolder, ProjectF
 
 
 def rows_of(project: ProjectFolder) -> list[dict[str, Any]]:
-    columns = ["run_id", "prompt_ids", "response_ids", "rollout_logprobs"]
-    files = sorted((project.home / "rounds" / "r0001" / "rollouts").glob("*.parquet"))
+    return read(project, "rollouts", ["run_id", "prompt_ids", "response_ids", "rollout_logprobs"])
+
+
+def read(project: ProjectFolder, kind: str, columns: list[str]) -> list[dict[str, Any]]:
+    files = sorted((project.home / "rounds" / "r0001" / kind).glob("*.parquet"))
     rows = [row for file in files for row in pq.read_table(file, columns=columns).to_pylist()]
     return sorted(rows, key=lambda row: str(row["run_id"]))
 
@@ -51,6 +58,7 @@ def test_rows_and_weights_are_those_of_the_local_run(
     local.rft("run", "--config", str(local.config))
     plan = on_ray.rft("run", "--config", str(on_ray.config), "--cluster", "ray", "--dry-run").stdout
     assert "127.0.0.1: 4 CPUs, 0 GPUs" in plan and "trainer    2 x 1 CPU, 0 GPUs: on 127.0.0.1, 127.0.0.1" in plan
+    assert f"in a runtime environment: env_vars TOWN; working_dir {on_ray.config.parent / 'code'}; config" in plan
     on_ray.rft("run", "--config", str(on_ray.config), "--cluster", "ray", "--detach-engines")
     doctor = on_ray.rft("doctor", check=False).stdout
     assert "Ray node 127.0.0.1: 4 CPUs" in doctor and "require a token" in doctor
@@ -58,6 +66,10 @@ def test_rows_and_weights_are_those_of_the_local_run(
     assert [{**row, "rollout_logprobs": 0} for row in ours] == [{**row, "rollout_logprobs": 0} for row in theirs]
     for row, other in zip(ours, theirs, strict=True):
         assert row["rollout_logprobs"] == pytest.approx(other["rollout_logprobs"], abs=1e-6)
+    judged = [read(project, "judged", ["run_id", "reward", "judge_version"]) for project in two_homes]
+    assert judged[0] == judged[1]
+    logs = [project.home / "logs" / "judge-workers.log" for project in two_homes]
+    assert [log.exists() for log in logs] == [False, True]
     files = [Path(project.note(1, "policy")["folder"]) / "model.safetensors" for project in two_homes]
     one, other = map(load_file, files)
     assert all(abs(tensor - other[name]).max() <= 1e-6 for name, tensor in one.items())

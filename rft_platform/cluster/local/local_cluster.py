@@ -5,10 +5,10 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 import psutil
@@ -91,8 +91,20 @@ class LocalCluster(FileCluster):
             self.stop(name, END_S)
         self.stop_strays()
 
-    def worker(self, module: str, *, python: str | None = None, log: Path, bundle: Bundle = Bundle()) -> Child:
-        """Start a child process; ``bundle`` has no effect, because all children of this machine share it."""
+    def worker(
+        self,
+        module: str,
+        *,
+        python: str | None = None,
+        log: Path,
+        bundle: Bundle = Bundle(),
+        runtime_env: Mapping[str, Any] | None = None,
+    ) -> Child:
+        """Start a child process.
+
+        ``bundle`` has no effect, because all children of this machine share it; nor has ``runtime_env``, because only
+        Ray builds it, and a configuration with both is refused.
+        """
         return Child(module, python=python, log=log)
 
     def become(self, service: Service) -> NoReturn:

@@ -6,6 +6,7 @@ Read in this order:
 - ``actors``: what runs on the nodes: a service in ``ServiceActor``, a child process in ``WorkerActor``.
 - ``ray_cluster``: ``RayCluster``, a ``Cluster`` whose services are detached named actors.
 - ``groups``: groups of ranks on several nodes, in a placement group.
+- ``runtime_environment``: runtime environments of workers, with local paths as URIs.
 - ``ray_worker``: ``RayWorker``, a ``Worker`` whose process is the child of an actor.
 
 Ray places, names and watches processes; services and their clients talk HTTP, as on one machine. All nodes need the

@@ -148,6 +148,18 @@ def _held_open(path: Path) -> int:
     return os.open(path, os.O_RDWR)
 
 
+def _variables(command: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a child: the command's win, except that folders of a runtime environment come first."""
+    from ray import get_runtime_context
+
+    variables = {**os.environ, **command}
+    if get_runtime_context().runtime_env:
+        for name in ("PYTHONPATH", "PATH"):
+            values = os.environ.get(name, ""), command.get(name, "")
+            variables[name] = os.pathsep.join(dict.fromkeys(filter(None, os.pathsep.join(values).split(os.pathsep))))
+    return variables
+
+
 class WorkerActor:
     """Runs one ``Child`` on its node. Its calls return streams: notes, and at last the result or the failure."""
 
@@ -158,7 +170,7 @@ class WorkerActor:
         """Start the process; returns None, or why it cannot be started."""
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._child = Child(module, python=python, log=Path(log), env={**os.environ, **environment})
+            self._child = Child(module, python=python, log=Path(log), env=_variables(environment))
         except OSError as error:
             return error.strerror or str(error)
         return None

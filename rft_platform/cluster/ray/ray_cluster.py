@@ -21,6 +21,7 @@ from rft_platform.cluster.ray.actors import ServiceActor, WorkerActor, travellin
 from rft_platform.cluster.ray.connection import joined, kill, living_nodes, lost
 from rft_platform.cluster.ray.groups import MEMBER, endpoint_of, in_bundle, place_group, remove_groups, start_members
 from rft_platform.cluster.ray.ray_worker import RayWorker
+from rft_platform.cluster.ray.runtime_environment import runtime_environment
 
 _ASK_S = 15.0  # a node that is lost is declared dead after about so long
 _POLL_S = 0.1
@@ -96,11 +97,25 @@ class RayCluster(FileCluster):
         for name in self._names():
             self.stop(name, END_S)
 
-    def worker(self, module: str, *, python: str | None = None, log: Path, bundle: Bundle = Bundle()) -> RayWorker:
-        """Start an actor on any node with room for ``bundle``, spread over the nodes, and its child process."""
+    def worker(
+        self,
+        module: str,
+        *,
+        python: str | None = None,
+        log: Path,
+        bundle: Bundle = Bundle(),
+        runtime_env: Mapping[str, Any] | None = None,
+    ) -> RayWorker:
+        """Start an actor on any node with room for ``bundle``, spread over the nodes, and its child process.
+
+        Raises UserError for a ``runtime_env`` that Ray refuses.
+        """
         options = {**_reserved(bundle), "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        if runtime_env:
+            options["runtime_env"] = runtime_environment(runtime_env)
         actor = _remote(self.ray, WorkerActor).options(**options).remote()
-        return RayWorker(self.ray, actor, module, python, log, travelling(os.environ))
+        own = (runtime_env or {}).get("env_vars", {})
+        return RayWorker(self.ray, actor, module, python, log, {**travelling(os.environ), **own})
 
     def start(self, service: Service, generation: int) -> Address:
         """Start a detached actor that runs the service; the caller holds the start lock."""

@@ -7,6 +7,7 @@ from typing import Any
 from rft_platform.cluster import child
 from rft_platform.cluster.child import CallError, MachineLostError
 from rft_platform.cluster.ray.connection import kill, lost
+from rft_platform.cluster.ray.runtime_environment import unbuilt
 
 _LOST = "was lost with its actor or its node"
 
@@ -53,6 +54,9 @@ class RayWorker:
                     on_note(value)
         except lost(self._ray):
             pass
+        except self._ray.exceptions.RuntimeEnvSetupError as error:
+            self.kill()
+            raise unbuilt(error) from error
         except BaseException:
             self.kill()
             raise

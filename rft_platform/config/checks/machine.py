@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from rft_platform.common.redaction import names_a_secret
 from rft_platform.config.findings import Finding, error
 from rft_platform.config.gpu_placement import gpu_count, place
 from rft_platform.config.memory_plan import gpu_bytes, memory_problems
@@ -142,6 +143,30 @@ def _worker_problems(config: RftConfig) -> Iterator[Finding]:
             f"explorer.workers.python {workers.python}: no such program; give the interpreter of the environment that "
             "the agent needs, as in /envs/agents/bin/python"
         )
+    if workers.runtime_env.fields:
+        yield from _runtime_env_problems(config)
+
+
+def _runtime_env_problems(config: RftConfig) -> Iterator[Finding]:
+    """Why workers cannot have their runtime environment, and variables that a stored file must not have."""
+    key, workers = "explorer.workers.runtime_env", config.explorer.workers
+    if config.cluster.kind == "local" or workers.kind == "inprocess":
+        yield error(
+            f"{key}: Ray builds it for processes on its nodes, but cluster.kind is {config.cluster.kind} and "
+            f"explorer.workers.kind {workers.kind}; set them to ray and process, or leave it out (on one machine, "
+            "explorer.workers.python names the interpreter of another environment)"
+        )
+    if workers.python is not None and (workers.runtime_env.pip or workers.runtime_env.uv):
+        yield error(
+            f"{key}: pip and uv install for Ray's interpreter, not for explorer.workers.python {workers.python}; "
+            "leave out one of the two"
+        )
+    for name in workers.runtime_env.env_vars:
+        if names_a_secret(name):
+            yield error(
+                f"{key}.env_vars.{name} is a secret by its name, and configurations are stored as plain text: leave it "
+                "out and export it where the run starts; workers get the variables of that command"
+            )
 
 
 def _folder_problems(key: str, path: str) -> Iterator[Finding]:

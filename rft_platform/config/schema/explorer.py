@@ -1,9 +1,10 @@
 """Sections ``explorer`` and ``engine``: how models are served, and how workflows run against them."""
 
 import re
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rft_platform.config.schema.section import Section
 
@@ -116,6 +117,57 @@ class DynamicTimeout(Section):
     """Factor on the mean duration."""
 
 
+class RuntimeEnvConfig(Section):
+    """How Ray builds a runtime environment."""
+
+    setup_timeout_seconds: PositiveInt = 600
+    """Time-out of the installation on one node."""
+
+
+class RuntimeEnv(Section):
+    """A runtime environment of Ray, with Ray's names. Each node builds it when it starts its first worker."""
+
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables. Secrets do not belong here: workers get the variables of the command that starts them."""
+    working_dir: str | None = None
+    """Folder in which the workers run, and from which they import first. A path that all nodes see, or the URI of an
+    archive."""
+    py_modules: list[str] = Field(default_factory=list)
+    """Packages and modules that workers import before others: paths that all nodes see, wheels or URIs."""
+    pip: str | list[str] | dict[str, Any] | None = None
+    """Packages that pip installs for the workers: a list, the path of a requirements file, or ``{packages,
+    pip_version, pip_check, pip_install_options}``."""
+    uv: str | list[str] | dict[str, Any] | None = None
+    """The same with uv; the options are ``{packages, uv_version, uv_check, uv_pip_install_options}``."""
+    config: RuntimeEnvConfig = RuntimeEnvConfig()
+    """How Ray builds the environment."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        """Ray has more fields, so an unknown one is no misspelling: name those that there are."""
+        unknown = [name for name in given if name not in cls.model_fields] if isinstance(given, dict) else []
+        if unknown:
+            raise ValueError(
+                f"explorer.workers.runtime_env: got the fields {', '.join(map(str, unknown))}; expected "
+                f"{', '.join(cls.model_fields)}"
+            )
+        return given
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The keys that are set, as Ray takes them; empty if there are none."""
+        given = self.model_dump(mode="json", exclude_defaults=True)
+        return given and {**given, "config": self.config.model_dump()}
+
+    @property
+    def folders(self) -> list[str]:
+        """The local folders from which workers import first."""
+        modules = [str(Path(entry).parent) for entry in self.py_modules if "://" not in entry]
+        here = self.working_dir is not None and "://" not in self.working_dir
+        return [*modules, str(self.working_dir)] if here else modules
+
+
 class Workers(Section):
     """Processes in which workflows run, if the workflow calls the model itself (every workflow but single_turn)."""
 
@@ -131,6 +183,17 @@ class Workers(Section):
     """Processors of a node that each process reserves, with ``cluster.kind`` ray."""
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Named resources of a node that each process reserves, with ``cluster.kind`` ray: ``{browser: 1}``."""
+    runtime_env: RuntimeEnv = RuntimeEnv()
+    """Ray's runtime environment of each process, with ``cluster.kind`` ray: variables, code and packages."""
+    judges: bool = True
+    """With ``kind`` process and ``cluster.kind`` ray, run judges that are your functions in such processes, too. They
+    use the nodes' interpreter. false: in the process of the run, for judges that keep state between runs."""
+
+    @property
+    def own_imports(self) -> bool:
+        """Whether the processes import code or packages that this process may not have."""
+        env = self.runtime_env
+        return bool(self.python or env.working_dir or env.py_modules or env.pip or env.uv)
 
 
 class Explorer(Section):

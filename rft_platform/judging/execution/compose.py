@@ -6,14 +6,15 @@ A name in the configuration is a built-in judge or any importable function.
 import difflib
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
 from rft_platform.common.errors import UserError
-from rft_platform.common.user_code import load_object, short_name
+from rft_platform.common.user_code import is_live, load_object, short_name
 from rft_platform.judging.execution.agentscope_metrics import MetricJudge, is_metric
 from rft_platform.judging.execution.judge_version import judge_version
 from rft_platform.judging.judge_context import JudgeState
@@ -40,6 +41,9 @@ from rft_platform.judging.types import (
     check_judge_function,
     is_group_judge,
 )
+
+if TYPE_CHECKING:
+    from rft_platform.judging.execution.judge_executor import RunToJudge, Verdict
 
 RULES: Mapping[str, JudgeFunction | GroupJudge] = MappingProxyType(
     {
@@ -103,6 +107,12 @@ class JudgePart:
     group: bool = False  # whether it judges all runs of a group at once
     builtin: bool = False  # whether it comes with the platform
     settings: Mapping[str, Any] | None = None  # only for a judge class: settings that its rewards depend on
+    reference: str | None = None  # of a user's function that other processes can load
+
+    @property
+    def version(self) -> str:
+        """A digest of everything that this part's rewards depend on."""
+        return judge_version([(self.name, self.function, self.described, self.weight)])
 
     @property
     def described(self) -> dict[str, Any]:
@@ -118,6 +128,7 @@ class JudgeSpec:
     version: str
     timeout_s: float | None = None  # limit of a user function for one run, or one group
     state: JudgeState | None = None  # where models' answers and their cost are stored; None: in RFT_HOME
+    workers: "JudgeWorkers | None" = None  # where the user's functions run; None: in this process
 
     @property
     def name(self) -> str:
@@ -134,6 +145,24 @@ class JudgeSpec:
             or "auxiliary_models" in inspect.signature(part.function).parameters
             for part in self.parts
         )
+
+
+class PartCaller(Protocol):
+    """Calls the user's functions of a judge in other processes."""
+
+    async def judge(self, part: JudgePart, runs: Sequence["RunToJudge"]) -> list["Verdict"]:
+        """The verdicts of one part on a run, or on the runs of a group; repeated elsewhere if the process is lost."""
+        ...
+
+
+class JudgeWorkers(Protocol):
+    """Starts processes that call the user's functions of a judge."""
+
+    def calling(
+        self, judge: JudgeSpec, auxiliary_models: Mapping[str, Any], concurrency: int
+    ) -> AbstractAsyncContextManager[PartCaller]:
+        """What calls the parts of ``judge`` that have a reference, ``concurrency`` at a time."""
+        ...
 
 
 class WeightedEntry(Protocol):
@@ -191,6 +220,11 @@ def build_judge(
     return JudgeSpec(tuple(parts), version)
 
 
+def loaded_part(name: str, reference: str, args: Mapping[str, Any], weight: float) -> JudgePart:
+    """The part of a judge that is a user's function, in another process. Raises UserError as ``build_judge`` does."""
+    return replace(_part(reference, dict(args), weight, Columns()), name=name)
+
+
 def _part(judge: str | JudgeFunction, args: dict[str, Any], weight: float, columns: Columns) -> JudgePart:
     if isinstance(judge, str) and judge in MODEL_JUDGES:
         return _model_part(judge, args, weight, columns)
@@ -199,6 +233,7 @@ def _part(judge: str | JudgeFunction, args: dict[str, Any], weight: float, colum
     else:
         name, function = getattr(judge, "__name__", type(judge).__name__), judge
     builtin, group = function in RULES.values(), is_group_judge(function)
+    reference = judge if isinstance(judge, str) and not builtin and not is_live(judge) else None
     if builtin:
         args = _rule_arguments(name, function, args, columns.answer)
     else:
@@ -206,7 +241,7 @@ def _part(judge: str | JudgeFunction, args: dict[str, Any], weight: float, colum
             check_group_judge(function, args) if group else check_judge_function(function, args, run=True)
         except ValueError as error:
             raise UserError(f"judge {name!r}: {error}") from error
-    return JudgePart(name, function, args, weight, group, builtin)
+    return JudgePart(name, function, args, weight, group, builtin, reference=reference)
 
 
 def _model_part(name: str, args: dict[str, Any], weight: float, columns: Columns) -> JudgePart:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -23,7 +24,7 @@ from rft_platform.common.errors import JudgeUnavailableError, UserError
 from rft_platform.common.fault_classification import described, user_place
 from rft_platform.common.threads import UserCodeLoop, await_user_code, call_in_thread, is_cancellation
 from rft_platform.experience.record import METRIC_EXPECTED, is_metric_value, valid_text
-from rft_platform.judging.execution.compose import JudgePart, JudgeSpec
+from rft_platform.judging.execution.compose import JudgePart, JudgeSpec, PartCaller
 from rft_platform.judging.judge_context import JudgeContext, JudgeState
 from rft_platform.judging.judged_run import JudgedRun
 
@@ -41,6 +42,7 @@ class RunToJudge:
     task: dict[str, Any]  # the dataset's row
     response: Any
     run: JudgedRun
+    document: Any = None  # the workflow's output as it is stored; None: the response is the text of the last answer
 
 
 class JudgeResultError(TypeError):
@@ -72,6 +74,12 @@ class Verdict:
         self.of_policies[part.name] = {
             str(name): _number(part, f"reward of {name!r}: ", reward, reward) for name, reward in rewards.items()
         }
+
+    def merge(self, other: "Verdict") -> None:
+        """Add what other parts found."""
+        self.parts |= other.parts
+        self.of_policies |= other.of_policies
+        self.error = self.error or other.error
 
     def fail(self, error: BaseException) -> None:
         """Record why there is no verdict. Only the first reason is kept."""
@@ -112,10 +120,10 @@ def judge_all(
     Raises JudgeUnavailableError if a judge model does not answer, and UserError if the judge can never be called
     (missing API key, spent budget).
     """
-    return _wait(_Judging(judge, concurrency, auxiliary_models).all(runs, state))
+    return _wait(Judging(judge, concurrency, auxiliary_models).all(runs, state))
 
 
-class _Judging:
+class Judging:
     """One judging of many runs."""
 
     def __init__(self, judge: JudgeSpec, concurrency: int, auxiliary_models: Mapping[str, Any]) -> None:
@@ -123,6 +131,7 @@ class _Judging:
         self._takes = {part.name: frozenset(inspect.signature(part.function).parameters) for part in judge.parts}
         widest = max(getattr(part.function, "concurrency", 1) for part in judge.parts)
         self._concurrency = max(concurrency, widest)
+        self._workers: PartCaller | None = None
 
     async def all(self, runs: Sequence[RunToJudge], state: JudgeState) -> list[Verdict]:
         """One verdict per run, in the order of ``runs``."""
@@ -140,17 +149,34 @@ class _Judging:
             for numbers in groups.values()
         )
         try:
-            await _together(chain(of_runs, of_groups), self._concurrency)
+            async with AsyncExitStack() as stack:
+                if self._judge.workers is not None and any(part.reference for part in self._judge.parts):
+                    calling = self._judge.workers.calling(self._judge, self._auxiliary_models, self._concurrency)
+                    self._workers = await stack.enter_async_context(calling)
+                await _together(chain(of_runs, of_groups), self._concurrency)
         finally:
             await context.aclose()
         for verdict in verdicts:
             verdict.sum(self._judge)
         return verdicts
 
+    async def part(self, part: JudgePart, runs: Sequence[RunToJudge], context: JudgeContext) -> list[Verdict]:
+        """The verdicts of one part on a run, or on the runs of a group, in this process."""
+        verdicts = [Verdict() for _ in runs]
+        if part.group:
+            await self._judge_group(runs, part, verdicts, context)
+        else:
+            await self._judge_run(runs[0], [part], verdicts[0], context)
+        return verdicts
+
     async def _judge_run(
         self, run: RunToJudge, parts: Sequence[JudgePart], verdict: Verdict, context: JudgeContext
     ) -> None:
         for part in parts:
+            if await self._judged_elsewhere(part, [run], [verdict]):
+                if verdict.error is not None:
+                    return
+                continue
             arguments = {"task": run.task, "response": run.response, "run": run.run}
             try:
                 verdict.add(part, await self._call(part, arguments, context))
@@ -158,9 +184,19 @@ class _Judging:
                 verdict.fail(_own_failure(error, part, run.run.run_id))
                 return
 
+    async def _judged_elsewhere(self, part: JudgePart, runs: Sequence[RunToJudge], verdicts: Sequence[Verdict]) -> bool:
+        """Whether a worker has judged, because the part is a user's function and there are workers for it."""
+        if self._workers is None or part.reference is None:
+            return False
+        for verdict, found in zip(verdicts, await self._workers.judge(part, runs), strict=True):
+            verdict.merge(found)
+        return True
+
     async def _judge_group(
         self, runs: Sequence[RunToJudge], part: JudgePart, verdicts: Sequence[Verdict], context: JudgeContext
     ) -> None:
+        if await self._judged_elsewhere(part, runs, verdicts):
+            return
         arguments = {
             "task": runs[0].task,
             "responses": [run.response for run in runs],

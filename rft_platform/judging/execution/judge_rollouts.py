@@ -352,8 +352,9 @@ def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:
 
 def _to_judge(last: RolloutRow, rows: Sequence[RolloutRow], task: Task, decoder: ResponseDecoder) -> RunToJudge:
     """Return what judges see of the run that ``rows`` record; ``last`` holds its output."""
-    response = last.call.response.get("content") if last.run_output is None else decoder.decode(last.run_output)
-    return RunToJudge(last.group_id, task.raw, response, judged_run(rows))
+    document = last.run_output
+    response = last.call.response.get("content") if document is None else decoder.decode(document)
+    return RunToJudge(last.group_id, task.raw, response, judged_run(rows), document)
 
 
 def _judgement(row: RolloutRow, verdict: Verdict) -> RunJudgement:

@@ -1,21 +1,17 @@
 """Make attempts in worker processes, where a crash or hang of user code affects only that run."""
 
-import asyncio
-import site
-import sys
-import sysconfig
-import tempfile
-import textwrap
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rft_platform.cluster.child import AnswerTimeoutError, Child, ChildError, KilledError, MachineLostError
+from rft_platform.cluster.child import Child, ChildError, MachineLostError
 from rft_platform.cluster.interface import Bundle, Worker
-from rft_platform.common.errors import EngineError, RftError, UserError
+from rft_platform.cluster.worker_pool import WorkerKind, WorkerPool
+from rft_platform.common.errors import EngineError, UserError
+from rft_platform.common.user_code import user_folders
 from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool.engine_pool import EnginePool
@@ -28,9 +24,6 @@ from rft_platform.rollout.workflow import WorkerWorkflow
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 
 LOG_NAME = "rollout-workers.log"
-_START_S = 300.0  # time limit for the start, which imports the workflow and its packages
-_LOST_STARTS = 20  # a cluster needs some seconds to notice that a node is gone
-_KILLED_STARTS = 3  # by SIGKILL: one may be chance, several are the kernel's when memory runs out
 _MODULE = "rft_platform.rollout.workers.worker"
 
 
@@ -50,15 +43,6 @@ class WorkerExecutor:
         """Raises UserError for auxiliary models or arguments that cannot be sent to another process."""
         self.replicas = engine.replicas if isinstance(engine, EnginePool) else None
         self.tokens = sampling.max_tokens
-        self._python = workflow.python
-        self._log_folder = workflow.log_folder
-        self._name = workflow.name
-        self._slots = asyncio.Semaphore(min(workflow.count or limits.concurrency, limits.concurrency))
-        self._start_process = _starter(workflow)
-        self._workers: set[Worker] = set()
-        self._ready = 0  # workers that have loaded the workflow; some of them may have ended
-        self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
-        self._starts: set[asyncio.Task[Worker]] = set()  # starts for which no slot waits
         setup = {
             "workflow": workflow_to_json(workflow),
             "sys_path": user_folders(),
@@ -72,140 +56,53 @@ class WorkerExecutor:
             "truncated_reward": limits.truncated_reward,
             "sampling": asdict(sampling),
         }
-        self._setup = json_text(setup, f"workflow_args of workflow {workflow.name!r}")
+        kind = WorkerKind(
+            workflow.name,
+            _MODULE,
+            json_text(setup, f"workflow_args of workflow {workflow.name!r}"),
+            starter(workflow),
+            LOG_NAME,
+            workflow.python,
+            workflow.log_folder,
+            workflow.environment_s,
+        )
+        self._pool = WorkerPool(kind, min(workflow.count or limits.concurrency, limits.concurrency))
 
     async def __aenter__(self) -> "WorkerExecutor":
-        self._folder = tempfile.TemporaryDirectory(prefix="rft-workers-", ignore_cleanup_errors=True)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        await self._pool.__aenter__()
         return self
 
     async def __aexit__(self, *failure: object) -> None:
-        for start in self._starts:
-            start.cancel()
-        for worker in self._workers:
-            worker.kill()
-        self._folder.cleanup()
+        await self._pool.__aexit__(*failure)
 
     @property
     def log(self) -> Path:
         """The log file of the workers' output."""
-        return (self._log_folder or Path(self._folder.name)) / LOG_NAME
+        return self._pool.log
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator["WorkerSlot"]:
         """Yield a worker that is ready; kill it afterwards if it did not finish its attempt."""
-        async with self._slots:
-            while not (worker := await self._next()).is_alive:
-                self._drop(worker)
-            is_idle = False
-            try:
-                slot = WorkerSlot(self, worker)
-                yield slot
-                is_idle = slot.reusable
-            finally:
-                if is_idle:
-                    self._idle.put_nowait(worker)
-                else:
-                    self._drop(worker)
-
-    async def _next(self) -> Worker:
-        """A worker that is idle, else the first that starts or becomes idle: no node may have room for another one."""
-        with suppress(asyncio.QueueEmpty):
-            return self._idle.get_nowait()
-        start = self._starts.pop() if self._starts else asyncio.create_task(self._start())
-        idle = asyncio.create_task(self._idle.get())
-        try:
-            await asyncio.wait({start, idle}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not start.done():
-                self._starts.add(start)  # another slot will take the worker
-            if not idle.done():
-                idle.cancel()
-            elif start.done():
-                self._idle.put_nowait(idle.result())
-        return start.result() if start.done() else idle.result()
-
-    async def _start(self) -> Worker:
-        """A worker that has loaded the workflow. One that is killed or lost with its machine is replaced."""
-        killed = 0
-        for _ in range(_LOST_STARTS):
-            try:
-                return await self._start_once()
-            except MachineLostError:
-                continue
-            except KilledError as error:
-                killed += 1
-                if killed == _KILLED_STARTS:
-                    raise self._unstarted(error) from None
-        raise RftError(f"{_LOST_STARTS} workers in a row were lost while they started: check the nodes of the cluster")
-
-    async def _start_once(self) -> Worker:
-        python = self._python or sys.executable
-        unusable, under = f"explorer.workers.python {python}: cannot be run", f"a worker process under {python}"
-        try:
-            worker = self._start_process(_MODULE, python=self._python, log=self.log)
-        except OSError as error:
-            raise UserError(f"{unusable} ({error})") from error
-        self._workers.add(worker)
-        try:
-            refused = await self._placed(worker.ask_async("set_up", self._setup, wall_s=_START_S))
-            if refused is not None:
-                raise UserError(f"{under} cannot run {self._name!r}: {refused}")
-        except OSError as error:
-            self._drop(worker)
-            raise UserError(f"{unusable} ({error})") from error
-        except (MachineLostError, KilledError):
-            self._drop(worker)
-            raise
-        except ChildError as error:
-            self._drop(worker)
-            raise self._unstarted(error) from None
-        except BaseException:
-            self._drop(worker)
-            raise
-        self._ready += 1
-        return worker
-
-    def _unstarted(self, error: ChildError) -> UserError:
-        """The error of a worker that did not start, for the user."""
-        timed_out = isinstance(error, AnswerTimeoutError)
-        how = f"was not ready after {_START_S:.0f} s" if timed_out else f"{error.how} at its start"
-        printed = f" It printed:\n{textwrap.indent(error.tail, '  ')}" if error.tail else ""
-        return UserError(f"a worker process under {self._python or sys.executable} {how}.{printed}")
-
-    async def _placed(self, set_up: Coroutine[Any, Any, str | None]) -> str | None:
-        """Wait for ``set_up``; without limit if other workers run, because no node may have room for this one."""
-        starting = asyncio.ensure_future(set_up)
-        try:
-            while not (await asyncio.wait({starting}, timeout=2 * _START_S))[0]:
-                if not self._ready:
-                    raise UserError(
-                        f"no worker for {self._name!r} was placed within {2 * _START_S:.0f} s: no node of the cluster "
-                        "has room; wait for its other work, add nodes, or lower explorer.workers.cpus"
-                    )
-            return await starting
-        finally:
-            starting.cancel()
-
-    def _drop(self, worker: Worker) -> None:
-        self._workers.discard(worker)
-        worker.kill()
+        async with self._pool.lent() as lent:
+            slot = WorkerSlot(self, lent.worker)
+            yield slot
+            lent.reusable = slot.reusable
 
 
 class WorkerSlot:
     """A worker for one attempt."""
 
-    def __init__(self, pool: WorkerExecutor, worker: Worker) -> None:
+    def __init__(self, executor: WorkerExecutor, worker: Worker) -> None:
         self.reusable = True  # False during an attempt, and after an attempt whose tasks could not be stopped
-        self._pool = pool
+        self._executor = executor
         self._worker = worker
 
     async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
         """Make an attempt in the worker. If cancelled, the worker is killed when the slot is released."""
-        replicas, home = self._pool.replicas, None
+        replicas, home = self._executor.replicas, None
         if replicas is not None:
             try:
-                home = replicas.take(self._pool.tokens)
+                home = replicas.take(self._executor.tokens)
             except EngineError:
                 connection.lost = True
                 raise
@@ -227,7 +124,7 @@ class WorkerSlot:
             raise RemoteFailure(f"WorkerDied: the worker process {error.how} during the run") from None
         finally:
             if replicas is not None and home is not None:
-                replicas.release(home, self._pool.tokens)
+                replicas.release(home, self._executor.tokens)
 
     def _result(self, message: dict[str, Any], connection: Connection) -> RunResult:
         connection.client_retries, connection.lost = message["client_retries"], message["connection_lost"]
@@ -240,25 +137,18 @@ class WorkerSlot:
 
     def _mark_down(self, down: tuple[int, str, str]) -> None:
         """Mark a replica that the worker could not reach as down: its number, its address and why."""
-        replicas, (number, url, why) = self._pool.replicas, down
+        replicas, (number, url, why) = self._executor.replicas, down
         for replica in replicas.serving() if replicas is not None else []:
             if (replica.number, replica.url) == (number, url):
                 replicas.mark_down(replica, why)  # type: ignore[union-attr]
 
 
-def _starter(workflow: WorkerWorkflow) -> Callable[..., Worker]:
+def starter(workflow: WorkerWorkflow) -> Callable[..., Worker]:
     """What starts a worker process: this machine, or the workflow's cluster."""
     if workflow.cluster is None:
         return Child
-    return partial(workflow.cluster.worker, bundle=Bundle(workflow.cpus, resources=workflow.resources))
-
-
-def user_folders() -> list[str]:
-    """The folders of ``sys.path`` with the user's modules, without the folders of Python and of installed packages."""
-    own = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
-    roots = [Path(folder).resolve() for folder in own]
-    folders = dict.fromkeys(str(Path(folder or ".").resolve()) for folder in sys.path)
-    return [folder for folder in folders if not any(Path(folder).is_relative_to(root) for root in roots)]
+    bundle = Bundle(workflow.cpus, resources=workflow.resources)
+    return partial(workflow.cluster.worker, bundle=bundle, runtime_env=workflow.runtime_env)
 
 
 def _specs(auxiliary_models: Mapping[str, Any] | None) -> dict[str, Any]:

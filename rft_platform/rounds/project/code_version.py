@@ -44,7 +44,7 @@ def code_of(config: RftConfig) -> str:
     """
     references = [*references_in(config.model_dump(mode="json")), *config.algorithm.plugins]
     found = [reference for reference in references if not is_live(reference)]
-    return f"{release()}+{take_snapshot(found).digest}" if found else release()
+    return f"{release()}+{take_snapshot(found, _folders(config)).digest}" if found else release()
 
 
 def keep_user_code(project: Project, *further: Any) -> str | None:
@@ -54,7 +54,12 @@ def keep_user_code(project: Project, *further: Any) -> str | None:
     """
     config = project.config
     references = [*references_in(config.model_dump(mode="json")), *references_in(list(further))]
-    return keep_snapshot(project.store.root, take_snapshot([*references, *config.algorithm.plugins]))
+    return keep_snapshot(project.store.root, take_snapshot([*references, *config.algorithm.plugins], _folders(config)))
+
+
+def _folders(config: RftConfig) -> list[str]:
+    """The folders from which workers import before others."""
+    return config.explorer.workers.runtime_env.folders
 
 
 def user_code_of(store: ExperienceStore, judged: Mapping[int, str]) -> dict[str, str]:

@@ -16,9 +16,10 @@ from rft_platform.judging.execution.judge_rollouts import TasksetJudge
 from rft_platform.judging.judge_context import EndpointSettings, JudgeState
 from rft_platform.rollout.class_style import FormatArgs
 from rft_platform.rollout.runner.run_rollouts import HowToRun
-from rft_platform.rollout.workers.import_check import check_importable
+from rft_platform.rollout.workers.import_check import check_importable, check_importable_there
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.judge_workers import judge_workers_of
 
 _BATCHED = "single_turn"  # one engine call for the whole batch: no user code to isolate
 
@@ -31,6 +32,12 @@ def workflow_of(project: Project, taskset: Taskset) -> Workflow:
     workers = project.config.explorer.workers
     if workers.kind == "inprocess" or taskset.workflow == _BATCHED:
         return _resolved(taskset)
+    return worker_workflow(project, taskset)
+
+
+def worker_workflow(project: Project, taskset: Taskset) -> WorkerWorkflow:
+    """The workflow of ``taskset`` for worker processes."""
+    workers = project.config.explorer.workers
     return WorkerWorkflow(
         taskset.workflow,
         taskset.workflow_args,
@@ -42,6 +49,7 @@ def workflow_of(project: Project, taskset: Taskset) -> Workflow:
         project.cluster,
         workers.cpus,
         workers.resources,
+        workers.runtime_env.fields,
     )
 
 
@@ -56,9 +64,11 @@ def how_to_run(project: Project) -> dict[str, HowToRun]:
 def check_workflow(project: Project, taskset: Taskset) -> None:
     """Raise UserError if the workflow cannot be loaded by the interpreter that runs it."""
     workers = project.config.explorer.workers
-    if workers.kind == "inprocess" or workers.python is None or taskset.workflow == _BATCHED:
+    if workers.kind == "inprocess" or not workers.own_imports or taskset.workflow == _BATCHED:
         _resolved(taskset)
-    else:
+    elif workers.runtime_env.fields:
+        check_importable_there(worker_workflow(project, taskset))
+    elif workers.python is not None:
         check_importable(workers.python, taskset.workflow, taskset.workflow_args)
 
 
@@ -142,7 +152,8 @@ def judge_of(
     spec = judge_spec(taskset, other, models)
     if spec is None:
         return None
-    return replace(spec, timeout_s=taskset.judge_timeout_s, state=state or _judge_state(project))
+    state = state or _judge_state(project)
+    return replace(spec, timeout_s=taskset.judge_timeout_s, state=state, workers=judge_workers_of(project))
 
 
 def check_judge(project: Project, taskset: Taskset) -> None:
