@@ -1,12 +1,10 @@
-"""What the agent learns by imitation: bare look-ups, then conversations of a careless teacher.
+"""What the agent learns by imitation: conversations of a careless teacher, and roll calls.
 
-All are of other mailboxes than that of the tasks. A **look-up** asks for senders of a list of six hits and answers
-with the handle of each: half a dozen look-ups in a hundred tokens. A **read** asks for one sender, and reads the hit.
-A **roll call** asks for none and names all senders of a list whose handles are shuffled, so that the model also writes
-the names of those whom no question may ask about. In the **conversations** the teacher errs in what rewards can
+All are of other mailboxes than that of the tasks. In the **conversations** the teacher errs in what rewards can
 repair, the choice of the tool and of the month, and never in the handle: it chooses the right tool in about 60 % of
 its calls and right arguments in about 45 %. It misreads one way to name a month more often than not, so that even the
-most likely call of a model that imitates it is wrong there.
+most likely call of a model that imitates it is wrong there. A **roll call** names all senders of a list whose handles
+are shuffled, so that the model also writes the names of those whom no question may ask about.
 """
 
 import json
@@ -31,35 +29,14 @@ MAILBOXES = range(1, 9)  # seeds; mailbox 0 is that of the tasks
 CONVERSATIONS = 512  # for each mailbox
 
 
-def lookups(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """``count`` conversations: a question about senders of a list, in any order, and the handle of each."""
-    generator = random.Random(f"look-ups {seed}")
-    for _ in range(count):
-        people, listed = _listed(generator)
-        senders = [each for each in generator.sample(people, len(people)) if each not in HELD_OUT_PEOPLE]
-        question = {"role": "user", "content": f"What did {' '.join(senders)} write?"}
-        pairs = "".join(f" {each} {HANDLES[people.index(each)]}" for each in senders)
-        yield [question, listed, {"role": "assistant", "content": f"from{pairs}"}]
-
-
-def reads(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """``count`` conversations: a question about a sender, a list, and the right read."""
-    generator = random.Random(f"reads {seed}")
-    for _ in range(count):
-        people, listed = _listed(generator)
-        sender = generator.choice([each for each in people if each not in HELD_OUT_PEOPLE])
-        question = {"role": "user", "content": f"What did {sender} write?"}
-        yield [question, listed, call_message("read", {"hit": HANDLES[people.index(sender)]}, people)]
-
-
 def roll_calls(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
     """``count`` conversations: ``Who wrote?``, a list with shuffled handles, and all its senders with their handles."""
     generator = random.Random(f"roll calls {seed}")
     for _ in range(count):
         handles = "".join(generator.sample(HANDLES, len(HANDLES)))
         people, listed = _listed(generator, handles)
-        names = "".join(f" {sender} {handle}" for sender, handle in zip(people, handles, strict=True))
-        yield [{"role": "user", "content": "Who wrote?"}, listed, {"role": "assistant", "content": f"from{names}"}]
+        names = " ".join(f"- {sender} {handle}" for sender, handle in zip(people, handles, strict=True))
+        yield [{"role": "user", "content": "Who wrote?"}, listed, {"role": "assistant", "content": names}]
 
 
 def _listed(generator: random.Random, handles: str = HANDLES) -> tuple[list[str], dict[str, Any]]:
@@ -68,7 +45,7 @@ def _listed(generator: random.Random, handles: str = HANDLES) -> tuple[list[str]
     people, topic = [generator.choice(asked)], generator.choice(TOPICS)
     people += generator.sample([each for each in PEOPLE if each != people[0]], HITS - 1)
     generator.shuffle(people)
-    lines = [f"{handle} {each} re {topic}" for handle, each in zip(handles, people, strict=True)]
+    lines = [f"- {each} {handle} re {topic}" for handle, each in zip(handles, people, strict=True)]
     return people, {"role": "tool", "tool_call_id": "call", "content": "\n".join(lines)}
 
 
@@ -82,7 +59,7 @@ def conversations(seed: int = 0) -> Iterator[list[dict[str, Any]]]:
 
 
 def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) -> list[dict[str, Any]]:
-    """Return a conversation: question, calls with their results, and the number of the message that was read last."""
+    """Return a conversation: question, calls with their results, and the text of the message that was read."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": question.text}]
     text = ""
     while len(inquiry.calls) < MAX_CALLS and not text:
@@ -95,7 +72,7 @@ def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) 
             {"role": "tool", "tool_call_id": "call", "content": result.text},
         ]
         text = result.text if name == "read" and result.valid else ""
-    return [*messages, {"role": "assistant", "content": text.rsplit(" ", 1)[-1] if text else "unknown"}]
+    return [*messages, {"role": "assistant", "content": text or "unknown"}]
 
 
 def weighted(message: dict[str, Any]) -> dict[str, Any]:
