@@ -33,7 +33,7 @@ def optimised_prompt(
             "summary": headline(opened, result),
             "report": dg.MetadataValue.md(prompt_page(opened, result)),
             "prompt": dg.MetadataValue.text(result.best.text),
-            "registered_as": result.address,
+            "registered_as": result.address or "nothing: no better prompt was found",
             "gate": result.decision.reason,
             "better": result.decision.passed,
             "runs": result.runs,

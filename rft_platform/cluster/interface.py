@@ -183,8 +183,8 @@ class Cluster(Protocol):
         """The address of the running service, which is started first if it does not run.
 
         A service of this name that has another digest, or does not answer, is ended and replaced. Of two callers at
-        once one starts the service and both get its address. Announces (``common.progress``) the ``stages`` that a
-        starting service reaches. Raises ``StartError`` if the service does not start.
+        once one starts the service and both get its address. Announces (``common.progress``) the start and the
+        ``stages`` that it reaches. Raises ``StartError`` if the service does not start.
         """
         ...
 

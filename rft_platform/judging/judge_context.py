@@ -24,6 +24,8 @@ from rft_platform.judging.inert_text import control_tokens
 if TYPE_CHECKING:
     import openai
 
+JUDGE = "the judge's model"  #: role of a model that judges, in messages
+
 
 class EndpointSettings(BaseModel):
     """An OpenAI endpoint in the configuration."""
@@ -35,13 +37,16 @@ class EndpointSettings(BaseModel):
     api_key_env: str | None = None
     """The environment variable with the key; null: no key needed."""
 
-    def api_key(self) -> str:
-        """Return the key, or a placeholder if none is needed. Raises UserError if the variable is not set."""
+    def api_key(self, role: str = JUDGE) -> str:
+        """Return the key, or a placeholder if none is needed.
+
+        Raises UserError if the variable is not set; ``role`` says there what the model is for.
+        """
         key = "EMPTY" if self.api_key_env is None else os.environ.get(self.api_key_env, "").strip()
         if not key:
             raise UserError(
-                f"the judge's model {self.model!r}: the environment variable {self.api_key_env} is not set; export "
-                f"the key of {self.base_url} in it"
+                f"{role} {self.model!r}: the environment variable {self.api_key_env} is not set; export the key of "
+                f"{self.base_url} in it"
             )
         if self.api_key_env is not None:
             hide(key)
@@ -89,7 +94,7 @@ def open_endpoint(model: str | EndpointSettings, auxiliary_models: Mapping[str, 
         return _own(model)
     if model not in auxiliary_models:
         raise UserError(
-            f"the judge's model {model!r} is not an auxiliary model; explorer.auxiliary_models has "
+            f"{JUDGE} {model!r} is not an auxiliary model; explorer.auxiliary_models has "
             f"{sorted(auxiliary_models) or 'none'}: add it there, or give model as {{base_url, model, api_key_env}}"
         )
     found = auxiliary_models[model]

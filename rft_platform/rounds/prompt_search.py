@@ -11,9 +11,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import ValidationError
+from pydantic import NonNegativeFloat, PositiveInt, ValidationError
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.progress import report
@@ -42,10 +42,16 @@ from rft_platform.tasks.task import ORIGIN, Task
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
 
-#: Defaults of the reflection model that differ from those of a judge: prompts are long, and should differ.
-_REFLECTION = {"temperature": 1.0, "max_tokens": 4096}
 _NO_TIE = 1e-9  # a prompt that is exactly as good as the starting one is not better
 _SHOWN = 2000  # characters of a message that the reflection model reads
+
+
+class _Reflection(AskingSettings):
+    """How to ask the reflection model. Its defaults are not those of a judge: prompts are long, and should differ."""
+
+    role: ClassVar[str] = "prompt_search.reflection: the reflection model"
+    temperature: NonNegativeFloat = 1.0
+    max_tokens: PositiveInt = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class _Search:
     taskset: ExploredTaskset
     dataset: TaskDataset  # the drawn tasks
     start: str
-    reflection: AskingSettings
+    reflection: _Reflection
 
 
 def check_prompt_search(project: Project) -> None:
@@ -67,8 +73,9 @@ def check_prompt_search(project: Project) -> None:
 def optimise_prompt(project: Project, engine: PolicyEngine, registry: "ModelRegistry") -> PromptResult:
     """Search for a prompt, measure what was found on the held-out tasks, register the best one, write the report.
 
-    A repeated call searches again; answers of the reflection model are kept, as those of judges are. Raises UserError
-    if the configuration names no search, and JudgeUnavailableError if the reflection model does not answer.
+    If no prompt was better than the starting one, nothing is registered. A repeated call searches again; answers of
+    the reflection model are kept, as those of judges are. Raises UserError if the configuration names no search, and
+    JudgeUnavailableError if the reflection model does not answer.
     """
     started, search, policy = perf_counter(), _prepared(project), required(project.store, 0)
     deploy(engine, policy)
@@ -98,9 +105,10 @@ def optimise_prompt(project: Project, engine: PolicyEngine, registry: "ModelRegi
         lineage=_lineage(project, search, policy),
         seconds=perf_counter() - started,
     )
-    training = project.config.name
-    address = register_prompt(registry, training, result.best.text, result.tags(), promote=decision.passed)
-    result = replace(result, address=address)
+    if result.found:
+        training, prompt = project.config.name, result.best.text
+        address = register_prompt(registry, training, prompt, result.tags(), promote=decision.passed)
+        result = replace(result, address=address)
     write_prompt_report(project, result)
     return result
 
@@ -123,13 +131,13 @@ def _prepared(project: Project) -> _Search:
                     "system_prompt, which gets format.system_prompt, and use it"
                 )
     try:
-        reflection = AskingSettings.model_validate({**_REFLECTION, **settings.reflection})
+        reflection = _Reflection.model_validate(settings.reflection)
     except ValidationError as error:
         wrong = error.errors()[0]
         key = ".".join(map(str, ("prompt_search.reflection", *wrong["loc"])))
         raise UserError(f"{key}: {wrong['msg']}, got {wrong['input']!r}") from error
     if isinstance(reflection.model, EndpointSettings):
-        reflection.model.api_key()
+        reflection.model.api_key(reflection.role)
     elif reflection.model not in {entry.known_as for entry in project.config.explorer.auxiliary_models}:
         raise UserError(
             f"prompt_search.reflection.model {reflection.model!r} is not one of explorer.auxiliary_models: add it "
@@ -223,9 +231,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
 
 
-def _asking(
-    project: Project, settings: AskingSettings, auxiliaries: Mapping[str, AuxiliaryModel]
-) -> Callable[[str], str]:
+def _asking(project: Project, settings: _Reflection, auxiliaries: Mapping[str, AuxiliaryModel]) -> Callable[[str], str]:
     """A question to the reflection model, with the limits and the kept answers of a judge's model."""
     state = JudgeState.of(project.home, f"{project.config.project}/{project.config.name}")
 

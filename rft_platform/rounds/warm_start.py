@@ -15,7 +15,7 @@ from rft_platform.config.schema.trainer import WarmStart
 from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.inference.canary import Canary
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds.evaluate import sampled_pass
+from rft_platform.rounds.evaluate import is_due, sampled_pass
 from rft_platform.rounds.project.code_version import code_version
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, WarmStartRun, publish, published, write
@@ -90,14 +90,16 @@ class WarmStartCourse:
         settings = self.settings = _with_steps(self.settings, demonstrations)
         report("warm start", 0, settings.steps, self.goal)
         peak = optimizer_spec(settings.optimizer, settings.steps)
-        while self.step < settings.steps and not self._mark_reached():
-            self._leg(demonstrations, digest, min(settings.eval_every, settings.steps - self.step), peak)
-        if settings.cooldown_steps and settings.stop_at is not None:
+        cools = settings.cooldown_steps > 0 and settings.stop_at is not None
+        while (rest := settings.steps - self.step) > 0 and not self._mark_reached():
+            steps = min(settings.eval_every, rest)
+            self._leg(demonstrations, digest, steps, peak, last=steps == rest and not cools)
+        if cools:
             end = self.step + settings.cooldown_steps
             falling = replace(
                 peak, lr_scheduler_type="linear", lr_warmup_steps=0, schedule_start=self.step, total_steps=end
             )
-            self._leg(demonstrations, digest, settings.cooldown_steps, falling)
+            self._leg(demonstrations, digest, settings.cooldown_steps, falling, last=True)
         reached = {name: value for name, value in self.curve[-1].items() if name != "step"}
         report("warm start", self.step, self.step, **reached)
         write(self.project.store, 0, WarmStartRun(self.step, self.curve, digest))
@@ -114,8 +116,13 @@ class WarmStartCourse:
         mark = self.settings.stop_at
         return bool(mark is not None and self.curve and self.curve[-1]["sampled_pass"] >= mark)
 
-    def _leg(self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec) -> None:
-        """Train ``steps`` more steps from the current state, then evaluate on the held-out tasks."""
+    def _leg(
+        self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec, *, last: bool = False
+    ) -> None:
+        """Train ``steps`` more steps from the current state, then evaluate on the held-out tasks.
+
+        The evaluation of the start measures the weights of the last leg; if it is due, they are not evaluated twice.
+        """
         free_gpus(self.project)
         result = self.trainer.train(self._request(demonstrations, digest, steps, optimizer), self._on_step)
         too_long = int(result.metrics.get("rows_too_long", 0))
@@ -126,7 +133,7 @@ class WarmStartCourse:
             _keep_manifest_only(Path(before))
         self.step = result.policy_version
         point = {"step": float(self.step), "loss": result.metrics["loss"]}
-        if self.project.eval_tasks:
+        if self.project.eval_tasks and not (last and is_due(self.project, 0)):
             self.engine.update_weights(Path(self.folder), 0)
             point["sampled_pass"] = sampled_pass(self.project, self.engine)
         self.curve.append(point)

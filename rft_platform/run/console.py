@@ -23,9 +23,9 @@ def notes() -> "Console":
     return _console(stderr=True)
 
 
-def print_link(name: str, link: str) -> None:
-    """Print the link of a server with its access token, unmasked, because the user needs it to open the link."""
-    print(f"{name:<10} {link}", file=unmasked(sys.stdout), flush=True)
+def print_unmasked(name: str, text: str) -> None:
+    """Print a line that masking would make useless: a link with its access token, or a command that names a token."""
+    print(f"{name:<10} {text}", file=unmasked(sys.stdout), flush=True)
 
 
 def print_json(value: Any) -> None:

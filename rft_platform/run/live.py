@@ -60,6 +60,8 @@ def showing_progress(console: Console, news: News = tuple) -> Iterator["Screen"]
 class PlainLines:
     """Prints a line when a piece of work ends, and every few seconds while it runs.
 
+    The start of work is printed, too, if nothing else was printed for a few seconds.
+
     After ``silent_s`` seconds without a line it prints which work is still running.
     """
 
@@ -77,7 +79,7 @@ class PlainLines:
         done = progress.done >= progress.total
         now = time.monotonic()
         self._newest, self._newest_phases = "" if done else str(progress), open_phases()
-        if not done and now - self._last.setdefault(progress.what, now) < self._every_s:
+        if not done and now - self._last.setdefault(progress.what, self._said_at) < self._every_s:
             return
         self._last[progress.what] = now
         if done:

@@ -30,6 +30,15 @@ def rft_command(home: Home) -> str:
     return f"RFT_HOME={shlex.quote(_from_here(home.root))} {program}"
 
 
+def rft_command_with(home: Home, command: str, **options: object) -> str:
+    """The command ``rft COMMAND`` with the ``options`` that its user gave; one that is None or False was not given."""
+    words = [rft_command(home), command]
+    for name, value in options.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [shlex.quote(str(value))])]
+    return " ".join(words)
+
+
 def model_uri(project: "Project", line: "RoundLine") -> str | None:
     """``models:/NAME/VERSION`` of the policy that a round ended with; None if it is not registered."""
     return None if line.model_version is None else f"models:/{project.model_name}/{line.model_version}"

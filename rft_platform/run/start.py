@@ -12,6 +12,7 @@ from rft_platform.cluster.local.log_files import logs_bounded
 from rft_platform.cluster.this_process import importing, keep_imports, terminable, undisturbed
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.files import write_json, write_text
+from rft_platform.common.progress import announce
 from rft_platform.common.user_code import find_working_folder
 from rft_platform.config.allowed_changes import changed_keys, check_unchanged, relocated
 from rft_platform.config.checks.machine import stored_copy_problems
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
     from rft_platform.rounds.project.project import Project
     from rft_platform.run.driver import DriveResult
+
+_LOADING = "loading Dagster and the project's assets"
 
 
 def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
@@ -144,30 +147,27 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
     At the end the engine and the trainer are stopped, see ``used_processes_end``. The definitions read the home from
     the environment, so call ``use_home`` first.
     """
+    from rft_platform.run.live import showing_progress
+
     refuse_second_driver(project.home, project.config.mode)
     ending = used_processes_end(project.home, console, detach)
     with terminable(), ending, recorded_cost(project.home) as cost:
-        with console.status("loading"), importing():
-            from dagster import DagsterExecutionInterruptedError
+        with showing_progress(console, RoundNews(project)) as screen:
+            announce(_LOADING)
+            with importing():
+                from dagster import DagsterExecutionInterruptedError
 
-            from rft_platform.project_definitions import stored_definitions
-            from rft_platform.run.driver import drive
-            from rft_platform.run.live import showing_progress
-
+                from rft_platform.project_definitions import stored_definitions
+                from rft_platform.run.driver import drive
             keep_imports()
-        try:
             log = project.home.logs / "driver.log"
-            with (
-                showing_progress(console, RoundNews(project)) as screen,
-                prints_go_to(log),
-                configured("driver"),
-                logs_bounded(log.parent),
-            ):
-                result = drive(project, stored_definitions(project.home))
-                if result.failed:  # the failure is raised below
-                    screen.take_back_failure()
-        except DagsterExecutionInterruptedError:
-            raise KeyboardInterrupt from None
+            try:
+                with prints_go_to(log), configured("driver"), logs_bounded(log.parent):
+                    result = drive(project, stored_definitions(project.home))
+            except DagsterExecutionInterruptedError:
+                raise KeyboardInterrupt from None
+            if result.failed:  # the failure is raised below
+                screen.take_back_failure()
         cost.launches = [
             {"kind": done.kind, "round": done.round, "run_id": done.run_id, "wall_s": done.wall_s}
             for done in result.launched
@@ -182,14 +182,16 @@ def search_prompt(project: "Project", console: "Console") -> None:
 
     Raises the error that ended it. The definitions read the home from the environment, so call ``use_home`` first.
     """
-    with terminable(), used_processes_end(project.home, console):
-        with console.status("loading"), importing():
+    from rft_platform.run.live import showing_progress
+
+    with terminable(), used_processes_end(project.home, console), showing_progress(console):
+        announce(_LOADING)
+        with importing():
             from rft_platform.project_definitions import stored_definitions
             from rft_platform.run.driver import drive, run_job
-            from rft_platform.run.live import showing_progress
         keep_imports()
         log, definitions = project.home.logs / "driver.log", stored_definitions(project.home)
-        with showing_progress(console), prints_go_to(log), configured("driver"), logs_bounded(log.parent):
+        with prints_go_to(log), configured("driver"), logs_bounded(log.parent):
             if published(project.store, 0) is None:
                 made = drive(project, definitions, max_launches=1)
                 if made.error is not None:

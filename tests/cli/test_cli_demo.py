@@ -1,5 +1,9 @@
-"""What the demo does with a folder that holds something already."""
+"""What the demo does with a folder that holds something already, and what it prints when it is interrupted."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +68,19 @@ def test_another_project_is_not_overwritten(home: Home, write_config: Callable[.
 
     with pytest.raises(UserError, match=r"holds the project sums/one.*`rft demo --fresh`, which renames /"):
         prepare(home, recipe_named("arithmetic"), "demo", seed=None)
+
+
+@pytest.mark.slow
+def test_an_interrupted_demo_prints_the_command_that_continues_it(home: Home) -> None:
+    command = [sys.executable, "-m", "rft_platform", "demo", "--rounds", "2", "--seed", "3"]
+    environment = {**os.environ, "RFT_HOME": str(home.root)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stderr is not None
+        said = []
+        for line in demo.stderr:
+            said.append(line)
+            if "loading" in line:  # the first stage of the drive
+                demo.send_signal(signal.SIGINT)
+    assert demo.returncode == 130
+    assert "demo --seed 3 --rounds 2` continues this project" in said[-1], said
+    assert "demo --seed 3 --rounds 2 --fresh` starts a new one" in said[-1]

@@ -97,15 +97,16 @@ def test_a_service_is_started_once_and_found_by_its_name_and_digest(cluster: Clu
     assert (started.generation, started.digest, started.details["text"]) == (1, "hello", "hello")
 
 
-def test_the_stages_of_a_start_are_announced(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_and_its_stages_are_announced(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rft_platform.common.progress")
     stages = {"repeats hello": "repeating", "0 %": "loading", "no such line": "never"}
     cluster.stop("echo", 5.0)
     for _ in range(2):  # the second start ignores the lines of the first
-        cluster.ensure(echo(env={**echo().env, "ECHO_DELAY_S": "1"}, stages=stages))
+        for _ in range(2):  # the second call finds the service
+            cluster.ensure(echo(env={**echo().env, "ECHO_DELAY_S": "1"}, stages=stages))
         cluster.stop("echo", 5.0)
     announced = [record.announcement for record in caplog.records if hasattr(record, "announcement")]
-    assert announced == ["echo: loading", "echo: repeating"] * 2
+    assert announced == ["echo: starting", "echo: loading", "echo: repeating"] * 2
 
 
 def test_of_two_callers_at_once_one_starts_it(cluster: Cluster, kind: str, tmp_path: Path) -> None:

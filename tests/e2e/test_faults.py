@@ -206,6 +206,8 @@ def test_an_interrupted_warm_start_restarts_and_gives_the_same_weights(faulty: F
     assert faulty.drive(1)["errors"] == [None]
     first = faulty.project.note(0, "policy")
     assert first["folder"].endswith("global_step_20")
+    measured = {point["step"]: "sampled_pass" in point for point in faulty.project.note(0, "warm_start")["curve"]}
+    assert measured == {10: True, 20: False} and faulty.project.note(0, "evaluation")["results"]
     assert [(job, status) for job, status, _ in faulty.runs()] == [
         ("warm_start_job", "FAILURE"), ("warm_start_job", "SUCCESS"),
     ]  # fmt: skip

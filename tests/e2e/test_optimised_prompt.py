@@ -150,6 +150,30 @@ def test_after_the_rounds_the_report_shows_both_curves(searched: Any) -> None:
     assert rows[2].split("|")[2].strip() == "0" and rows[6].split("|")[2].strip() == f"{4 * 12 * 16:,}"
 
 
+def test_a_search_that_finds_nothing_better_registers_nothing(searched: Any, tmp_path: Path) -> None:
+    from rft_platform.model_registry.mlflow_client import open_client
+
+    changed = tmp_path / "rft.yaml"
+    config = yaml.safe_load(searched.config.read_text())
+    changed.write_text(yaml.safe_dump({**config, "prompt_search": {**config["prompt_search"], "start": BETTER}}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REFLECTION_KEY", KEY)
+        lines = searched.rft("prompt", "optimise", "--config", str(changed)).stdout.splitlines()
+    assert lines[0].startswith("no better prompt was found (start ") and ", 4 rounds give " in lines[0]
+    assert "gate    not better: no prompt was better than the starting one on the tasks of the search" in lines
+    assert any(line.startswith("prompt  the starting one; nothing was registered, from ") for line in lines)
+    assert lines[-1] == BETTER
+    assert "## The starting prompt" in (searched.home / "prompts" / "report.md").read_text()
+    name = searched.search["address"].removeprefix("prompts:/").partition("/")[0]
+    versions = open_client(f"sqlite:///{searched.home}/mlflow/mlflow.db").search_prompt_versions(name)
+    assert [str(version.version) for version in versions] == ["1"]
+    with open_instance(Home(searched.home)) as instance:
+        record = instance.fetch_materializations(dg.AssetKey("optimised_prompt"), limit=1).records[0]
+    assert record.asset_materialization is not None
+    shown = record.asset_materialization.metadata
+    assert shown["registered_as"].value == "nothing: no better prompt was found" and shown["better"].value is False
+
+
 def test_a_started_project_without_the_section_is_refused(searched: Any, tmp_path: Path) -> None:
     changed = tmp_path / "rft.yaml"
     config = yaml.safe_load(searched.config.read_text())

@@ -172,6 +172,20 @@ def test_a_version_with_full_weights_is_copied_without_the_trainers_files(full: 
 
 
 @pytest.mark.slow
+def test_the_candidate_is_the_newest_version_also_if_the_gate_refused_it(
+    full: Path, project: Project, tmp_path: Path
+) -> None:
+    newer, registry = full.with_name("global_step_6"), connect_registry(project)
+    shutil.copytree(full, newer)
+    (newer / "manifest.json").unlink()
+    tags = version_tags(seal(project, newer, 6), digest_weights(newer))
+    registry.register_checkpoint(newer, 6, tags, registry.training_run("helper").run_id)
+    for alias, version in (("champion", 4), ("candidate", 6)):
+        done = export(f"shop-helper@{alias}", "--merged", tmp_path / alias)
+        assert done.exit_code == 0 and f"{alias}: policy version {version}, " in done.output, done.output
+
+
+@pytest.mark.slow
 def test_an_adapter_is_merged(adapter: Path, project: Project, tmp_path: Path) -> None:
     import torch
 

@@ -59,7 +59,11 @@ def test_tasks_of_imported_traces_are_left_out(tmp_path: Path) -> None:
         ),
         ({"reflection": {"model": "helper"}}, {}, "'helper' is not one of explorer.auxiliary_models"),
         ({"reflection": {"model": MODEL, "temperature": -1}}, {}, "prompt_search.reflection.temperature: .*got -1"),
-        ({"reflection": {"model": {**MODEL, "api_key_env": "RFT_NO_KEY"}}}, {}, "RFT_NO_KEY is not set"),
+        (
+            {"reflection": {"model": {**MODEL, "api_key_env": "RFT_NO_KEY"}}},
+            {},
+            "^prompt_search.reflection: the reflection model 'm': .* RFT_NO_KEY is not set",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_refused(

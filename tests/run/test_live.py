@@ -119,14 +119,16 @@ def test_the_duration_is_that_of_the_work_and_not_of_its_reports() -> None:
     assert re.search(r"✓ r0001 rollouts +4,096 +0\.[3-9] s", plain(console))
 
 
-def test_a_start_is_not_printed_without_a_terminal() -> None:
+def test_a_start_is_printed_without_a_terminal_only_after_a_silence() -> None:
     console = Console(file=io.StringIO(), width=160)
+    lines = PlainLines(console, every_s=0.4)
 
-    with showing_progress(console):
-        report("warm start", 0, 1500, "sampled_pass reaches 0.31")
-        report("warm start", 1500, 1500)
+    lines.update(Progress("warm start", 0, 1500))
+    time.sleep(0.41)
+    lines.update(Progress("start evaluation", 0, 300))
+    lines.update(Progress("r0001 rollouts", 0, 64))
 
-    assert len(console.file.getvalue().splitlines()) == 1
+    assert [line.split("  ", 1)[1] for line in console.file.getvalue().splitlines()] == ["start evaluation: 0/300"]
 
 
 def test_work_with_a_mark_shows_it_and_an_upper_bound_of_the_time() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rft_platform.cli.commands.imports import receiver_lines
 from rft_platform.cluster.local.processes import free_port
 from rft_platform.common.personal_data import Redaction
 from rft_platform.config.home import Home
@@ -21,6 +22,7 @@ from rft_platform.rounds.maintenance.forget_imports import Whose, forget_imports
 from rft_platform.servers import span_receiver
 from rft_platform.servers.span_receiver import receiver_app
 from rft_platform.traces.imports import ImportRequest, Imports, read_jsonl
+from rft_platform.web_guard.token import access_token
 from tests.online.test_forget import files_with
 from tests.support.web import served
 
@@ -175,6 +177,27 @@ def test_a_redaction_that_fails_stores_nothing_and_the_exporter_may_try_again(ho
     assert files_with(home.root, "secret") == []
 
 
+def headers_set_by(variables: str, environment: dict[str, str]) -> str:
+    """``OTEL_EXPORTER_OTLP_HEADERS`` in a shell that has run the printed line."""
+    command = f'{variables}\nprintf %s "$OTEL_EXPORTER_OTLP_HEADERS"'
+    done = subprocess.run(
+        ["sh", "-c", command], env={"PATH": os.defpath, **environment}, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def test_an_exporter_is_told_where_the_token_is(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RFT_WEB_TOKEN", raising=False)
+    place = Home(tmp_path / "my home")
+    token = access_token(place.web_token)
+    lines = receiver_lines(place, "127.0.0.1", 4318)
+    assert token not in "".join(lines.values())
+    assert headers_set_by(lines["exporter"], {}) == f"Authorization=Bearer%20{token}"
+    assert lines["exporter"].startswith("export OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 ")
+    monkeypatch.setenv("RFT_WEB_TOKEN", TOKEN)
+    assert "$RFT_WEB_TOKEN" in receiver_lines(home, "127.0.0.1", 4318)["exporter"]
+
+
 @pytest.mark.slow
 def test_the_command_prints_its_address_when_it_listens_and_ends_on_ctrl_c(home: Home) -> None:
     port = free_port()
@@ -185,10 +208,13 @@ def test_the_command_prints_its_address_when_it_listens_and_ends_on_ctrl_c(home:
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout is not None
         address = receiver.stdout.readline().split()[1]
-        assert address == f"http://127.0.0.1:{port}/v1/traces"
-        assert httpx.post(address, json=request, headers=HEADERS).status_code == 200
+        variables, status = receiver.stdout.readline(), httpx.post(address, json=request, headers=HEADERS).status_code
         receiver.send_signal(signal.SIGINT)
         rest = receiver.stdout.read()
+    assert (address, status) == (f"http://127.0.0.1:{port}/v1/traces", 200)
     assert receiver.returncode == 0 and rest.splitlines()[-1] == "stopped"
+    assert variables.startswith("exporter ") and TOKEN not in variables
+    headers = headers_set_by(variables.removeprefix("exporter "), {"RFT_WEB_TOKEN": TOKEN})
+    assert headers == f"Authorization=Bearer%20{TOKEN}"
     assert f"rft import {home.received} --format otel" in rest
     assert len(list(home.received.glob("*.jsonl"))) == 1

@@ -92,17 +92,19 @@ def train(
 
     The stages of the recipe are trained first.
     """
+    from rft_platform.common.progress import announce
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.online.project import open_project
     from rft_platform.run.checks import check_run
     from rft_platform.run.console import notes, refuse_bad_target
-    from rft_platform.run.next_steps import rft_command
+    from rft_platform.run.live import showing_progress
+    from rft_platform.run.next_steps import rft_command_with
     from rft_platform.run.project_checks import check_room, check_writable, is_finished
     from rft_platform.run.start import drive_project, use_home, with_rounds, write_config
 
     home, console = Home.from_environment(), notes()
-    again = f"`{rft_command(home)} {command}"
+    again = rft_command_with(home, command, seed=seed, rounds=rounds, engine=engine, json=json_file)
     use_home(home)
     refuse_bad_target(json_file)
     check_writable(home)
@@ -110,24 +112,25 @@ def train(
         check_room(home)
     if fresh and (moved := move_aside(home)):
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
-    with console.status("preparing model and tasks"):
+    with showing_progress(console):
         seed = prepare(home, recipe, command, seed)
     train_stages(home, recipe, seed, engine)
     config = with_seed(load_config(home.root / recipe.name / "rft.yaml"), seed)  # it names the last stage's checkpoint
     config = with_rounds(with_engine(config, engine), rounds)
-    check_run(home, config)
+    with showing_progress(console):
+        announce("checking settings, data and this machine")
+        check_run(home, config)
     write_config(home, config)
     project = open_project(home)
     if is_finished(project):
-        console.print(
-            f"This project is complete. {again} --fresh` renames its folder and starts a new one.", markup=False
-        )
+        message = f"This project is complete. `{again} --fresh` renames its folder and starts a new one."
+        console.print(message, markup=False, soft_wrap=True)
         return project
     console.print(_opening(project), markup=False, soft_wrap=True)
     try:
         drive_project(project, console)
     except KeyboardInterrupt:
-        message = f"interrupted: {again}` continues this project, {again} --fresh` starts a new one"
+        message = f"interrupted: `{again}` continues this project, `{again} --fresh` starts a new one"
         console.print(message, markup=False, soft_wrap=True)
         raise
     return project
@@ -166,6 +169,7 @@ def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> i
     An existing project keeps its seed.
     """
     from rft_platform.common.errors import UserError
+    from rft_platform.common.progress import announce
     from rft_platform.config.load import load_config_of
 
     folder = home.root / recipe.name
@@ -181,6 +185,7 @@ def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> i
             "--fresh"
         )
     if not folder.exists():
+        announce(f"making model and tasks of the recipe {recipe.name}")
         recipe.write(folder)
     return seed if in_force is None else in_force.seed
 

@@ -1,5 +1,7 @@
 """``rft import``: turn traces of other tools into datasets. ``rft receive``: receive such traces from exporters."""
 
+import os
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -72,7 +74,7 @@ def receive(
     from rft_platform.cluster.this_process import terminable
     from rft_platform.config.home import Home
     from rft_platform.observability.logs import configured
-    from rft_platform.run.console import output
+    from rft_platform.run.console import output, print_unmasked
     from rft_platform.run.start import use_home
     from rft_platform.servers.ports import Port, check_ports
     from rft_platform.servers.span_receiver import serve_receiver
@@ -86,8 +88,8 @@ def receive(
     token, console = access_token(home.web_token), output()
 
     def announce() -> None:
-        console.print(f"receiver   http://{host}:{port}/v1/traces", markup=False, soft_wrap=True)
-        console.print(f"import     rft import {home.received} --format otel", markup=False, soft_wrap=True)
+        for name, line in receiver_lines(home, host, port).items():
+            print_unmasked(name, line)  # masking knows only that the exporter's variables hold a token
 
     try:
         with terminable(), configured("receiver"):
@@ -95,6 +97,24 @@ def receive(
     except KeyboardInterrupt:
         pass
     console.print("stopped")
+
+
+def receiver_lines(home: "Home", host: str, port: int) -> dict[str, str]:
+    """What ``rft receive`` prints: its address, what an exporter's shell needs, and the command that imports the spans.
+
+    The variables of the exporter say where the token is, and do not contain it.
+    """
+    from rft_platform.web_guard.token import TOKEN_VARIABLE
+
+    kept = f"$(cat {shlex.quote(str(home.web_token))})"
+    token = f"${TOKEN_VARIABLE}" if os.environ.get(TOKEN_VARIABLE) else kept
+    address = f"http://{host}:{port}"
+    return {
+        "receiver": f"{address}/v1/traces",
+        "exporter": f"export OTEL_EXPORTER_OTLP_ENDPOINT={address} "
+        f'OTEL_EXPORTER_OTLP_HEADERS="Authorization=Bearer%20{token}"',
+        "import": f"rft import {shlex.quote(str(home.received))} --format otel",
+    }
 
 
 def _configured_redaction(home: "Home") -> str | None:

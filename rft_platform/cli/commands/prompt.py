@@ -23,7 +23,7 @@ def optimise(
     """Search for a better system prompt for the starting weights, by the section prompt_search.
 
     The best prompt is measured on the held-out tasks, has to pass the gate, and is registered in MLflow with its
-    lineage. The starting weights are made first if there are none yet.
+    lineage; nothing is registered if no prompt was better. The starting weights are made first if there are none yet.
     """
     from rft_platform.cli.commands.evaluate import check_engine_is_free
     from rft_platform.config.home import Home
@@ -68,7 +68,7 @@ def _print_report(project: "Project", as_json: bool) -> None:
     lines = {
         "": headline(project, result),
         "gate": f"{better}: {result.decision.reason}",
-        "prompt": f"{result.address}, from {result.runs:,} runs",
+        "prompt": f"{result.address or 'the starting one; nothing was registered'}, from {result.runs:,} runs",
         "report": str(written),
     }
     for name, line in lines.items():

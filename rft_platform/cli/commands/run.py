@@ -26,7 +26,7 @@ def run(
     from rft_platform.config.load import load_config
     from rft_platform.run.checks import check_run
     from rft_platform.run.console import notes, output
-    from rft_platform.run.next_steps import model_uri, print_next_steps, rft_command
+    from rft_platform.run.next_steps import model_uri, print_next_steps, rft_command_with
     from rft_platform.run.round_lines import round_lines
     from rft_platform.run.start import begin, drive_project, on_cluster, use_home, with_rounds
 
@@ -46,8 +46,9 @@ def run(
     try:
         drive_project(project, console, detach_engines)
     except KeyboardInterrupt:
-        message = f"interrupted: `{rft_command(home)} run --config {config}` continues this run"
-        console.print(message, markup=False, soft_wrap=True)
+        given = {"config": config, "rounds": rounds, "cluster": cluster, "detach_engines": detach_engines}
+        again = rft_command_with(home, "run", **given)
+        console.print(f"interrupted: `{again}` continues this run", markup=False, soft_wrap=True)
         raise
     if project.config.mode == "bench":
         from rft_platform.cli.views.round_table import print_bench

@@ -69,7 +69,7 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
     """Keep ``servers`` running until Ctrl-C; ``sensors_of`` is the Dagster interface whose sensors are turned on."""
     from rft_platform.cluster.local.supervisor import serving
     from rft_platform.cluster.this_process import terminable
-    from rft_platform.run.console import notes, output, print_link
+    from rft_platform.run.console import notes, output, print_unmasked
     from rft_platform.servers.ui_servers import start_sensors
     from rft_platform.web_guard.token import access_token
 
@@ -79,9 +79,9 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
         services = [server.service for server in servers if server.service is not None]
         with terminable(), serving(home.own_servers, services) as supervisor:
             for server in servers:
-                print_link(server.name, server.url)
+                print_unmasked(server.name, server.url)
                 for what, page in server.pages.items():
-                    print_link(f"  {what}", page)
+                    print_unmasked(f"  {what}", page)
             if sensors_of is not None:
                 start_sensors(sensors_of, access_token(home.web_token))
                 console.print(f"{'sensors':<10} on", markup=False)
@@ -145,7 +145,7 @@ def view(
     from rft_platform.cluster.this_process import terminable
     from rft_platform.config.home import Home
     from rft_platform.online.project import open_project
-    from rft_platform.run.console import output, print_link
+    from rft_platform.run.console import output, print_unmasked
     from rft_platform.run.start import use_home
     from rft_platform.servers.ports import Port, check_ports
     from rft_platform.servers.viewer.app import serve_view
@@ -160,7 +160,7 @@ def view(
     try:
         with terminable():
             link = sign_in_url(f"http://{host}:{port}", token)
-            serve_view(home, host, port, token, lambda: print_link("view", link))
+            serve_view(home, host, port, token, lambda: print_unmasked("view", link))
     except KeyboardInterrupt:
         pass
     output().print("stopped")

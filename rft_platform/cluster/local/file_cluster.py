@@ -34,7 +34,10 @@ class FileCluster(ABC):
         wait_s = LOCK_TIMEOUT_S + service.answer_s + service.start_timeout_s
         with locked(path := self.lease_file(service.name), wait_s):  # another caller may be starting the service
             note_use(path)
-            return self._fitting(service) or self.start(service, self._next_generation(service.name))
+            if (address := self._fitting(service)) is not None:
+                return address
+            announce(f"{service.name}: starting")
+            return self.start(service, self._next_generation(service.name))
 
     def stop(self, name: str, grace_s: float, *, generation: int | None = None, shutdown_path: str = "") -> bool:
         """End the service; without ``generation`` wait for a start under way, and end processes without a lease."""

@@ -89,7 +89,8 @@ class WarmStart(Section):
     epochs: PositiveInt | None = None
     """Passes over the demonstrations; if set, ``steps`` has no effect."""
     eval_every: PositiveInt = 25
-    """Optimiser steps between two evaluations for ``stop_at``."""
+    """Optimiser steps between two evaluations for ``stop_at``. The final weights are evaluated only once, as the
+    start, if ``explorer.eval_on_startup``."""
     stop_at: float | None = Field(default=None, ge=0, le=1)
     """The warm start ends when the sampled pass rate on the first evaluation taskset reaches this value."""
     cooldown_steps: NonNegativeInt = 30

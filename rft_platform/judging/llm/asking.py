@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -20,7 +20,7 @@ from rft_platform.common.errors import JudgeUnavailableError, UserError
 from rft_platform.common.fault_classification import described
 from rft_platform.common.files import digest_json
 from rft_platform.judging.inert_text import make_inert
-from rft_platform.judging.judge_context import BudgetSpentError, Endpoint, EndpointSettings, JudgeContext, Reply
+from rft_platform.judging.judge_context import JUDGE, BudgetSpentError, Endpoint, EndpointSettings, JudgeContext, Reply
 
 Answer = TypeVar("Answer")
 
@@ -52,6 +52,7 @@ class AskingSettings(BaseModel):
     """How to ask a model: arguments that every judge with a model has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    role: ClassVar[str] = JUDGE  # what the model is for, in messages
 
     model: str | EndpointSettings
     """An auxiliary model's name, or ``{base_url, model, api_key_env}``."""
@@ -130,13 +131,13 @@ async def _answer(
             conversation = [*messages, {"role": "assistant", "content": before}, _correction(problem)]
             problem += f"; it answered {reply.text[:_SHOWN]!r}, expected {settings.form}"
         except Exception as error:
-            invalid, problem = False, _failed_request(error, endpoint)
+            invalid, problem = False, _failed_request(error, endpoint, settings.role)
             pause = max(pause, _requested_pause(error))
         if attempt < settings.retries:
             context.usage.retries += 1
             _log.debug("judge model %s: %s; retried in %.1f s", endpoint.model, problem, pause)
             await asyncio.sleep(pause)
-    message = f"the judge's model {endpoint.model!r} gave no valid answer in {settings.retries + 1} attempts: {problem}"
+    message = f"{settings.role} {endpoint.model!r} gave no valid answer in {settings.retries + 1} attempts: {problem}"
     if invalid and settings.on_invalid == "drop":
         raise RuntimeError(message)
     raise JudgeUnavailableError(message)
@@ -166,18 +167,18 @@ def _correction(complaint: str) -> dict[str, str]:
     return {"role": "user", "content": f"That is not valid: {complaint}. Answer again, with the JSON object alone."}
 
 
-def _failed_request(error: Exception, endpoint: Endpoint) -> str:
+def _failed_request(error: Exception, endpoint: Endpoint, role: str) -> str:
     """Describe a failed attempt that may be retried; raise errors that no retry can help."""
     import openai
 
     message = described(error)
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError | openai.NotFoundError):
         raise UserError(
-            f"the judge's model {endpoint.model!r} cannot be reached at {endpoint.client.base_url}: {message}; correct "
-            "model, base_url and api_key_env"
+            f"{role} {endpoint.model!r} cannot be reached at {endpoint.client.base_url}: {message}; correct model, "
+            "base_url and api_key_env"
         ) from error
     if isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
-        raise RuntimeError(f"the judge's model {endpoint.model!r} refuses the question: {message}") from error
+        raise RuntimeError(f"{role} {endpoint.model!r} refuses the question: {message}") from error
     if not isinstance(error, openai.APIError):
         raise error
     return message

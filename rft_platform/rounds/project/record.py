@@ -365,7 +365,7 @@ def steps_before(store: ExperienceStore, round_number: int, name: str = DEFAULT_
 
 
 def snapshot_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
-    """The policy recorded by ``take_snapshot``. Raises StorageError if there is none."""
+    """The policy that a round explores with: its snapshot. Raises StorageError if none was chosen yet."""
     policy = read(store, round_number).snapshot(name)
     if policy is None:
         raise StorageError(

@@ -45,7 +45,12 @@ class PromptResult:
     decision: GateDecision
     lineage: dict[str, str]
     seconds: float
-    address: str = ""  # in MLflow's prompt registry
+    address: str = ""  # in MLflow's prompt registry; empty: nothing was registered
+
+    @property
+    def found(self) -> bool:
+        """Whether a prompt was better than the starting one on the tasks of the search."""
+        return len(self.points) > 1
 
     @property
     def best(self) -> PromptPoint:
@@ -103,8 +108,9 @@ class _Comparison:
 
     def headline(self) -> str:
         """As in ``the prompt alone gives 61.0 % (start 48.5 %), 20 rounds give 84.0 %``."""
-        points = self._result.points
-        line = f"the prompt alone gives {_share(points[-1].result)} (start {_share(points[0].result)})"
+        gives = f"the prompt alone gives {_share(self._result.best.result)}"
+        line = gives if self._result.found else "no better prompt was found"
+        line += f" (start {_share(self._result.points[0].result)})"
         if self._trained is None:
             return f"{line}; no round was evaluated yet"
         rounds = "1 round gives" if self._trained == 1 else f"{self._trained} rounds give"
@@ -132,7 +138,7 @@ class _Comparison:
             f"**{rule}:** {result.decision.reason}",
             self._prompts_table(),
             self._rounds_table(),
-            f"## The best prompt ({result.address})",
+            f"## The best prompt ({result.address})" if result.found else "## The starting prompt",
             _fenced(result.best.text),
             "## What it was made of",
             table(["", ""], [[name, value] for name, value in result.lineage.items()]),

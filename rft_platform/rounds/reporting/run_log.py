@@ -212,7 +212,11 @@ def log_training(
 
 
 def training_dataset(project: Project, policy: Policy, origin: Mapping[str, Any]) -> RunDataset | None:
-    """The rows behind the weights: those of a row selection, or of an offline dataset; None for demonstrations."""
+    """The rows behind the weights: those of a row selection, or of an offline dataset; None for demonstrations.
+
+    ``origin`` is the lineage of the weights. It may name an earlier round than ``policy``: a round without optimiser
+    steps publishes the weights of its parent again.
+    """
     number, store, selection = int(origin.get("round") or policy.round), project.store, origin.get("row_selection")
     if selection is not None:
         source, rows = selection_file(store, number, policy.name), sum(selection["rows"][use] for use in TRAINED_ON)
