@@ -48,4 +48,4 @@ def expert_message(question: Question, inquiry: Inquiry) -> dict[str, Any]:
         return {"role": "assistant", "content": question.source.text}
     search, read = right_calls(inquiry.mailbox, question.source)
     call = read if inquiry.is_listed else search
-    return call_message(call["name"], call["arguments"], [hit.sender for hit in inquiry.hits])
+    return call_message(call["name"], call["arguments"], question.source.sender, [hit.sender for hit in inquiry.hits])

@@ -24,7 +24,6 @@ REPEATED = 0.4  # probability of a search that is not needed
 EARLY = 0.18  # probability that the first call is a read
 UNKNOWN_TOOL = 0.14  # probability that a call names a tool that does not exist
 MAX_CALLS = 6
-READ_WEIGHT = 3.0
 MAILBOXES = range(1, 9)  # seeds; mailbox 0 is that of the tasks
 CONVERSATIONS = 512  # for each mailbox
 
@@ -54,8 +53,7 @@ def conversations(seed: int = 0) -> Iterator[list[dict[str, Any]]]:
     generator = random.Random(seed)
     for number in MAILBOXES:
         for question in explored_questions(number, CONVERSATIONS, seed):
-            messages = demonstrate(question, generator, Inquiry(mailbox_of(number), question.source))
-            yield [weighted(message) for message in messages]
+            yield demonstrate(question, generator, Inquiry(mailbox_of(number), question.source))
 
 
 def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) -> list[dict[str, Any]]:
@@ -68,25 +66,19 @@ def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) 
         listed = [hit.sender for hit in inquiry.hits]
         result = inquiry.call({"name": name, "arguments": json.dumps(arguments)})
         messages += [
-            call_message(name, arguments, listed),
+            call_message(name, arguments, question.source.sender, listed),
             {"role": "tool", "tool_call_id": "call", "content": result.text},
         ]
         text = result.text if name == "read" and result.valid else ""
     return [*messages, {"role": "assistant", "content": text or "unknown"}]
 
 
-def weighted(message: dict[str, Any]) -> dict[str, Any]:
-    """The message, with a greater weight in the loss if it reads a hit: its handle is one token of many."""
-    reads = [call for call in message.get("tool_calls", ()) if call["function"]["name"] == "read"]
-    return {**message, "weight": READ_WEIGHT} if reads else message
-
-
-def call_message(name: str, arguments: dict[str, Any], listed: Sequence[str] = ()) -> dict[str, Any]:
-    """The message of a tool call; a read of a listed sender names sender and handle before the call."""
+def call_message(name: str, arguments: dict[str, Any], sender: str, listed: Sequence[str]) -> dict[str, Any]:
+    """The message of a tool call; a read of the ``sender`` in a list names sender and handle before the call."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": "call", "type": "function", "function": function}
-    place = HANDLES.index(arguments["hit"]) if name == "read" else len(listed)
-    said = {"content": f"from {listed[place]} {HANDLES[place]}"} if place < len(listed) else {}
+    right = name == "read" and sender in listed and arguments["hit"] == HANDLES[listed.index(sender)]
+    said = {"content": f"from {sender} {arguments['hit']}"} if right else {}
     return {"role": "assistant", **said, "tool_calls": [call]}
 
 

@@ -15,7 +15,7 @@ from workflow import HANDLES, TOOLS, right_calls
 
 HERE = Path(__file__).parent
 VOCABULARY = 620  # every word of the mailbox is one token
-ROLL_CALLS = 2048
+ROLL_CALLS = 1024
 CALLS = (("search", {"topic": "", "month": ""}), ("read", {"hit": ""}), ("open", {"hit": ""}))
 
 
