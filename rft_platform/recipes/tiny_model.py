@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import atomic_path, digest_json, read_json, write_json
+from rft_platform.recipes import copying_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -46,7 +47,7 @@ class Shape:
 
 
 SHAPES = {
-    "400k": Shape(128, 2, 4, 2, 32, 384),
+    "700k": Shape(128, 3, 4, 2, 32, 384),
     "1m": Shape(128, 5, 4, 2, 32, 384),
     "10m": Shape(320, 8, 5, 5, 64, 960),
 }
@@ -59,30 +60,27 @@ def build_model(
     corpus: Sequence[str] = CORPUS,
     template: str | None = None,
     vocabulary: int = VOCABULARY,
-    output_scale: float = 1.0,
-    rope_theta: float = ROPE_THETA,
+    copies: bool = False,
 ) -> Path:
     """Write the Hugging Face folder (safetensors, generation config, tokenizer, chat template) and return it.
 
     The tokenizer learns its ``vocabulary`` tokens from ``corpus``; the default chat template is
-    ``chat_template.jinja``. ``output_scale`` multiplies the initial weights of the projections that write into the
-    residual stream (attention's output, MLP's down projection). Equal arguments give equal bytes. A folder that already
-    holds this model is left unchanged.
+    ``chat_template.jinja``. With ``copies`` the model starts with heads that copy from its context
+    (``copying_heads``). Equal arguments give equal bytes. A folder that already holds this model is left unchanged.
 
     Raises ``UserError`` for an unknown size.
     """
     if size not in SHAPES:
         raise UserError(f"model size {size!r}: expected one of {', '.join(SHAPES)}")
     template = _template() if template is None else template
-    start = [output_scale, rope_theta]
-    digest = digest_json([BUILD, asdict(SHAPES[size]), seed, vocabulary, CONTEXT, ROLES, corpus, template, start])
+    digest = digest_json([BUILD, asdict(SHAPES[size]), seed, vocabulary, CONTEXT, ROLES, corpus, template, copies])
     stamp = folder / BUILD_FILE
     if stamp.exists() and read_json(stamp)["digest"] == digest:
         return folder
     with atomic_path(folder) as temp:
         tokenizer = build_tokenizer(corpus, template, vocabulary)
         tokenizer.save_pretrained(temp)
-        _write_weights(temp, tokenizer, SHAPES[size], vocabulary, seed, output_scale, rope_theta)
+        _write_weights(temp, tokenizer, SHAPES[size], vocabulary, seed, copies)
         write_json(temp / BUILD_FILE, {"digest": digest, "size": size, "seed": seed})
     return folder
 
@@ -132,8 +130,7 @@ def _write_weights(
     shape: Shape,
     vocabulary: int,
     seed: int,
-    output_scale: float,
-    rope_theta: float,
+    copies: bool,
 ) -> None:
     import torch
     from safetensors.torch import save_file
@@ -143,7 +140,7 @@ def _write_weights(
         vocab_size=vocabulary,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
-        rope_theta=rope_theta,
+        rope_theta=copying_heads.ROPE_THETA if copies else ROPE_THETA,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
@@ -156,10 +153,8 @@ def _write_weights(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(output_scale)
-            layer.mlp.down_proj.weight.mul_(output_scale)
+        if copies:
+            copying_heads.add_copying_heads(model, tokenizer.get_vocab())
     weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config.architectures = [type(model).__name__]

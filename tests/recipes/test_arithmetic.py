@@ -1,6 +1,6 @@
 """The demo's model and tasks: made from code, the same every time, and honestly held out."""
 
-from rft_platform.recipes.tiny_model import build_model
+from rft_platform.recipes.tiny_model import VOCABULARY, build_model
 from tests.support.recipe_projects import modules_of
 
 (prepare,) = modules_of("arithmetic", "prepare")
@@ -28,12 +28,18 @@ def test_model_is_the_same_every_time_and_of_the_promised_size(tmp_path, tiny_mo
     assert 0.9e6 < count < 1.2e6
 
 
-def test_a_small_output_scale_changes_the_output_projections_alone(tmp_path, tiny_model):
-    from safetensors.numpy import load_file
+def test_a_model_that_copies_attends_to_what_followed_the_same_token_before(tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM
 
-    scaled = build_model(tmp_path / "scaled", output_scale=0.1, rope_theta=1000.0)
-    usual, changed = load_file(tiny_model / "model.safetensors"), load_file(scaled / "model.safetensors")
-    for name, weights in usual.items():
-        factor = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-        assert abs(changed[name] - factor * weights).max() < 1e-6, name
-    assert "1000.0" in (scaled / "config.json").read_text()
+    folder = build_model(tmp_path / "copies", size="700k", copies=True)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    generator = torch.Generator().manual_seed(3)
+    once = torch.randperm(VOCABULARY, generator=generator)[:100]
+    with torch.no_grad():
+        first, second, *_ = model(torch.cat([once, once])[None], output_attentions=True).attentions
+    before = first[0, 0].diagonal(offset=-1)
+    assert before.mean() > 0.9
+    for head in (0, 2):  # of each group of queries
+        followed = second[0, head].diagonal(offset=-99)[1:]  # from a token of the repetition to the one after its first
+        assert followed.mean() > 0.9

@@ -38,7 +38,7 @@ TASKS = {
 }
 #: The project of the demo is written in every run of the quick tests; each takes seconds.
 WRITTEN = [pytest.param(name, marks=[] if name == "arithmetic" else pytest.mark.slow) for name in recipes()]
-FIRST = {"email-search": "lookups.yaml"}  # of several trainings; each needs the checkpoint of the one before
+FIRST = {"email-search": "sft.yaml"}  # of several trainings; each needs the checkpoint of the one before
 #: What projects may import; pages of docs show the modules.
 PUBLIC = {
     "rft_platform.recipes.tiny_model",

@@ -94,6 +94,7 @@ def train(
     """
     from rft_platform.common.progress import announce
     from rft_platform.config.home import Home
+    from rft_platform.config.load import load_config
     from rft_platform.online.project import open_project
     from rft_platform.run.checks import check_run
     from rft_platform.run.console import notes, refuse_bad_target
@@ -112,8 +113,9 @@ def train(
     if fresh and (moved := move_aside(home)):
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
     with showing_progress(console):
-        config = prepare(home, recipe, command, seed)
-    train_stages(home, recipe, config.seed, engine)
+        seed = prepare(home, recipe, command, seed)
+    train_stages(home, recipe, seed, engine)
+    config = with_seed(load_config(home.root / recipe.name / "rft.yaml"), seed)  # it names the last stage's checkpoint
     config = with_rounds(with_engine(config, engine), rounds)
     with showing_progress(console):
         announce("checking settings, data and this machine")
@@ -134,7 +136,7 @@ def train(
     return project
 
 
-def train_stages(home: "Home", recipe: "Recipe", seed: int, engine: str | None) -> None:
+def train_stages(home: "Home", recipe: "Recipe", seed: int | None, engine: str | None) -> None:
     """Train each stage in a separate process and home; a complete stage is left as it is."""
     import os
     import sys
@@ -153,7 +155,7 @@ def train_stages(home: "Home", recipe: "Recipe", seed: int, engine: str | None) 
         own = Home(root)
         if own.config_file.exists() and is_finished(open_project(own)):
             continue
-        config = load_config(home.root / recipe.name / f"{stage}.yaml").model_copy(update={"seed": seed})
+        config = with_seed(load_config(home.root / recipe.name / f"{stage}.yaml"), seed)
         write_config(own, with_engine(config, engine))
         notes().print(f"stage {stage} of {recipe.name}: {root}", markup=False, soft_wrap=True)
         command = [sys.executable, "-m", "rft_platform", "run", "--config", str(own.config_file)]
@@ -161,14 +163,14 @@ def train_stages(home: "Home", recipe: "Recipe", seed: int, engine: str | None) 
             raise UserError(f"stage {stage} ended with code {code}: correct the cause, then run the command again")
 
 
-def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> "RftConfig":
-    """The configuration of the recipe's project, which is written into the home on first use.
+def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> int | None:
+    """Write the recipe's project into the home on first use; returns the seed in force. None: that of the files.
 
-    An existing project keeps its seed. None: the seed of the file.
+    An existing project keeps its seed.
     """
     from rft_platform.common.errors import UserError
     from rft_platform.common.progress import announce
-    from rft_platform.config.load import load_config, load_config_of
+    from rft_platform.config.load import load_config_of
 
     folder = home.root / recipe.name
     in_force = load_config_of(home) if home.config_file.exists() else None
@@ -182,12 +184,14 @@ def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> "
             f"--seed {seed}: the project in {home.root} has seed {in_force.seed}; leave it out to continue, or add "
             "--fresh"
         )
-    if in_force is not None:
-        seed = in_force.seed
     if not folder.exists():
         announce(f"making model and tasks of the recipe {recipe.name}")
         recipe.write(folder)
-    config = load_config(folder / "rft.yaml")
+    return seed if in_force is None else in_force.seed
+
+
+def with_seed(config: "RftConfig", seed: int | None) -> "RftConfig":
+    """The configuration with ``seed``; unchanged if None."""
     return config if seed is None else config.model_copy(update={"seed": seed})
 
 

@@ -1,7 +1,7 @@
 """Corrections of the careless teacher: preference pairs of a call that an expert would make and the teacher's call.
 
 The expert knows the source of the question: it searches for its topic and month until the source is listed, reads it,
-and answers with its number.
+and answers with its text.
 """
 
 import random
@@ -45,7 +45,7 @@ def corrections(
 def expert_message(question: Question, inquiry: Inquiry) -> dict[str, Any]:
     """What an expert would say after the calls of ``inquiry``."""
     if inquiry.is_read:
-        return {"role": "assistant", "content": question.answer}
+        return {"role": "assistant", "content": question.source.text}
     search, read = right_calls(inquiry.mailbox, question.source)
     call = read if inquiry.is_listed else search
-    return call_message(call["name"], call["arguments"], [hit.sender for hit in inquiry.hits])
+    return call_message(call["name"], call["arguments"], question.source.sender, [hit.sender for hit in inquiry.hits])

@@ -1,12 +1,10 @@
-"""What the agent learns by imitation: bare look-ups, then conversations of a careless teacher.
+"""What the agent learns by imitation: conversations of a careless teacher, and roll calls.
 
-All are of other mailboxes than that of the tasks. A **look-up** asks for senders of a list of six hits and answers
-with the handle of each: half a dozen look-ups in a hundred tokens. A **read** asks for one sender, and reads the hit.
-A **roll call** asks for none and names all senders of a list whose handles are shuffled, so that the model also writes
-the names of those whom no question may ask about. In the **conversations** the teacher errs in what rewards can
+All are of other mailboxes than that of the tasks. In the **conversations** the teacher errs in what rewards can
 repair, the choice of the tool and of the month, and never in the handle: it chooses the right tool in about 60 % of
 its calls and right arguments in about 45 %. It misreads one way to name a month more often than not, so that even the
-most likely call of a model that imitates it is wrong there.
+most likely call of a model that imitates it is wrong there. A **roll call** names all senders of a list whose handles
+are shuffled, so that the model also writes the names of those whom no question may ask about.
 """
 
 import json
@@ -26,30 +24,8 @@ REPEATED = 0.4  # probability of a search that is not needed
 EARLY = 0.18  # probability that the first call is a read
 UNKNOWN_TOOL = 0.14  # probability that a call names a tool that does not exist
 MAX_CALLS = 6
-READ_WEIGHT = 3.0
 MAILBOXES = range(1, 9)  # seeds; mailbox 0 is that of the tasks
 CONVERSATIONS = 512  # for each mailbox
-
-
-def lookups(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """``count`` conversations: a question about senders of a list, in any order, and the handle of each."""
-    generator = random.Random(f"look-ups {seed}")
-    for _ in range(count):
-        people, listed = _listed(generator)
-        senders = [each for each in generator.sample(people, len(people)) if each not in HELD_OUT_PEOPLE]
-        question = {"role": "user", "content": f"What did {' '.join(senders)} write?"}
-        pairs = "".join(f" {each} {HANDLES[people.index(each)]}" for each in senders)
-        yield [question, listed, {"role": "assistant", "content": f"from{pairs}"}]
-
-
-def reads(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """``count`` conversations: a question about a sender, a list, and the right read."""
-    generator = random.Random(f"reads {seed}")
-    for _ in range(count):
-        people, listed = _listed(generator)
-        sender = generator.choice([each for each in people if each not in HELD_OUT_PEOPLE])
-        question = {"role": "user", "content": f"What did {sender} write?"}
-        yield [question, listed, call_message("read", {"hit": HANDLES[people.index(sender)]}, people)]
 
 
 def roll_calls(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
@@ -58,8 +34,8 @@ def roll_calls(count: int, seed: int = 0) -> Iterator[list[dict[str, Any]]]:
     for _ in range(count):
         handles = "".join(generator.sample(HANDLES, len(HANDLES)))
         people, listed = _listed(generator, handles)
-        names = "".join(f" {sender} {handle}" for sender, handle in zip(people, handles, strict=True))
-        yield [{"role": "user", "content": "Who wrote?"}, listed, {"role": "assistant", "content": f"from{names}"}]
+        names = " ".join(f"- {sender} {handle}" for sender, handle in zip(people, handles, strict=True))
+        yield [{"role": "user", "content": "Who wrote?"}, listed, {"role": "assistant", "content": names}]
 
 
 def _listed(generator: random.Random, handles: str = HANDLES) -> tuple[list[str], dict[str, Any]]:
@@ -68,7 +44,7 @@ def _listed(generator: random.Random, handles: str = HANDLES) -> tuple[list[str]
     people, topic = [generator.choice(asked)], generator.choice(TOPICS)
     people += generator.sample([each for each in PEOPLE if each != people[0]], HITS - 1)
     generator.shuffle(people)
-    lines = [f"{handle} {each} re {topic}" for handle, each in zip(handles, people, strict=True)]
+    lines = [f"- {each} {handle} re {topic}" for handle, each in zip(handles, people, strict=True)]
     return people, {"role": "tool", "tool_call_id": "call", "content": "\n".join(lines)}
 
 
@@ -77,12 +53,11 @@ def conversations(seed: int = 0) -> Iterator[list[dict[str, Any]]]:
     generator = random.Random(seed)
     for number in MAILBOXES:
         for question in explored_questions(number, CONVERSATIONS, seed):
-            messages = demonstrate(question, generator, Inquiry(mailbox_of(number), question.source))
-            yield [weighted(message) for message in messages]
+            yield demonstrate(question, generator, Inquiry(mailbox_of(number), question.source))
 
 
 def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) -> list[dict[str, Any]]:
-    """Return a conversation: question, calls with their results, and the number of the message that was read last."""
+    """Return a conversation: question, calls with their results, and the text of the message that was read."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": question.text}]
     text = ""
     while len(inquiry.calls) < MAX_CALLS and not text:
@@ -91,25 +66,19 @@ def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) 
         listed = [hit.sender for hit in inquiry.hits]
         result = inquiry.call({"name": name, "arguments": json.dumps(arguments)})
         messages += [
-            call_message(name, arguments, listed),
+            call_message(name, arguments, question.source.sender, listed),
             {"role": "tool", "tool_call_id": "call", "content": result.text},
         ]
         text = result.text if name == "read" and result.valid else ""
-    return [*messages, {"role": "assistant", "content": text.rsplit(" ", 1)[-1] if text else "unknown"}]
+    return [*messages, {"role": "assistant", "content": text or "unknown"}]
 
 
-def weighted(message: dict[str, Any]) -> dict[str, Any]:
-    """The message, with a greater weight in the loss if it reads a hit: its handle is one token of many."""
-    reads = [call for call in message.get("tool_calls", ()) if call["function"]["name"] == "read"]
-    return {**message, "weight": READ_WEIGHT} if reads else message
-
-
-def call_message(name: str, arguments: dict[str, Any], listed: Sequence[str] = ()) -> dict[str, Any]:
-    """The message of a tool call; a read of a listed sender names sender and handle before the call."""
+def call_message(name: str, arguments: dict[str, Any], sender: str, listed: Sequence[str]) -> dict[str, Any]:
+    """The message of a tool call; a read of the ``sender`` in a list names sender and handle before the call."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": "call", "type": "function", "function": function}
-    place = HANDLES.index(arguments["hit"]) if name == "read" else len(listed)
-    said = {"content": f"from {listed[place]} {HANDLES[place]}"} if place < len(listed) else {}
+    right = name == "read" and sender in listed and arguments["hit"] == HANDLES[listed.index(sender)]
+    said = {"content": f"from {sender} {arguments['hit']}"} if right else {}
     return {"role": "assistant", **said, "tool_calls": [call]}
 
 

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from corrections import pairs
-from demonstrations import conversations, lookups, reads, roll_calls
+from demonstrations import conversations, roll_calls
 from mail import mailbox_of
 from questions import Question, sentences, split_questions
 from rft_platform.recipes.tiny_model import build_model
 from workflow import HANDLES, TOOLS, right_calls
 
 HERE = Path(__file__).parent
-VOCABULARY = 619  # every word of the mailbox is one token
+VOCABULARY = 620  # every word of the mailbox is one token
+ROLL_CALLS = 1024
 CALLS = (("search", {"topic": "", "month": ""}), ("read", {"hit": ""}), ("open", {"hit": ""}))
-LOOKUPS = 8192
-OUTPUT_SCALE, ROPE_THETA = 0.1, 1000.0  # the model learns look-ups sooner than with those of other recipes
 
 
 def main() -> None:
@@ -28,19 +27,16 @@ def main() -> None:
     template = (HERE / "chat_template.jinja").read_text()
     build_model(
         HERE / "model",
-        size="400k",
+        size="700k",
         corpus=corpus,
         template=template,
         vocabulary=VOCABULARY,
-        output_scale=OUTPUT_SCALE,
-        rope_theta=ROPE_THETA,
+        copies=True,
     )
     for name, questions in zip(("train", "test"), split_questions(), strict=True):
         write(name, map(task, questions))
-    bare = [*lookups(LOOKUPS), *roll_calls(LOOKUPS // 4), *reads(LOOKUPS // 4)]
-    shown = {"lookups": bare, "demonstrations": chain(conversations(), bare[::12])}
-    for name, found in shown.items():
-        write(name, ({"messages": messages, "tools": TOOLS} for messages in found))
+    shown = chain(conversations(), roll_calls(ROLL_CALLS))
+    write("demonstrations", ({"messages": messages, "tools": TOOLS} for messages in shown))
     compared = (
         {"prompt": prompt, "chosen": [chosen], "rejected": [rejected], "tools": TOOLS}
         for prompt, chosen, rejected in pairs()

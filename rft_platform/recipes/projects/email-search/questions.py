@@ -14,10 +14,10 @@ EXPLORED, HELD_OUT = 4096, 256  # questions
 HELD_OUT_PEOPLE = frozenset(PEOPLE[::4])
 HELD_OUT_MONTHS = frozenset(MONTHS[::5])  # 10 of 48; each name of a month and each year occurs in others, too
 ORDERS = (
-    "What did {sender} write about the {topic} {when}?",
-    "Which {detail} did {sender} name for the {topic} {when}?",
-    "About the {topic} {when}: what did {sender} say?",
-    "Find the {detail} that {sender} gave {when} for the {topic}.",
+    "What does the mail from {sender} say about the {topic} {when}?",
+    "Which {detail} is in the mail from {sender} about the {topic} {when}?",
+    "About the {topic} {when}: what came from {sender}?",
+    "Find the {detail} in the mail from {sender} {when} on the {topic}.",
 )
 #: How a question names a month: by name, by number, or by the month before it.
 WHENS = {"name": "in {name}", "number": "in {number}/{year}", "after": "in the month after {before}"}
@@ -56,7 +56,7 @@ def sentences() -> Iterator[str]:
     for topic in TOPICS:
         yield f'the {topic} is\n"topic": "{topic}"'
     for sender in PEOPLE:
-        yield f"a {sender} re"
+        yield f"- {sender} re"
     for month in MONTHS[:12]:
         yield f'in {month}, "month": "{month}"'
     yield from (f"the {detail} is Which {detail} {detail} that" for detail in DETAILS)

@@ -67,7 +67,7 @@ class Inquiry:
     def _search(self, topic: str = "", month: str = "") -> CallResult:
         right_tool = not self.is_listed and not self.is_read
         self.hits = self.mailbox.search(topic, month)
-        lines = [f"{handle} {hit.sender} {hit.subject}" for handle, hit in zip(HANDLES, self.hits, strict=False)]
+        lines = [f"- {hit.sender} {handle} {hit.subject}" for handle, hit in zip(HANDLES, self.hits, strict=False)]
         right = (topic, month) == (self.source.topic, self.source.month)
         return CallResult("\n".join(lines) or "nothing", right_tool, right)
 
@@ -92,7 +92,7 @@ class Inquiry:
             "messages_found": float(sum((hit.topic, hit.month) == thread for hit in self.hits)),
             "invalid_calls": sum(not call.valid for call in self.calls) / count,
             "calls": float(len(self.calls)),
-            "answered": float(answer.strip() == str(self.source.number)),
+            "answered": float(answer == str(self.source.number)),
         }
 
 
@@ -111,7 +111,7 @@ class EmailSearch:
     max_turns: int = 7
 
     async def run(self, task: Any, model: Any, auxiliary_models: Mapping[str, Any] | None = None) -> WorkflowOutput:
-        """Return the answer as the response, and the metrics of ``Inquiry.metrics``."""
+        """Return the number that ends the answer as the response, and the metrics of ``Inquiry.metrics``."""
         mailbox = mailbox_of(self.mailbox)
         inquiry = Inquiry(mailbox, mailbox.messages[task.raw["source"]])
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
@@ -126,4 +126,5 @@ class EmailSearch:
             for call in calls:
                 result = inquiry.call(call["function"])
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": result.text})
-        return WorkflowOutput(response=text, metrics=inquiry.metrics(text))
+        number = text.strip().rpartition(" ")[2]
+        return WorkflowOutput(response=number, metrics=inquiry.metrics(number))
