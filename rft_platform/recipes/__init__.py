@@ -3,6 +3,7 @@
 - ``recipe``: ``Recipe``, which writes a project into a folder, and the list of recipes.
 - ``report``: what ``rft recipe`` reports about the training of a recipe.
 - ``tiny_model``: ``build_model()``: a tiny model with random weights and a tokenizer, for recipes and tests.
+- ``copying_heads``: ``add_copying_heads()``: initial weights with which a tiny model copies from its context.
 
 The folder ``projects`` holds a project for each recipe, as data: nothing here imports its Python files. ``recipe.yaml``
 there describes the recipe, all other files belong to the project.
