@@ -205,7 +205,10 @@ def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dic
 
 def judgements_of(store: ExperienceStore, row_id: str, rounds: Iterable[int]) -> list[dict[str, Any]]:
     """All judgements of a row in some rounds, one per judge version: the columns of ``JUDGED_SCHEMA`` and ``round``."""
-    judgements = [path for number in rounds for path in store.judged_files(number)]
+    judgements = list[Path]()
+    for number in rounds:
+        store.judged_file(number)  # if the current judgement is lost, its error names the remedy
+        judgements += store.judged_files(number)
     with _open(MEMORY_LIMIT) as connection:
         _create_view(connection, store, "judgements", _FROM_JUDGED, judgements, JUDGED_WITH_ROUND)
         return _rows(connection, "SELECT * FROM judgements WHERE row_id = ? ORDER BY judge_version", [row_id])

@@ -51,12 +51,12 @@ ON_RAY = {"kind": "process", "runtime_env": {"env_vars": {"TOWN": "Ulm"}}}
         (
             "ray",
             ON_RAY | {"runtime_env": {"env_vars": {"APP_KEY": "12345678"}}},
-            "runtime_env.env_vars.APP_KEY is a secret",
+            "runtime_env.env_vars.APP_KEY is a .* by its name",
         ),
         (
             "ray",
             ON_RAY | {"runtime_env": {"pip": {"packages": [], "index": "https://me:pw-of-mine@host/simple"}}},
-            r"runtime_env.pip.index 'https://\*\*\*@host/simple' contains a secret",
+            r"runtime_env.pip.index 'https://\*\*\*@host/simple' contains a .* configurations are stored",
         ),
     ],
 )
