@@ -157,7 +157,8 @@ def _files_of(module: str, roots: Sequence[str]) -> Iterator[tuple[Path, Path]]:
     search: Sequence[str] | None = roots
     parts = module.split(".")
     for depth, name in enumerate(parts):
-        spec = PathFinder.find_spec(".".join(parts[: depth + 1]), search)
+        # by its last part: with the dotted name, a folder without __init__.py is found only if its package is imported
+        spec = PathFinder.find_spec(name, search)
         if spec is None and depth == 0 and name not in sys.modules:
             spec = importlib.util.find_spec(name)  # installed in editable form, by a finder of the installer
         if spec is None:
@@ -168,9 +169,9 @@ def _files_of(module: str, roots: Sequence[str]) -> Iterator[tuple[Path, Path]]:
                 return
             up = depth + (1 if file.name == "__init__.py" else 0)
             yield file, file.parents[up]
-        search = spec.submodule_search_locations
-        if search is None:
+        if spec.submodule_search_locations is None:
             return
+        search = list(spec.submodule_search_locations)
 
 
 def _is_installed(module: str) -> bool:

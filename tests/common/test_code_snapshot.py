@@ -29,8 +29,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "unused.py": "",
         "tools/__init__.py": "",
         "tools/text.py": "from . import words\nfrom .deep.more import *\ndef clean(a): return a\n",
+        "tools/data/read.py": "",  # its folder has no __init__.py
         "tools/words.py": "def broken(:\n",
-        "tools/deep/__init__.py": "from ..other import thing\n",
+        "tools/deep/__init__.py": "from ..other import thing\nimport tools.data.read\n",
         "tools/deep/more.py": "from rft_platform import tune\n",
         "tools/other.py": "thing = 1\n",
         "tools/unused.py": "",
@@ -47,7 +48,7 @@ def test_a_snapshot_follows_imports_within_the_users_files(folder: Path) -> None
     found = take_snapshot([f"{folder}/judge.py:reward"])
     assert set(found.files) == {
         "judge.py", "scores.py", "tools/__init__.py", "tools/text.py", "tools/words.py", "tools/deep/__init__.py",
-        "tools/deep/more.py", "tools/other.py",
+        "tools/deep/more.py", "tools/other.py", "tools/data/read.py",
     }  # fmt: skip
     assert found.files["tools/other.py"].text == "thing = 1\n"
     assert found.not_found == ()
