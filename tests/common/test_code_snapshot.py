@@ -60,7 +60,7 @@ def test_a_module_on_the_path_is_found_without_an_import(folder: Path, monkeypat
     assert take_snapshot(["tools.text:clean"]).not_found == ("tools.text:clean",)
     monkeypatch.syspath_prepend(str(folder))
     assert set(take_snapshot(["tools.deep.more:x"]).files) == {
-        "tools/__init__.py", "tools/deep/__init__.py", "tools/deep/more.py", "tools/other.py",
+        "tools/__init__.py", "tools/deep/__init__.py", "tools/deep/more.py", "tools/other.py", "tools/data/read.py",
     }  # fmt: skip
 
 
