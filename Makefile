@@ -98,7 +98,7 @@ test-ray: setup
 test-s3: setup
 	scripts/beside.sh $(abspath $(VENV)) .venv-ray ray
 	scripts/beside.sh $(abspath .venv-ray) .venv-s3 s3
-	.venv-s3/bin/python -m pytest tests/object_store tests/s3 tests/chaos/test_ray_kills.py $(TEST_ARGS)
+	.venv-s3/bin/python -m pytest tests/object_store tests/s3 $(TEST_ARGS)
 
 ui: setup
 	$(BIN)/rft ui
