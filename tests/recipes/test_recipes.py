@@ -104,9 +104,11 @@ def test_only_recipes_with_figures_are_trained() -> None:
 def test_a_project_that_its_user_changed_is_continued(tmp_path: Path) -> None:
     home, recipe = Home(tmp_path / "home"), recipe_named("arithmetic")
     file = home.root / "arithmetic" / "rft.yaml"
-    assert prepare(home, recipe, "demo", 3).seed == 3
-    file.write_text(file.read_text().replace("total_steps: 40", "total_steps: 2"))
-    assert prepare(home, recipe, "demo", None).buffer.total_steps == 2
+    assert prepare(home, recipe, "demo", 3) == 3
+    changed = file.read_text().replace("total_steps: 40", "total_steps: 2")
+    file.write_text(changed)
+    assert prepare(home, recipe, "demo", None) is None, "no configuration is in force yet"
+    assert file.read_text() == changed
 
 
 @pytest.mark.slow
