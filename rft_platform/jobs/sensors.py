@@ -15,6 +15,7 @@ from rft_platform.jobs.jobs import JOB_OF_KIND, UnresolvedJob, add_rounds, evalu
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
 from rft_platform.jobs.sensor_interval import sensor_interval_s
+from rft_platform.object_store.mirror import mirror_of
 from rft_platform.resources.names import DagsterNames
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.planning.plan import Plan, plan_next
@@ -24,6 +25,7 @@ from rft_platform.rounds.selection.row_selection import rounds_ahead
 
 LOG = logging.getLogger(__name__)
 _TICK_S = sensor_interval_s()
+_DRIVEN_TICKS = 6  # ticks without which another home may continue the project
 _RECONCILE_S = 0.3  # of a tick, which shall take less than a second; the next tick continues
 
 
@@ -124,6 +126,8 @@ def _launch(
         return dg.SkipReason(str(nothing_to_do))
     if driver_is_running(opened.home):
         return dg.SkipReason("`rft run` or `rft demo` is driving this project")
+    if (mirror := mirror_of(opened.home.root)) is not None:
+        mirror.driven_for(_DRIVEN_TICKS * _TICK_S)
     end_orphaned_runs(context.instance)
     add_rounds(context.instance, opened, names)
     known = launches(context.instance, rounds_ahead(opened), names)

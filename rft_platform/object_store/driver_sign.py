@@ -7,6 +7,7 @@ the next commit, and the other one stops there.
 import itertools
 import json
 import logging
+import math
 import socket
 import threading
 import time
@@ -28,27 +29,36 @@ class DriverSign:
     def __init__(self, remote: RemoteFiles, home: str) -> None:
         self._remote = remote
         self._home = home
+        self._until = 0.0  # end of the signs, monotonic
+        self._ended, self._starting = threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Give signs of life during the block."""
-        ended = threading.Event()
-
-        def beat() -> None:
-            for count in itertools.count(3):
-                if ended.wait(_BEAT_S):
-                    break
-                self.show(count)
-
-        self.show(2)
-        thread = threading.Thread(target=beat, name="store-driver", daemon=True)
-        thread.start()
+        self.give_for(math.inf)
         try:
             yield
         finally:
-            ended.set()
-            thread.join()
-            self.show(0)
+            self._ended.set()
+            if self._thread is not None:
+                self._thread.join()
+
+    def give_for(self, seconds: float) -> None:
+        """Give signs of life in a thread, until ``seconds`` after the last call."""
+        self._until = time.monotonic() + seconds
+        with self._starting:  # two sensors tick at the same time
+            if self._thread is None or not self._thread.is_alive():
+                self._ended.clear()
+                self._thread = threading.Thread(target=self._give, name="store-driver", daemon=True)
+                self._thread.start()
+
+    def _give(self) -> None:
+        for count in itertools.count(2):
+            self.show(count)
+            if self._ended.wait(_BEAT_S) or time.monotonic() > self._until:
+                break
+        self.show(0)
 
     def show(self, count: int) -> None:
         """``count`` changes while the driver runs; 0: it has ended. A failure is only logged."""
@@ -72,7 +82,7 @@ class DriverSign:
             if seen.get("count") and seen != first:
                 raise UserError(
                     f"store_url {self._remote.url}: a driver on host {seen.get('host')} runs this project: wait for "
-                    "it, or interrupt it, before you continue the project here"
+                    "`rft run`, or stop the daemon, there before you continue the project here"
                 )
 
     def _read(self) -> dict[str, Any]:

@@ -342,6 +342,10 @@ class HomeMirror:
             yield
             self.finish()
 
+    def driven_for(self, seconds: float) -> None:
+        """Show other homes that this one drives the project, until ``seconds`` after the last call."""
+        self._driver.give_for(seconds)
+
 
 def _same(known: StoredFile | None, new: StoredFile | None) -> bool:
     return known is new is None or (known is not None and new is not None and known.sha256 == new.sha256)

@@ -4,11 +4,13 @@ import dagster as dg
 import pytest
 import yaml
 
+from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow
 from rft_platform.jobs.jobs import asset_jobs
 from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
+from rft_platform.object_store.mirror import open_mirror
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project.project import Project
@@ -18,6 +20,11 @@ JOBS = asset_jobs(PLAIN_NAMES)
 NEXT_ROUND = next_round_sensor(PLAIN_NAMES, JOBS)
 THRESHOLD = experience_threshold_sensor(PLAIN_NAMES, JOBS["sync_round_job"])
 NIGHTLY = evaluation_schedule(PLAIN_NAMES, JOBS["evaluate_job"], None)
+
+
+@pytest.fixture(autouse=True)
+def _frequent_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rft_platform.object_store.driver_sign._BEAT_S", 0.05)
 
 
 @pytest.fixture
@@ -55,6 +62,16 @@ def test_the_warm_start_comes_first_then_round_one_with_its_partition(project, r
         assert request.tags["rft/round"] == "r0001"
         (added,) = result.dynamic_partitions_requests
         assert added.partition_keys == ["r0001"]
+
+
+def test_ticks_show_other_hosts_that_a_daemon_drives_the_project(project, resource, tmp_path):
+    mirror = open_mirror(project.home.root, f"file://{tmp_path}/bucket")
+    mirror.take_over()
+    with dg.DagsterInstance.ephemeral() as instance:
+        tick(NEXT_ROUND, resource, instance)
+    with pytest.raises(UserError, match="runs this project: wait for `rft run`, or stop the daemon"):
+        open_mirror(tmp_path / "second", f"file://{tmp_path}/bucket").take_over()
+    mirror.driven_for(0.0)
 
 
 def test_training_waits_for_rows_and_reports_their_number(project, resource):

@@ -186,6 +186,17 @@ def test_a_driver_that_runs_is_not_replaced(tmp_path: Path, url: str) -> None:
     drives(tmp_path, "second", url)
 
 
+def test_a_daemon_that_ticks_is_not_replaced(tmp_path: Path, url: str) -> None:
+    _, mirror = drives(tmp_path, "first", url)
+    mirror.driven_for(60.0)
+    with pytest.raises(UserError, match="or stop the daemon"):
+        drives(tmp_path, "second", url)
+    mirror.driven_for(0.0)  # the last tick was long ago
+    _, second = drives(tmp_path, "second", url)
+    with second.driving(), pytest.raises(UserError, match="runs this project"):
+        drives(tmp_path, "first", url)
+
+
 def test_two_projects_do_not_mix_at_one_url(tmp_path: Path, url: str) -> None:
     first, _ = drives(tmp_path, "first", url)
     explored(first)
