@@ -280,10 +280,10 @@ def select_rows(project: Project, number: int, parent: Policy) -> RowSelection:
     """
     checked = set() if project.config.synchronizer.dynamic else {number}
     for each in checked:  # before the selection reads its rows
-        refuse_damaged_rows(project, each, Judged)
+        refuse_damaged_rows(project.store, each, Judged)
     selection = _select(project, number, parent)
     for each in set(selection.rounds) - checked:
-        refuse_damaged_rows(project, each, Judged)
+        refuse_damaged_rows(project.store, each, Judged)
     return selection
 
 
