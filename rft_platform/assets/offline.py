@@ -133,8 +133,8 @@ def _train(
     opened, number, run_id = project.open(), round_of(context), context.run.run_id
     check_kind(opened, kind, number)
     start_training(opened)
-    trained = train_offline(opened, trainer.connect(), kind, number, run_id)
-    versions = registry.connect()
+    trained = train_offline(opened, trainer.connect(opened), kind, number, run_id)
+    versions = registry.connect(opened)
     policy = record_training(opened, versions, number, trained)
     return dg.MaterializeResult(
         metadata={

@@ -205,7 +205,7 @@ def _encode(model: Path, texts: list[str]) -> list[list[int]]:
 
 def evaluate_offline(
     project: Project,
-    connect_engine: Callable[[], PolicyEngine],
+    connect_engine: Callable[[Project], PolicyEngine],
     registry: "ModelRegistry",
     round_number: int,
     force: bool = False,
@@ -221,7 +221,7 @@ def evaluate_offline(
         outcome = RoundEvaluation("no held-out tasks: set buffer.explorer_input.eval_tasksets to evaluate the policy")
         write(project.store, round_number, outcome)
         return outcome
-    engine = connect_engine()
+    engine = connect_engine(project)
     if round_number and is_due(project, 0) and not read(project.store, 0).has(RoundEvaluation):
         evaluate_round(project, engine, registry, 0)
     return evaluate_round(project, engine, registry, round_number, force=force, promote=promote)
