@@ -306,8 +306,8 @@ def _select(project: Project, number: int, parent: Policy) -> RowSelection:
         for group, use, ids in chosen.uses()
         for row_id in ids
     ]
-    sha256 = write_selection(store, number, rows, name)
     digest = None if project.config.synchronizer.dynamic else store.digest(number)
+    sha256 = write_selection(store, number, rows, name)
     selection = replace(_describe(project, chosen, rows, parent, landed), sha256=sha256, digest=digest)
     write(store, number, selection, name)
     return selection
