@@ -34,6 +34,7 @@ from rft_platform.rounds.project.record import (
     publish,
     published,
     read,
+    refuse_if_next_round_is_trained,
     required,
     write,
 )
@@ -43,7 +44,6 @@ from rft_platform.rounds.train import (
     Training,
     loaded_digest,
     reference_folder,
-    refuse_if_next_round_is_trained,
     run_training,
     spec_with_critic,
     teacher_folder,

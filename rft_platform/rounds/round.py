@@ -18,11 +18,12 @@ from rft_platform.rounds.project.record import (
     Trained,
     parent_of,
     publish,
+    refuse_if_next_round_is_trained,
     snapshot_of,
 )
 from rft_platform.rounds.reporting.run_log import machine_watched, record_training
 from rft_platform.rounds.setup.taskset_binding import OtherJudge
-from rft_platform.rounds.train import refuse_if_next_round_is_trained, train
+from rft_platform.rounds.train import train
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry

@@ -34,7 +34,6 @@ from rft_platform.rounds.project.record import (
     RowSelection,
     Trained,
     publish,
-    published,
     read,
     required,
     started_again,
@@ -149,15 +148,6 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
     write(store, training.round, trained, parent.name)
     publish(store, policy)
     return trained
-
-
-def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -> None:
-    """Raise UserError if the next round is trained."""
-    if published(store, round_number + 1) is not None:
-        raise UserError(
-            f"{round_key(round_number)} cannot be trained again, because the next round was trained after it: "
-            "judge it again to compare judges, or start a project with another name"
-        )
 
 
 def _engine_mismatch(steps: Sequence[StepEvent]) -> float | None:

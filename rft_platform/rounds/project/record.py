@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rft_platform.common.errors import StorageError
+from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import digest_json
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.recorded_paths import from_record, to_record
@@ -325,6 +325,15 @@ def publish(store: ExperienceStore, policy: Policy) -> None:
 def published(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy | None:
     """The policy ``name`` that a round published, or None."""
     return read(store, round_number).published(name)
+
+
+def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -> None:
+    """Raise UserError if the next round is trained."""
+    if published(store, round_number + 1) is not None:
+        raise UserError(
+            f"{round_key(round_number)} cannot be trained again, because the next round was trained after it: "
+            "judge it again to compare judges, or start a project with another name"
+        )
 
 
 def required(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
