@@ -6,7 +6,7 @@ offline training uses ``run_training`` too.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -31,12 +31,12 @@ from rft_platform.rounds.project.code_version import code_version, user_code_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Policy,
+    RoundRecord,
     RowSelection,
     Trained,
     publish,
     read,
     required,
-    started_again,
     steps_before,
     write,
 )
@@ -176,9 +176,10 @@ def train_request(
     demonstrations = experts_file(project, algorithm, round_number)
     if demonstrations is None:  # an online project whose users have corrected nothing yet
         algorithm = replace(algorithm, expert_weight=None)
-    origin = lineage(project, round_number, selection, dagster_run_id, policy)
-    start, before = started_again(store, round_number, policy), steps_before(store, round_number, policy)
-    rounds = selection.rounds or [round_number]
+    before, rounds = steps_before(store, round_number, policy), selection.rounds or [round_number]
+    records = {number: read(store, number) for number in {round_number, *rounds}}
+    start = records[round_number].started_again(policy)
+    origin = lineage(project, records, round_number, selection, dagster_run_id, policy)
     judged = {number: store.judged_file(number, selection.judge_versions.get(number)) for number in rounds}
     for key in (round_key(number) for number, file in judged.items() if file is None):
         raise StorageError(f"{key} has no judgement in force to train on: launch judge_job for {key}")
@@ -243,11 +244,18 @@ def _trains_on_corrections(project: Project) -> bool:
 
 
 def lineage(
-    project: Project, round_number: int, selection: RowSelection, dagster_run_id: str, policy: str = DEFAULT_POLICY
+    project: Project,
+    records: Mapping[int, RoundRecord],
+    round_number: int,
+    selection: RowSelection,
+    dagster_run_id: str,
+    policy: str = DEFAULT_POLICY,
 ) -> dict[str, Any]:
-    """Origin of a round's weights, stored in the checkpoint's manifest and the tags of its model version."""
-    config, store = project.config, project.store
-    judged, start = read(store, round_number).judged, started_again(store, round_number, policy)
+    """Origin of a round's weights, stored in the checkpoint's manifest and the tags of its model version.
+
+    ``records`` are those of the round and of the rounds that the selection takes rows of.
+    """
+    config, judged, start = project.config, records[round_number].judged, records[round_number].started_again(policy)
     return {
         "round": round_number,
         "project": config.project,
@@ -258,13 +266,13 @@ def lineage(
         "algorithm": config.algorithm.algorithm_type,
         "taskset_digest": project.tasks.digest,
         **({CORRECTIONS_UNTIL: round_number} if _trains_on_corrections(project) else {}),
-        **_data_lineage(store, selection),
         "config_digest": config_digest(config),
         "code_version": code_version(),
+        **user_code_of((records[number], version) for number, version in selection.judge_versions.items()),
         "dagster_run_id": dagster_run_id,
         **({"plugins_digest": loaded_digest(config)} if config.algorithm.plugins else {}),
         **({"operators_version": judged.operators_version} if judged and judged.operators_version else {}),
-        **user_code_of(store, selection.judge_versions),
+        **_data_lineage(project.store, selection),
     }
 
 

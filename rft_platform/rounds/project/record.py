@@ -276,6 +276,10 @@ class RoundRecord:
         """The policy that the round ended with; round 0 has the starting policy."""
         return self._read(Policy, policy)
 
+    def started_again(self, policy: str = DEFAULT_POLICY) -> Start | None:
+        """Where the training starts again; None if it starts from the policy of the round before."""
+        return self.start if policy == DEFAULT_POLICY else None
+
     def has(self, kind: type[Part], policy: str = DEFAULT_POLICY) -> bool:
         """Whether a part was made; costs a single file system call."""
         return self._store.has_note(self.number, _name(_NOTES[kind], policy))
@@ -352,13 +356,8 @@ def parent_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POL
 
 def parent_round(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> int:
     """The round whose policy a round's training starts from."""
-    start = started_again(store, round_number, name)
+    start = read(store, round_number).started_again(name)
     return round_number - 1 if start is None else start.round
-
-
-def started_again(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Start | None:
-    """Where the training of a round starts again; None if it starts from the policy of the round before."""
-    return read(store, round_number).start if name == DEFAULT_POLICY else None
 
 
 def steps_before(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> int:
