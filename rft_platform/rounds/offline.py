@@ -66,7 +66,7 @@ _CANARY_TOKENS = 48  # per row: enough to tell weights apart, within the limit o
 
 def train_offline(
     project: Project, trainer: "TrainerClient", kind: OfflineKind, round_number: int, dagster_run_id: str
-) -> Trained:
+) -> tuple[Policy, Trained]:
     """Train on the round's dataset and publish the policy. A repeated call after a kill gives the same weights.
 
     Raises UserError if the project runs another kind of training, StorageError if the dataset is missing.

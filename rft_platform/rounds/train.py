@@ -74,7 +74,7 @@ class Training:
 
 def train(
     project: Project, trainer: "TrainerClient", round_number: int, dagster_run_id: str, policy: str = DEFAULT_POLICY
-) -> tuple[RowSelection, Trained]:
+) -> tuple[RowSelection, Policy, Trained]:
     """Select the rows of a round's training, run its optimiser steps and publish the resulting policy.
 
     A round in which no row has a gradient is recorded as a no-op: it publishes the parent's policy again.
@@ -91,7 +91,7 @@ def train(
         reads=(parent, *([required(project.store, 0, policy)] if request.reference else [])),
         canary_sequences=partial(_canary_sequences, project, round_number, policy),
     )
-    return selection, run_training(project, trainer, training)
+    return selection, *run_training(project, trainer, training)
 
 
 def _canary_sequences(project: Project, round_number: int, policy: str = DEFAULT_POLICY) -> list[list[int]]:
@@ -101,7 +101,7 @@ def _canary_sequences(project: Project, round_number: int, policy: str = DEFAULT
     return [[*row["prompt_ids"], *row["response_ids"]] for row in rows.take(called).to_pylist()]
 
 
-def run_training(project: Project, trainer: "TrainerClient", training: Training) -> Trained:
+def run_training(project: Project, trainer: "TrainerClient", training: Training) -> tuple[Policy, Trained]:
     """Run the optimiser steps and publish the resulting policy; the parent's weights if no row has a gradient."""
     store, parent = project.store, training.parent
     key = stored_name(round_key(training.round), parent.name, " ")
@@ -137,6 +137,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         weights_digest=result.weights_digest,
         round=training.round,
         canary=parent.canary if result.steps == 0 else _canary(trainer, training.canary_sequences()),
+        model_version=parent.model_version if result.steps == 0 else None,
         name=parent.name,
     )
     trained = Trained(
@@ -147,7 +148,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
     )
     write(store, training.round, trained, parent.name)
     publish(store, policy)
-    return trained
+    return policy, trained
 
 
 def _engine_mismatch(steps: Sequence[StepEvent]) -> float | None:
