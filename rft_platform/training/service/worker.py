@@ -63,18 +63,13 @@ def _lead(session: TrainingSession, service: ServiceProcess) -> None:
     """Rank 0: publish the lease, receive commands, broadcast them to the other ranks."""
     family = _family()
     hide(service.token)
-    server = CommandServer(
-        service.token, lambda: _status(session, family), lambda: _none_is_stopped(family), service.host
-    )
+    server = CommandServer(service, lambda: _status(session, family), lambda: _none_is_stopped(family))
     service.publish(server.port, launcher=_launcher())
     LOG.info("ready: %d ranks on %s", session.ranks.world_size, session.ranks.device.type)
     try:
         _preload()
-        while (job := server.next_job(service.idle_timeout_s)) is not None:
-            if not _serve(session, server, job):
-                break
-        else:
-            LOG.info("idle for %.0f s: ending", service.idle_timeout_s)
+        while (job := server.next_job()) is not None and _serve(session, server, job):
+            pass
     finally:
         service.withdraw()
         server.close()
