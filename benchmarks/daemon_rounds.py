@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
 PHASES = {"rollout_batches": "explore", "policy_checkpoint": "train", "evaluation_report": "evaluate"}
 JUDGE = '''"""Rewards that differ even on an untrained model."""
 
@@ -66,7 +67,7 @@ def make_project(work: Path, offset: int, rounds: int) -> Path:
 
 def run(work: Path, offset: int, rounds: int, interval_s: int, deadline_s: float) -> dict[str, Any]:
     """Close the rounds unattended; returns the timeline and what it comes to."""
-    from rft_platform.cluster.local.processes import free_port
+    from tests.support.ports import free_port
 
     home = make_project(work, offset, rounds)
     env = {

@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from chaos.online import echo_service  # noqa: E402
-from rft_platform.cluster.local.processes import free_port  # noqa: E402
+from tests.support.ports import free_port  # noqa: E402
 
 MESSAGES = [
     {"role": "system", "content": "You answer questions about sums. " * 8},

@@ -17,8 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rft_platform.cluster.local.processes import free_port
 from tests.s3.faulty_proxy import FaultyProxy
+from tests.support.ports import free_port
 
 BUCKET = "size"
 URL = f"s3://{BUCKET}/projects/grown"

@@ -15,7 +15,6 @@ from chaos.records import Ended
 from chaos.schedule import Kill, Mode
 from chaos.scratch import Scratch
 from rft_platform.cluster.interface import Service
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.cluster.local.supervisor import Supervisor, serving
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
@@ -24,6 +23,7 @@ from rft_platform.rounds.planning.project_state import observe
 from rft_platform.rounds.project.project import Project
 from rft_platform.servers.ui_servers import start_sensors, ui_servers
 from rft_platform.web_guard.token import access_token
+from tests.support.ports import free_port
 
 _TICK_S = "1"  # polling interval of the sensors
 _PLAN_S = 1.0  # interval at which the plan is computed

@@ -115,7 +115,7 @@ def _definitions(
         "project": project,
         "engine": EngineResource(project=project),
         "trainer": TrainerResource(project=project),
-        "registry": RegistryResource(project=project),
+        "registry": RegistryResource(),
         "tables": RoundTables(project=project),
     }
     return dg.Definitions(

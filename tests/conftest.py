@@ -22,10 +22,10 @@ import pytest
 from hypothesis import settings
 
 from chaos.syscall_faults import build_library
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.recipes.tiny_model import build_model
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from rft_platform.training.distributed import Ranks

@@ -28,9 +28,9 @@ from chaos.online.collector import project_of
 from chaos.online.customers import Customers
 from chaos.online.forks import Forks
 from chaos.syscall_faults import SyscallFault, build_library, injecting, strikes
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import write_text
+from tests.support.ports import free_port
 
 CUSTOMERS = 6
 _READY_S = 60.0

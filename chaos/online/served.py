@@ -23,12 +23,12 @@ from chaos.online.checks import check
 from chaos.online.customers import Customers
 from chaos.process_table import HomeProcess, processes_with_role
 from chaos.progress_probe import Progress, current_progress
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import last_lines
 from rft_platform.config.home import Home
 from rft_platform.online.project import open_project
 from rft_platform.recipes.tiny_model import build_model
+from tests.support.ports import free_port
 
 CUSTOMERS = 4
 _TIMEOUT = aiohttp.ClientTimeout(30)

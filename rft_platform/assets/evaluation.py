@@ -42,11 +42,14 @@ def evaluation_report(
     from rft_platform.rounds.reporting.run_log import mlflow_links
     from rft_platform.rounds.round import Round
 
-    opened, number, versions = project.open(), round_of(context), registry.connect()
+    opened, number = project.open(), round_of(context)
+    versions = registry.connect(opened)
     if opened.settings.offline:
         summary = evaluate_offline(opened, engine.connect, versions, number, force=config.force, promote=config.promote)
     else:
-        summary = Round(opened, number).evaluate(engine.connect(), versions, force=config.force, promote=config.promote)
+        summary = Round(opened, number).evaluate(
+            engine.connect(opened), versions, force=config.force, promote=config.promote
+        )
     policy = required(opened.store, number)
     return dg.MaterializeResult(
         metadata={

@@ -128,14 +128,15 @@ def _train(
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
     from rft_platform.rounds.offline import check_kind, start_training, train_offline
+    from rft_platform.rounds.project.record import read
     from rft_platform.rounds.reporting.run_log import mlflow_links, record_training
 
     opened, number, run_id = project.open(), round_of(context), context.run.run_id
     check_kind(opened, kind, number)
     start_training(opened)
-    trained = train_offline(opened, trainer.connect(), kind, number, run_id)
-    versions = registry.connect()
-    policy = record_training(opened, versions, number, trained)
+    made, trained = train_offline(opened, trainer.connect(opened), kind, number, run_id)
+    versions = registry.connect(opened)
+    policy = record_training(opened, versions, read(opened.store, number), made, trained)
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),

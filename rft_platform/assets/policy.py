@@ -47,7 +47,7 @@ def warm_start_checkpoint(
 
     opened = project.open()
     policy = make_starting_policy(opened, engine.connect, trainer.connect, context.run.run_id)
-    evaluation = evaluate_round(opened, engine.connect(), registry.connect(), policy.round)
+    evaluation = evaluate_round(opened, engine.connect(opened), registry.connect(opened), policy.round)
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),
@@ -151,8 +151,8 @@ def policy_checkpoint(
     from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)
-    versions = registry.connect()
-    made = Round(opened, number, context.run.run_id).train(trainer.connect(), versions)
+    versions = registry.connect(opened)
+    made = Round(opened, number, context.run.run_id).train(trainer.connect(opened), versions)
     policy, first = made[DEFAULT_POLICY].policy, made[DEFAULT_POLICY].trained
     assert first is not None, "the default policy is always trained"
     metadata: dict[str, Any] = {**links(mlflow_links(opened, versions, policy))}

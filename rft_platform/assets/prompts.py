@@ -27,7 +27,7 @@ def optimised_prompt(
     from rft_platform.rounds.reporting.prompt_report import headline, prompt_page
 
     opened = project.open()
-    result = optimise_prompt(opened, engine.connect(), registry.connect())
+    result = optimise_prompt(opened, engine.connect(opened), registry.connect(opened))
     return dg.MaterializeResult(
         metadata={
             "summary": headline(opened, result),

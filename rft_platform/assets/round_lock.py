@@ -159,10 +159,10 @@ def cancel_work(project: ProjectResource, resources: Sequence[Any]) -> None:
         if isinstance(resource, TrainerResource):
             if cluster.running("trainer"):
                 with suppress(RftError):
-                    resource.connect().cancel()
+                    resource.connect(project.open()).cancel()
         elif isinstance(resource, EngineResource) and (cluster.running("engine*") or project.open().config.engine.urls):
             with suppress(RftError):
-                _abort_requests(resource.connect())
+                _abort_requests(resource.connect(project.open()))
             for further in cluster.running("policy-*"):
                 with suppress(RftError), EngineClient(further, cluster) as engine:
                     _abort_requests(engine)

@@ -1,20 +1,15 @@
 """Detect damaged files of a round and move them to ``aside/``, so that the launch that made them is repeated."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import digest_file, write_json
-from rft_platform.experience.file_ledger import LEDGER, FileEntry, Ledger
+from rft_platform.experience.file_ledger import LEDGER, Contents, FileEntry, Ledger
 from rft_platform.experience.notes import ASIDE, free_name, move_aside
 from rft_platform.experience.parquet import fetch_unless_here, footer
-
-if TYPE_CHECKING:
-    from rft_platform.experience.store import ExperienceStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +20,11 @@ class DamagedFile:
     why: str  # for example "is 10 bytes long, 812 were written"
 
 
-def damaged(store: "ExperienceStore", round: int, *, digest: bool) -> list[DamagedFile]:
+def damaged(folder: Path, *, digest: bool) -> list[DamagedFile]:
     """The damaged files of a round: missing, of a different size, with an unreadable footer or a wrong row count.
 
     With ``digest`` every byte is read and compared with the recorded digest, otherwise only a few kB per file.
     """
-    folder = store.round_folder(round)
     try:
         files = Ledger(folder).read().files
     except StorageError as error:
@@ -42,24 +36,13 @@ def damaged(store: "ExperienceStore", round: int, *, digest: bool) -> list[Damag
     return sorted((DamagedFile(path, why) for path, why in found if why is not None), key=lambda file: file.path)
 
 
-def set_aside(store: "ExperienceStore", round: int, path: Path, why: str, notes: Sequence[str]) -> Path:
-    """Move a file of a round to its ``aside/`` folder and write ``why`` beside it. Returns the target path.
-
-    The file is removed from the ledger, and the ``notes`` that depend on it are withdrawn, so that their stages are
-    repeated; without ``notes`` the round is kept as it is, because its stages are not repeated.
-    """
-    folder = store.round_folder(round)
-    name = str(path.relative_to(folder))
-    if path.parent == folder or path == store.current_file(round):
-        return _set_aside_document(folder, path, why)
-    ledger = Ledger(folder)
-    with ledger.change() as contents:
-        entry = contents.files.get(name)
-        _withdraw(store, round, path, notes)  # first: a crash must not leave notes without their file
-        contents.files.pop(name, None)
-        ledger.save(contents)
-        target = move_aside(path, folder) if path.exists() else free_name(folder / ASIDE / path.name)
-        _write_reason(target, name, why, entry)
+def set_rows_aside(ledger: Ledger, contents: Contents, path: Path, why: str) -> Path:
+    """Remove a file from the ledger, and move it to the ``aside/`` folder with ``why`` beside it; returns its path."""
+    folder, name = ledger.folder, str(path.relative_to(ledger.folder))
+    entry = contents.files.pop(name, None)
+    ledger.save(contents)
+    target = move_aside(path, folder) if path.exists() else free_name(folder / ASIDE / path.name)
+    _write_reason(target, name, why, entry)
     return target
 
 
@@ -80,17 +63,7 @@ def _fault(path: Path, entry: FileEntry, digest: bool) -> str | None:
     return None
 
 
-def _withdraw(store: "ExperienceStore", round: int, path: Path, notes: Sequence[str]) -> None:
-    kind = path.parent.name
-    if kind == "judged" and path != store.in_force_file(round):
-        return
-    for note in notes:
-        store.withdraw_note(round, note)
-    if kind == "judged" or notes:  # last: after a crash before this line, a repeat withdraws the notes
-        (store.round_folder(round) / "judged" / "current.json").unlink(missing_ok=True)
-
-
-def _set_aside_document(folder: Path, path: Path, why: str) -> Path:
+def set_document_aside(folder: Path, path: Path, why: str) -> Path:
     """Move a note or the ledger aside. A round without a ledger gets a new one from the files in its folder."""
     with locked(folder / LEDGER):
         target = move_aside(path, folder)

@@ -254,7 +254,7 @@ class ExperienceStore(RoundNotes):
 
     def damaged(self, round: int, *, digest: bool) -> list[DamagedFile]:
         """Files of a round that are missing, truncated or unreadable; with ``digest`` also files with changed bytes."""
-        return integrity.damaged(self, round, digest=digest)
+        return integrity.damaged(self.round_folder(round), digest=digest)
 
     def damaged_sizes(self, round: int, contents: Contents) -> list[Path]:
         """Files of ``contents`` that are missing or have another size; no file is opened."""
@@ -268,8 +268,25 @@ class ExperienceStore(RoundNotes):
             raise DamagedError("\n".join(f"{file.path}: {file.why}" for file in found))
 
     def set_aside(self, round: int, path: Path, why: str, notes: Sequence[str] = ()) -> Path:
-        """Move a damaged file to ``aside/`` and withdraw the notes that depend on it, so that their stages repeat."""
-        return integrity.set_aside(self, round, path, why, notes)
+        """Move a damaged file to ``aside/`` and withdraw the notes that depend on it, so that their stages repeat.
+
+        Without ``notes`` the round is kept as it is, because its stages are not repeated. Returns the file's new path.
+        """
+        ledger = self.ledger(round)
+        if path.parent == ledger.folder or path == self.current_file(round):
+            return integrity.set_document_aside(ledger.folder, path, why)
+        with ledger.change() as contents:
+            self._withdraw(round, path, notes)  # first: a crash must not leave notes without their file
+            return integrity.set_rows_aside(ledger, contents, path, why)
+
+    def _withdraw(self, round: int, path: Path, notes: Sequence[str]) -> None:
+        judged = path.parent.name == JUDGED
+        if judged and path != self.in_force_file(round):
+            return
+        for note in notes:
+            self.withdraw_note(round, note)
+        if judged or notes:  # last: after a crash before this line, a repeat withdraws the notes
+            self.current_file(round).unlink(missing_ok=True)
 
 
 def _check_open(contents: Contents, round: int, batch: int) -> None:

@@ -81,9 +81,10 @@ def _retire_rounds(
     """Retire old rounds and report the result. If a round could not be retired, fail after processing all rounds."""
     from rft_platform.rounds.maintenance.store_maintenance import retain
 
+    opened = project.open()
     report = retain(
-        project.open(),
-        registry.connect(),
+        opened,
+        registry.connect(opened),
         keep_last=config.keep_last,
         older_than_days=config.older_than_days,
         archive=Path(config.archive) if config.archive else None,

@@ -37,38 +37,37 @@ class ProjectResource(dg.ConfigurableResource):
 class EngineResource(dg.ConfigurableResource):
     """The processes that serve the policy."""
 
-    project: dg.ResourceDependency[ProjectResource]
+    project: dg.ResourceDependency[ProjectResource]  # says whose; Dagster warns of a resource without a field
 
-    def connect(self) -> PolicyEngine:
+    def connect(self, opened: Project) -> PolicyEngine:
         """A healthy engine that serves some version of the project's policy."""
         from rft_platform.rounds.setup.side_engines import connect_evaluation_engine
 
-        return connect_evaluation_engine(self.project.open())
+        return connect_evaluation_engine(opened)
 
 
 class TrainerResource(dg.ConfigurableResource):
     """The trainer's worker processes."""
 
-    project: dg.ResourceDependency[ProjectResource]
+    project: dg.ResourceDependency[ProjectResource]  # says whose; Dagster warns of a resource without a field
 
-    def connect(self) -> "TrainerClient":
+    def connect(self, opened: Project) -> "TrainerClient":
         """A trainer group that is ready for commands."""
         from rft_platform.rounds.setup.connections import connect_trainer
 
-        return connect_trainer(self.project.open())
+        return connect_trainer(opened)
 
 
 class RegistryResource(dg.ConfigurableResource):
     """MLflow at ``tracking_uri``; if that is empty, at the configured URI or the project's SQLite store."""
 
-    project: dg.ResourceDependency[ProjectResource]
     tracking_uri: str = dg.EnvVar("MLFLOW_TRACKING_URI") if "MLFLOW_TRACKING_URI" in os.environ else ""
 
-    def connect(self) -> "ModelRegistry":
+    def connect(self, opened: Project) -> "ModelRegistry":
         """The registry of the project's experiment and training run."""
         from rft_platform.rounds.setup.connections import connect_registry
 
-        return connect_registry(self.project.open(), self.tracking_uri or None)
+        return connect_registry(opened, self.tracking_uri or None)
 
 
 class RoundTables(dg.ConfigurableIOManager):

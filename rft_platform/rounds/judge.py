@@ -71,7 +71,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     round has no rollouts, and JudgeUnavailableError if a judge model does not answer; nothing is judged then.
     """
     started, store = perf_counter(), project.store
-    refuse_damaged_rows(project, round_number, Explored)
+    refuse_damaged_rows(store, round_number, Explored)
     rows = store.rollout_rows(round_number)
     if not rows:
         raise StorageError(f"{round_key(round_number)} has no rollouts to judge: run explore_job for it first")

@@ -34,6 +34,7 @@ from rft_platform.rounds.project.record import (
     publish,
     published,
     read,
+    refuse_if_next_round_is_trained,
     required,
     write,
 )
@@ -43,7 +44,6 @@ from rft_platform.rounds.train import (
     Training,
     loaded_digest,
     reference_folder,
-    refuse_if_next_round_is_trained,
     run_training,
     spec_with_critic,
     teacher_folder,
@@ -66,7 +66,7 @@ _CANARY_TOKENS = 48  # per row: enough to tell weights apart, within the limit o
 
 def train_offline(
     project: Project, trainer: "TrainerClient", kind: OfflineKind, round_number: int, dagster_run_id: str
-) -> Trained:
+) -> tuple[Policy, Trained]:
     """Train on the round's dataset and publish the policy. A repeated call after a kill gives the same weights.
 
     Raises UserError if the project runs another kind of training, StorageError if the dataset is missing.
@@ -205,7 +205,7 @@ def _encode(model: Path, texts: list[str]) -> list[list[int]]:
 
 def evaluate_offline(
     project: Project,
-    connect_engine: Callable[[], PolicyEngine],
+    connect_engine: Callable[[Project], PolicyEngine],
     registry: "ModelRegistry",
     round_number: int,
     force: bool = False,
@@ -221,7 +221,7 @@ def evaluate_offline(
         outcome = RoundEvaluation("no held-out tasks: set buffer.explorer_input.eval_tasksets to evaluate the policy")
         write(project.store, round_number, outcome)
         return outcome
-    engine = connect_engine()
+    engine = connect_engine(project)
     if round_number and is_due(project, 0) and not read(project.store, 0).has(RoundEvaluation):
         evaluate_round(project, engine, registry, 0)
     return evaluate_round(project, engine, registry, round_number, force=force, promote=promote)

@@ -18,11 +18,13 @@ from rft_platform.rounds.project.record import (
     Trained,
     parent_of,
     publish,
+    read,
+    refuse_if_next_round_is_trained,
     snapshot_of,
 )
 from rft_platform.rounds.reporting.run_log import machine_watched, record_training
 from rft_platform.rounds.setup.taskset_binding import OtherJudge
-from rft_platform.rounds.train import refuse_if_next_round_is_trained, train
+from rft_platform.rounds.train import train
 
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
@@ -100,8 +102,9 @@ class Round:
             publish(project.store, unchanged)
             return TrainedPolicy(unchanged)
         with machine_watched(project, registry, name):
-            selection, trained = train(project, trainer, number, self.dagster_run_id, name)
-        return TrainedPolicy(record_training(project, registry, number, trained, name), selection, trained)
+            selection, policy, trained = train(project, trainer, number, self.dagster_run_id, name)
+        registered = record_training(project, registry, read(project.store, number), policy, trained)
+        return TrainedPolicy(registered, selection, trained)
 
     def evaluate(
         self, engine: PolicyEngine, registry: "ModelRegistry", *, force: bool = False, promote: bool = True

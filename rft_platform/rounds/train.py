@@ -6,7 +6,7 @@ offline training uses ``run_training`` too.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -31,13 +31,12 @@ from rft_platform.rounds.project.code_version import code_version, user_code_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Policy,
+    RoundRecord,
     RowSelection,
     Trained,
     publish,
-    published,
     read,
     required,
-    started_again,
     steps_before,
     write,
 )
@@ -75,7 +74,7 @@ class Training:
 
 def train(
     project: Project, trainer: "TrainerClient", round_number: int, dagster_run_id: str, policy: str = DEFAULT_POLICY
-) -> tuple[RowSelection, Trained]:
+) -> tuple[RowSelection, Policy, Trained]:
     """Select the rows of a round's training, run its optimiser steps and publish the resulting policy.
 
     A round in which no row has a gradient is recorded as a no-op: it publishes the parent's policy again.
@@ -92,7 +91,7 @@ def train(
         reads=(parent, *([required(project.store, 0, policy)] if request.reference else [])),
         canary_sequences=partial(_canary_sequences, project, round_number, policy),
     )
-    return selection, run_training(project, trainer, training)
+    return selection, *run_training(project, trainer, training)
 
 
 def _canary_sequences(project: Project, round_number: int, policy: str = DEFAULT_POLICY) -> list[list[int]]:
@@ -102,7 +101,7 @@ def _canary_sequences(project: Project, round_number: int, policy: str = DEFAULT
     return [[*row["prompt_ids"], *row["response_ids"]] for row in rows.take(called).to_pylist()]
 
 
-def run_training(project: Project, trainer: "TrainerClient", training: Training) -> Trained:
+def run_training(project: Project, trainer: "TrainerClient", training: Training) -> tuple[Policy, Trained]:
     """Run the optimiser steps and publish the resulting policy; the parent's weights if no row has a gradient."""
     store, parent = project.store, training.parent
     key = stored_name(round_key(training.round), parent.name, " ")
@@ -138,6 +137,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         weights_digest=result.weights_digest,
         round=training.round,
         canary=parent.canary if result.steps == 0 else _canary(trainer, training.canary_sequences()),
+        model_version=parent.model_version if result.steps == 0 else None,
         name=parent.name,
     )
     trained = Trained(
@@ -148,16 +148,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
     )
     write(store, training.round, trained, parent.name)
     publish(store, policy)
-    return trained
-
-
-def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -> None:
-    """Raise UserError if the next round is trained."""
-    if published(store, round_number + 1) is not None:
-        raise UserError(
-            f"{round_key(round_number)} cannot be trained again, because the next round was trained after it: "
-            "judge it again to compare judges, or start a project with another name"
-        )
+    return policy, trained
 
 
 def _engine_mismatch(steps: Sequence[StepEvent]) -> float | None:
@@ -186,9 +177,10 @@ def train_request(
     demonstrations = experts_file(project, algorithm, round_number)
     if demonstrations is None:  # an online project whose users have corrected nothing yet
         algorithm = replace(algorithm, expert_weight=None)
-    origin = lineage(project, round_number, selection, dagster_run_id, policy)
-    start, before = started_again(store, round_number, policy), steps_before(store, round_number, policy)
-    rounds = selection.rounds or [round_number]
+    before, rounds = steps_before(store, round_number, policy), selection.rounds or [round_number]
+    records = {number: read(store, number) for number in {round_number, *rounds}}
+    start = records[round_number].started_again(policy)
+    origin = lineage(project, records, round_number, selection, dagster_run_id, policy)
     judged = {number: store.judged_file(number, selection.judge_versions.get(number)) for number in rounds}
     for key in (round_key(number) for number, file in judged.items() if file is None):
         raise StorageError(f"{key} has no judgement in force to train on: launch judge_job for {key}")
@@ -253,11 +245,18 @@ def _trains_on_corrections(project: Project) -> bool:
 
 
 def lineage(
-    project: Project, round_number: int, selection: RowSelection, dagster_run_id: str, policy: str = DEFAULT_POLICY
+    project: Project,
+    records: Mapping[int, RoundRecord],
+    round_number: int,
+    selection: RowSelection,
+    dagster_run_id: str,
+    policy: str = DEFAULT_POLICY,
 ) -> dict[str, Any]:
-    """Origin of a round's weights, stored in the checkpoint's manifest and the tags of its model version."""
-    config, store = project.config, project.store
-    judged, start = read(store, round_number).judged, started_again(store, round_number, policy)
+    """Origin of a round's weights, stored in the checkpoint's manifest and the tags of its model version.
+
+    ``records`` are those of the round and of the rounds that the selection takes rows of.
+    """
+    config, judged, start = project.config, records[round_number].judged, records[round_number].started_again(policy)
     return {
         "round": round_number,
         "project": config.project,
@@ -268,13 +267,13 @@ def lineage(
         "algorithm": config.algorithm.algorithm_type,
         "taskset_digest": project.tasks.digest,
         **({CORRECTIONS_UNTIL: round_number} if _trains_on_corrections(project) else {}),
-        **_data_lineage(store, selection),
         "config_digest": config_digest(config),
         "code_version": code_version(),
+        **user_code_of((records[number], version) for number, version in selection.judge_versions.items()),
         "dagster_run_id": dagster_run_id,
         **({"plugins_digest": loaded_digest(config)} if config.algorithm.plugins else {}),
         **({"operators_version": judged.operators_version} if judged and judged.operators_version else {}),
-        **user_code_of(store, selection.judge_versions),
+        **_data_lineage(project.store, selection),
     }
 
 

@@ -34,8 +34,8 @@ _CANARY_PROMPTS = ("What is 12*7?", "Where is my parcel?", "Write a haiku about 
 
 def make_starting_policy(
     project: Project,
-    connect_engine: Callable[[], PolicyEngine],
-    connect_trainer: Callable[[], "TrainerClient"],
+    connect_engine: Callable[[Project], PolicyEngine],
+    connect_trainer: Callable[[Project], "TrainerClient"],
     dagster_run_id: str,
 ) -> Policy:
     """Publish policy version 0, which round 1 explores with; if it is already published, keep it."""
@@ -45,12 +45,12 @@ def make_starting_policy(
     known = published(project.store, 0)
     if known is not None:
         return known
-    settings, engine = project.config.warm_start, connect_engine()
+    settings, engine = project.config.warm_start, connect_engine(project)
     if settings is None:
         folder = base_model_folder(project)
         policy = Policy(str(folder), 0, digest_weights(folder), round=0)
     else:
-        policy = WarmStartCourse(project, settings, engine, connect_trainer(), dagster_run_id).run()
+        policy = WarmStartCourse(project, settings, engine, connect_trainer(project), dagster_run_id).run()
     publish(project.store, policy)
     return policy
 

@@ -99,7 +99,7 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
         not_promoted=_refusal(evaluated),
         checkpoint=policy.folder if policy else None,
         nothing_trained=nothing_trained(trained),
-        started_again=describe_start(project.store, number) if trained else None,
+        started_again=describe_start(record.start) if trained and record.start else None,
         seconds=time_split(record, wall_s),
     )
 

@@ -12,7 +12,6 @@ import pytest
 from typer.testing import Result
 
 from chaos.syscall_faults import SyscallFault, injecting, strikes
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.common.sqlite_files import damage_of_database, damaged_databases, databases
@@ -25,6 +24,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Judged, Policy, RoundEvaluation, publish, write
 from rft_platform.run import start
 from rft_platform.run.run_cost import drive_costs, recorded_cost
+from tests.support.ports import free_port
 from tests.support.records import trained
 
 Rft = Callable[..., subprocess.CompletedProcess[str]]

@@ -355,7 +355,7 @@ def test_a_changed_line_of_the_users_judge_appears_in_the_trace(
             "round": number,
             "project": "sums",
             "name": "one",
-            **user_code_of(project.store, {number: "judge-1"}),
+            **user_code_of([(read(project.store, number), "judge-1")]),
         }
         write_sealed_json(folders[-1] / "manifest.json", {**manifest, "weights_digest": "w", "lineage": lineage})
         publish(project.store, Policy(str(folders[-1]), number, "digest", number))

@@ -18,7 +18,7 @@ from typer.testing import Result
 from rft_platform.cluster.interface import Service, StartError
 from rft_platform.cluster.local import supervisor
 from rft_platform.cluster.local.local_cluster import LocalCluster
-from rft_platform.cluster.local.processes import free_port, wait_until_ended
+from rft_platform.cluster.local.processes import wait_until_ended
 from rft_platform.cluster.local.supervisor import failing_servers, serving
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
@@ -26,6 +26,7 @@ from rft_platform.config.load import load_config
 from rft_platform.run import machine
 from rft_platform.servers.ports import Port, check_ports, port_is_free
 from rft_platform.servers.ui_servers import answers, ui_ports
+from tests.support.ports import free_port
 
 # A server with its own child, as web servers with workers are.
 _WITH_A_WORKER = """

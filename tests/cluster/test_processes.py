@@ -15,7 +15,7 @@ from rft_platform.cluster.local import local_cluster
 from rft_platform.cluster.local.leases import Lease, lease_environment, read_lease, remove_lease, write_lease
 from rft_platform.cluster.local.local_cluster import wait_for_lease
 from rft_platform.cluster.local.locks import locked
-from rft_platform.cluster.local.processes import find_process, free_port, start_detached, stop_process, wait_until_ended
+from rft_platform.cluster.local.processes import find_process, start_detached, stop_process, wait_until_ended
 
 READY = """
 import os, psutil, signal, sys, time
@@ -192,12 +192,3 @@ def test_a_process_that_is_stopped_while_it_starts_is_reported(tmp_path: Path, m
             wait_for_lease(tmp_path / "lease.json", process, 60, tmp_path / "child.log")
     finally:
         stop_process(process, 5)
-
-
-def test_free_port_can_be_bound() -> None:
-    import socket
-
-    with socket.socket() as server:
-        port = free_port()
-        server.bind(("127.0.0.1", port))
-        assert server.getsockname() == ("127.0.0.1", port)

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import psutil
 
-from rft_platform.cluster.local.processes import free_port, wait_until_ended
+from rft_platform.cluster.local.processes import wait_until_ended
+from tests.support.ports import free_port
 
 _REPOSITORY = 'repositoryLocationName: "rft_platform", repositoryName: "__repository__"'
 _LAUNCH = f"""

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from interface import wait_for
 
-from rft_platform.cluster.local.processes import free_port
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 BIN, HERE = Path(sys.executable).parent, Path(__file__).resolve().parent

@@ -19,7 +19,7 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from rft_platform.cluster.local.leases import read_lease
-from rft_platform.cluster.local.processes import free_port, wait_until_ended
+from rft_platform.cluster.local.processes import wait_until_ended
 from rft_platform.common.files import digest_file, read_json, write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
@@ -29,6 +29,7 @@ from rft_platform.jobs.instance import open_instance
 from rft_platform.run.start import write_config
 from rft_platform.servers.ui_servers import answers
 from tests.support.builders import flip_a_byte
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # one test may have to make up for those left out
 

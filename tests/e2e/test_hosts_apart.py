@@ -18,7 +18,6 @@ import psutil
 import pytest
 from sqlalchemy import create_engine, make_url
 
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.online.project import open_project
 from rft_platform.online.releases.shared_place import EXCHANGE_KEY
@@ -27,6 +26,7 @@ from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.recipes.recipe import recipe_named
 from rft_platform.rounds.project.record import published
 from tests.deploy.conftest import postgres  # noqa: F401
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 REPOSITORY = Path(__file__).parents[2]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.experience.record import row_id
 from rft_platform.online.project import open_project
@@ -16,6 +15,7 @@ from rft_platform.online.traffic.database import COMMITTED, CONSUMED, FORGOTTEN,
 from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.recipes.recipe import recipe_named
+from tests.support.ports import free_port
 from tests.support.recipe_projects import modules_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1700)]

@@ -14,13 +14,14 @@ import psutil
 import pytest
 import yaml
 
-from rft_platform.cluster.local.processes import free_port, wait_until_ended
+from rft_platform.cluster.local.processes import wait_until_ended
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
 from rft_platform.online.project import open_project
 from rft_platform.online.traffic.database import CONSUMED
 from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.recipes.recipe import recipe_named
+from tests.support.ports import free_port
 from tests.support.recipe_projects import modules_of
 
 (customers_of,) = modules_of("front-desk", "customers")

@@ -189,7 +189,7 @@ def test_a_round_run_as_one_call_ends_with_the_weights_of_its_assets(make_projec
     home = Home(project.home)
     write_config(home, load_config(project.config))
     opened = Project.open(home)
-    make_starting_policy(opened, lambda: connect_engine(opened), lambda: connect_trainer(opened), "by hand")
+    make_starting_policy(opened, connect_engine, connect_trainer, "by hand")
     evaluate_round(opened, connect_engine(opened), connect_registry(opened), 0)
 
     evaluation = Round(opened, 1, "by hand").run(

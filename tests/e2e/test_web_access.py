@@ -18,10 +18,10 @@ from browser import Tab, browser
 from dagster_graphql import DagsterGraphQLClient
 from interface import Ui, running_ui
 
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.model_registry.pages import WORKFLOW
 from rft_platform.rounds.project.project import Project
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ PACKAGE = Path(rft_platform.__file__).parent
 ALLOWED = {Path(record.__file__), PACKAGE / "experience" / "notes.py"}
 RAW = {"read_note", "write_note", "has_note", "withdraw_note", "notes"}
 #: ``withdraw_note`` is called with the names that the record gives.
-WITHDRAWS = PACKAGE / "experience" / "integrity.py"
+WITHDRAWS = PACKAGE / "experience" / "store.py"
 NAMES = "|".join(["snapshot", *record._NOTES.values()])
 NOTE_FILE = re.compile(rf"\b({NAMES})(-[a-z0-9_-]+)?\.json$")
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from rft_platform.cluster.local.processes import free_port, wait_until_ended
+from rft_platform.cluster.local.processes import wait_until_ended
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
@@ -25,6 +25,7 @@ from rft_platform.inference.launch.external import external_engine
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import check_engines, connect_engine
+from tests.support.ports import free_port
 
 TOKEN = "a-token-of-24-characters"
 Configure = Callable[..., Project]

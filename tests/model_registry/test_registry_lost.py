@@ -60,7 +60,7 @@ def train_round(project: Project, registry: ModelRegistry, number: int) -> None:
     store, parent = project.store, published(project.store, number - 1)
     lineage = {"round": number, "config_digest": "c", "judge_version": "j", "rollouts": {"a": "b"}}
     steps = [] if number == NO_OP else [StepEvent(2 * number + index, {"loss": 0.5 / number}) for index in range(2)]
-    policy = Policy(parent.folder, parent.policy_version, parent.weights_digest, number)
+    policy = Policy(parent.folder, parent.policy_version, parent.weights_digest, number, None, parent.model_version)
     if steps:
         folder = project.checkpoints / f"global_step_{2 * number}"
         policy = Policy(str(folder), 2 * number, f"digest-{number}", number)
@@ -74,7 +74,7 @@ def train_round(project: Project, registry: ModelRegistry, number: int) -> None:
     made = trained(**asdict(result), step_events=steps, lineage=lineage)
     write(store, number, made)
     publish(store, policy)
-    registered = record_training(project, registry, number, made)
+    registered = record_training(project, registry, read(store, number), policy, made)
     promoted = number in (2, 5)
     if promoted:
         registry.promote(int(registered.model_version))

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.mlflow_model import MLMODEL, describe_checkpoint, upload_model
 from rft_platform.model_registry.models import UPLOADED_TAG, ModelRegistry
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 QUESTION = "2 + 3 ="

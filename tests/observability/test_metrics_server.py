@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from rft_platform.cli.main import app
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.cluster.local.supervisor import serving
 from rft_platform.rounds.project.project import Project
 from rft_platform.servers.ui_servers import ui_servers
 from rft_platform.web_guard.token import access_token
+from tests.support.ports import free_port
 
 
 @pytest.mark.slow

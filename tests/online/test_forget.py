@@ -32,7 +32,7 @@ from rft_platform.online.traffic.project_traffic import traffic_database, traffi
 from rft_platform.rounds.explore import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, publish, published
+from rft_platform.rounds.project.record import Policy, publish, published, read
 from rft_platform.rounds.reporting.run_log import log_round_traces
 from tests.support.records import selected
 
@@ -243,8 +243,8 @@ def test_the_feedback_of_a_forgotten_person_is_removed_from_mlflow(
     monitor = project.config.monitor.model_copy(update={"traces": 9})
     traced = project_in(home, project.config.model_copy(update={"monitor": monitor}))
     registry = ModelRegistry(f"sqlite:///{database}", home.mlflow / "artifacts", "rft", "model")
-    assert log_round_traces(traced, registry, 1) == 4
-    assert log_round_traces(traced, registry, 1) == 4, "a repeated stage adds none"
+    assert log_round_traces(traced, registry, read(traced.store, 1)) == 4
+    assert log_round_traces(traced, registry, read(traced.store, 1)) == 4, "a repeated stage adds none"
     run = registry.training_run(traced.config.name)
     experiment = run.client.get_run(run.run_id).info.experiment_id
     traces = run.client.search_traces(locations=[experiment])

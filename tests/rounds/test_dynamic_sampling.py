@@ -110,7 +110,8 @@ def test_a_round_samples_until_enough_groups_carry_a_signal(start: Any, policy_e
     judged = judge(project, 1)
     assert judged.sound and judged.figures["runs"] == 48 and judged.figures["dropped_rows"] == 32
     sampling, surplus = judged.operators
-    assert lineage(project, 1, RowSelection(), "run")["operators_version"] == judged.operators_version is not None
+    origin = lineage(project, {1: read(project.store, 1)}, 1, RowSelection(), "run")
+    assert origin["operators_version"] == judged.operators_version is not None
     assert (sampling.groups_in, sampling.groups_out, surplus.groups_out) == (6, 2, 2)
 
     second = explore(project, policy_engine, policy, 2)  # goes on where the first round ended

@@ -204,8 +204,7 @@ def test_the_jobs(project: Project) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated")  # Dagster's own use of it
 def test_the_retention_job_is_a_dry_run_by_default(project: Project) -> None:
-    opened = ProjectResource(home=str(project.home.root))
-    resources = {"project": opened, "registry": RegistryResource(project=opened)}
+    resources = {"project": ProjectResource(home=str(project.home.root)), "registry": RegistryResource()}
     with dg.DagsterInstance.ephemeral() as instance:
         for dry_run, rows in ((None, 6), (False, 0)):
             given = {"keep_last": 2} | ({} if dry_run is None else {"dry_run": dry_run})

@@ -83,7 +83,7 @@ def test_plan_launches_the_training_once_and_then_is_finished(make_offline):
     assert plan_next(observe(project, Launches())).finished
 
 
-def _no_engine() -> Any:
+def _no_engine(project: Project) -> Any:
     raise AssertionError("an engine was started, and there are no held-out tasks")
 
 

@@ -28,7 +28,7 @@ def test_the_step_at_which_a_training_continues_is_reported(tmp_path: Path, capl
     project, parent = Project(Home(tmp_path), build_config({})), Policy("parent", 0, "digest", round=0)
     request = TrainRequest("parent", 0, "out", AlgorithmSpec(), OptimizerSpec())
     with caplog.at_level(logging.INFO):
-        trained = run_training(project, Resumed(), Training(request, parent, 1, 4, (), list))  # type: ignore[arg-type]
+        _, trained = run_training(project, Resumed(), Training(request, parent, 1, 4, (), list))  # type: ignore[arg-type]
     assert [record.announcement for record in caplog.records if hasattr(record, "announcement")] == [
         "r0001 training: continues after step 2"
     ]

@@ -18,7 +18,7 @@ from rft_platform.experience.record import JudgedRow
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.otlp_traces import export_request, send_traces
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, write
+from rft_platform.rounds.project.record import Judged, read, write
 from rft_platform.rounds.reporting.run_log import log_round_traces, spread, transcripts
 from rft_platform.traces.readers.base import read_traces
 from rft_platform.traces.readers.spans import SpanReader
@@ -93,14 +93,14 @@ def test_runs_are_sent_as_spans_that_an_import_reads(
     project: Project, receiver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20abc,x-project=demo")
-    assert send_traces(receiver, "demo-first", transcripts(project, 1, 3)) == 3
-    assert send_traces(receiver, "demo-first", transcripts(project, 1, 3)) == 3
+    assert send_traces(receiver, "demo-first", transcripts(project, read(project.store, 1), 3)) == 3
+    assert send_traces(receiver, "demo-first", transcripts(project, read(project.store, 1), 3)) == 3
     (path, headers, first), (_, _, second) = Receiver.received
     assert (path, first) == ("/v1/traces", second), "a repeated stage sends the same spans"
     assert (headers["authorization"], headers["x-project"]) == ("Basic abc", "demo")
     (tmp_path / "spans.json").write_bytes(first)
-    read = [trace for trace in read_traces(SpanReader(), str(tmp_path / "spans.json")) if isinstance(trace, Trace)]
-    found = {trace.prompt[0]["content"]: trace for trace in read}
+    sent = [trace for trace in read_traces(SpanReader(), str(tmp_path / "spans.json")) if isinstance(trace, Trace)]
+    found = {trace.prompt[0]["content"]: trace for trace in sent}
     assert set(found) == {"question 0", "question 2", "question 4"}
     best = found["question 4"]
     assert best.answer == [{"role": "assistant", "content": "answer 1"}]
@@ -108,13 +108,13 @@ def test_runs_are_sent_as_spans_that_an_import_reads(
 
 
 def test_a_receiver_gets_no_texts_of_production_traffic(project: Project) -> None:
-    (chosen,) = transcripts(project, 1, 1)
+    (chosen,) = transcripts(project, read(project.store, 1), 1)
     assert "question" in str(export_request("demo", [chosen]))
     assert "question" not in str(export_request("demo", [replace(chosen, with_texts=False)]))
 
 
 def test_an_unreachable_trace_receiver_is_only_logged(project: Project, caplog: pytest.LogCaptureFixture) -> None:
-    assert send_traces("http://user:secret@127.0.0.1:9", "demo", transcripts(project, 1, 1)) == 0
+    assert send_traces("http://user:secret@127.0.0.1:9", "demo", transcripts(project, read(project.store, 1), 1)) == 0
     assert "did not take the traces of a round" in caplog.text
     assert "secret" not in caplog.text
     assert send_traces("http://127.0.0.1:9", "demo", []) == 0
@@ -134,10 +134,10 @@ def test_settings_of_a_receiver() -> None:
 def test_a_few_runs_of_a_round_become_traces_with_assessments(
     project: Project, connected: Callable[[], ModelRegistry]
 ) -> None:
-    assert log_round_traces(project, connected(), 1) == 3
-    assert log_round_traces(project, connected(), 1) == 3, "a repeated stage adds none"
+    assert log_round_traces(project, connected(), read(project.store, 1)) == 3
+    assert log_round_traces(project, connected(), read(project.store, 1)) == 3, "a repeated stage adds none"
     judge(project, "judge-2", shift=1.0)
-    assert log_round_traces(project, connected(), 1) == 3
+    assert log_round_traces(project, connected(), read(project.store, 1)) == 3
 
     run = connected().training_run("first")
     experiment = run.client.get_run(run.run_id).info.experiment_id
@@ -162,7 +162,7 @@ def test_a_few_runs_of_a_round_become_traces_with_assessments(
 
 
 def test_the_runs_are_spread_over_the_rewards(project: Project) -> None:
-    assert [each.rewards["reward"] for each in transcripts(project, 1, 2)] == [0.0, 4.0]
-    assert len(transcripts(project, 1, 99)) == RUNS
+    assert [each.rewards["reward"] for each in transcripts(project, read(project.store, 1), 2)] == [0.0, 4.0]
+    assert len(transcripts(project, read(project.store, 1), 99)) == RUNS
     assert spread(["a", "b", "c"], 1) == ["a"] and spread([], 4) == []
-    assert transcripts(project, 2, 4) == []
+    assert transcripts(project, read(project.store, 2), 4) == []

@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from rft_platform.cli.commands.imports import receiver_lines
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.common.personal_data import Redaction
 from rft_platform.config.home import Home
 from rft_platform.rounds.maintenance.forget_imports import Whose, forget_imports
@@ -24,6 +23,7 @@ from rft_platform.servers.span_receiver import receiver_app
 from rft_platform.traces.imports import ImportRequest, Imports, read_jsonl
 from rft_platform.web_guard.token import access_token
 from tests.online.test_forget import files_with
+from tests.support.ports import free_port
 from tests.support.web import served
 
 TOKEN = "t" * 32

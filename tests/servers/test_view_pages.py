@@ -9,7 +9,6 @@ import httpx
 import pytest
 import yaml
 
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
@@ -21,6 +20,7 @@ from rft_platform.servers.viewer.queries import Search, find_runs, newest, rows_
 from rft_platform.web_guard.asgi import WebGuard
 from tests.e2e.browser import browser
 from tests.experience.samples import judged, rollouts
+from tests.support.ports import free_port
 from tests.support.web import served
 
 TOKEN = "a-token-of-more-than-sixteen-characters"

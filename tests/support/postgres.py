@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rft_platform.cluster.local.processes import free_port
+from tests.support.ports import free_port
 
 PASSWORD = "correct-horse-battery"
 

@@ -6,20 +6,25 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from rft_platform.cluster.local.service_process import ServiceProcess
 from rft_platform.common.errors import NonFiniteError, TrainerError, UserError
 from rft_platform.inference.serving import http_server
 from rft_platform.training.protocol import PREFIX, Message, error_message, raise_error
 from rft_platform.training.service.command_server import CommandServer
 
+SERVICE = ServiceProcess("trainer", Path("trainer.json"), token="secret")
+
 
 @pytest.fixture
 def server() -> Iterator[CommandServer]:
-    server = CommandServer("secret", lambda: {"pid": 1})
+    server = CommandServer(SERVICE, lambda: {"pid": 1})
     yield server
     server.close()
 
@@ -119,7 +124,7 @@ def test_jobs_wait_and_can_be_watched_and_cancelled(server: CommandServer) -> No
     first = Caller(server, "train")
     assert first.accepted.wait(10)
     second = Caller(server, "train")
-    job = server.next_job(10)
+    job = server.next_job()
     assert job is not None and job.command == {"command": "train"}
     assert ask(server, "status").json() == {"pid": 1, "busy": True}
     assert not server.cancelled.is_set()
@@ -128,7 +133,7 @@ def test_jobs_wait_and_can_be_watched_and_cancelled(server: CommandServer) -> No
     job.send({"event": "step"})
     server.finish(job, {"event": "done"})
     assert ask(server, "cancel").json() == {"cancelled": False}
-    follower = server.next_job(10)
+    follower = server.next_job()
     assert follower is not None
     assert not server.cancelled.is_set()  # the cancellation was for the first alone
     server.finish(follower, {"event": "error"})
@@ -139,7 +144,7 @@ def test_jobs_wait_and_can_be_watched_and_cancelled(server: CommandServer) -> No
 def test_a_caller_that_disconnects_does_not_stop_the_job(server: CommandServer) -> None:
     with httpx.stream("POST", url(server, "train"), headers=HEADERS) as response:
         next(response.iter_lines())
-        job = server.next_job(10)
+        job = server.next_job()
     assert job is not None
     for _ in range(100):
         job.send({"event": "step"})
@@ -151,7 +156,7 @@ def test_a_caller_that_reads_late_gets_every_event(server: CommandServer) -> Non
     """As a driver that was stopped for a while."""
     metrics = {"x" * 1000: 0.0}
     with httpx.stream("POST", url(server, "train"), headers=HEADERS, timeout=10) as response:
-        job = server.next_job(10)
+        job = server.next_job()
         assert job is not None
         for _ in range(20_000):  # more than the buffers of both sockets hold
             job.send({"event": "step", "metrics": metrics})
@@ -162,15 +167,35 @@ def test_a_caller_that_reads_late_gets_every_event(server: CommandServer) -> Non
     assert kinds.count("step") == 20_000 and kinds[-1] == "done"
 
 
-def test_no_command_is_accepted_after_the_time_out(server: CommandServer) -> None:
-    assert server.next_job(0.01) is None
+def test_no_command_is_accepted_after_the_time_out() -> None:
+    server = CommandServer(replace(SERVICE, idle_timeout_s=0.01), dict)
+    assert server.next_job() is None
     response = ask(server, "train")
     assert response.status_code == 503 and "takes no more commands" in response.text
+    server.close()
+
+
+@pytest.mark.slow
+def test_a_command_that_runs_longer_than_the_time_out_is_no_idle_time() -> None:
+    server = CommandServer(replace(SERVICE, idle_timeout_s=2.0), dict)
+    first = Caller(server, "train")
+    job = server.next_job()
+    assert job is not None
+    time.sleep(2.5)
+    second = Caller(server, "train")
+    assert second.accepted.wait(10)
+    server.finish(job, {"event": "done"})
+    follower = server.next_job()
+    assert follower is not None
+    server.finish(follower, {"event": "done"})
+    assert first.kinds()[-1] == second.kinds()[-1] == "done"
+    assert server.next_job() is None
+    server.close()
 
 
 def test_the_last_event_arrives_although_the_server_closes(server: CommandServer) -> None:
     caller = Caller(server, "shutdown")
-    job = server.next_job(10)
+    job = server.next_job()
     assert job is not None
     server.finish(job, {"event": "done"})
     server.close()

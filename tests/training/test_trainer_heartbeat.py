@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from rft_platform.cluster.local.leases import read_lease
 from rft_platform.cluster.local.processes import find_process
+from rft_platform.cluster.local.service_process import ServiceProcess
 from rft_platform.common.errors import TrainerError
 from rft_platform.config.home import Home
 from rft_platform.training.protocol import HEARTBEAT, PREFIX
@@ -104,14 +105,14 @@ def test_heartbeats_come_while_a_command_waits_and_while_it_runs(monkeypatch) ->
     monkeypatch.setattr(command_server, "HEARTBEAT_S", 0.05)
     beats = threading.Event()
     beats.set()
-    server = CommandServer("secret", dict, beats.is_set)
+    server = CommandServer(ServiceProcess("trainer", Path("trainer.json"), token="secret"), dict, beats.is_set)
     url, headers = f"http://127.0.0.1:{server.port}{PREFIX}train", {"Authorization": "Bearer secret"}
     try:
         with httpx.stream("POST", url, headers=headers, timeout=2) as response:
             events = map(json.loads, response.iter_lines())
             assert next(events) == {"event": "accepted"}
             assert next(events) == {"event": HEARTBEAT}  # the command waits
-            job = server.next_job(10)
+            job = server.next_job()
             assert job is not None
             assert next(events) == {"event": HEARTBEAT}  # the command runs
             beats.clear()  # another rank is stopped: nothing goes on

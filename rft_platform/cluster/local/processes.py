@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,13 +98,6 @@ def _is_child(process: psutil.Process) -> bool:
         return process.ppid() == os.getpid()
     except psutil.NoSuchProcess:
         return False
-
-
-def free_port() -> int:
-    """A currently free TCP port of the loopback interface."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

@@ -134,8 +134,7 @@ def last_round(project: Project) -> str:
             continue
         reward = record.judged.mean_reward if record.judged else None
         details = "" if reward is None else f", mean reward {reward:.3f}"
-        started = describe_start(project.store, number)
-        details += f", {started}" if started else ""
+        details += f", {describe_start(record.start)}" if record.start else ""
         return f"Last round: {round_key(number)} published version {policy.policy_version}{details}."
     return "No round has ended yet."
 

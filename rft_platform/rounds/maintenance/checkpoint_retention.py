@@ -31,7 +31,6 @@ from rft_platform.rounds.project.record import (
     published,
     read,
     snapshot_of,
-    started_again,
 )
 from rft_platform.rounds.releases.released import serving_policy
 from rft_platform.rounds.selection.row_selection import trained_through
@@ -96,7 +95,7 @@ def in_use(project: Project, name: str = DEFAULT_POLICY) -> set[Path]:
         exploring = [n for n in exploring if published(store, n) is None]
     used = {Path(snapshot_of(store, number, name).folder) for number in exploring}
     open_rounds = [n for n in store.rounds() if published(store, n, name) is None]
-    used |= {Path(parent_of(store, n, name).folder) for n in open_rounds if started_again(store, n, name)}
+    used |= {Path(parent_of(store, n, name).folder) for n in open_rounds if read(store, n).started_again(name)}
     return used if start is None else used | {Path(start.folder)}
 
 

@@ -1,6 +1,6 @@
 """The versions of the running code for lineage: the platform's, and the user's with a copy of its source."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,8 @@ from rft_platform.cluster.child import Program
 from rft_platform.common.code_snapshot import keep_snapshot, references_in, take_snapshot
 from rft_platform.common.user_code import is_live
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Explored, Judged, read
+from rft_platform.rounds.project.record import Explored, Judged, RoundRecord
 
 _SOURCE = Path(rft_platform.__file__).resolve()
 
@@ -62,10 +61,10 @@ def _folders(config: RftConfig) -> list[str]:
     return config.explorer.workers.runtime_env.folders
 
 
-def user_code_of(store: ExperienceStore, judged: Mapping[int, str]) -> dict[str, str]:
-    """Entries of a lineage: the user's code that explored and judged its rounds. ``judged``: judge version by round."""
+def user_code_of(judged: Iterable[tuple[RoundRecord, str]]) -> dict[str, str]:
+    """Entries of a lineage: the user's code that explored and judged its rounds, each given with a judge version."""
     found: dict[str, set[str | None]] = {"workflow_code": set(), "judge_code": set()}
-    for record, version in ((read(store, number), version) for number, version in judged.items()):
+    for record, version in judged:
         found["workflow_code"].add((record.explored or Explored()).workflow_code)
         found["judge_code"].add((record.judged or Judged()).judge_codes.get(version))
     return {name: ", ".join(sorted(filter(None, digests))) for name, digests in found.items() if any(digests)}

@@ -1,10 +1,9 @@
 """An opened project: its folder, configuration, store and tasks."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
@@ -30,33 +29,27 @@ class Project:
 
     home: Home
     config: RftConfig
-    traffic_of: "Callable[[Project], TrafficSource] | None" = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def open(cls, home: Home, traffic_of: "Callable[[Project], TrafficSource] | None" = None) -> "Project":
-        """The project that was started in ``home``. Raises UserError if there is none.
-
-        ``traffic_of`` gives the production traffic of an online project.
-        """
+    def open(cls, home: Home) -> Self:
+        """The project that was started in ``home``. Raises UserError if there is none."""
         if not home.config_file.exists():
             raise UserError(
                 f"no project in {home.root}: start one with `rft run --config rft.yaml` or `rft demo`, "
                 "or set RFT_HOME to the folder of one"
             )
-        return cls(home, _load_config_once(home, home.config_file.stat().st_mtime_ns), traffic_of)
+        return cls(home, _load_config_once(home, home.config_file.stat().st_mtime_ns))
 
-    def in_mode(self, mode: Mode) -> "Project":
+    def in_mode(self, mode: Mode) -> Self:
         """This project with ``mode`` in its configuration, for a driver whose mode is not that of the stored file."""
         return self if mode == self.config.mode else replace(self, config=self.config.model_copy(update={"mode": mode}))
 
     @cached_property
     def traffic(self) -> TrafficSource | None:
         """The production traffic of an online project; None for a project that explores tasks."""
-        if not self.config.online:
-            return None
-        if self.traffic_of is None:
+        if self.config.online:
             raise TypeError("an online project is opened with rft_platform.online.project.open_project")
-        return self.traffic_of(self)
+        return None
 
     @cached_property
     def store(self) -> ExperienceStore:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rft_platform.common.errors import StorageError
+from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import digest_json
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.recorded_paths import from_record, to_record
@@ -276,6 +276,10 @@ class RoundRecord:
         """The policy that the round ended with; round 0 has the starting policy."""
         return self._read(Policy, policy)
 
+    def started_again(self, policy: str = DEFAULT_POLICY) -> Start | None:
+        """Where the training starts again; None if it starts from the policy of the round before."""
+        return self.start if policy == DEFAULT_POLICY else None
+
     def has(self, kind: type[Part], policy: str = DEFAULT_POLICY) -> bool:
         """Whether a part was made; costs a single file system call."""
         return self._store.has_note(self.number, _name(_NOTES[kind], policy))
@@ -327,6 +331,15 @@ def published(store: ExperienceStore, round_number: int, name: str = DEFAULT_POL
     return read(store, round_number).published(name)
 
 
+def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -> None:
+    """Raise UserError if the next round is trained."""
+    if published(store, round_number + 1) is not None:
+        raise UserError(
+            f"{round_key(round_number)} cannot be trained again, because the next round was trained after it: "
+            "judge it again to compare judges, or start a project with another name"
+        )
+
+
 def required(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
     """The policy that a round published. Raises StorageError if there is none."""
     policy = published(store, round_number, name)
@@ -343,13 +356,8 @@ def parent_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POL
 
 def parent_round(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> int:
     """The round whose policy a round's training starts from."""
-    start = started_again(store, round_number, name)
+    start = read(store, round_number).started_again(name)
     return round_number - 1 if start is None else start.round
-
-
-def started_again(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Start | None:
-    """Where the training of a round starts again; None if it starts from the policy of the round before."""
-    return read(store, round_number).start if name == DEFAULT_POLICY else None
 
 
 def steps_before(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> int:

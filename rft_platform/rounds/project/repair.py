@@ -158,7 +158,7 @@ def repeat_unstored(project: Project) -> None:
                 withdraw(store, number, part, name)
 
 
-def refuse_damaged_rows(project: Project, round_number: int, needed: type[Explored | Judged]) -> None:
+def refuse_damaged_rows(store: ExperienceStore, round_number: int, needed: type[Explored | Judged]) -> None:
     """Quarantine the round's damaged Parquet files. Reads every byte of them.
 
     The quarantine withdraws the parts that depend on a file. If ``needed`` is among them (``Explored`` before
@@ -166,7 +166,6 @@ def refuse_damaged_rows(project: Project, round_number: int, needed: type[Explor
     rollouts or the active judgement of a trained round are damaged, raises StorageError: the plan does not repeat a
     trained round. Other damage is logged as a warning.
     """
-    store = project.store
     found = store.damaged(round_number, digest=True)
     if not found:
         return

@@ -11,7 +11,6 @@ from pathlib import Path
 from rft_platform.common.digests import lacks_state
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.file_names import round_key
-from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Policy,
@@ -21,7 +20,6 @@ from rft_platform.rounds.project.record import (
     parent_of,
     published,
     read,
-    started_again,
     write,
 )
 from rft_platform.rounds.releases.released import is_released, serving_policy, withdrawn_versions
@@ -83,11 +81,8 @@ def refusal_hint(project: Project) -> str | None:
     return None if count <= (limit or 0) else f"the {count} newest versions were refused: {AFTER_REFUSALS}"
 
 
-def describe_start(store: ExperienceStore, round_number: int) -> str | None:
-    """Why a round's training did not start from the version before; None if it did."""
-    start = started_again(store, round_number)
-    if start is None:
-        return None
+def describe_start(start: Start) -> str:
+    """Where a round's training started instead of from the version before, and why."""
     fresh = " with a fresh optimiser (its state was not saved)" if start.fresh_optimizer else ""
     count = f" ({len(start.refused)} in a row)" if len(start.refused) > 1 else ""
     return f"started again from version {start.policy_version}{fresh}, because {start.reason}{count}"
@@ -108,6 +103,6 @@ def _start_again(project: Project, record: RoundRecord) -> None:
         fresh_optimizer=serving.policy_version > 0 and lacks_state(Path(serving.folder)),
     )
     write(store, record.number, start)
-    LOG.warning("%s: the training %s", round_key(record.number), describe_start(store, record.number))
+    LOG.warning("%s: the training %s", round_key(record.number), describe_start(start))
     if hint := refusal_hint(project):
         LOG.warning("%s", hint)

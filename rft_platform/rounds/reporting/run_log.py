@@ -36,7 +36,7 @@ from rft_platform.model_registry.tracking import (
     system_metrics,
 )
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, Trained, all_figures, parent_of, publish, read, required
+from rft_platform.rounds.project.record import Judged, Policy, RoundRecord, Trained, all_figures, publish, required
 from rft_platform.rounds.project.traffic_source import TrafficSource
 from rft_platform.training.protocol import StepEvent
 
@@ -118,37 +118,31 @@ def record_evaluation(
 
 
 def record_training(
-    project: Project,
-    registry: "ModelRegistry",
-    round_number: int,
-    trained: Trained,
-    name: str = DEFAULT_POLICY,
+    project: Project, registry: "ModelRegistry", record: RoundRecord, policy: Policy, trained: Trained
 ) -> Policy:
-    """Log the round's steps and register its checkpoint in MLflow; returns the published policy with its model version.
+    """Log a training's steps and register its checkpoint in MLflow; returns the policy with its model version.
 
-    The lineage of the weights becomes the version's tags. A no-op round registers nothing: its policy keeps the
-    parent's model version. Each policy has its own model and MLflow run.
+    The lineage of the weights becomes the version's tags. A no-op round registers nothing: its policy has the parent's
+    model version. Each policy has its own model and MLflow run.
     """
-    record = read(project.store, round_number)
-    policy, registry = required(project.store, round_number, name), registry.of_policy(name)
+    registry = registry.of_policy(policy.name)
     origin, steps = trained.lineage, trained.step_events
     run = registry.training_run(project.config.name, {"rft.config_digest": origin["config_digest"]})
     run.reopen()
     run.log_params(project.config.model_dump(mode="json", exclude_none=True))
-    if name == DEFAULT_POLICY:
+    if policy.name == DEFAULT_POLICY:
         judged = all_figures(record.judged) if record.judged else {}
-        run.log_round(round_number, judged, prefix="round/")
-        monitor_round(project, round_number, judged, prefix="round/")
-        log_round_traces(project, registry, round_number)
+        run.log_round(policy.round, judged, prefix="round/")
+        monitor_round(project, policy.round, judged, prefix="round/")
+        log_round_traces(project, registry, record)
     if trained.steps == 0:
-        registered = replace(policy, model_version=parent_of(project.store, round_number, name).model_version)
-    else:
-        model_id = log_training(project, run, policy, origin, steps)
-        monitor_steps(project, round_number, steps, name)
-        tags = {**version_tags(origin, trained.weights_digest), LOGGED_MODEL_TAG: model_id}
-        version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run.run_id)
-        set_model_version(run, model_id, registry.model_name, version)
-        registered = replace(policy, model_version=str(version))
+        return policy
+    model_id = log_training(project, run, policy, origin, steps)
+    monitor_steps(project, policy.round, steps, policy.name)
+    tags = {**version_tags(origin, trained.weights_digest), LOGGED_MODEL_TAG: model_id}
+    version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run.run_id)
+    set_model_version(run, model_id, registry.model_name, version)
+    registered = replace(policy, model_version=str(version))
     publish(project.store, registered)
     return registered
 
@@ -247,40 +241,40 @@ def _plain(origin: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in origin.items() if not isinstance(value, dict) and value is not None}
 
 
-def log_round_traces(project: Project, registry: "ModelRegistry", round_number: int) -> int:
+def log_round_traces(project: Project, registry: "ModelRegistry", record: RoundRecord) -> int:
     """Log ``monitor.traces`` runs of a round to MLflow, and send them to the OTLP receiver; return their number."""
     count = project.config.monitor.traces
     if not count:
         return 0
-    run, chosen = registry.training_run(project.config.name), transcripts(project, round_number, count)
+    run, chosen = registry.training_run(project.config.name), transcripts(project, record, count)
     endpoint = project.config.monitor.otlp_endpoint
     if endpoint is not None and project.traffic is None:
         send_traces(endpoint, f"{project.config.project}-{project.config.name}", chosen)
     return log_traces(run, registry.tracking_uri, chosen)
 
 
-def transcripts(project: Project, round_number: int, count: int) -> list[JudgedTranscript]:
+def transcripts(project: Project, record: RoundRecord, count: int) -> list[JudgedTranscript]:
     """Runs of a round in order of their rewards, from the lowest to the highest one, at most ``count``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     from rft_platform.experience.schema import table_to_rows
 
-    store, version = project.store, project.store.judge_version(round_number)
+    store, number, version = project.store, record.number, project.store.judge_version(record.number)
     if version is None:
         return []
     judged = {
         row["run_id"]: row
-        for row in store.read_judged(round_number, version, columns=_JUDGED).to_pylist()
+        for row in store.read_judged(number, version, columns=_JUDGED).to_pylist()
         if row["reward"] is not None
     }
     chosen = spread(sorted(judged, key=lambda run_id: (judged[run_id]["reward"], run_id)), count)
-    table = store.read_rollouts(round_number)
+    table = store.read_rollouts(number)
     rows = table_to_rows(table.filter(pc.is_in(table["run_id"], pa.array(chosen, pa.string()))))
     traffic = project.traffic
     texts = traffic is None  # of production traffic MLflow gets no messages
     feedback = {} if traffic is None else _feedback(traffic, rows)
-    names = (read(store, round_number).judged or Judged()).judge_names
+    names = (record.judged or Judged()).judge_names
     judge = f"{names.get(version, '')} {version}".strip()
     return [
         JudgedTranscript(

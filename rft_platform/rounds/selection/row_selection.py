@@ -280,10 +280,10 @@ def select_rows(project: Project, number: int, parent: Policy) -> RowSelection:
     """
     checked = set() if project.config.synchronizer.dynamic else {number}
     for each in checked:  # before the selection reads its rows
-        refuse_damaged_rows(project, each, Judged)
+        refuse_damaged_rows(project.store, each, Judged)
     selection = _select(project, number, parent)
     for each in set(selection.rounds) - checked:
-        refuse_damaged_rows(project, each, Judged)
+        refuse_damaged_rows(project.store, each, Judged)
     return selection
 
 
@@ -306,8 +306,8 @@ def _select(project: Project, number: int, parent: Policy) -> RowSelection:
         for group, use, ids in chosen.uses()
         for row_id in ids
     ]
-    sha256 = write_selection(store, number, rows, name)
     digest = None if project.config.synchronizer.dynamic else store.digest(number)
+    sha256 = write_selection(store, number, rows, name)
     selection = replace(_describe(project, chosen, rows, parent, landed), sha256=sha256, digest=digest)
     write(store, number, selection, name)
     return selection

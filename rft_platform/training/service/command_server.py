@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rft_platform.cluster.interface import LOOPBACK
+from rft_platform.cluster.local.service_process import ServiceProcess
 from rft_platform.inference.serving.api_guard import ApiGuard
 from rft_platform.inference.serving.http_server import ServerThread
 from rft_platform.inference.serving.request_body import json_object
@@ -45,42 +45,38 @@ class Job:
 
 
 class CommandServer:
-    """Listens on ``port`` of ``host``. Every request must present ``token``."""
+    """Listens on ``port`` of the service's host. Every request must present the service's token."""
 
     def __init__(
-        self,
-        token: str,
-        status: Callable[[], Message],
-        beats: Callable[[], bool] = lambda: True,
-        host: str = LOOPBACK,
+        self, service: ServiceProcess, status: Callable[[], Message], beats: Callable[[], bool] = lambda: True
     ) -> None:
         """``beats`` returns whether the group can make progress; no heartbeat is sent while it returns False."""
+        self._service = service
         self._beats = beats
         self.cancelled = threading.Event()
         self._status = status
-        self._jobs: queue.Queue[Job] = queue.Queue()
+        self._jobs: queue.Queue[Job | None] = queue.Queue()  # None: no command follows
         self._lock = threading.Lock()
+        self._unfinished = 0  # commands that are queued or running
         self._running: Job | None = None
         self._closed = False
         routes = [Route(f"{PREFIX}{name}", self._queue, methods=["POST"], name=name) for name in _QUEUED]
         routes.append(Route("/health", self._answer_health))
         routes.append(Route(f"{PREFIX}status", self._answer_status, methods=["POST"]))
         routes.append(Route(f"{PREFIX}cancel", self._answer_cancel, methods=["POST"]))
-        listener = socket.create_server((host, 0), backlog=128)
+        listener = socket.create_server((service.host, 0), backlog=128)
         self.port: int = listener.getsockname()[1]
         app = Starlette(routes=routes, exception_handlers={ApiError: _refuse})
-        self._server = ServerThread(ApiGuard(app, token, control_prefix=PREFIX), listener, "trainer-commands", _GRACE_S)
+        guarded = ApiGuard(app, service.token, control_prefix=PREFIX)
+        self._server = ServerThread(guarded, listener, "trainer-commands", _GRACE_S)
+        loop = self._server.running_loop
+        assert loop is not None  # it ends in ``close``
+        asyncio.run_coroutine_threadsafe(service.stop_when_idle(lambda: self._unfinished > 0, self._stop), loop)
 
-    def next_job(self, timeout_s: float | None) -> Job | None:
-        """Wait for the next command. After ``timeout_s`` without one, return None and accept no further commands."""
-        try:
-            job = self._jobs.get(timeout=timeout_s)
-        except queue.Empty:
-            with self._lock:
-                self._closed = self._jobs.empty()
-            if self._closed:
-                return None
-            job = self._jobs.get()
+    def next_job(self) -> Job | None:
+        """Wait for the next command; None after the idle time-out, from which on no further command is accepted."""
+        if (job := self._jobs.get()) is None:
+            return None
         with self._lock:
             self.cancelled.clear()
             self._running = job
@@ -90,7 +86,14 @@ class CommandServer:
         """End the running job with its last event."""
         with self._lock:
             self._running = None
+            self._service.touch()  # first: a service that is not busy ends by the time of its last use
+            self._unfinished -= 1
         job.send(event)
+
+    def _stop(self) -> None:
+        """Accept no further commands. It runs in the event loop, as ``_queue`` does: nothing is queued meanwhile."""
+        self._closed = True
+        self._jobs.put(None)
 
     def close(self) -> None:
         """Stop listening after the callers have received all events that were sent."""
@@ -116,6 +119,8 @@ class CommandServer:
         with self._lock:
             if self._closed:
                 raise ApiError(503, "the trainer group is ending and takes no more commands: start a new group")
+            self._unfinished += 1
+            self._service.touch()
             self._jobs.put(job)
         return StreamingResponse(self._events(job), media_type="application/x-ndjson")
 

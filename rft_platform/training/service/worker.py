@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 
 import psutil
@@ -21,6 +20,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are local folders: never 
 import torch
 from transformers.utils import logging as transformers_logging
 
+from rft_platform.cluster.local.processes import is_stopped
 from rft_platform.cluster.local.service_process import EXIT_USER_ERROR, ServiceProcess, end_with_starter
 from rft_platform.cluster.this_process import NOT_FOR_TRANSFORMERS, importing, keep_imports
 from rft_platform.common.errors import RftError, TrainerError, TrainerMemoryError
@@ -63,18 +63,13 @@ def _lead(session: TrainingSession, service: ServiceProcess) -> None:
     """Rank 0: publish the lease, receive commands, broadcast them to the other ranks."""
     family = _family()
     hide(service.token)
-    server = CommandServer(
-        service.token, lambda: _status(session, family), lambda: _none_is_stopped(family), service.host
-    )
+    server = CommandServer(service, lambda: _status(session, family), lambda: not is_stopped(family[0]))
     service.publish(server.port, launcher=_launcher())
     LOG.info("ready: %d ranks on %s", session.ranks.world_size, session.ranks.device.type)
     try:
         _preload()
-        while (job := server.next_job(service.idle_timeout_s)) is not None:
-            if not _serve(session, server, job):
-                break
-        else:
-            LOG.info("idle for %.0f s: ending", service.idle_timeout_s)
+        while (job := server.next_job()) is not None and _serve(session, server, job):
+            pass
     finally:
         service.withdraw()
         server.close()
@@ -147,15 +142,6 @@ def _family() -> list[psutil.Process]:
     """Processes of the group on this host: the ranks, and torchrun if it started them."""
     launcher = psutil.Process(pid) if (pid := _launcher()) else None
     return [psutil.Process()] if launcher is None else [launcher, *launcher.children()]
-
-
-def _none_is_stopped(family: list[psutil.Process]) -> bool:
-    """Whether no rank of this host is stopped (SIGSTOP): the other ranks would wait for a stopped rank."""
-    for process in family:
-        with suppress(psutil.NoSuchProcess):
-            if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-                return False
-    return True
 
 
 def _launcher() -> int | None:

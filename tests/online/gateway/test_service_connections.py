@@ -17,10 +17,10 @@ import pytest
 import uvicorn
 
 from chaos.online import echo_service
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.inference.serving import api_guard
 from rft_platform.inference.serving.http_server import ConnectionLimits, server_config
 from tests.online.gateway.test_service_access import Guarded
+from tests.support.ports import free_port
 
 BODY_S = 0.6
 MOST = 40

@@ -16,7 +16,6 @@ import httpx
 import openai
 import pytest
 
-from rft_platform.cluster.local.processes import free_port
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.inference.interface import PolicyEngine
@@ -28,6 +27,7 @@ from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.rounds import explore as collect_stage
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish
+from tests.support.ports import free_port
 
 KILLS = 20
 ROWS = 6  # of a round
