@@ -125,7 +125,7 @@ def measure(
         scores = client.score(canaries)
     finally:
         client.shutdown()
-    later = [event.metrics for event in steps[1:] if not event.told_again] or [event.metrics for event in steps]
+    later = [event.metrics for event in steps[1:] if not event.reported_before] or [event.metrics for event in steps]
     names = (
         "step_seconds",
         "mfu",

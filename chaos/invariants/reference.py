@@ -30,7 +30,7 @@ _OF_THE_MACHINE = re.compile(r"(seconds|_s|mfu|peak_rss_mb)$")
 #: raised the number of rounds (``config_digest``), or on a commit during the campaign (``code_version``).
 _OF_ATTEMPTS = {
     "$sha256", "canary_delta", "client_retries", "code_version", "config_digest", "dagster_run_id", "data_digest",
-    "digests", "retried", "reused", "told_again",
+    "digests", "retried", "reused", "reported_before",
 }  # fmt: skip
 _NOTES = ("snapshot-policy", "explore", "judge", "train-policy", "policy-policy", "evaluation")
 _METRICS = "SELECT run_uuid, key, step, value, is_nan FROM metrics"

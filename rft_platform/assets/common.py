@@ -31,8 +31,8 @@ def round_of(context: dg.AssetExecutionContext) -> int:
     definition = context.assets_def.partitions_def
     partitions = [] if definition is None else definition.get_partition_keys(dynamic_partitions_store=context.instance)
     known = sorted(filter(is_round_key, partitions), key=round_number)
-    has = f"this project has {known[0]} to {known[-1]}" if known else "this project has none yet"
-    raise UserError(f"partition {key!r} is not a round: rounds are r0001, r0002, ...; {has}; launch one of those")
+    has = f"launch one of {known[0]} to {known[-1]}" if known else "this project has none yet: start it with `rft run`"
+    raise UserError(f"partition {key!r} is not a round: rounds are r0001, r0002, ...; {has}")
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, int | float]:

@@ -1,4 +1,4 @@
-"""What a process of the platform does about itself: its signals, its imports, and its end with another process.
+"""Functions that a process calls for itself: its signals, its imports, and its end with another process.
 
 Only the standard library is imported, because servers call these functions before anything else is loaded.
 """

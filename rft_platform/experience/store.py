@@ -270,7 +270,8 @@ class ExperienceStore(RoundNotes):
     def set_aside(self, round: int, path: Path, why: str, notes: Sequence[str] = ()) -> Path:
         """Move a damaged file to ``aside/`` and withdraw the notes that depend on it, so that their stages repeat.
 
-        Without ``notes`` the round is kept as it is, because its stages are not repeated. Returns the file's new path.
+        Without ``notes`` no note is withdrawn, because the stages are not repeated; a damaged judgement is no longer
+        the active one. Returns the file's new path.
         """
         ledger = self.ledger(round)
         if path.parent == ledger.folder or path == self.current_file(round):

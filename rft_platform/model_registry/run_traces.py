@@ -27,6 +27,7 @@ RUN_TAG = "rft.workflow_run"
 ROUND_TAG = "rft.round"
 FEEDBACK_ID = "rft.feedback_id"  #: metadata of a user's assessment
 _URI = "MLFLOW_TRACKING_URI"
+_PAGE = 500  # traces of an answer of MLflow, which permits no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,15 @@ def log_traces(run: TrainingRun, tracking_uri: str, transcripts: Sequence[Judged
 def _known(run: TrainingRun, number: int) -> dict[str, "Trace"]:
     """The round's traces in MLflow, by the id of the workflow's run."""
     condition = f"tags.`{ROUND_TAG}` = '{number}' AND attributes.run_id = '{run.run_id}'"
-    found = run.client.search_traces(
-        locations=[run.experiment_id], filter_string=condition, max_results=500, include_spans=False
-    )
-    return {trace.info.tags[RUN_TAG]: trace for trace in found if RUN_TAG in trace.info.tags}
+    known, token = dict[str, "Trace"](), None
+    while True:
+        page = run.client.search_traces(
+            locations=[run.experiment_id], filter_string=condition, max_results=_PAGE, page_token=token,
+            include_spans=False,
+        )  # fmt: skip
+        known |= {trace.info.tags[RUN_TAG]: trace for trace in page if RUN_TAG in trace.info.tags}
+        if not (token := page.token):
+            return known
 
 
 def _log(run: TrainingRun, transcript: JudgedTranscript) -> str:

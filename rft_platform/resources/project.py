@@ -37,7 +37,7 @@ class ProjectResource(dg.ConfigurableResource):
 class EngineResource(dg.ConfigurableResource):
     """The processes that serve the policy."""
 
-    project: dg.ResourceDependency[ProjectResource]  # says whose; Dagster warns of a resource without a field
+    project: dg.ResourceDependency[ProjectResource]  # not read: Dagster warns of a resource without a field
 
     def connect(self, opened: Project) -> PolicyEngine:
         """A healthy engine that serves some version of the project's policy."""
@@ -49,7 +49,7 @@ class EngineResource(dg.ConfigurableResource):
 class TrainerResource(dg.ConfigurableResource):
     """The trainer's worker processes."""
 
-    project: dg.ResourceDependency[ProjectResource]  # says whose; Dagster warns of a resource without a field
+    project: dg.ResourceDependency[ProjectResource]  # not read: Dagster warns of a resource without a field
 
     def connect(self, opened: Project) -> "TrainerClient":
         """A trainer group that is ready for commands."""

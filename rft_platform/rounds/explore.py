@@ -235,13 +235,13 @@ def snapshot_for(project: Project, number: int) -> Policy:
     if not sync.dynamic:
         restarted = settle_start(project, number) if project.config.restarts_after_refusal else None
         return take_snapshot(store, number, sync.offset_rounds, restarted)
-    going_on = None
+    held = None
     if sync.sync_style == "dynamic_by_explorer" and (number - 1) % sync.sync_interval:
-        going_on = _going_on(project, number)
-    return take_snapshot(store, number, number - 1, going_on)
+        held = _held_policy(project, number)
+    return take_snapshot(store, number, number - 1, held)
 
 
-def _going_on(project: Project, number: int) -> Policy | None:
+def _held_policy(project: Project, number: int) -> Policy | None:
     """The policy of the previous batch; None if it is gone, or if its rows would be too old for their training."""
     store, limit = project.store, project.config.synchronizer.max_staleness
     held = read(store, number - 1).snapshot()

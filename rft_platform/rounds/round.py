@@ -44,7 +44,7 @@ class TrainedPolicy:
 class Round:
     """One round of a project. Each Dagster asset of a round calls one stage; ``run`` calls all of them.
 
-    A stage takes the record of the round, and returns and stores its part. It can be repeated after a crash: it
+    A stage reads the record of the round, and returns and stores its part. It can be repeated after a crash: it
     continues from what is stored, and ends with the same result.
     """
 

@@ -1,8 +1,8 @@
 """Train stage of a round: from its judged experiences to a published checkpoint.
 
-``train`` selects the rows and builds the request (files, limits, specifications and lineage; equal for equal rows and
-settings); ``run_training`` has the trainer run it, stores the canary and the result, and publishes the policy. An
-offline training uses ``run_training`` too.
+``train`` selects the rows and builds the request (files, limits, specifications and lineage); ``run_training`` has the
+trainer run it, stores the canary and the result, and publishes the policy. An offline training uses ``run_training``
+too.
 """
 
 import logging
@@ -108,7 +108,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
     steps: list[StepEvent] = []
 
     def on_step(event: StepEvent) -> None:
-        if steps and steps[-1].told_again and not event.told_again:
+        if steps and steps[-1].reported_before and not event.reported_before:
             announce(f"{key} training: continues after step {steps[-1].step}")
         steps.append(event)
         done = event.step - training.request.counts_from
@@ -121,7 +121,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         for policy in training.reads:
             weights.enter_context(repair_on_failure(project, policy))
         result = trainer.train(training.request, on_step)
-    started, steps = perf_counter(), [replace(event, told_again=False) for event in steps]
+    started, steps = perf_counter(), [replace(event, reported_before=False) for event in steps]
     if too_long := int(result.metrics.get("rows_too_long", 0)):
         LOG.warning("%s: %d rows longer than max_model_len are left out of the training", key, too_long)
     if other := int(result.metrics.get("rows_other_sampling", 0)):
@@ -168,7 +168,7 @@ def _canary(trainer: "TrainerClient", sequences: list[list[int]]) -> Canary | No
 def train_request(
     project: Project, parent: Policy, round_number: int, selection: RowSelection, dagster_run_id: str
 ) -> TrainRequest:
-    """The request for the trainer; equal for the same round, rows and configuration.
+    """The request for the trainer; apart from the id of the Dagster run, equal for equal rows and configuration.
 
     Raises StorageError if there is no active judgement.
     """

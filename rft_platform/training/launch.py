@@ -55,7 +55,7 @@ def trainer_service(
         TRAINER,
         _WORKER,
         (json.dumps(options),),
-        digest=digest_json([options, ranks.size, gpus, _code_changed_at()]),
+        digest=digest_json([options, ranks.nodes, ranks.size, gpus, _code_changed_at()]),
         env={"PYTHONUNBUFFERED": "1", SAFE_PATH: OWN_SAFE_PATH},
         bundle=Bundle(threads, gpus, reserved_gpus),
         group=ranks,

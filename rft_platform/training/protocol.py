@@ -109,7 +109,7 @@ class StepEvent:
 
     step: int  # global optimiser step after the update
     metrics: dict[str, float]  # loss, grad_norm, lr, entropy, mismatch_k3, clip_fraction, tokens, ... (algorithms.md)
-    told_again: bool = field(default=False, compare=False)  # True: an earlier, killed trainer already ran this step
+    reported_before: bool = field(default=False, compare=False)  # by a trainer that was killed later
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class Resumed:
 
     def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None]) -> TrainResult:
         for step in (1, 2, 3, 4):
-            on_step(StepEvent(step, {"loss": 1.0}, told_again=step <= 2))
+            on_step(StepEvent(step, {"loss": 1.0}, reported_before=step <= 2))
         return TrainResult("folder", 4, "digest", 4, {"rows_too_long": 3.0}, {}, 0.0)
 
 
@@ -34,6 +34,6 @@ def test_the_step_at_which_a_training_continues_is_reported(tmp_path: Path, capl
     ]
     assert "r0001: 3 rows longer than max_model_len are left out" in caplog.text
     steps = trained.step_events
-    assert [step.step for step in steps] == [1, 2, 3, 4] and not any(step.told_again for step in steps)
+    assert [step.step for step in steps] == [1, 2, 3, 4] and not any(step.reported_before for step in steps)
     stored = read(project.store, 1).trained()
     assert stored is not None and stored.step_events == steps

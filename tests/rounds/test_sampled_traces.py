@@ -17,6 +17,7 @@ from rft_platform.config.resolve import resolve
 from rft_platform.experience.record import JudgedRow
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.otlp_traces import export_request, send_traces
+from rft_platform.model_registry.run_traces import delete_traces
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, read, write
 from rft_platform.rounds.reporting.run_log import log_round_traces, spread, transcripts
@@ -132,8 +133,9 @@ def test_settings_of_a_receiver() -> None:
 
 @pytest.mark.slow
 def test_a_few_runs_of_a_round_become_traces_with_assessments(
-    project: Project, connected: Callable[[], ModelRegistry]
+    project: Project, connected: Callable[[], ModelRegistry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rft_platform.model_registry.run_traces._PAGE", 2)  # the traces of a round take several pages
     assert log_round_traces(project, connected(), read(project.store, 1)) == 3
     assert log_round_traces(project, connected(), read(project.store, 1)) == 3, "a repeated stage adds none"
     judge(project, "judge-2", shift=1.0)
@@ -159,6 +161,7 @@ def test_a_few_runs_of_a_round_become_traces_with_assessments(
         ("reward", "llm judge-1"): (4.0, "LLM_JUDGE"), ("form", "llm judge-1"): (0.5, "LLM_JUDGE"),
         ("reward", "llm judge-2"): (5.0, "LLM_JUDGE"), ("form", "llm judge-2"): (0.5, "LLM_JUDGE"),
     }  # fmt: skip
+    assert delete_traces(run, connected().tracking_uri, 1, ["run-0", "run-2", "run-4"]) == 3
 
 
 def test_the_runs_are_spread_over_the_rewards(project: Project) -> None:

@@ -66,11 +66,11 @@ def test_steps_of_an_interrupted_training_are_reported_again(session: TrainingSe
     seen: list[StepEvent] = []
     with pytest.raises(TrainingCancelled):
         session.train(request, seen.append, lambda: len(seen) == 3)
-    assert not any(event.told_again for event in seen)
+    assert not any(event.reported_before for event in seen)
     seen.clear()
     session.train(request, seen.append, lambda: False)
     assert [event.step for event in seen] == [1, 2, 3, 4]
-    again = [event.told_again for event in seen]
+    again = [event.reported_before for event in seen]
     assert again[0] and not again[-1]
     seen.clear()
-    assert session.train(request, seen.append, lambda: False).reused and not any(e.told_again for e in seen)
+    assert session.train(request, seen.append, lambda: False).reused and not any(e.reported_before for e in seen)

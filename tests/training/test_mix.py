@@ -151,7 +151,7 @@ def test_a_training_that_was_cut_off_ends_equal(
         session.train(request, done.append, lambda: len(done) == 2)
     resumed, events = train(TrainingSession(ranks, "float32"), request)
     assert resumed.weights_digest == straight.weights_digest
-    assert [replace(event, told_again=False) for event in events[:2]] == done
+    assert [replace(event, reported_before=False) for event in events[:2]] == done
     assert read_position(Path(resumed.checkpoint)) == read_position(Path(straight.checkpoint))
 
 

@@ -91,7 +91,9 @@ def test_shards_round_trip_and_other_tensors_are_refused(tmp_path) -> None:
     ],
     ids=["full", "lora", "ppo", "decoupled"],
 )
-def test_going_on_from_the_way_equals_an_undisturbed_run(session, round_request, tmp_path, settings) -> None:
+def test_a_training_continued_from_an_intermediate_checkpoint_equals_an_undisturbed_one(
+    session, round_request, tmp_path, settings
+) -> None:
     request = round_request(epochs=2, save_interval=2, **settings)  # 6 steps
     stopped(session, request, after=int(np.random.default_rng().integers(2, 6)))
     (name,) = on_the_way(request)

@@ -47,7 +47,7 @@ def train(session: TrainingSession, request, stop_after: int | None = None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"], ids=["whole", "sharded"])
-def test_after_cancel_and_on_going_on_one_state_is_alive(ranks, round_request, memory, dtype) -> None:
+def test_one_state_is_alive_after_a_cancel_and_a_continuation(ranks, round_request, memory, dtype) -> None:
     session = TrainingSession(ranks, dtype)
     request = round_request(groups=3, train_batch_size=4, save_interval=1)
     with pytest.raises(TrainingCancelled):

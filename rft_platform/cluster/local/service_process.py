@@ -1,4 +1,4 @@
-"""The service's own half: what a process that was started as a service knows, its address, and when it ends.
+"""The part of a service that runs in its own process: its settings, its address, and when it ends.
 
 Whatever cluster started the process, it finds its lease and its settings in the environment, and publishes its address
 by writing the lease.

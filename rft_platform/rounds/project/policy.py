@@ -26,18 +26,18 @@ def take_snapshot(
     store: ExperienceStore,
     round_number: int,
     offset_rounds: int,
-    going_on: Policy | None = None,
+    held: Policy | None = None,
     name: str = DEFAULT_POLICY,
 ) -> Policy:
     """Choose the policy that a round explores with, and record it; policies published later do not change it.
 
     A round that is explored again keeps its snapshot and therefore gets the same rows. Another policy is chosen only if
-    the recorded one is gone and the round is not trained yet. ``going_on`` is used instead of the newest policy.
+    the recorded one is gone and the round is not trained yet. ``held`` is used instead of the newest policy.
     """
     settled = read(store, round_number).snapshot(name)
     if settled is not None and (is_published(store, settled) or published(store, round_number) is not None):
         return settled
-    policy = going_on or explorer_of(store, round_number, offset_rounds, name)
+    policy = held or explorer_of(store, round_number, offset_rounds, name)
     write_snapshot(store, round_number, policy)
     return policy
 

@@ -15,9 +15,8 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Policy,
     RoundEvaluation,
-    RoundRecord,
     Start,
-    parent_of,
+    parent_after,
     published,
     read,
     write,
@@ -40,10 +39,11 @@ def settle_start(project: Project, round_number: int, name: str = DEFAULT_POLICY
     weights with the same optimiser state, even if another version was promoted meanwhile.
     """
     record = read(project.store, round_number)
-    open_round = record.published() is None and not record.has(Start)
-    if name == DEFAULT_POLICY and open_round and project.config.restarts_after_refusal:
-        _start_again(project, record)
-    return parent_of(project.store, round_number, name)
+    start = record.started_again(name)
+    is_open = name == DEFAULT_POLICY and start is None and record.published() is None
+    if is_open and project.config.restarts_after_refusal:
+        start = _start_again(project, round_number)
+    return parent_after(project.store, round_number, start, name)
 
 
 def refused_in_a_row(project: Project, last_round: int) -> dict[int, tuple[Policy, str]]:
@@ -88,13 +88,13 @@ def describe_start(start: Start) -> str:
     return f"started again from version {start.policy_version}{fresh}, because {start.reason}{count}"
 
 
-def _start_again(project: Project, record: RoundRecord) -> None:
+def _start_again(project: Project, round_number: int) -> Start | None:
     """If the policy of the round before was refused and an earlier one serves, record that one as the start."""
-    store, refused = project.store, refused_in_a_row(project, record.number - 1)
+    refused = refused_in_a_row(project, round_number - 1)
     serving = serving_policy(project) if refused else None
     newest, reason = next(iter(refused.values()), (None, ""))
     if serving is None or newest is None or serving.weights_digest == newest.weights_digest:
-        return
+        return None
     start = Start(
         round=serving.round,
         policy_version=serving.policy_version,
@@ -102,7 +102,8 @@ def _start_again(project: Project, record: RoundRecord) -> None:
         reason=reason,
         fresh_optimizer=serving.policy_version > 0 and lacks_state(Path(serving.folder)),
     )
-    write(store, record.number, start)
-    LOG.warning("%s: the training %s", round_key(record.number), describe_start(start))
+    write(project.store, round_number, start)
+    LOG.warning("%s: the training %s", round_key(round_number), describe_start(start))
     if hint := refusal_hint(project):
         LOG.warning("%s", hint)
+    return start

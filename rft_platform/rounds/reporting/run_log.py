@@ -1,7 +1,7 @@
-"""Log steps, rounds and evaluations to the sinks that ``monitor.monitor_type`` names, and evaluations to MLflow.
+"""Log steps, rounds and evaluations to the sinks that ``monitor.monitor_type`` names.
 
-MLflow also gets what a round's weights come from: the rows, the LoggedModel made of them, and sampled transcripts.
-``mlflow_links`` gives the links from Dagster to MLflow's pages.
+MLflow is always one of them. It also gets what a round's weights come from: the rows, the LoggedModel made of them, and
+sampled transcripts. ``mlflow_links`` gives the links from Dagster to MLflow's pages.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

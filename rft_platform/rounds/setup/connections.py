@@ -1,6 +1,6 @@
 """Connections of a project to its engine, its trainer group and its registry; missing processes are started.
 
-Model versions are those that the policy notes of the project name: their registry, run names and tags.
+``connect_registry`` gives the model versions in MLflow of the project's policies.
 """
 
 import logging

@@ -286,7 +286,7 @@ class TrainingSession:
         events = [StepEvent(**event) for event in read_json(Path(found["folder"]) / STEPS)]
         LOG.info("continuing after step %d, from %s", found["version"], found["folder"])
         for event in events:
-            on_step(replace(event, told_again=True))
+            on_step(replace(event, reported_before=True))
         return events
 
     def _ensure_state(self, folder: Path, digest: str, request: TrainRequest) -> TrainerState:

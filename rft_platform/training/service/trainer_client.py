@@ -126,7 +126,7 @@ class TrainerClient:
         """Queue a command and return its last event; raise its error, if any."""
         for event in self._events(command, body):
             if event["event"] == "step" and on_step is not None:
-                on_step(StepEvent(event["step"], event["metrics"], event["told_again"]))
+                on_step(StepEvent(event["step"], event["metrics"], event["reported_before"]))
             last = event
         if last["event"] == "error":
             raise_error(last)

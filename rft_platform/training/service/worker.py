@@ -1,7 +1,7 @@
 """The process of one rank of the trainer group: ``python -m rft_platform.training.service.worker OPTIONS``.
 
-The options are those of ``training.launch.trainer_service``, as JSON. Rank 0 receives commands over HTTP on a loopback
-port and broadcasts them to the other ranks. The lease file states the port.
+The options are those of ``training.launch.trainer_service``, as JSON. Rank 0 receives commands over HTTP and broadcasts
+them to the other ranks. The lease states its address: loopback or, on a Ray cluster, the address of its node.
 """
 
 import importlib
