@@ -149,7 +149,8 @@ def main() -> None:
                     case["steps"] = list(steps(policy, optimizer, ranks, mix, max_tokens, share, given.steps))
                     if given.profile:
                         table = profile(policy, optimizer, ranks, mix, max_tokens, share)
-                        given.out.with_suffix(f".{mix}-{name}-{max_tokens}.txt").write_text(table)
+                        if ranks.is_first:
+                            given.out.with_suffix(f".{mix}-{name}-{max_tokens}.txt").write_text(table)
                 except Exception as error:  # the others are still worth measuring
                     case["error"] = f"{type(error).__name__}: {error}"[-1500:]
                 found.append(case)

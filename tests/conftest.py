@@ -193,7 +193,7 @@ def with_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], No
     """Puts an empty MLflow store into a home: its migrations take seconds, a copy of what they make takes none."""
     from rft_platform.model_registry.mlflow_client import make_database
 
-    made = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    made = tmp_path_factory.mktemp("home") / "mlflow" / "mlflow.db"  # a home's: opened elsewhere, it is a copied one's
     make_database(f"sqlite:///{made}")
 
     def copy(home: Path) -> None:

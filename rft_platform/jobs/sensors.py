@@ -25,7 +25,7 @@ from rft_platform.rounds.selection.row_selection import rounds_ahead
 
 LOG = logging.getLogger(__name__)
 _TICK_S = sensor_interval_s()
-_DRIVEN_TICKS = 6  # ticks without which another home may continue the project
+_DRIVEN_TICKS = 6  # after so many missed ticks another home may continue the project
 _RECONCILE_S = 0.3  # of a tick, which shall take less than a second; the next tick continues
 
 

@@ -55,6 +55,8 @@ class DriverSign:
 
     def _give(self) -> None:
         for count in itertools.count(2):
+            if self._is_replaced():
+                return  # the sign is that of the home that has taken the project over
             self.show(count)
             if self._ended.wait(_BEAT_S) or time.monotonic() > self._until:
                 break
@@ -67,6 +69,13 @@ class DriverSign:
             self._remote.write(_NAME, json.dumps(sign).encode())
         except TransientError as error:
             LOG.warning("%s", error)
+
+    def _is_replaced(self) -> bool:
+        """Whether the newest sign is of another home; no, if the store cannot be reached."""
+        try:
+            return bool(self._read().get("home", self._home) != self._home)
+        except TransientError:
+            return False
 
     def refuse_other(self) -> None:
         """Raise UserError if the driver of another home gives a new sign of life; without one wait for three times its
@@ -81,8 +90,8 @@ class DriverSign:
             seen = self._read()
             if seen.get("count") and seen != first:
                 raise UserError(
-                    f"store_url {self._remote.url}: a driver on host {seen.get('host')} runs this project: wait for "
-                    "`rft run`, or stop the daemon, there before you continue the project here"
+                    f"store_url {self._remote.url}: host {seen.get('host')} drives this project: on that host "
+                    "wait for `rft run`, or stop the daemon, before you continue the project here"
                 )
 
     def _read(self) -> dict[str, Any]:

@@ -344,7 +344,9 @@ class HomeMirror:
 
     def driven_for(self, seconds: float) -> None:
         """Show other homes that this one drives the project, until ``seconds`` after the last call."""
-        self._driver.give_for(seconds)
+        with self._background:
+            driver = self._driver
+        driver.give_for(seconds)
 
 
 def _same(known: StoredFile | None, new: StoredFile | None) -> bool:
@@ -397,5 +399,5 @@ def mirror_of(root: Path) -> HomeMirror | None:
     if not (root / FOLDER / "place.json").exists():
         return None
     if root not in _OPEN:
-        _OPEN[root] = HomeMirror(root)
+        _OPEN.setdefault(root, HomeMirror(root))  # two sensors may tick at the same time
     return _OPEN[root]

@@ -69,6 +69,8 @@ def train_offline(
 ) -> tuple[Policy, Trained]:
     """Train on the round's dataset and publish the policy. A repeated call after a kill gives the same weights.
 
+    Returns the policy and the training's result.
+
     Raises UserError if the project runs another kind of training, StorageError if the dataset is missing.
     """
     check_kind(project, kind, round_number)

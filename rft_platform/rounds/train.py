@@ -78,7 +78,8 @@ def train(
     """Select the rows of a round's training, run its optimiser steps and publish the resulting policy.
 
     A round in which no row has a gradient is recorded as a no-op: it publishes the parent's policy again.
-    ``dagster_run_id`` is kept in the lineage. ``policy`` is the name of the policy to train.
+    ``dagster_run_id`` is kept in the lineage. ``policy`` is the name of the policy to train. Returns the rows, the
+    published policy and the training's result.
     """
     parent = settle_start(project, round_number, policy)
     selection = select_rows(project, round_number, parent)
@@ -102,7 +103,10 @@ def _canary_sequences(project: Project, round_number: int, policy: str = DEFAULT
 
 
 def run_training(project: Project, trainer: "TrainerClient", training: Training) -> tuple[Policy, Trained]:
-    """Run the optimiser steps and publish the resulting policy; the parent's weights if no row has a gradient."""
+    """Run the optimiser steps and publish the resulting policy: the parent's weights if no row has a gradient.
+
+    Returns the policy and the training's result.
+    """
     store, parent = project.store, training.parent
     key = stored_name(round_key(training.round), parent.name, " ")
     steps: list[StepEvent] = []
@@ -168,7 +172,7 @@ def _canary(trainer: "TrainerClient", sequences: list[list[int]]) -> Canary | No
 def train_request(
     project: Project, parent: Policy, round_number: int, selection: RowSelection, dagster_run_id: str
 ) -> TrainRequest:
-    """The request for the trainer; apart from the id of the Dagster run, equal for equal rows and configuration.
+    """The request for the trainer; equal for equal rows, configuration and code, apart from the id of the Dagster run.
 
     Raises StorageError if there is no active judgement.
     """

@@ -14,27 +14,32 @@ from tests.e2e.conftest import ProjectFolder
 
 #: What is recorded about the past keeps the names of its time.
 HISTORY = ("dagster", "logs")
+#: Their pages keep text that no row has any more, so the test compares their rows.
+DATABASES = ("mlflow.db", "mlflow.db.backup")
 
 pytestmark = pytest.mark.slow
 
 
 def naming(home: Path, place: str) -> set[str]:
-    """The files of a home that contain the name of a place, without its history and MLflow's database."""
-    files = {path.relative_to(home) for path in home.rglob("*") if path.is_file() and path.name != "mlflow.db"}
+    """The files of a home that contain the name of a place, without its history, MLflow's database and its copy."""
+    files = {path.relative_to(home) for path in home.rglob("*") if path.is_file() and path.name not in DATABASES}
     written = [path for path in files if path.parts[0] not in HISTORY]
     return {str(path) for path in written if place.encode() in (home / path).read_bytes()}
 
 
 def locations(home: Path) -> list[str]:
-    """Every location of files in MLflow's database, except that of the base model, which is not in the home."""
+    """Every location of files in MLflow's database and its copy, except that of the base model, outside the home."""
     queries = (
         "SELECT artifact_location FROM experiments", "SELECT artifact_uri FROM runs",
         "SELECT source FROM model_versions",
         "SELECT storage_location FROM model_versions WHERE storage_location IS NOT NULL",
         "SELECT value FROM model_version_tags WHERE key = 'checkpoint'",
     )  # fmt: skip
-    with closing(sqlite3.connect(home / "mlflow" / "mlflow.db")) as connection:
-        return [row[0] for query in queries for row in connection.execute(query)]
+    found = []
+    for name in DATABASES:
+        with closing(sqlite3.connect(home / "mlflow" / name)) as connection:
+            found += [row[0] for query in queries for row in connection.execute(query)]
+    return found
 
 
 def digests(folder: Path) -> dict[str, str]:

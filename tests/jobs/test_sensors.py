@@ -69,7 +69,7 @@ def test_ticks_show_other_hosts_that_a_daemon_drives_the_project(project, resour
     mirror.take_over()
     with dg.DagsterInstance.ephemeral() as instance:
         tick(NEXT_ROUND, resource, instance)
-    with pytest.raises(UserError, match="runs this project: wait for `rft run`, or stop the daemon"):
+    with pytest.raises(UserError, match="drives this project: on that host wait for"):
         open_mirror(tmp_path / "second", f"file://{tmp_path}/bucket").take_over()
     mirror.driven_for(0.0)
 

@@ -100,7 +100,7 @@ def test_a_home_that_lost_the_project_removes_nothing(
     age(left, 2 * ORPHAN_GRACE_S)
     with pytest.raises(StoreTakenError, match="another home has continued"):
         mirror.remove_orphans()
-    with other.driving(), pytest.raises(UserError, match="runs this project"):
+    with other.driving(), pytest.raises(UserError, match="drives this project"):
         mirror.remove_orphans()
     assert left <= objects(tmp_path)
 

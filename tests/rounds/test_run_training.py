@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
+from rft_platform.inference.canary import Canary
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, read
 from rft_platform.rounds.train import Training, run_training
@@ -37,3 +39,19 @@ def test_the_step_at_which_a_training_continues_is_reported(tmp_path: Path, capl
     assert [step.step for step in steps] == [1, 2, 3, 4] and not any(step.reported_before for step in steps)
     stored = read(project.store, 1).trained()
     assert stored is not None and stored.step_events == steps
+
+
+def test_a_training_without_steps_publishes_the_parent_with_its_model_version(tmp_path: Path) -> None:
+    class Idle:
+        """Answers as a trainer that finds no row with a gradient."""
+
+        def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None]) -> TrainResult:
+            return TrainResult(folder, 8, "digest", 0, {}, {}, 0.0)
+
+    folder = str(tmp_path / "checkpoints" / "parent")
+    canary = Canary([[1, 2]], [[-0.5]])
+    project = Project(Home(tmp_path), build_config({}))
+    parent = Policy(folder, 8, "digest", round=1, canary=canary, model_version="models:/demo/3")
+    request = TrainRequest(folder, 8, "out", AlgorithmSpec(), OptimizerSpec())
+    policy, _ = run_training(project, Idle(), Training(request, parent, 2, 0, (), list))  # type: ignore[arg-type]
+    assert policy == replace(parent, round=2) == read(project.store, 2).published()

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,29 +168,27 @@ def test_a_caller_that_reads_late_gets_every_event(server: CommandServer) -> Non
 
 
 def test_no_command_is_accepted_after_the_time_out() -> None:
-    server = CommandServer(replace(SERVICE, idle_timeout_s=0.01), dict)
-    assert server.next_job() is None
-    response = ask(server, "train")
-    assert response.status_code == 503 and "takes no more commands" in response.text
-    server.close()
+    with closing(CommandServer(replace(SERVICE, idle_timeout_s=0.01), dict)) as server:
+        assert server.next_job() is None
+        response = ask(server, "train")
+        assert response.status_code == 503 and "takes no more commands" in response.text
 
 
 @pytest.mark.slow
 def test_a_command_that_runs_longer_than_the_time_out_is_no_idle_time() -> None:
-    server = CommandServer(replace(SERVICE, idle_timeout_s=2.0), dict)
-    first = Caller(server, "train")
-    job = server.next_job()
-    assert job is not None
-    time.sleep(2.5)
-    second = Caller(server, "train")
-    assert second.accepted.wait(10)
-    server.finish(job, {"event": "done"})
-    follower = server.next_job()
-    assert follower is not None
-    server.finish(follower, {"event": "done"})
-    assert first.kinds()[-1] == second.kinds()[-1] == "done"
-    assert server.next_job() is None
-    server.close()
+    with closing(CommandServer(replace(SERVICE, idle_timeout_s=2.0), dict)) as server:
+        first = Caller(server, "train")
+        job = server.next_job()
+        assert job is not None
+        time.sleep(2.5)
+        second = Caller(server, "train")
+        assert second.accepted.wait(10)
+        server.finish(job, {"event": "done"})
+        follower = server.next_job()
+        assert follower is not None
+        server.finish(follower, {"event": "done"})
+        assert first.kinds()[-1] == second.kinds()[-1] == "done"
+        assert server.next_job() is None
 
 
 def test_the_last_event_arrives_although_the_server_closes(server: CommandServer) -> None:

@@ -1,8 +1,8 @@
 """The record of a round: what its stages have made, as typed parts, each in a note of the round's folder.
 
 ``read(store, number)`` gives the record, whose parts are read from disk when they are used first; ``write`` stores a
-part. A stage writes its part when it is complete, never before. No other module knows the keys of notes or, with the
-exception of ``experience.selections``, whose file has the same name, the names of notes.
+part. A stage writes its part when it is complete, never before. No other module knows the names of notes or their keys;
+only ``experience.selections`` knows one name, which is that of its file, too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -351,10 +351,10 @@ def required(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLI
 
 def parent_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
     """The policy that a round's training starts from: that of the round before, or an earlier one."""
-    return parent_after(store, round_number, read(store, round_number).started_again(name), name)
+    return parent_from(store, round_number, read(store, round_number).started_again(name), name)
 
 
-def parent_after(store: ExperienceStore, round_number: int, start: Start | None, name: str) -> Policy:
+def parent_from(store: ExperienceStore, round_number: int, start: Start | None, name: str) -> Policy:
     """The policy that a round's training starts from; ``start`` is where it starts again, None if it does not."""
     number = round_number - 1 if start is None else start.round
     return needed(published(store, number, name), round_number, number)

@@ -16,7 +16,7 @@ from rft_platform.rounds.project.record import (
     Policy,
     RoundEvaluation,
     Start,
-    parent_after,
+    parent_from,
     published,
     read,
     write,
@@ -43,7 +43,7 @@ def settle_start(project: Project, round_number: int, name: str = DEFAULT_POLICY
     is_open = name == DEFAULT_POLICY and start is None and record.published() is None
     if is_open and project.config.restarts_after_refusal:
         start = _start_again(project, round_number)
-    return parent_after(project.store, round_number, start, name)
+    return parent_from(project.store, round_number, start, name)
 
 
 def refused_in_a_row(project: Project, last_round: int) -> dict[int, tuple[Policy, str]]:

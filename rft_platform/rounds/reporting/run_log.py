@@ -122,8 +122,8 @@ def record_training(
 ) -> Policy:
     """Log a training's steps and register its checkpoint in MLflow; returns the policy with its model version.
 
-    The lineage of the weights becomes the version's tags. A no-op round registers nothing: its policy has the parent's
-    model version. Each policy has its own model and MLflow run.
+    The lineage of the weights becomes the version's tags. A no-op round registers nothing: ``policy`` then has the
+    parent's model version. Each policy has its own model and MLflow run.
     """
     registry = registry.of_policy(policy.name)
     origin, steps = trained.lineage, trained.step_events

@@ -70,7 +70,7 @@ class CommandServer:
         guarded = ApiGuard(app, service.token, control_prefix=PREFIX)
         self._server = ServerThread(guarded, listener, "trainer-commands", _GRACE_S)
         loop = self._server.running_loop
-        assert loop is not None  # it ends in ``close``
+        assert loop is not None  # the server runs until ``close``
         asyncio.run_coroutine_threadsafe(service.stop_when_idle(lambda: self._unfinished > 0, self._stop), loop)
 
     def next_job(self) -> Job | None:
