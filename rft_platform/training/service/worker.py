@@ -52,7 +52,10 @@ def main() -> None:
     ranks = Ranks.join(options["device"], Layout(**options["layout"]))
     session = TrainingSession(ranks, options["dtype"])
     if ranks.is_first:
-        _lead(session, ServiceProcess.from_environment("trainer"))
+        try:
+            _lead(session, ServiceProcess.from_environment("trainer"))
+        except RftError as error:  # for example a full disk: the end of the log is shown to who started the group
+            sys.exit(f"error: {error}")
     else:
         _follow(session)
     session.close()
