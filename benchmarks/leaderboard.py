@@ -2,10 +2,10 @@
 
 ``python benchmarks/leaderboard.py --work FOLDER [--seeds 1 2 3] [--rounds 12] [--out FILE] [--picture FILE]``
 
-For each seed the agent is warm-started once; each algorithm continues from this checkpoint with the same tasks, runs a
-task and optimizer, and its preset's own arguments. Progress counts in sampled tokens, all explored runs included: the
-table compares the figures where the shortest of all runs ended, on straight lines between evaluations. Finished runs
-are kept in the folder, so an interrupted comparison continues.
+The agent is warm-started once; every algorithm and seed continues from this checkpoint with the same tasks, runs a task
+and optimizer, and its preset's own arguments. The seed sets the order of the tasks and all sampling. Progress counts in
+sampled tokens, all explored runs included: the table compares the figures where the shortest of all runs ended, on
+straight lines between evaluations. Finished runs are kept in the folder, so an interrupted comparison continues.
 """
 
 import argparse
@@ -51,31 +51,29 @@ def rft(home: Path, *arguments: str) -> None:
         subprocess.run(command, env=environment, check=True, stdout=log, stderr=log)
 
 
-def warm_started(work: Path, seed: int) -> Path:
-    """The project of a seed, whose file ``rft.yaml`` starts from the warm-started model."""
-    project, home = work / f"project-{seed}", work / f"warm-{seed}"
-    start = home / "checkpoints" / RECIPE / "word-problems" / "warm_start"
+def warm_started(work: Path) -> tuple[Path, Path]:
+    """The recipe's project, and the last checkpoint of its warm start."""
+    project, home = work / "project", work / "warm"
     if not project.exists():
         recipe_named(RECIPE).write(project)
-    if not (start / "config.json").exists():
-        content = yaml.safe_load((project / "rft.yaml").read_text()) | {"seed": seed}
+    if not (home / "rounds" / "r0000" / "warm_start.json").exists():  # written when the warm start is complete
+        content = yaml.safe_load((project / "rft.yaml").read_text())
         content["buffer"]["total_steps"] = 1
         write_text(project / "warm.yaml", yaml.safe_dump(content))
         rft(home, "run", "--config", str(project / "warm.yaml"))
-    return project
+    steps = home.glob(f"checkpoints/{RECIPE}/word-problems/warm_start/global_step_*")
+    return project, max(steps, key=lambda folder: int(folder.name.rpartition("_")[2]))
 
 
 def run(work: Path, name: str, seed: int, rounds: int) -> dict[str, Any]:
-    """Train with one algorithm from the warm start of the seed; its curve, tokens and processor seconds."""
+    """Train with one algorithm from the warm start; its curve, tokens and processor seconds."""
     label = f"{name.lower().replace('+', 'p')}-{seed}"
     written = work / f"{label}.json"
     if not written.exists():
-        project = warm_started(work, seed)
+        project, start = warm_started(work)
         content = yaml.safe_load((project / "rft.yaml").read_text()) | {"seed": seed, "name": label}
         del content["warm_start"]
-        content["model"]["model_path"] = str(
-            work / f"warm-{seed}" / "checkpoints" / RECIPE / "word-problems" / "warm_start"
-        )
+        content["model"]["model_path"] = str(start)
         content["algorithm"] = ALGORITHMS[name] | {
             "repeat_times": content["algorithm"]["repeat_times"],
             "optimizer": content["algorithm"]["optimizer"],
@@ -176,7 +174,7 @@ def main() -> None:
     runs = [run(work, name, seed, given.rounds) for seed in given.seeds for name in given.algorithms]
     budget = min(each["tokens"][-1] for each in runs)
     result = {
-        "what": f"the recipe {RECIPE} with each algorithm, from the same warm start of each seed",
+        "what": f"the recipe {RECIPE} with each algorithm, from the same warm start",
         "settings": {"rounds": given.rounds, "tokens_compared": budget, "algorithms": ALGORITHMS},
         "figures": table(runs, budget),
         "runs": runs,
