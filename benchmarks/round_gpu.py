@@ -6,7 +6,7 @@ shape of a Qwen3 of 0.6, 4 or 8 billion parameters (``--shape``) with random wei
 rollouts with text, reward and Parquet of every answer, judging, training, publishing, the weights in vLLM, and Dagster.
 It is measured from the end of the round before to its own end. The first round compiles, the last one saves its state
 at once, and with ``--offset 1`` has no exploration beside it, so both are left out of the medians; so is the peer's
-first step.
+first step. After Ctrl-C or SIGTERM, as by ``timeout``, the file has the rounds that were complete.
 
 With two GPUs visible, engine and trainer use one each. With ``--ranks 2`` (``mode: colocate``) the trainer uses both,
 and the engine shares one of them. ``--lora RANK`` trains an adapter instead of the full weights, and ``--set
@@ -22,6 +22,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -164,20 +165,23 @@ def run_rounds(work: Path, logs: Path | None, environment: dict[str, str]) -> di
     home = work / "home"
     environment = {**environment, "RFT_HOME": str(home)}
     rft = [sys.executable, "-m", "rft_platform"]
-    started = time.perf_counter()
+    started, cut_off = time.perf_counter(), False
     try:
         subprocess.run([*rft, "run", "--config", "rft.yaml"], cwd=work, env=environment, check=True)
-        wall_s = time.perf_counter() - started
-        shown = subprocess.run([*rft, "rounds", "--json"], env=environment, check=True, capture_output=True, text=True)
+    except KeyboardInterrupt:
+        cut_off = True
     finally:
+        wall_s = time.perf_counter() - started
         subprocess.run([*rft, "stop"], env=environment, check=False)
         if logs is not None and (home / "logs").exists():
             shutil.copytree(home / "logs", logs / work.name, dirs_exist_ok=True)
-    rounds = [describe_round(home, entry) for entry in json.loads(shown.stdout)["rounds"] if entry["round"] > 0]
+    shown = subprocess.run([*rft, "rounds", "--json"], env=environment, check=True, capture_output=True, text=True)
+    numbered = [entry for entry in json.loads(shown.stdout)["rounds"] if entry["round"] > 0]
+    rounds = [describe_round(home, entry) for entry in numbered if _is_complete(home, entry["round"])]
     for before, current in pairwise(rounds):
         current["seconds"] = round(current["ended_at"] - before["ended_at"], 2)
         current["completion_tokens_per_s"] = round(current["completion_tokens"] / current["seconds"])
-    steady = rounds[1:-1]
+    steady = rounds[1:] if cut_off else rounds[1:-1]
     names = (
         "seconds",
         "completion_tokens_per_s",
@@ -186,13 +190,17 @@ def run_rounds(work: Path, logs: Path | None, environment: dict[str, str]) -> di
         "save_s",
         "deploy_s",
     )
-    medians = {name: statistics.median(each[name] for each in steady) for name in names}
     return {
         "wall_s": round(wall_s, 1),
+        "cut_off": cut_off,
         "rounds": rounds,
-        "medians": medians,
-        "recompiled_s": max(r["compile_s"] for r in steady),
+        "medians": {name: statistics.median(each[name] for each in steady) for name in names} if steady else {},
+        "recompiled_s": max((each["compile_s"] for each in steady), default=None),
     }
+
+
+def _is_complete(home: Path, number: int) -> bool:
+    return (home / "rounds" / f"r{number:04d}" / "evaluation.json").exists()
 
 
 def describe_round(home: Path, entry: dict[str, Any]) -> dict[str, Any]:
@@ -261,6 +269,7 @@ class Peer:
 def main() -> None:
     """Run both sides of every task, and write the file."""
     given = read_options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     result: dict[str, Any] = {
         "machine": describe("cpu" if given.small else "cuda"),
         "settings": {
@@ -289,11 +298,13 @@ def main() -> None:
             if not given.no_peer and not given.small:
                 peer = peer or Peer(given.peer_python, task, weights, given, theirs)
                 found["peer"] = peer.result()
-                if "median_step_s" in found["peer"]:
+                if "median_step_s" in found["peer"] and found["medians"]:
                     found["times_faster"] = round(found["peer"]["median_step_s"] / found["medians"]["seconds"], 2)
             result["tasks"][name] = found
             print(name, found["medians"], found.get("times_faster", ""), flush=True)
             write_json(given.out, result)
+            if found["cut_off"]:
+                return
 
 
 def read_options() -> argparse.Namespace:
