@@ -86,10 +86,13 @@ def engine_gpus(config: RftConfig) -> dict[tuple[str, int], range]:
     return found
 
 
-def engine_share(config: RftConfig, gpus: int) -> float:
-    """Number of GPUs that an engine process reserves on a cluster with ``gpus`` GPUs, which has no positions."""
+def engine_share(config: RftConfig, gpus: int, name: str = POLICY_ENGINE) -> float:
+    """Number of GPUs that a process of engine ``name`` reserves on a cluster with ``gpus`` GPUs, without positions."""
     if not gpus or config.engine.device == "cpu":
         return 0.0
+    for model in config.explorer.auxiliary_models:
+        if model.lease == name:
+            return float(model.tensor_parallel_size)
     return config.explorer.rollout_model.tensor_parallel_size / config.explorer.engines_per_gpu
 
 

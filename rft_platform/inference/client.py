@@ -6,6 +6,7 @@ EngineError.
 """
 
 import logging
+import socket
 import threading
 import time
 import weakref
@@ -65,7 +66,7 @@ class EngineClient:
             base_url=f"{self.url}/engine",
             headers={"Authorization": f"Bearer {self.address.token}"} if self.address.token else {},
             timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_TIMEOUT_S),
-            verify=tls_context(),
+            transport=httpx.HTTPTransport(verify=tls_context(), trust_env=False, socket_options=_keep_alive()),
             trust_env=False,  # a proxy set in the environment must not get requests to the loopback interface
         )
         self._close = weakref.finalize(self, self._http.close)
@@ -204,15 +205,24 @@ def _end_if_silent(cluster: Cluster, address: Address, answered: threading.Event
     alive_at = time.monotonic()
     while not answered.wait(PROBE_INTERVAL_S):
         running = cluster.find(address.name)
-        if running is None or running.generation != address.generation:
+        if running is not None and running.generation != address.generation:
             return  # the process has ended, so the request fails anyway
-        if cluster.answers(address):
+        if running is not None and cluster.answers(address):
             alive_at = time.monotonic()
         elif time.monotonic() - alive_at > limit_s:
             pid = address.details["pid"]
             LOG.warning("the engine at %s (pid %s) sent no heartbeat for %g s and is ended", address.url, pid, limit_s)
             cluster.stop(address.name, STOP_TIMEOUT_S, generation=address.generation)
             return
+
+
+def _keep_alive() -> list[tuple[int, int, int]]:
+    """Options of a connection, by which the system ends it 90 s after the other machine has vanished."""
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):  # not on every system
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    return options
 
 
 def _root(url: str) -> str:

@@ -45,12 +45,8 @@ def demands(project: Project) -> list[Demand]:
         found += [Demand(name, key, engine) for name in sorted(others)]
     for model in explorer.auxiliary_models:
         if not model.base_url:
-            gpus = float(model.tensor_parallel_size) if share else 0.0
-            found.append(
-                Demand(
-                    model.lease, "explorer.auxiliary_models", Bundle(config.engine.threads, gpus=gpus), model.engine_num
-                )
-            )
+            own = Bundle(config.engine.threads, gpus=engine_share(config, project.gpus, model.lease))
+            found.append(Demand(model.lease, "explorer.auxiliary_models", own, model.engine_num))
     if config.mode in ("both", "train", "colocate"):
         rank = Bundle(config.trainer.threads, gpus=float(project.gpus > 0))
         nodes = config.cluster.node_num

@@ -60,6 +60,9 @@ def main(text: str) -> None:
     listener = socket.create_server((service.host, service.port))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     server.run(sockets=[listener])
+    if "ECHO_WORK_S" in os.environ:
+        time.sleep(float(os.environ["ECHO_WORK_S"]))
+        print("its work is done", flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import pytest
 from rft_platform.cluster.interface import Address, Bundle, Cluster, Service, StartError
 from rft_platform.cluster.local.local_cluster import LocalCluster
 from rft_platform.cluster.local.processes import wait_until_ended
+from tests.support.builders import wait_until
 from tests.support.raylets import raylets
 
 pytestmark = pytest.mark.slow
@@ -206,3 +207,11 @@ def test_stop_ends_a_service_immediately_or_after_its_work(cluster: Cluster) -> 
     assert cluster.stop("echo", 5.0, shutdown_path="/shutdown")
     assert wait_until_ended([second], 0) == [] and cluster.find("echo") is None
     assert "ends after its work" in cluster.log_tail("echo")
+
+
+def test_an_idle_service_may_work_after_its_address_is_gone(cluster: Cluster) -> None:
+    """As a trainer does that saves its state."""
+    env = {**echo().env, "ECHO_WORK_S": "3"}
+    cluster.ensure(echo(idle_timeout_s=1.0, env=env))
+    wait_until(lambda: cluster.find("echo") is None, "the service is idle", 30)
+    wait_until(lambda: "its work is done" in cluster.log_tail("echo"), "the service has ended its work", 15)

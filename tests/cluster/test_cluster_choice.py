@@ -15,6 +15,7 @@ from rft_platform.cluster.local.local_cluster import LocalCluster
 from rft_platform.cluster.ray.connection import AUTH_VARIABLE, check_installed
 from rft_platform.cluster.ray.ray_cluster import RayCluster
 from rft_platform.common.errors import UserError
+from rft_platform.config.gpu_placement import engine_share
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.run.cluster_checks import Demand, placed
@@ -40,11 +41,22 @@ def test_the_last_start_decides_where_commands_look(tmp_path: Path) -> None:
     assert isinstance(home.cluster, LocalCluster) and on_cluster(local, None) is local
 
 
+def test_an_auxiliary_engine_reserves_its_own_gpus(tmp_path: Path) -> None:
+    config = config_with(
+        tmp_path,
+        "explorer: {engines_per_gpu: 2, rollout_model: {engine_num: 2},"
+        " auxiliary_models: [{name: large, model_path: /models/l, tensor_parallel_size: 4}]}",
+    )
+    (large,) = config.explorer.auxiliary_models
+    assert (engine_share(config, 8), engine_share(config, 8, large.lease), engine_share(config, 0)) == (0.5, 4.0, 0.0)
+
+
 @pytest.mark.slow
 def test_a_project_of_one_machine_imports_no_ray(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
+from rft_platform.config.gpu_placement import engine_share
 from rft_platform.config.home import Home
 from rft_platform.run.checks import check_run
 import rft_platform.rounds.setup.connections, rft_platform.rollout.workers.worker_executor

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rft_platform.cluster.interface import Address
 from rft_platform.cluster.local.processes import wait_until_ended
 from rft_platform.common.errors import EngineError
 from rft_platform.config.home import Home
@@ -43,3 +45,23 @@ def test_an_engine_that_has_ended_needs_no_shutdown(tiny_model: Path, tmp_path: 
         process.kill()
         assert wait_until_ended([process], 20) == []
         engine.shutdown()
+
+
+def test_an_engine_that_the_cluster_does_not_find_once_is_still_watched(monkeypatch) -> None:
+    """On a cluster the answer may be late; and a node that lost its network ends no connection."""
+    monkeypatch.setattr(engine_client, "PROBE_INTERVAL_S", 0.01)
+    address = Address("engine", "http://127.0.0.1:1", "", 3, "", {"pid": 1})
+    found, stopped = iter([None, address, None]), []
+
+    class Silent:
+        def find(self, name: str) -> Address | None:
+            return next(found, address)
+
+        def answers(self, given: Address) -> bool:
+            return False
+
+        def stop(self, name: str, grace_s: float, *, generation: int) -> None:
+            stopped.append((name, generation))
+
+    engine_client._end_if_silent(Silent(), address, threading.Event(), limit_s=0.1)  # type: ignore[arg-type]
+    assert stopped == [("engine", 3)]

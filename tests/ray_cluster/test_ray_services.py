@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -91,6 +91,52 @@ def test_a_group_that_loses_a_node_while_it_starts_does_not_wait_for_it(cluster:
     killing.join()
     assert time.monotonic() - began < 100
     assert cluster.services() == {}
+
+
+def test_a_stop_of_a_generation_leaves_a_successor_that_starts_meanwhile(
+    cluster: "RayCluster", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, call, started = cluster.ensure(echo()), cluster._call, []
+
+    def call_while_another_starts(actor: Any, method: str, *arguments: Any, **options: Any) -> Any:
+        if method == "stop":
+            monkeypatch.undo()
+            psutil.Process(first.details["pid"]).kill()
+            wait_until(lambda: cluster.find("echo") is None, "the first generation is lost", 30)
+            started.append(cluster.ensure(echo()))
+        return call(actor, method, *arguments, **options)
+
+    monkeypatch.setattr(cluster, "_call", call_while_another_starts)
+    cluster.stop("echo", 5.0, generation=1)
+    assert [address.generation for address in started] == [2]
+    assert cluster.find("echo") == started[0] and ask(started[0]).text == "hello"
+
+
+def test_an_actor_that_gets_no_service_ends(cluster: "RayCluster") -> None:
+    """Its starter was killed before it could start or end the service."""
+    from rft_platform.cluster.ray.actors import ServiceActor
+
+    ray = cluster.ray
+    actor = ray.remote(ServiceActor).options(name="nobody", lifetime="detached", num_cpus=0)
+    actor.remote(str(cluster.logs), unused_s=2.0)
+    assert "nobody" in ray.util.list_named_actors()
+    wait_until(lambda: "nobody" not in ray.util.list_named_actors(), "the actor has ended", 30)
+
+
+def test_a_placement_group_without_actors_is_removed(cluster: "RayCluster") -> None:
+    from rft_platform.cluster.ray.groups import living_groups, place_group
+
+    group = echo(group=Group(1, 2, "any:0"))
+    place_group(cluster.ray, f"{cluster._prefix}echo#7", Bundle(1), group)
+    assert cluster.services() == {} and living_groups(cluster.ray, cluster._prefix) != []
+    cluster.stop_strays()
+    assert living_groups(cluster.ray, cluster._prefix) == []
+
+
+def test_a_process_that_ray_kills_for_its_memory_counts_as_lost(cluster: "RayCluster") -> None:
+    from rft_platform.cluster.ray.connection import lost
+
+    assert issubclass(cluster.ray.exceptions.OutOfMemoryError, lost(cluster.ray))
 
 
 def test_the_cluster_is_small_enough_for_tests(nodes: Raylets, cluster: "RayCluster") -> None:

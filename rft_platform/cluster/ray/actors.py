@@ -23,13 +23,14 @@ import psutil
 
 from rft_platform.cluster.child import CallError, Child, ChildError
 from rft_platform.cluster.interface import LOOPBACK, Address, Service, StartError
-from rft_platform.cluster.local.leases import STARTER_VARIABLE
+from rft_platform.cluster.local.leases import STARTER_VARIABLE, read_lease, root_of
 from rft_platform.cluster.local.local_cluster import LocalCluster, command_of
 from rft_platform.cluster.local.processes import runs, start_detached
 from rft_platform.cluster.local.service_process import LIFELINE_VARIABLE
 from rft_platform.cluster.ray.connection import AUTH_VARIABLE
 
 _WATCH_S = 0.5
+_UNUSED_S = 120.0  # after so long an actor without a service ends: who made it has ended, too
 #: Variables of the starting command that belong to its machine and not to the node of the actor.
 _OF_MACHINE = ("RAY_", "CUDA_VISIBLE_DEVICES", "RFT_LEASE", "RFT_SERVICE", "TMPDIR", "HOSTNAME", "PWD")
 
@@ -52,30 +53,39 @@ def versions() -> list[str]:
 class ServiceActor:
     """Runs one service on its node; its process ends when the service has ended."""
 
-    def __init__(self, logs: str) -> None:
+    def __init__(self, logs: str, unused_s: float = _UNUSED_S) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="rft-service-"))
         self._cluster = LocalCluster(self._folder, Path(logs))
         self._name, self._stopping = "", False
         self._starter: str | None = None
+        self._process: psutil.Process | None = None  # of the service: it may work on when it has withdrawn its lease
         self._lifeline = _held_open(self._folder / "lifeline")
+        self._group = _own_group()
+        self._unused_s = unused_s
+        self._unused = self._ending_unused()
 
     def start(self, service: Service, generation: int, environment: Mapping[str, str]) -> Any:
         """Start the service; returns its address, or the arguments of a ``StartError``.
 
         ``environment`` is that of the command; as an argument of a constructor, Ray would keep it with the actor.
         """
+        self._unused.cancel()
         self._name, self._starter = service.name, environment.get(STARTER_VARIABLE)
         os.environ.update(environment)
         host = _node_address() if service.host == LOOPBACK else service.host
         try:
             address = self._cluster.start(replace(service, env=self._ending_with_this(service), host=host), generation)
         except StartError as error:
+            self._unused = self._ending_unused()
             return str(error), error.exit_code, error.last_line
+        lease = read_lease(self._cluster.lease_file(service.name))
+        self._process = None if lease is None else root_of(lease)
         threading.Thread(target=self._end_with_service, daemon=True).start()
         return address
 
     def join(self, service: Service, node_rank: int, environment: Mapping[str, str]) -> None:
         """Run a further node of the service's group."""
+        self._unused.cancel()
         os.environ.update(environment)
         env = {**os.environ, **self._ending_with_this(service)}
         log = self._cluster.log_file(f"{service.name}-node-{node_rank}")
@@ -112,6 +122,9 @@ class ServiceActor:
     def stop(self, grace_s: float, shutdown_path: str) -> bool:
         """End the service with everything that it started; returns whether it ran."""
         self._stopping = True
+        deadline = time.monotonic() + grace_s
+        while self.address() is None and self._works() and (shutdown_path or time.monotonic() < deadline):
+            time.sleep(_WATCH_S)  # it ends by itself
         ran = bool(self._name) and self._cluster.stop(self._name, grace_s, shutdown_path=shutdown_path)
         shutil.rmtree(self._folder, ignore_errors=True)
         return ran
@@ -128,18 +141,47 @@ class ServiceActor:
         os._exit(0)
 
     def _end_with_service(self) -> None:
-        """End this process, which gives its resources back, when the service has ended by itself."""
-        while self.address() is not None:
+        """End this process, which gives its resources back, when the service has ended by itself.
+
+        A service that has withdrawn its lease may still work: an idle trainer saves its state.
+        """
+        while self.address() is not None or self._works():
             time.sleep(_WATCH_S)
         if not self._stopping:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            os._exit(0)
+            self._leave()
+
+    def _works(self) -> bool:
+        return self._process is not None and runs(self._process)
+
+    def _ending_unused(self) -> threading.Timer:
+        """A started timer that ends this process unless it gets a service."""
+        timer = threading.Timer(self._unused_s, self._leave)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _leave(self) -> None:
+        """End this process, and with it the placement group whose first actor it is."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._group is not None:
+            import ray
+
+            with suppress(Exception):  # another process may have removed it
+                ray.util.remove_placement_group(self._group)
+        os._exit(0)
 
 
 def _node_address() -> str:
     from ray.util import get_node_ip_address
 
     return str(get_node_ip_address())
+
+
+def _own_group() -> Any:
+    """The placement group of this actor; None if it has none."""
+    import ray
+
+    return ray.util.get_current_placement_group()
 
 
 def _held_open(path: Path) -> int:

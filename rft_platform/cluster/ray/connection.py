@@ -90,8 +90,18 @@ def living_nodes(ray: Any) -> list[Node]:
 
 
 def lost(ray: Any) -> tuple[type[BaseException], ...]:
-    """The errors of a call to an actor whose process or node is gone, or cannot be reached."""
-    return (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError, ray.exceptions.RaySystemError)
+    """The errors of a call to an actor whose process or node is gone, or cannot be reached.
+
+    A process that Ray has killed because its node ran out of memory is gone, too.
+    """
+    errors = ray.exceptions
+    return (
+        errors.RayActorError,
+        errors.GetTimeoutError,
+        errors.RaySystemError,
+        errors.OutOfMemoryError,
+        errors.ActorUnschedulableError,
+    )
 
 
 def kill(ray: Any, actor: Any) -> None:

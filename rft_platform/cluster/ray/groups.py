@@ -38,15 +38,20 @@ def in_bundle(group: Any, index: int) -> dict[str, Any]:
 
 
 def start_members(
-    new: Callable[..., Any], group: Any, name: str, service: Service, environment: Mapping[str, str]
+    ray: Any, new: Callable[..., Any], group: Any, name: str, service: Service, environment: Mapping[str, str]
 ) -> list[Any]:
     """Start the further nodes of a group, whose endpoint ``service`` names; ``new`` makes an actor with options.
 
-    Returns for each of them a call that ends when it is lost.
+    Returns for each of them a call that ends when it is lost. Raises StartError if one cannot start its ranks.
     """
     actors = [new(name=f"{name}{MEMBER}{rank}", **in_bundle(group, rank)) for rank in range(1, service.group.nodes)]
-    for rank, actor in enumerate(actors, start=1):
-        actor.join.remote(service, rank, environment)
+    joins = [actor.join.remote(service, rank, environment) for rank, actor in enumerate(actors, start=1)]
+    try:
+        ray.get(joins, timeout=service.start_timeout_s)
+    except lost(ray) as error:
+        raise StartError(f"Service {service.name!r}: a node of its group was lost while it started") from error
+    except OSError as error:
+        raise StartError(f"Service {service.name!r}: a node of its group cannot start its ranks: {error}") from error
     return [actor.until_lost.remote() for actor in actors]
 
 
@@ -59,9 +64,18 @@ def endpoint_of(ray: Any, first: Any, service: Service) -> str:
     return endpoint
 
 
-def remove_groups(ray: Any, prefix: str) -> None:
-    """Remove the placement groups whose name begins with ``prefix``, with all their actors."""
-    for group in ray.util.placement_group_table().values():
-        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
+def living_groups(ray: Any, prefix: str) -> list[str]:
+    """The names of the placement groups that begin with ``prefix`` and are not removed."""
+    table = ray.util.placement_group_table().values()
+    return [group["name"] for group in table if group["name"].startswith(prefix) and group["state"] != "REMOVED"]
+
+
+def remove_groups(ray: Any, prefix: str, generation: int | None = None) -> None:
+    """Remove the placement groups whose name begins with ``prefix``, with all their actors.
+
+    With ``generation`` only that one, whose name ends with it.
+    """
+    for name in living_groups(ray, prefix):
+        if generation is None or name == f"{prefix}{generation}":
             with suppress(ValueError):
-                ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))
+                ray.util.remove_placement_group(ray.util.get_placement_group(name))

@@ -19,7 +19,15 @@ from rft_platform.cluster.interface import Address, Bundle, Node, Service, Start
 from rft_platform.cluster.local.file_cluster import END_S, FileCluster, StartProgress
 from rft_platform.cluster.ray.actors import ServiceActor, WorkerActor, travelling, versions
 from rft_platform.cluster.ray.connection import joined, kill, living_nodes, lost
-from rft_platform.cluster.ray.groups import MEMBER, endpoint_of, in_bundle, place_group, remove_groups, start_members
+from rft_platform.cluster.ray.groups import (
+    MEMBER,
+    endpoint_of,
+    in_bundle,
+    living_groups,
+    place_group,
+    remove_groups,
+    start_members,
+)
 from rft_platform.cluster.ray.ray_worker import RayWorker
 from rft_platform.cluster.ray.runtime_environment import runtime_environment
 
@@ -135,7 +143,7 @@ class RayCluster(FileCluster):
                 group = place_group(ray, f"{name}{MEMBER}{generation}", bundle, service)
                 actor = new(name=name, **in_bundle(group, 0))
                 service = replace(service, group=replace(service.group, endpoint=endpoint_of(ray, actor, service)))
-                members = start_members(new, group, f"{name}{MEMBER}{generation}.", service, environment)
+                members = start_members(ray, new, group, f"{name}{MEMBER}{generation}.", service, environment)
             else:
                 actor = new(name=name)
             return self._started(service, actor.start.remote(service, generation, environment), members)
@@ -167,11 +175,18 @@ class RayCluster(FileCluster):
     def _end(
         self, name: str, grace_s: float, shutdown_path: str = "", generation: int | None = None, alone: bool = False
     ) -> bool:
-        if generation is not None and ((address := self.find(name)) is None or address.generation != generation):
-            return False
+        actor = self._actor(name)  # all calls go to this one: its successor may get the name meanwhile
+        if generation is not None:
+            address = self._call(actor, "address")
+            if address is None or address.generation != generation:
+                return False
         timeout_s = None if shutdown_path else 3 * grace_s + _ASK_S  # with a path it ends after its work
-        ran = bool(self._ask(name, "stop", grace_s, shutdown_path, timeout_s=timeout_s))
-        self._kill(name)
+        ran = bool(self._call(actor, "stop", grace_s, shutdown_path, timeout_s=timeout_s))
+        if generation is None:
+            self._kill(name)
+        else:
+            remove_groups(self.ray, f"{self._prefix}{name}{MEMBER}", generation)
+            kill(self.ray, actor)
         return ran
 
     def _end_strays(self, name: str, grace_s: float, starter: str | None = None) -> None:
@@ -191,14 +206,11 @@ class RayCluster(FileCluster):
             time.sleep(_POLL_S)
 
     def _names(self, *patterns: str) -> Iterator[str]:
-        """The names of the services that have an actor; with ``patterns``, those that match."""
-        for actor in sorted(self.ray.util.list_named_actors()):
-            name = actor.removeprefix(self._prefix)
-            if (
-                actor.startswith(self._prefix)
-                and MEMBER not in name
-                and any(fnmatch(name, each) for each in patterns or ("*",))
-            ):
+        """The names of the services that have an actor or a placement group; with ``patterns``, those that match."""
+        own = [name for name in self.ray.util.list_named_actors() if name.startswith(self._prefix)]
+        own += living_groups(self.ray, self._prefix)
+        for name in sorted({name.removeprefix(self._prefix).partition(MEMBER)[0] for name in own}):
+            if any(fnmatch(name, each) for each in patterns or ("*",)):
                 yield name
 
     def _actor(self, name: str) -> Any:
@@ -206,14 +218,18 @@ class RayCluster(FileCluster):
             return self.ray.get_actor(self._prefix + name)
         return None
 
-    def _ask(self, name: str, method: str, *arguments: Any, timeout_s: float | None = _ASK_S) -> Any:
-        """Call the actor of a service; None if it has none, or its process or node is gone.
+    def _ask(self, name: str, method: str, *arguments: Any) -> Any:
+        """Call the actor of a service; None if it has none, or its process or node is gone."""
+        return self._call(self._actor(name), method, *arguments)
+
+    def _call(self, actor: Any, method: str, *arguments: Any, timeout_s: float | None = _ASK_S) -> Any:
+        """Call an actor; None if there is none, or its process or node is gone.
 
         Ray says that an actor is unavailable while its node is not declared dead: the call is then repeated.
         """
         ray = self.ray
         deadline = time.monotonic() + _ASK_S
-        while (actor := self._actor(name)) is not None:
+        while actor is not None:
             try:
                 return ray.get(getattr(actor, method).remote(*arguments), timeout=timeout_s)
             except ray.exceptions.ActorUnavailableError:

@@ -141,9 +141,8 @@ def start_engine(project: Project, name: str, folder: Path, spec: "EngineSpec", 
 
     config = project.config
     if config.cluster.kind == "ray":
-        return find_or_start_engine(
-            folder, project.cluster, spec, name=name, replica=replica, reserved_gpus=engine_share(config, project.gpus)
-        )
+        share = engine_share(config, project.gpus, name)
+        return find_or_start_engine(folder, project.cluster, spec, name=name, replica=replica, reserved_gpus=share)
     alone = name == POLICY_ENGINE and config.explorer.rollout_model.engine_num == 1
     on_gpu = config.engine.device != "cpu" and project.gpus > 0
     gpus = engine_devices(engine_gpus(config)[name, replica]) if on_gpu and not alone else None
