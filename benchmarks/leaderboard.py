@@ -1,6 +1,6 @@
 """Algorithms compared: the math agent learns with each from the same warm start, and the figures at equal tokens.
 
-``python benchmarks/leaderboard.py --work FOLDER [--seeds 1 2 3] [--rounds 12] [--out FILE] [--picture FILE]``
+``python benchmarks/leaderboard.py --work FOLDER [--seeds 1 2 3] [--rounds 8] [--out FILE] [--picture FILE]``
 
 The agent is warm-started once; every algorithm and seed continues from this checkpoint with the same tasks, runs a task
 and optimizer, and its preset's own arguments. The seed sets the order of the tasks and all sampling. Progress counts in
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="where projects, homes and finished runs are kept")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "leaderboard.json")
     parser.add_argument("--picture", type=Path, help="draw the curves into this file")
     given = parser.parse_args()

@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(data)))
         if status != 200 and self.server.retry_after:
             self.send_header("retry-after", self.server.retry_after)
-        self.end_headers()
-        self.wfile.write(data)
+        with suppress(BrokenPipeError, ConnectionResetError):  # a judge whose time was up has gone
+            self.end_headers()
+            self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
