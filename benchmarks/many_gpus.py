@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -83,7 +84,7 @@ class Sizes:
     answer: tuple[int, int]
 
 
-LARGE = Sizes(8192, (3, 8), (60, 140), (128, 640))
+LARGE = Sizes(8192, (3, 8), (40, 100), (128, 640))
 SMALL = Sizes(256, (2, 3), (2, 6), (8, 16))
 
 
@@ -186,7 +187,9 @@ def measure(work: Path, split: Split, model: Path, given: argparse.Namespace) ->
     started = time.time()
     with PeakMemory(not given.small) as peak:
         found = run_rounds(work, given.logs, {**os.environ, **devices})
-    steady = found["rounds"][1:-1]
+    steady = found["rounds"][1 : None if found["cut_off"] else -1]
+    if not steady:
+        raise SystemExit(f"{split} was ended in its first round: give it more time, or fewer --tasks")
     tokens = statistics.median(each["completion_tokens"] / each["seconds"] for each in steady)
     first = found["rounds"][0]
     return {
@@ -209,6 +212,7 @@ def scaling(results: dict[str, dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     """Measure the splits, and write the file after each."""
     given = read_options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     visible = 0 if given.small else len(subprocess.check_output(["nvidia-smi", "-L"], text=True).splitlines())
     splits = (
         SPLITS[-1:]
@@ -239,6 +243,8 @@ def main() -> None:
             result["share_of_linear"] = scaling(result["gpus"])
             write_json(given.out, result)
             print(split, found["medians"], flush=True)
+            if found["cut_off"]:
+                return
 
 
 def read_options() -> argparse.Namespace:

@@ -210,6 +210,8 @@ def describe_round(home: Path, entry: dict[str, Any]) -> dict[str, Any]:
     rows = [row for file in folder.glob("rollouts/*.parquet") for row in _token_counts(file)]
     answers, phases = sum(count for _, count in rows), trained["seconds"]
     computing = phases["forward_backward"] + phases["optimizer"]
+    if not computing:
+        raise SystemExit(f"{folder}: nothing was trained, because the rewards of every group are equal")
     return {
         "round": entry["round"],
         "ended_at": (folder / "evaluation.json").stat().st_mtime,

@@ -1,7 +1,7 @@
 """A model with random weights and the shape of a Qwen3 model: 0.6, 4 or 8 billion parameters.
 
 ``python benchmarks/shape_model.py FOLDER [SHAPE]`` writes it, with the tiny model's tokenizer. Every id decodes to
-text, as a trained model's vocabulary does.
+text that encodes to this id.
 """
 
 import argparse
@@ -53,11 +53,17 @@ def build_shape_model(folder: Path, shape: str = "0.6b", dtype: str = "bfloat16"
 
 
 def fill_vocabulary(file: Path, size: int) -> None:
-    """Give every id up to ``size`` a text of its own that no merge makes: encoding stays as it was."""
+    """Give every id up to ``size`` a text of its own that encodes to this id, between any others.
+
+    So the history of a conversation encodes to the ids that were sampled. Words of the BPE vocabulary would not: its
+    merges make no such word.
+    """
     tokenizer = read_json(file)
-    vocabulary = tokenizer["model"]["vocab"]
-    taken = {*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])}
-    vocabulary.update({f"w{number:06d}": number for number in range(size) if number not in taken})
+    added = {token["id"]: token for token in tokenizer["added_tokens"]}
+    kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    words = set(range(size)) - set(tokenizer["model"]["vocab"].values()) - set(added)
+    added |= {number: {"id": number, "content": f"w{number:06d}", **kind} for number in words}
+    tokenizer["added_tokens"] = [added[number] for number in sorted(added)]
     file.write_text(json.dumps(tokenizer), encoding="utf-8")
 
 
