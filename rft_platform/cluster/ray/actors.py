@@ -228,14 +228,19 @@ class WorkerActor:
     def __init__(self) -> None:
         self._child: Child | None = None
 
-    async def start(self, module: str, python: str | None, log: str, environment: Mapping[str, str]) -> str | None:
-        """Start the process; returns None, or why it cannot be started."""
+    async def start(
+        self, module: str, python: str | None, log: str, environment: Mapping[str, str]
+    ) -> tuple[str, str | None]:
+        """Start the process; returns the id of this node, and why it cannot be started or None."""
+        from ray import get_runtime_context
+
+        node = str(get_runtime_context().get_node_id())
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         try:
             self._child = Child(module, python=python, log=Path(log), env=_variables(environment))
         except OSError as error:
-            return error.strerror or str(error)
-        return None
+            return node, error.strerror or str(error)
+        return node, None
 
     async def ask(self, function: str, arguments: list[Any], wall_s: float | None) -> AsyncIterator[tuple[str, Any]]:
         """Call a function of the child; yields ``("note", value)`` ..., then one pair that ends the call."""
