@@ -131,6 +131,10 @@ class Child:
         """Whether the process runs and belongs to this process, not to one that this process was forked from."""
         return self._end.alive and _exit_code(self._process) is None
 
+    def is_lost_with(self, other: object) -> bool:
+        """False: this process would be lost with the machine, too."""
+        return False
+
     def kill(self) -> None:
         """Kill the process at once, with its group and all its descendants."""
         self._end()

@@ -159,6 +159,10 @@ class Worker(Protocol):
         """The result of ``function(*arguments)``; see ``Child.ask`` for arguments and errors."""
         ...
 
+    def is_lost_with(self, other: "Worker") -> bool:
+        """Whether a call has found ``other`` lost, and this process was started on the same machine."""
+        ...
+
     def kill(self) -> None:
         """Kill the process at once, with all its descendants."""
         ...

@@ -49,6 +49,7 @@ class WorkerPool:
         self._slots = asyncio.Semaphore(count)
         self._placing_s = 2 * _START_S + kind.environment_s
         self._workers: set[Worker] = set()
+        self._free: set[Worker] = set()  # that have loaded the code and are not lent
         self._ready = 0  # workers that have loaded the code; some of them may have ended
         self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
         self._starts: set[asyncio.Task[Worker]] = set()  # starts for which no slot waits
@@ -77,10 +78,12 @@ class WorkerPool:
             while not (worker := await self._next()).is_alive:
                 self._drop(worker)
             lent = Lent(worker)
+            self._free.discard(worker)
             try:
                 yield lent
             finally:
                 if lent.reusable:
+                    self._free.add(worker)
                     self._idle.put_nowait(worker)
                 else:
                     self._drop(worker)
@@ -143,6 +146,7 @@ class WorkerPool:
             self._drop(worker)
             raise
         self._ready += 1
+        self._free.add(worker)
         return worker
 
     def _unstarted(self, error: ChildError) -> UserError:
@@ -167,5 +171,10 @@ class WorkerPool:
             starting.cancel()
 
     def _drop(self, worker: Worker) -> None:
+        """End a worker. If it was lost with its machine, end the free ones there, too: each would fail another call."""
         self._workers.discard(worker)
+        self._free.discard(worker)
         worker.kill()
+        for other in self._free:
+            if other.is_lost_with(worker):
+                other.kill()

@@ -2,28 +2,15 @@
 
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 
-from rft_platform.cluster.interface import Bundle, Node
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.checks.machine import Machine
 from rft_platform.config.findings import Finding, error, note, raised
-from rft_platform.config.gpu_placement import engine_gpus, engine_share
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
+from rft_platform.config.node_placement import demands, placed
 from rft_platform.rounds.project.project import Project
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """Processes that a project starts on the cluster."""
-
-    what: str
-    key: str  # the configuration key that changes it
-    bundle: Bundle  # of each of them
-    count: int = 1
-    apart: bool = False  # each on another node
 
 
 def machine_of(project: Project) -> Machine:
@@ -33,49 +20,6 @@ def machine_of(project: Project) -> Machine:
     return Machine(int(sum(node.cpus for node in project.cluster.nodes())), project.gpus)
 
 
-def demands(project: Project) -> list[Demand]:
-    """What the project starts on the cluster."""
-    config, found = project.config, []
-    share, explorer = engine_share(config, project.gpus), config.explorer
-    if config.mode != "train" and not config.engine.urls:
-        engine = Bundle(config.engine.threads, gpus=share)
-        key = "explorer.rollout_model.tensor_parallel_size"
-        found.append(Demand("engine", key, engine, explorer.rollout_model.engine_num))
-        others = {name for name, _ in engine_gpus(config)} & {entry.lease for entry in config.policies}
-        found += [Demand(name, key, engine) for name in sorted(others)]
-    for model in explorer.auxiliary_models:
-        if not model.base_url:
-            own = Bundle(config.engine.threads, gpus=engine_share(config, project.gpus, model.lease))
-            found.append(Demand(model.lease, "explorer.auxiliary_models", own, model.engine_num))
-    if config.mode in ("both", "train", "colocate"):
-        rank = Bundle(config.trainer.threads, gpus=float(project.gpus > 0))
-        nodes = config.cluster.node_num
-        found.append(Demand("trainer", "trainer.nproc", rank.times(config.trainer.nproc), nodes, apart=True))
-    if explorer.workers.kind == "process" and config.mode != "train":
-        worker = Bundle(explorer.workers.cpus, resources=explorer.workers.resources)
-        found.append(Demand("worker", "explorer.workers", worker))
-    return found
-
-
-def placed(nodes: list[Node], wanted: list[Demand]) -> tuple[dict[str, list[str]], list[Demand]]:
-    """The nodes that could hold each demand, all at once, the largest first; and the demands without room."""
-    free = {node.name + f"#{number}": node for number, node in enumerate(nodes)}
-    where: dict[str, list[str]] = {}
-    homeless = []
-    for demand in sorted(wanted, key=lambda each: (-each.bundle.gpus, -each.bundle.cpus)):
-        own: list[str] = []
-        for _ in range(demand.count):
-            fits = [name for name, node in free.items() if node.holds(demand.bundle)]
-            chosen = next((name for name in fits if not (demand.apart and name in own)), None)
-            if chosen is None:
-                homeless.append(demand)
-                break
-            free[chosen] = free[chosen].without(demand.bundle)
-            own.append(chosen)
-        where[demand.what] = [name.partition("#")[0] for name in own]
-    return where, homeless
-
-
 def placement_problems(project: Project) -> Iterator[Finding]:
     """What no node of the cluster can hold, alone or beside the rest."""
     config = project.config
@@ -83,7 +27,7 @@ def placement_problems(project: Project) -> Iterator[Finding]:
         return
     if config.mode == "colocate" and project.gpus:
         yield error("mode colocate shares GPUs between engines and trainer; with cluster.kind ray set mode: both")
-    nodes, wanted = project.cluster.nodes(), demands(project)
+    nodes, wanted = project.cluster.nodes(), demands(config, project.gpus)
     there = "; ".join(map(str, nodes))
     alone = [demand for demand in wanted if not any(node.holds(demand.bundle) for node in nodes)]
     for demand in alone:
@@ -134,7 +78,7 @@ def placement_lines(project: Project) -> list[str]:
     """The nodes, and a placement of what the project starts; Ray may choose other nodes with room."""
     if project.config.cluster.kind == "local":
         return []
-    nodes, wanted = project.cluster.nodes(), demands(project)
+    nodes, wanted = project.cluster.nodes(), demands(project.config, project.gpus)
     where, _ = placed(nodes, wanted)
     lines = [f"node       {node}" for node in nodes]
     for demand in wanted:

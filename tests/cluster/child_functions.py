@@ -11,6 +11,10 @@ from typing import Any
 from rft_platform.cluster.child_main import note
 
 
+def set_up(settings: Any) -> None:
+    """What a pool of workers calls first."""
+
+
 def pid() -> int:
     return os.getpid()
 

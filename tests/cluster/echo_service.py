@@ -1,5 +1,5 @@
 """A service for tests of clusters: it answers ``/health``, repeats ``/echo`` for callers with the token, and ends when
-it is idle. argv: the text that it repeats."""
+it is idle. argv: the text that it repeats. Of a group of ranks the first one does this, and the others wait."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from rft_platform.cluster.local.service_process import EXIT_USER_ERROR, ServiceProcess
+from rft_platform.cluster.local.service_process import EXIT_USER_ERROR, ServiceProcess, end_with_starter
 from rft_platform.inference.serving.api_guard import ApiGuard
 
 
@@ -24,6 +24,10 @@ def main(text: str) -> None:
     if text == "wrong":
         print("error: the text is wrong", flush=True)
         sys.exit(EXIT_USER_ERROR)
+    if os.environ.get("RANK", "0") != "0":
+        end_with_starter()
+        time.sleep(float(os.environ.get("ECHO_FOLLOWS_S", "600")))
+        return
     service = ServiceProcess.from_environment("echo")
     print("imports\n0 %\r50 %\rno", end="", flush=True)
     time.sleep(float(os.environ.get("ECHO_DELAY_S", "0")))

@@ -18,7 +18,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.gpu_placement import engine_share
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.run.cluster_checks import Demand, placed
+from rft_platform.config.node_placement import Demand, placed
 from rft_platform.run.start import on_cluster, write_config
 from tests.cluster.test_cluster import ask, echo
 

@@ -93,6 +93,43 @@ def test_a_group_that_loses_a_node_while_it_starts_does_not_wait_for_it(cluster:
     assert cluster.services() == {}
 
 
+@pytest.mark.parametrize("victim", ["actor", "rank"])
+def test_a_running_group_ends_with_a_further_node(cluster: "RayCluster", victim: str) -> None:
+    """Its first rank would wait for the other until the time-out of a collective operation."""
+    group = echo(group=Group(1, 2, "any:0"), bundle=Bundle(1), start_timeout_s=150.0)
+    first = cluster.ensure(group)
+    service = psutil.Process(first.details["pid"])
+    assert ask(first).text == "hello"
+    if victim == "actor":
+        cluster.ray.kill(cluster.ray.get_actor(f"{cluster._prefix}echo#1.#1"))
+    else:
+        (rank,) = [each for each in psutil.process_iter() if is_rank(each, 1, service)]
+        rank.kill()
+    assert wait_until_ended([service], 30) == []
+    wait_until(lambda: cluster.services() == {}, "the group has ended", 30)
+    second = cluster.ensure(group)
+    assert (second.generation, ask(second).text) == (2, "hello")
+
+
+def test_a_group_that_ends_by_itself_gives_its_nodes_back(cluster: "RayCluster") -> None:
+    """The ranks of its further node end before the first one, which may still save its state."""
+    from rft_platform.cluster.ray.groups import living_groups
+
+    env = {**echo().env, "ECHO_FOLLOWS_S": "1", "ECHO_WORK_S": "3"}
+    group = Group(1, 2, "any:0")
+    cluster.ensure(echo(group=group, bundle=Bundle(1), start_timeout_s=150.0, idle_timeout_s=1.0, env=env))
+    wait_until(lambda: living_groups(cluster.ray, cluster._prefix) == [], "the group is removed", 60)
+    assert "its work is done" in cluster.log_tail("echo") and cluster.services() == {}
+
+
+def is_rank(process: psutil.Process, rank: int, first: psutil.Process) -> bool:
+    """Whether ``process`` is a rank of the group whose first rank is ``first``."""
+    with suppress(psutil.Error):
+        own, others = process.environ(), first.environ()
+        return own.get("RANK") == str(rank) and own.get("MASTER_PORT") == others["MASTER_PORT"]
+    return False
+
+
 def test_a_stop_of_a_generation_leaves_a_successor_that_starts_meanwhile(
     cluster: "RayCluster", monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,14 +4,18 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rft_platform.cluster.interface import Bundle
+from rft_platform.cluster.child import MachineLostError
+from rft_platform.cluster.interface import Bundle, Worker
+from rft_platform.cluster.worker_pool import WorkerKind, WorkerPool
 from rft_platform.common.errors import UserError
 from rft_platform.rollout.workflow import WorkerWorkflow
+from tests.cluster import child_functions
 from tests.rollout.fake_engine import FakeEngine
 from tests.rollout.test_workers import explore, facts, tasks
 from tests.support.builders import alive, wait_until
@@ -95,6 +99,31 @@ def test_the_loss_of_a_node_loses_no_run(
     assert {row["run_id"] for row in rows if row["attempt"] > 0}
     # an attempt that was lost with its node is repeated with its seed
     assert [{**row, "attempt": 0} for row in rows] == expected
+
+
+async def test_a_lost_node_fails_one_call_of_its_idle_workers(
+    cluster: "RayCluster", nodes: Raylets, tmp_path: Path
+) -> None:
+    index = nodes.add()
+    bundles = [Bundle(1, resources={f"extra-{index}": 0.2})] * 3  # of the first workers; later ones start anywhere
+
+    def start(module: str, **options: Any) -> Worker:
+        return cluster.worker(module, bundle=bundles.pop() if bundles else Bundle(1), **options)
+
+    kind = WorkerKind("pids", child_functions.__name__, b"null", start, "pids.log", log_folder=tmp_path)
+    async with WorkerPool(kind, 3) as pool:
+        async with AsyncExitStack() as stack:
+            idle = [await stack.enter_async_context(pool.lent()) for _ in range(3)]
+            pids = [await lent.worker.ask_async("pid") for lent in idle]
+            for lent in idle:
+                lent.reusable = True
+        nodes.kill(index)
+        wait_until(lambda: not any(map(alive, pids)), "the workers have ended with their node", 60)
+        with pytest.raises(MachineLostError):
+            async with pool.lent() as lent:
+                await lent.worker.ask_async("pid")
+        async with pool.lent() as lent:
+            assert await lent.worker.ask_async("pid") not in pids
 
 
 def test_another_interpreter_needs_no_ray(engine: FakeEngine, cluster: "RayCluster") -> None:

@@ -12,7 +12,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -25,7 +25,7 @@ from rft_platform.cluster.child import CallError, Child, ChildError
 from rft_platform.cluster.interface import LOOPBACK, Address, Service, StartError
 from rft_platform.cluster.local.leases import STARTER_VARIABLE, read_lease, root_of
 from rft_platform.cluster.local.local_cluster import LocalCluster, command_of
-from rft_platform.cluster.local.processes import runs, start_detached
+from rft_platform.cluster.local.processes import exit_code, runs, start_detached
 from rft_platform.cluster.local.service_process import LIFELINE_VARIABLE
 from rft_platform.cluster.ray.connection import AUTH_VARIABLE
 
@@ -64,10 +64,13 @@ class ServiceActor:
         self._unused_s = unused_s
         self._unused = self._ending_unused()
 
-    def start(self, service: Service, generation: int, environment: Mapping[str, str]) -> Any:
+    def start(
+        self, service: Service, generation: int, environment: Mapping[str, str], members: Sequence[Any] = ()
+    ) -> Any:
         """Start the service; returns its address, or the arguments of a ``StartError``.
 
         ``environment`` is that of the command; as an argument of a constructor, Ray would keep it with the actor.
+        ``members``: the actors of the further nodes of its group, without which it cannot go on.
         """
         self._unused.cancel()
         self._name, self._starter = service.name, environment.get(STARTER_VARIABLE)
@@ -81,6 +84,8 @@ class ServiceActor:
         lease = read_lease(self._cluster.lease_file(service.name))
         self._process = None if lease is None else root_of(lease)
         threading.Thread(target=self._end_with_service, daemon=True).start()
+        if members:
+            threading.Thread(target=self._end_with_member, args=(members,), daemon=True).start()
         return address
 
     def join(self, service: Service, node_rank: int, environment: Mapping[str, str]) -> None:
@@ -134,11 +139,26 @@ class ServiceActor:
         return {**service.env, LIFELINE_VARIABLE: str(self._folder / "lifeline")}
 
     def _end_with_node(self, process: psutil.Process) -> None:
-        """End this process when a further node of a group has ended."""
+        """End this process when a further node of a group has failed.
+
+        If its ranks have done their work, the group is removed when the first node has, too: it may save its state.
+        """
         while runs(process):
             time.sleep(_WATCH_S)
         shutil.rmtree(self._folder, ignore_errors=True)
-        os._exit(0)
+        if exit_code(process) != 0:
+            os._exit(0)
+
+    def _end_with_member(self, members: Sequence[Any]) -> None:
+        """End this process, and with it the whole group, when one of ``members`` is lost: the ranks would wait for it.
+
+        While the service is being stopped, ``stop`` ends it.
+        """
+        import ray
+
+        ray.wait([member.until_lost.remote() for member in members])
+        if not self._stopping:
+            self._leave()
 
     def _end_with_service(self) -> None:
         """End this process, which gives its resources back, when the service has ended by itself.
@@ -208,14 +228,19 @@ class WorkerActor:
     def __init__(self) -> None:
         self._child: Child | None = None
 
-    async def start(self, module: str, python: str | None, log: str, environment: Mapping[str, str]) -> str | None:
-        """Start the process; returns None, or why it cannot be started."""
+    async def start(
+        self, module: str, python: str | None, log: str, environment: Mapping[str, str]
+    ) -> tuple[str, str | None]:
+        """Start the process; returns the id of this node, and why it cannot be started or None."""
+        from ray import get_runtime_context
+
+        node = str(get_runtime_context().get_node_id())
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         try:
             self._child = Child(module, python=python, log=Path(log), env=_variables(environment))
         except OSError as error:
-            return error.strerror or str(error)
-        return None
+            return node, error.strerror or str(error)
+        return node, None
 
     async def ask(self, function: str, arguments: list[Any], wall_s: float | None) -> AsyncIterator[tuple[str, Any]]:
         """Call a function of the child; yields ``("note", value)`` ..., then one pair that ends the call."""

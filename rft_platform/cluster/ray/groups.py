@@ -42,7 +42,7 @@ def start_members(
 ) -> list[Any]:
     """Start the further nodes of a group, whose endpoint ``service`` names; ``new`` makes an actor with options.
 
-    Returns for each of them a call that ends when it is lost. Raises StartError if one cannot start its ranks.
+    Returns their actors. Raises StartError if one cannot start its ranks.
     """
     actors = [new(name=f"{name}{MEMBER}{rank}", **in_bundle(group, rank)) for rank in range(1, service.group.nodes)]
     joins = [actor.join.remote(service, rank, environment) for rank, actor in enumerate(actors, start=1)]
@@ -52,7 +52,7 @@ def start_members(
         raise StartError(f"Service {service.name!r}: a node of its group was lost while it started") from error
     except OSError as error:
         raise StartError(f"Service {service.name!r}: a node of its group cannot start its ranks: {error}") from error
-    return [actor.until_lost.remote() for actor in actors]
+    return actors
 
 
 def endpoint_of(ray: Any, first: Any, service: Service) -> str:

@@ -146,18 +146,19 @@ class RayCluster(FileCluster):
                 members = start_members(ray, new, group, f"{name}{MEMBER}{generation}.", service, environment)
             else:
                 actor = new(name=name)
-            return self._started(service, actor.start.remote(service, generation, environment), members)
+            started = actor.start.remote(service, generation, environment, members)
+            return self._started(service, started, [member.until_lost.remote() for member in members])
         except BaseException:
             self._kill(service.name)
             raise
 
-    def _started(self, service: Service, started: Any, members: list[Any]) -> Address:
-        """Wait for the answer of a starting actor; without one of ``members`` it would wait in vain."""
+    def _started(self, service: Service, started: Any, losses: list[Any]) -> Address:
+        """Wait for the answer of a starting actor, or for one of ``losses``: it would wait for that node in vain."""
         ray, progress = self.ray, StartProgress(service, self.log_file(service.name))
         deadline = time.monotonic() + service.start_timeout_s + END_S
         while not ray.wait([started], timeout=_POLL_S)[0]:
             progress.update()
-            if members and ray.wait(members, timeout=0)[0]:
+            if losses and ray.wait(losses, timeout=0)[0]:
                 raise StartError(f"Service {service.name!r}: a node of its group was lost while it started")
             if time.monotonic() > deadline:
                 raise StartError(

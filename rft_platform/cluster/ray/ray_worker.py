@@ -6,6 +6,7 @@ from typing import Any
 
 from rft_platform.cluster import child
 from rft_platform.cluster.child import CallError, MachineLostError
+from rft_platform.cluster.interface import Worker
 from rft_platform.cluster.ray.connection import kill, lost
 from rft_platform.cluster.ray.runtime_environment import unbuilt
 
@@ -21,12 +22,17 @@ class RayWorker:
         self._ray, self._actor, self._module = ray, actor, module
         self._python = python
         self._started: Any = actor.start.remote(module, python, str(log), dict(environment))
-        self._is_alive = True
+        self._is_alive, self._was_lost = True, False
+        self._node: str | None = None  # once it has started
 
     @property
     def is_alive(self) -> bool:
         """Whether no call has found the process gone. A node that is lost between two calls is found by the next."""
         return self._is_alive
+
+    def is_lost_with(self, other: Worker) -> bool:
+        """Whether a call has found ``other`` lost, and both are on one node. Only its actor may have been lost."""
+        return isinstance(other, RayWorker) and other._was_lost and self._node is not None and self._node == other._node
 
     def kill(self) -> None:
         """Kill the actor, and with it the process and its descendants."""
@@ -43,7 +49,8 @@ class RayWorker:
     ) -> Any:
         """``Child.ask_async`` on the actor's node. ``wall_s`` does not count the time until a node has room."""
         try:
-            if (refused := await self._started) is not None:
+            self._node, refused = await self._started
+            if refused is not None:
                 raise OSError(f"{self._python or 'python'}: {refused}")
             stream = self._actor.ask.options(num_returns="streaming").remote(function, list(arguments), wall_s)
             async for item in stream:
@@ -60,6 +67,7 @@ class RayWorker:
         except BaseException:
             self.kill()
             raise
+        self._was_lost = True
         self.kill()
         raise MachineLostError(f"{function} in the process of {self._module}: it {_LOST}", _LOST)
 

@@ -12,6 +12,7 @@ from rft_platform.config.gpu_placement import gpu_count
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
 from rft_platform.config.memory_plan import MemoryChoice, choose_memory, gpu_bytes
+from rft_platform.config.node_placement import gpus_of
 from rft_platform.config.resolve import Batches, PolicySettings, RunLength, RunSettings, policies_of, resolve
 from rft_platform.config.schema.buffer import ExploredTaskset, Taskset
 from rft_platform.config.schema.rft_config import Mode, RftConfig
@@ -138,7 +139,7 @@ class Project:
         """Number of GPUs for engines and trainer: of this machine, or of all nodes of the cluster."""
         if self.config.cluster.kind == "local":
             return gpu_count()
-        return int(sum(node.gpus for node in self.cluster.nodes()))
+        return gpus_of(self.cluster.nodes())
 
     @property
     def batches(self) -> Batches:

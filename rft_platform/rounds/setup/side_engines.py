@@ -4,7 +4,8 @@ Auxiliary models (``explorer.auxiliary_models``) are engines of this project or 
 section ``policies`` has an engine, which serves the version that the stage names.
 
 In an online project evaluations have a separate engine, so that users never get a version that did not pass a gate. If
-the machine has no GPU left for it, evaluations use the serving engine. The candidate of a release has one, too.
+the machine has no GPU left for it, or no node of a Ray cluster has room, evaluations use the serving engine. The
+candidate of a release has one, too.
 """
 
 import threading
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.config.gpu_placement import CANDIDATE_ENGINE, EVALUATION_ENGINE, engine_gpus, gpu_count, place
+from rft_platform.config.node_placement import holds_online_engine
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.judging.execution.judge_rollouts import TasksetJudge
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
@@ -189,11 +191,13 @@ def connect_evaluation_engine(project: Project) -> PolicyEngine:
 
 
 def connect_candidate_engine(project: Project) -> "EngineClient":
-    """The engine that serves the candidate of a release. Raises UserError if there is no GPU for it."""
+    """The engine that serves the candidate of a release. Raises UserError if there is no room for it."""
     if not _has_devices(project, CANDIDATE_ENGINE):
+        there = "; ".join(map(str, project.cluster.nodes()))
+        lacking = f"no node has room (there is {there})" if there else "no GPU is left"
         raise UserError(
-            "no GPU is left for the engine of a candidate: lower explorer.rollout_model.engine_num or trainer.nproc; "
-            "with engine.urls there is none"
+            f"{lacking} for the engine of a candidate: lower explorer.rollout_model.engine_num or trainer.nproc"
+            f"{', or add nodes' if there else ''}; with engine.urls there is none"
         )
     return start_engine(project, CANDIDATE_ENGINE, base_model_folder(project), policy_spec(project))
 
@@ -207,6 +211,8 @@ def _has_devices(project: Project, name: str) -> bool:
     config, gpus = project.config, gpu_count()
     if config.engine.urls:
         return False  # the engines that somebody else runs are all there are
+    if config.cluster.kind == "ray":
+        return holds_online_engine(config, project.cluster.nodes(), name)
     if config.engine.device == "cpu" or not gpus:
         return True
     return engine_gpus(config)[name, 0].stop <= gpus - place(config, gpus).trainer_count
