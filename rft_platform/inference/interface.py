@@ -177,5 +177,5 @@ class PolicyEngine(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """End the server process and remove its lease."""
+        """End the server process and remove its lease; a process that somebody else runs goes on."""
         ...

@@ -296,7 +296,7 @@ class EnginePool:
         self._broadcaster.answers(lambda client: client.sleep())
 
     def shutdown(self) -> None:
-        """End all processes and remove their leases."""
+        """End all processes and remove their leases; processes that somebody else runs go on."""
         self._restarter.close(end=True)
         self._restarter.wait(SHUTDOWN_WAIT_S)
         if self.replicas.serving():
@@ -346,7 +346,9 @@ class EnginePool:
             try:
                 self._weights.bring_up(client, [replica.client for replica in self.replicas.serving()])
             except WeightMismatchError:
-                client.shutdown()  # otherwise a caller could find this process by its lease and use it without a check
+                # Otherwise a caller could find this process by its lease and use it without a check. A process that
+                # somebody else runs stays paused, so that ``deploy`` repeats the check.
+                client.shutdown()
                 raise
             with self._membership:
                 if self._paused is not None:
