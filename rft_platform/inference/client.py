@@ -1,8 +1,8 @@
 """Client of an engine process: ``PolicyEngine`` over HTTP.
 
-A batch may take long, so its request has a long time-out. During the request a thread probes the engine. If the engine
-does not answer the probes (it is stopped or hangs), the client ends the engine, and the request fails with a retryable
-EngineError.
+A batch may take long, so its request has a long time-out. During the request a thread probes an engine of the cluster.
+If the engine does not answer the probes (it is stopped or hangs), the client ends the engine, and the request fails
+with a retryable EngineError.
 """
 
 import logging
@@ -57,7 +57,8 @@ class EngineClient:
     ) -> None:
         """``address``: that of the engine, or its URL (``http://host:port``) with its ``token``.
 
-        An engine of ``cluster`` is ended if it answers no probe for ``heartbeat_timeout_s`` during a request.
+        An engine of ``cluster`` is ended if it answers no probe for ``heartbeat_timeout_s`` during a request. Without a
+        cluster somebody else runs the engine, and this client never ends it.
         """
         self.address = address if isinstance(address, Address) else Address("", _root(address), token)
         self._cluster, self.heartbeat_timeout_s = cluster, heartbeat_timeout_s
@@ -139,10 +140,8 @@ class EngineClient:
         return self._post("metrics")
 
     def shutdown(self) -> None:
-        """End the engine; does nothing if it has already ended."""
-        if self._cluster is None:
-            self._post("shutdown")
-        else:
+        """End the engine; does nothing if it has already ended, or if somebody else runs it."""
+        if self._cluster is not None:
             self._cluster.stop(self.address.name, SHUTDOWN_TIMEOUT_S, generation=self.address.generation)
 
     def close(self) -> None:

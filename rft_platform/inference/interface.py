@@ -104,6 +104,7 @@ class EngineStatus:
     capabilities: list[str] = field(default_factory=list)
     weights_path: str = ""  # folder of the current weights
     model_digest: str = ""  # of configuration, tokenizer and templates in ``model_path``
+    started_at: float = 0.0  # seconds since the epoch
 
 
 class PolicyEngine(Protocol):
@@ -177,5 +178,5 @@ class PolicyEngine(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """End the server process and remove its lease."""
+        """End the server process and remove its lease; a process that somebody else runs goes on."""
         ...

@@ -17,6 +17,7 @@ import dagster as dg
 import yaml
 
 from rft_platform.cluster.local.locks import locked
+from rft_platform.common.database_urls import with_time_limits
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
@@ -99,6 +100,7 @@ def ensure_storage(file: Path) -> None:
             )
         return
     _check_url(url)
+    os.environ[URL] = with_time_limits(url)  # Dagster reads it here and in the processes that this one starts
     if URL not in text and not _STORAGE_SECTIONS & set(yaml.safe_load(text) or {}):
         write_text(file, text.rstrip() + "\n" + _POSTGRES_SECTION)
 

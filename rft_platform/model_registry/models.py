@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rft_platform.common.database_urls import with_time_limits
 from rft_platform.common.digests import checkpoint_damage, digest_once
 from rft_platform.common.errors import DamagedError, RegistryLostError, StorageError, UserError
 from rft_platform.common.policy_names import DEFAULT_POLICY, stored_name
@@ -93,7 +94,7 @@ class ModelRegistry:
         upload_max_bytes: float = 0,
     ) -> None:
         """``upload_max_bytes``: checkpoints with at most this many bytes of weights are uploaded to a server."""
-        self.tracking_uri = tracking_uri
+        self.tracking_uri = with_time_limits(tracking_uri)
         self.artifact_root = artifact_root
         self.project = check_name(project, "project")
         self.model_name = check_name(model_name, "model name")

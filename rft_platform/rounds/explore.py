@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.progress import announce, report
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rollout.recording.history import group_id, repeat_of
+from rft_platform.rollout.recording.history import group_id, repeat_of, run_id
 from rft_platform.rollout.runner.in_flight import InFlight
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, row_counts
 from rft_platform.rollout.runner.run_rollouts import nothing_whole, run_rollouts
@@ -173,7 +174,12 @@ class _Flight:
         begun = {(place, repeat): row for place, (_, rows) in enumerate(carried) for repeat, row in rows.items()}
         while len(tasks) < min(project.batches.in_flight, self._batches_left()) * size:
             tasks += selection.next()
-        if (known := stored.batch(self.batch, tasks, size)) is not None:
+        ended = {
+            run_id(self.round, self.batch, place, repeat): row.call.policy_version
+            for (place, repeat), row in begun.items()
+            if row.call.finish_reason != "abort"
+        }
+        if (known := stored.batch(self.batch, tasks, size, ended)) is not None:
             return known
         found = roll_out(self.batch, tasks, InFlight(size, begun))
         project.store.write_unfinished(self.round, self.batch, found.unfinished)
@@ -272,16 +278,23 @@ class StoredRollouts:
         for row in _rows_of_unfinished(project, round_number):
             self._groups.setdefault(row.group_id, []).append(row)
 
-    def batch(self, number: int, tasks: Sequence[Task], enough: int | None = None) -> RolloutBatch | None:
+    def batch(
+        self,
+        number: int,
+        tasks: Sequence[Task],
+        enough: int | None = None,
+        ended: Mapping[str, int | None] = MappingProxyType({}),
+    ) -> RolloutBatch | None:
         """The stored rollouts of a task batch; None if they are missing or do not match the current policy or tasks.
 
-        ``enough``: number of groups that complete the batch; default: all tasks.
+        ``enough``: number of groups that complete the batch; default: all tasks. ``ended``: the version of each run
+        whose answer an earlier batch completed.
         """
         groups = {group_id(self._round, number, index): task for index, task in enumerate(tasks)}
         rows = [row for name in groups for row in self._groups.get(name, ())]
         fits = all(
             row.task_id == groups[row.group_id].task_id
-            and row.call.policy_version == self._versions.get(row.call.policy)
+            and row.call.policy_version == ended.get(row.run_id, self._versions.get(row.call.policy))
             for row in rows
         )
         if not rows or not fits:

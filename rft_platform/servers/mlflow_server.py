@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 from rft_platform.cluster.local.service_process import end_with_starter
+from rft_platform.common.database_urls import with_time_limits
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
 from rft_platform.model_registry.pages import WORKFLOW
@@ -47,6 +48,7 @@ def guarded_application(options: argparse.Namespace, token: str) -> WebGuard:
     backend = os.environ.get(BACKEND)
     if not backend:
         raise UserError(f"{BACKEND} is not set: set it to the database's URL, such as sqlite:////srv/mlflow.db")
+    backend = with_time_limits(backend)
     from mlflow.server import constants
     from mlflow.server.handlers import initialize_backend_stores
 

@@ -1,5 +1,6 @@
 """The token plane: ids in, ids and log-probs out."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def test_status_describes_the_engine(engine: EngineClient, tiny_model: Path) -> 
     assert status.dtype == DTYPE and status.max_model_len == MAX_MODEL_LEN
     assert status.policy_version == 0 and not status.paused
     assert len(status.weights_digest) == len(status.template_hash) == 64
-    assert status.pid > 0 and status.cpu_seconds > 0
+    assert status.pid > 0 and status.cpu_seconds > 0 and 0 < status.started_at < time.time()
 
 
 def test_score_equals_a_plain_forward(engine: EngineClient, reference: Reference) -> None:

@@ -4,6 +4,7 @@ The tests of the launchers need dagster-k8s and dagster-ray, which the platform 
 """
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,7 +18,7 @@ import yaml
 from rft_platform.config.load import load_config
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.jobs.instance import shipped_settings
-from tests.deploy.files import DEPLOY, containers, documents
+from tests.deploy.files import DEPLOY, REPOSITORY, containers, documents
 
 FOLDER = DEPLOY / "kubernetes-cluster"
 DAGSTER = FOLDER / "dagster"
@@ -116,6 +117,16 @@ def test_the_dagster_settings_are_the_platforms_but_for_the_launcher() -> None:
     assert ours["run_monitoring"].pop("start_timeout_seconds") > shipped["run_monitoring"].pop("start_timeout_seconds")
     del shipped["concurrency"]["runs"]["max_concurrent_runs"]
     assert ours == shipped
+
+
+def test_both_launchers_pass_the_same_variables_to_a_run() -> None:
+    launchers = [documents(DAGSTER / f"{name}.yaml")[0]["run_launcher"]["config"] for name in ("kubernetes", "ray")]
+    of_pod = {each["name"] for each in launchers[0]["run_k8s_config"]["container_config"]["env"]}
+    of_job = set(launchers[1]["ray"]["env_vars"])
+    of_store = {name for name in of_job if name.startswith("AWS_")}  # a pod that has none takes those of its account
+    assert of_job - of_store == of_pod | {"RFT_HOME"}, "the image of the pods sets the home"
+    assert of_pod <= set(environment(pod_of("StatefulSet", "rft-train")["containers"][0]))
+    assert of_store == set(re.findall(r"AWS_[A-Z_]+", (REPOSITORY / "docs" / "store.md").read_text()))
 
 
 def instance_in(home: Path, settings: dict[str, Any]) -> dg.DagsterInstance:

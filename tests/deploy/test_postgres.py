@@ -1,10 +1,13 @@
 """Dagster's storage in Postgres: asked for by the environment, and the password never leaves it."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,7 +15,7 @@ import dagster as dg
 import psutil
 import pytest
 import yaml
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import create_engine, inspect, make_url, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
@@ -21,9 +24,13 @@ from rft_platform.common.errors import TransientError, UserError
 from rft_platform.common.fault_classification import as_fault
 from rft_platform.config.home import Home
 from rft_platform.jobs.init_dagster_home import prepare
-from rft_platform.jobs.instance import open_instance
+from rft_platform.jobs.instance import ensure_storage, open_instance, shipped_settings
 from rft_platform.model_registry.mlflow_client import open_client
+from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.online.traffic.database import open_database
+from rft_platform.online.traffic.incoming import NewCall
+from rft_platform.online.traffic.store import TrafficStore
+from rft_platform.online.traffic.writer import TrafficWriter
 from tests.e2e.conftest import ProjectFolder, small_config
 from tests.support.postgres import PASSWORD
 
@@ -135,6 +142,115 @@ def test_mlflow_and_the_service_take_a_database_each_by_its_url(postgres: str) -
     service = open_database(traffic)
     assert service.dialect.name == "postgresql" and inspect(service).get_table_names()
     service.dispose()
+
+
+@pytest.mark.slow
+def test_each_part_limits_its_waits_for_the_server(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, postgres)
+    (tmp_path / "dagster.yaml").write_text(shipped_settings())
+    ensure_storage(tmp_path / "dagster.yaml")
+    registry = ModelRegistry(postgres, None, "a-project", "a-model")
+    for engine in (
+        open_database(postgres), create_engine(os.environ[VARIABLE]), create_engine(registry.tracking_uri)
+    ):  # fmt: skip
+        with engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert driver is not None and driver.info.dsn_parameters["connect_timeout"] == "10"
+            with socket.socket(fileno=os.dup(driver.fileno())) as end:
+                options = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+                values = [end.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in options]
+            assert values == [30, 10, 3, 30_000]
+        engine.dispose()
+
+
+#: Passes connections to its port on to the Unix socket that it is given.
+RELAY = """
+import asyncio, sys
+
+async def copy(source, target):
+    while data := await source.read(65536):
+        target.write(data)
+        await target.drain()
+    target.close()
+
+async def serve(source, target):
+    answers, requests = await asyncio.open_unix_connection(sys.argv[1])
+    await asyncio.gather(copy(source, requests), copy(answers, target))
+
+async def main():
+    server = await asyncio.start_server(serve, "0.0.0.0", 5432)
+    print("ready", flush=True)
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+_NEAR, _FAR = "10.231.77.1", "10.231.77.2"
+
+
+@contextmanager
+def far_server(url: str) -> Iterator[tuple[str, Callable[[str], None]]]:
+    """The URL of the server on a host of its own, and a function that sets the link to this host ``up`` or ``down``.
+
+    A network namespace is this host. A packet to it is lost while its link is down.
+    """
+    relay = subprocess.Popen(
+        ["unshare", "--net", sys.executable, "-c", RELAY, _socket_of(url)], stdout=subprocess.PIPE, text=True
+    )
+    near, far = f"rft{relay.pid}n", f"rft{relay.pid}f"
+
+    def ip(command: str, inside: bool = False) -> None:
+        prefix = ["nsenter", "--net", "--target", str(relay.pid)] if inside else []
+        done = subprocess.run([*prefix, "ip", *command.split()], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"needs the right to create network namespaces and links: {done.stderr}")
+
+    try:
+        assert relay.stdout is not None
+        if relay.stdout.readline() != "ready\n":
+            pytest.skip("needs the right to create network namespaces")
+        ip(f"link add {near} type veth peer name {far} netns {relay.pid}")
+        ip(f"addr add {_NEAR}/30 dev {near}")
+        ip(f"addr add {_FAR}/30 dev {far}", inside=True)
+        ip(f"link set {near} up")
+        ip(f"link set {far} up", inside=True)
+        address = make_url(url).set(host=_FAR, port=5432)
+        yield address.render_as_string(hide_password=False), lambda to: ip(f"link set {far} {to}", inside=True)
+    finally:
+        relay.kill()
+        relay.communicate()
+
+
+def _socket_of(url: str) -> str:
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.connect() as connection:
+        folder = connection.exec_driver_sql("SHOW unix_socket_directories").scalar_one()
+    return f"{folder}/.s.PGSQL.{make_url(url).port}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_recording_continues_after_the_server_vanished_without_closing_connections(postgres: str) -> None:
+    with far_server(postgres) as (url, set_link):
+        engine = open_database(url)
+        writer = TrafficWriter(TrafficStore(engine))
+        writer.record(NewCall("before", 0, {}, 1, 5, 0.0))
+        _wait_until(lambda: writer.counts.recorded == 1, 30)
+        set_link("down")
+        writer.record(NewCall("meanwhile", 0, {}, 1, 5, 0.0))
+        _wait_until(lambda: writer.counts.failures > 0, 75)
+        set_link("up")
+        _wait_until(lambda: writer.counts.recorded == 2, 60)
+        assert writer.close() == 0
+        engine.dispose()
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {seconds:g} s"
+        time.sleep(0.1)
 
 
 def _logs_name_the_runs(home: Home, jobs: dict[str, str]) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -113,6 +113,41 @@ def test_two_external_engines_form_a_pool_and_a_lost_one_is_named(
     assert wait_until_ended([kept], 30) == []
     with pytest.raises(UserError, match=f"engine.urls {first}: the engine does not answer.*rft engine"):
         check_engines(project)
+
+
+class Deviating(EngineClient):
+    """A client of an engine whose log-probs are wrong."""
+
+    def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """The log-probs of the engine, each too large."""
+        return [[logprob + 0.5 for logprob in row] for row in super().score(sequences)]
+
+
+@pytest.mark.slow
+def test_an_external_engine_that_fails_the_comparison_is_named_and_not_ended(
+    serve: Callable[[], tuple[str, psutil.Popen]],
+) -> None:
+    (first, kept), (second, refused) = serve(), serve()
+    wrong = Deviating(second, token=TOKEN)
+
+    def deviating(number: int) -> EngineClient:
+        return wrong
+
+    with EnginePool({0: EngineClient(first, token=TOKEN), 1: EngineClient(second, token=TOKEN)}, deviating) as pool:
+        processes = {client.url: client.status() for client in (wrong, pool.replicas.serving()[0].client)}
+        assert pool.status().cpu_seconds > 0  # the pool knows the log-probs of its weights
+        pool.replicas.mark_down(pool.replicas.serving()[1], "lost")
+        deadline = time.monotonic() + 60
+        while "could not be restarted" not in (reason := pool.replicas.down()[1]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert second in reason and "log-probs differ" in reason
+        assert wrong.status().paused, "nobody uses it before a check"
+        pool.shutdown()
+        wrong.shutdown()
+        for client in (wrong, pool.replicas.serving()[0].client):
+            assert client.status().pid == processes[client.url].pid
+    assert kept.poll() is None and refused.poll() is None
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rft_platform.cluster.interface import Cluster
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import EngineError, WeightMismatchError
 from rft_platform.config.home import Home
@@ -42,14 +43,18 @@ Start = Callable[[int], EngineClient]
 
 
 @pytest.fixture(scope="module")
-def start(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    return Home(tmp_path_factory.mktemp("pool")).cluster
+
+
+@pytest.fixture(scope="module")
+def start(tiny_model: Path, cluster: Cluster) -> Start:
     """Finds or starts a replica."""
-    home = tmp_path_factory.mktemp("pool")
 
     def connect(replica: int) -> EngineClient:
         return find_or_start_engine(
             tiny_model,
-            Home(home).cluster,
+            cluster,
             EngineSpec(dtype="float32", device="cpu"),
             replica=replica,
         )
@@ -203,11 +208,11 @@ class Misled(EngineClient):
 
 
 @pytest.fixture
-def misled(pool: EnginePool, start: Start) -> Callable[[Path], EnginePool]:
+def misled(pool: EnginePool, start: Start, cluster: Cluster) -> Callable[[Path], EnginePool]:
     """``misled(folder)``: a pool of the same processes, whose replica 1 loads ``folder`` in place of what is wanted."""
 
     def make(folder: Path) -> EnginePool:
-        client = Misled(start(1).address)
+        client = Misled(start(1).address, cluster)
         client.folder = folder
         return EnginePool({0: start(0), 1: client}, start)
 

@@ -1,6 +1,9 @@
 """How a pool shares work out, without any process."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +11,9 @@ from hypothesis import strategies as st
 
 from rft_platform.common.errors import EngineError
 from rft_platform.inference.client import EngineClient
+from rft_platform.inference.interface import EngineStatus
 from rft_platform.inference.launch.pool_start import engine_devices, find_or_start_pool
+from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.inference.pool.replicas import PROBE_AFTER_S, ROWS_A_SHARE, Replica, Replicas, level, partition
 
 
@@ -85,6 +90,49 @@ def test_an_idle_replica_is_probed() -> None:
     for _ in range(3):
         table.release(table.take(1, home), 1)
     assert heard == [1]
+
+
+@dataclass
+class Counting(EngineClient):
+    """A client of a process that is the first of its container."""
+
+    name: str
+    requests: float
+    started_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__init__(f"http://{self.name}:8100")
+
+    def status(self) -> EngineStatus:
+        """That of a process which was as long at work as it has requests."""
+        return EngineStatus(
+            "sums 1", "sums", 0, "w", "t", False, "float32", 64, 1, self.requests, started_at=self.started_at
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The number of requests."""
+        return {"requests": self.requests}
+
+    def render(
+        self, conversations: Sequence[list[dict[str, Any]]], tools: list[dict[str, Any]] | None = None
+    ) -> list[list[int]]:
+        """No prompts, because the process has no model."""
+        return []
+
+    def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """No log-probs."""
+        return []
+
+
+def test_counters_of_processes_with_the_same_id_are_added() -> None:
+    first, second = Counting("engine-0", 10.0), Counting("engine-1", 20.0)
+    clients: dict[int, EngineClient] = {0: first, 1: second}
+    pool = EnginePool(clients, start=lambda number: clients[number])
+    assert pool.metrics() == {"requests": 30.0} and pool.status().cpu_seconds == 30.0
+    second.requests, second.started_at = 5.0, 60.0  # the container was restarted
+    assert pool.metrics() == {"requests": 35.0} and pool.status().cpu_seconds == 35.0
+    second.requests = 6.0
+    assert pool.metrics() == {"requests": 36.0}
 
 
 def test_the_error_names_every_replica_if_none_is_left() -> None:

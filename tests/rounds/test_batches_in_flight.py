@@ -136,6 +136,32 @@ def test_a_repeated_round_takes_the_stored_batch_or_samples_the_same(project: Pr
     assert contents(store.rollout_rows(2)) == found and contents(store.unfinished_rows(2, 0)) == unfinished
 
 
+def test_a_repeated_round_takes_a_stored_batch_with_answers_that_ended_under_earlier_weights(
+    project: Project, engine: PolicyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explore_round(project, engine, 1, 0)
+    store = project.store
+    unfinished = store.unfinished_rows(1, 0)
+    for row in unfinished[::RUNS]:  # one answer of each group ended before the batch did
+        row.call.finish_reason = "length"
+    store.write_unfinished(1, 0, unfinished)
+    explored = explore_round(project, engine, 2, 1)
+    rows = store.rollout_rows(2)
+    assert {row.call.policy_version for row in rows} == {0, 1}
+
+    def refuse(*arguments: Any) -> None:
+        pytest.fail("the stored batch was sampled again")
+
+    monkeypatch.setattr(engine, "generate", refuse)
+    assert explore_round(project, engine, 2, 1) == explored, "only the judgement is missing"
+    withdraw(store, 2, Explored)
+    assert explore_round(project, engine, 2, 1).rows == explored.rows
+    assert contents(store.rollout_rows(2)) == contents(rows)
+    monkeypatch.undo()
+    explore_round(project, engine, 2, 2)  # other weights: the answers that ended earlier are the only ones that stay
+    assert {row.call.policy_version for row in store.rollout_rows(2)} == {0, 2}
+
+
 def test_tokens_that_are_too_old_are_not_continued(
     tmp_path: Path, tiny_model: Path, tasks: Path, engine: PolicyEngine
 ) -> None:

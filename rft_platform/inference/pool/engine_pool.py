@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from rft_platform.common.errors import EngineError, RftError, WeightMismatchError
 from rft_platform.inference.client import EngineClient
@@ -92,6 +92,12 @@ class ReplicaRestarter:
 T = TypeVar("T")
 SAME_VERSION_ATTEMPTS = 5
 SHUTDOWN_WAIT_S = 60.0
+#: URL, process id and start: the first process of every container has the id 1, also after a restart.
+_Process: TypeAlias = tuple[str, int, float]
+
+
+def _process(url: str, status: EngineStatus) -> _Process:
+    return url, status.pid, status.started_at
 
 
 class EnginePool:
@@ -112,7 +118,7 @@ class EnginePool:
         self._weights = PoolWeights()
         self._paused: PauseMode | None = None
         self._membership = threading.Lock()  # guards the pause state while a replica joins
-        self._seen: dict[str, dict[str, float]] = {}  # last known counters of each process, also of ended ones
+        self._seen: dict[_Process, dict[str, float]] = {}  # last known counters of each process, also of ended ones
         self._restarter = ReplicaRestarter(start, self._admit, self.replicas.set_down_reason)
         self.replicas.on_down = self._restarter.restart
         self.replicas.on_idle = self._broadcaster.probe
@@ -145,9 +151,10 @@ class EnginePool:
         digest, so ``deploy`` then updates all replicas. ``paused`` is true if any replica is paused.
         """
         self._restart_lost()
-        statuses = self._broadcaster.answers(lambda client: client.status())
-        for status in statuses:
-            self._count(str(status.pid), {"cpu_seconds": status.cpu_seconds})
+        answers = self._broadcaster.answers(lambda client: (client.url, client.status()))
+        for url, status in answers:
+            self._count(_process(url, status), {"cpu_seconds": status.cpu_seconds})
+        statuses = [status for _, status in answers]
         served = dict.fromkeys((status.policy_version, status.weights_digest) for status in statuses)
         digest = statuses[0].weights_digest
         if len(served) == 1:
@@ -165,11 +172,11 @@ class EnginePool:
     def metrics(self) -> dict[str, float]:
         """Sums of the replicas' counters. What a process counted after it was last read and before it died is lost."""
 
-        def read(client: EngineClient) -> tuple[str, dict[str, float]]:
-            return str(client.status().pid), client.metrics()
+        def read(client: EngineClient) -> tuple[_Process, dict[str, float]]:
+            return _process(client.url, client.status()), client.metrics()
 
-        for pid, counters in self._broadcaster.answers(read):
-            self._count(pid, counters)
+        for process, counters in self._broadcaster.answers(read):
+            self._count(process, counters)
         sums = self._sums()
         sums.pop("cpu_seconds", None)
         return sums
@@ -296,7 +303,7 @@ class EnginePool:
         self._broadcaster.answers(lambda client: client.sleep())
 
     def shutdown(self) -> None:
-        """End all processes and remove their leases."""
+        """End all processes and remove their leases; processes that somebody else runs go on."""
         self._restarter.close(end=True)
         self._restarter.wait(SHUTDOWN_WAIT_S)
         if self.replicas.serving():
@@ -346,7 +353,9 @@ class EnginePool:
             try:
                 self._weights.bring_up(client, [replica.client for replica in self.replicas.serving()])
             except WeightMismatchError:
-                client.shutdown()  # otherwise a caller could find this process by its lease and use it without a check
+                # Otherwise a caller could find this process by its lease and use it without a check. A process that
+                # somebody else runs stays paused, so that ``deploy`` repeats the check.
+                client.shutdown()
                 raise
             with self._membership:
                 if self._paused is not None:
@@ -387,7 +396,7 @@ class EnginePool:
 
     # --- counters
 
-    def _count(self, process: str, counters: dict[str, float]) -> None:
+    def _count(self, process: _Process, counters: dict[str, float]) -> None:
         self._seen[process] = {**self._seen.get(process, {}), **counters}
 
     def _sums(self) -> dict[str, float]:

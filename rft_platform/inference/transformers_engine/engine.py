@@ -148,6 +148,7 @@ class TransformersEngine:
             capabilities=CAPABILITIES,
             weights_path=str(served.folder),
             model_digest=self._model_digest,
+            started_at=self._process.create_time(),
         )
 
     def metrics(self) -> dict[str, float]:

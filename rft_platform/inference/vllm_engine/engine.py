@@ -182,6 +182,7 @@ class VllmEngine:
             capabilities=CAPABILITIES + (["lora"] if self.settings.options.max_lora_rank else []),
             weights_path=str(served.folder),
             model_digest=self._model_digest,
+            started_at=self._process.create_time(),
         )
 
     def metrics(self) -> dict[str, float]:

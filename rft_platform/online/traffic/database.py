@@ -30,7 +30,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from rft_platform.cluster.local.locks import MIGRATING
 from rft_platform.common import json_codec
-from rft_platform.common.database_urls import require_driver
+from rft_platform.common.database_urls import require_driver, with_time_limits
 from rft_platform.common.errors import StorageError, UserError
 
 LOG = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ def open_database(url: str) -> Engine:
     try:
         # parameters are personal data, which errors and logs must not show
         engine = create_engine(
-            url,
+            with_time_limits(url),
             pool_pre_ping=not url.startswith("sqlite"),
             hide_parameters=True,
             json_serializer=_json,
