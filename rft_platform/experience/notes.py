@@ -100,7 +100,7 @@ class RoundNotes:
     def withdraw_note(self, round: int, name: str) -> Path | None:
         """Move a note to ``aside/``, so that its stage counts as not done. None if there was no note."""
         path = self._note_path(round, name)
-        return move_aside(path, self.round_folder(round)) if path.exists() else None
+        return move_aside(path, self.round_folder(round)) if self.is_stored(path) else None
 
     def _note_path(self, round: int, name: str) -> Path:
         if not _NOTE.fullmatch(name) or name == "files":

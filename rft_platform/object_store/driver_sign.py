@@ -86,16 +86,19 @@ class DriverSign:
 
     def refuse_other(self) -> None:
         """Raise UserError if the driver of another home gives a new sign of life; without one wait for three times its
-        interval. The clocks of two hosts are not compared.
+        interval. The clocks of two hosts are not compared. A sign of this home, if it has lost the project, was written
+        late and says nothing.
         """
         first, home = self._read(), self._home()
-        if first.get("home", home) == home or not first.get("count"):
+        if first.get("home") == home and self._holds_project():
+            return
+        if first.get("home") != home and not first.get("count"):
             return
         until = time.monotonic() + 3 * _BEAT_S
         while time.monotonic() < until:
             time.sleep(_BEAT_S / 5)
             seen = self._read()
-            if seen.get("count") and seen != first:
+            if seen.get("count") and seen.get("home") != home and seen != first:
                 raise UserError(
                     f"store_url {self._remote.url}: host {seen.get('host')} drives this project: on that host "
                     "wait for `rft run`, or stop the daemon, before you continue the project here"

@@ -216,6 +216,17 @@ def test_lost_files_stay_stored_and_are_fetched_again(tmp_path: Path, url: str) 
     assert store.read_note(1, "explore") == {"rows": 4}
 
 
+def test_a_lost_note_that_is_withdrawn_does_not_come_back(tmp_path: Path, url: str) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    store = explored(root)
+    (root / "rounds" / "r0001" / "explore.json").unlink()
+    store.withdraw_note(1, "explore")
+    mirror.take_over()
+    assert not store.has_note(1, "explore")
+    mirror.commit()
+    assert "rounds/r0001/explore.json" not in committed(root) and store.withdraw_note(1, "explore") is None
+
+
 def test_a_lost_ledger_is_fetched_and_not_made_of_the_files_that_are_here(tmp_path: Path, url: str) -> None:
     first, _ = drives(tmp_path, "first", url)
     explored(first)
@@ -441,6 +452,16 @@ def test_a_copy_of_a_home_is_another_home(tmp_path: Path, url: str) -> None:
     _, mirror = drives(tmp_path, "first", url)
     with mirror.driving(), pytest.raises(UserError, match="drives this project"):
         drives(tmp_path, "copy", url)
+
+
+def test_a_home_does_not_take_its_own_late_sign_for_the_end_of_another_driver(tmp_path: Path, url: str) -> None:
+    _, replaced = drives(tmp_path, "first", url)
+    _, mirror = drives(tmp_path, "second", url)
+    for count in (0, 7):
+        with mirror.driving():
+            replaced._driver.show(count)
+            with pytest.raises(UserError, match="drives this project"):
+                replaced.bring()
 
 
 def test_a_late_sign_of_a_replaced_driver_does_not_end_those_of_the_new_one(tmp_path: Path, url: str) -> None:

@@ -254,7 +254,8 @@ def taken_over(project: Project, tmp_path: Path) -> tuple[Project, HomeMirror]:
     """The project in a second home, which has its notes and none of its rows."""
     mirror, second = open_mirror(project.home.root, f"file://{tmp_path}/bucket/project"), tmp_path / "second"
     mirror.take_over()
-    mirror.commit()
+    with mirror.driving():
+        pass
     mirror = open_mirror(second, mirror.url)
     mirror.take_over()
     return Project.open(Home(second)), mirror
