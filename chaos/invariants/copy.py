@@ -8,7 +8,7 @@ from chaos.invariants.context import Context, Finding
 from rft_platform.common.files import digest_file, is_temporary
 
 _COMPARED = ("rounds", "checkpoints")
-_OF_THE_HOST = {"aside", "intermediate", ".saving"}  # folders that are not stored
+_OF_THE_HOST = {"aside", "discarded", "intermediate", ".saving"}  # folders that are not stored
 _NOT_STORED = (".lock", ".sqlite")
 _SHOWN = 3
 

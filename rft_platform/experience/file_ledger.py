@@ -27,6 +27,7 @@ from rft_platform.common.errors import StorageError
 from rft_platform.common.files import atomic_path, digest_file, read_sealed_json, write_sealed_json
 from rft_platform.common.recorded_paths import from_record
 from rft_platform.experience.file_names import batches_in, without_doubles
+from rft_platform.object_store.mirror import fetch_missing
 
 LEDGER = "files.json"
 #: The subfolders of a round with Parquet files.
@@ -208,6 +209,8 @@ class Ledger:
 
     def _load(self) -> Contents:
         try:
+            if not self.path.exists():
+                fetch_missing(self.path)  # a lost ledger is not one that was never written
             return Contents.from_json(read_sealed_json(self.path))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StorageError(

@@ -8,7 +8,7 @@ from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import digest_file, write_json
 from rft_platform.experience.file_ledger import LEDGER, Contents, FileEntry, Ledger
-from rft_platform.experience.notes import ASIDE, free_name, move_aside
+from rft_platform.experience.notes import move_aside
 from rft_platform.experience.parquet import fetch_unless_here, footer
 
 
@@ -41,7 +41,7 @@ def set_rows_aside(ledger: Ledger, contents: Contents, path: Path, why: str) -> 
     folder, name = ledger.folder, str(path.relative_to(ledger.folder))
     entry = contents.files.pop(name, None)
     ledger.save(contents)
-    target = move_aside(path, folder) if path.exists() else free_name(folder / ASIDE / path.name)
+    target = move_aside(path, folder)
     _write_reason(target, name, why, entry)
     return target
 

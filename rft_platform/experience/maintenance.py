@@ -22,8 +22,9 @@ from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.common.recorded_paths import to_record
 from rft_platform.experience.file_ledger import ROLLOUTS, Contents, FileEntry, Ledger, RetiredFile
 from rft_platform.experience.file_names import batches_in, merged_file, round_key
-from rft_platform.experience.parquet import read_table, read_tables, write_table
+from rft_platform.experience.parquet import fetch_unless_here, read_table, read_tables, write_table
 from rft_platform.experience.schema import ROLLOUT_SCHEMA, same_rows
+from rft_platform.object_store.mirror import removing
 
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
@@ -70,9 +71,10 @@ def sweep_round(store: "ExperienceStore", round: int, *, grace_s: float = GRACE_
         for name, since in list(contents.superseded.items()):
             if name not in contents.files and time.time() - since >= grace_s:
                 path = ledger.folder / name
-                freed += path.stat().st_size if path.exists() else 0
+                freed += store.stored_size(path) or 0
                 if not dry_run:
-                    path.unlink(missing_ok=True)
+                    with removing(path):
+                        path.unlink(missing_ok=True)
                     del contents.superseded[name]
     return freed
 
@@ -112,7 +114,7 @@ def _batches(folder: Path, names: Sequence[str]) -> range:
 def _verified(folder: Path, names: Sequence[str], entries: Sequence[FileEntry]) -> pa.Table:
     """The rows of some files, after a check of their digests."""
     for name, entry in zip(names, entries, strict=True):
-        if digest_file(folder / name) != entry.sha256:
+        if digest_file(_here(folder / name)) != entry.sha256:
             raise StorageError(
                 f"{folder / name}: was changed after it was written, so it is not touched: `rft "
                 "store check` lists all such files"
@@ -120,8 +122,11 @@ def _verified(folder: Path, names: Sequence[str], entries: Sequence[FileEntry]) 
     return read_tables([folder / name for name in names], ROLLOUT_SCHEMA)
 
 
-if TYPE_CHECKING:
-    from rft_platform.experience.store import ExperienceStore
+def _here(path: Path) -> Path:
+    """The file, after it was fetched if only the object store has it."""
+    if not fetch_unless_here(path):
+        raise StorageError(f"{path}: is missing, so its round is not touched: `rft store check` lists all such files")
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +187,6 @@ def _copy(source: Path, target: Path, sha256: str) -> None:
             "give each project a separate archive folder"
         )
     with atomic_path(target) as temp:
-        shutil.copyfile(source, temp)
+        shutil.copyfile(_here(source), temp)
         if digest_file(temp) != sha256:
             raise StorageError(f"{source}: was changed after it was written, so it was not archived or retired")

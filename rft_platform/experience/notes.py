@@ -3,13 +3,14 @@
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import digest_file, read_sealed_json, sealed_json, write_sealed_json
 from rft_platform.experience.file_names import is_round_key, round_key
-from rft_platform.object_store.mirror import mirror_of
+from rft_platform.object_store.mirror import mirror_of, removing
 from rft_platform.object_store.scope import ROUNDS, WITH_NOTES
 
 ASIDE = "aside"
@@ -99,7 +100,7 @@ class RoundNotes:
     def withdraw_note(self, round: int, name: str) -> Path | None:
         """Move a note to ``aside/``, so that its stage counts as not done. None if there was no note."""
         path = self._note_path(round, name)
-        return move_aside(path, self.round_folder(round)) if path.exists() else None
+        return move_aside(path, self.round_folder(round)) if self.is_stored(path) else None
 
     def _note_path(self, round: int, name: str) -> Path:
         if not _NOTE.fullmatch(name) or name == "files":
@@ -108,10 +109,14 @@ class RoundNotes:
 
 
 def move_aside(path: Path, folder: Path) -> Path:
-    """Move a file to ``folder/aside/`` under an unused name; returns its new path."""
+    """Move a file to ``folder/aside/`` under an unused name, if it exists; returns its new path.
+
+    The next commit drops it from the project's object store.
+    """
     target = free_name(folder / ASIDE / path.name)
     target.parent.mkdir(parents=True, exist_ok=True)
-    path.rename(target)
+    with removing(path), suppress(FileNotFoundError):
+        path.rename(target)
     return target
 
 

@@ -18,6 +18,7 @@ from rft_platform.experience.notes import RoundNotes
 from rft_platform.experience.parquet import read_table, read_tables, unreadable, write_table
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.schema import check_judge, check_lengths, check_round, check_unique
+from rft_platform.object_store.mirror import removing, restore_stored
 
 _CURRENT = f"{JUDGED}/current.json"
 _LOG = logging.getLogger(__name__)
@@ -267,6 +268,15 @@ class ExperienceStore(RoundNotes):
         if found:
             raise DamagedError("\n".join(f"{file.path}: {file.why}" for file in found))
 
+    def restore(self, round: int, path: Path) -> bool:
+        """Replace a damaged file by the intact one on the project's object store; False if there is none."""
+        ledger = self.ledger(round)
+        if path.parent == ledger.folder or path == self.current_file(round):
+            return restore_stored(path)
+        with ledger.change() as contents:
+            entry = contents.files.get(str(path.relative_to(ledger.folder)))
+            return entry is not None and restore_stored(path, entry.sha256)
+
     def set_aside(self, round: int, path: Path, why: str, notes: Sequence[str] = ()) -> Path:
         """Move a damaged file to ``aside/`` and withdraw the notes that depend on it, so that their stages repeat.
 
@@ -287,7 +297,8 @@ class ExperienceStore(RoundNotes):
         for note in notes:
             self.withdraw_note(round, note)
         if judged or notes:  # last: after a crash before this line, a repeat withdraws the notes
-            self.current_file(round).unlink(missing_ok=True)
+            with removing(self.current_file(round)):
+                self.current_file(round).unlink(missing_ok=True)
 
 
 def _check_open(contents: Contents, round: int, batch: int) -> None:

@@ -5,6 +5,8 @@ Invariants:
 - ``commits/<number>.json`` is created once and never changed. The files of the project are those that the commits up to
   the highest number name; an object that no commit names is not part of the project.
 - Of several writers one creates a number. A writer that finds the number taken by another home has lost the project.
+- A home commits under an id that it got by its newest claim, so a copy of a home and its original never share one after
+  either has started.
 - Every ``EVERY``-th commit, and the first one of a home, names all files. ``newest.json`` gives the number of one of
   these; it may be old, never wrong: a reader goes on from there, one number after the other.
 """
@@ -76,14 +78,22 @@ class CommitLog:
                 ahead = _AHEAD
 
     def claim(self, known: Committed) -> None:
-        """Make this home the one that commits; a home that committed before is refused from now on."""
-        while not self._create(known, {}, everything=True):
-            self.follow(known)
+        """Make this home the one that commits; a home that committed before is refused from now on.
+
+        Raises StoreTakenError if ``known`` is not the newest commit: another home has continued the project meanwhile.
+        """
+        if not self._create(known, {}, everything=True):
+            raise self._taken(self.newest_after(known).number)
+
+    def newest_after(self, known: Committed) -> Committed:
+        """The files of the newest commit, given those of an earlier one, which stay as they are."""
+        newest = Committed(known.number, known.home, dict(known.files))
+        self.follow(newest)
+        return newest
 
     def refuse_other(self, known: Committed) -> None:
         """Add the commits after ``known``. Raises StoreTakenError if the newest one is that of another home."""
-        newest = Committed(known.number, known.home, dict(known.files))
-        self.follow(newest)
+        newest = self.newest_after(known)
         if newest.home != self._home:
             raise self._taken(newest.number)
         known.number, known.home, known.files = newest.number, newest.home, newest.files
@@ -104,8 +114,11 @@ class CommitLog:
         """Store the next commit and add it to ``known``.
 
         ``moved``: files of ``known`` whose contents are now in other objects. It is dropped if ``known`` is not the
-        newest commit. Raises StoreTakenError if another home has committed since: the caller's files are not stored.
+        newest commit. Raises StoreTakenError if another home has committed since, or if this one has not claimed the
+        project: the caller's files are not stored.
         """
+        if not self._home or known.home != self._home:
+            raise self._taken(known.number)
         if moved and self._create(known, {**moved, **changes}, everything=names_all(known.number + 1)):
             return
         while not self._create(known, changes, everything=names_all(known.number + 1)):

@@ -11,7 +11,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,11 +24,14 @@ _BEAT_S = 5.0
 
 
 class DriverSign:
-    """The signs of life of ``home``, and those of other homes."""
+    """The signs of life of this home, and those of other homes.
 
-    def __init__(self, remote: RemoteFiles, home: str) -> None:
+    ``home`` gives the id of this home now, ``holds_project`` says whether no other home has continued the project.
+    """
+
+    def __init__(self, remote: RemoteFiles, home: Callable[[], str], holds_project: Callable[[], bool]) -> None:
         self._remote = remote
-        self._home = home
+        self._home, self._holds_project = home, holds_project
         self._until = 0.0  # end of the signs, monotonic
         self._ended, self._starting = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
@@ -64,31 +67,38 @@ class DriverSign:
 
     def show(self, count: int) -> None:
         """``count`` changes while the driver runs; 0: it has ended. A failure is only logged."""
-        sign = {"home": self._home, "host": socket.gethostname(), "count": count}
+        sign = {"home": self._home(), "host": socket.gethostname(), "count": count}
         try:
             self._remote.write(_NAME, json.dumps(sign).encode())
         except TransientError as error:
             LOG.warning("%s", error)
 
     def _is_replaced(self) -> bool:
-        """Whether the newest sign is of another home; no, if the store cannot be reached."""
+        """Whether another home has continued the project and shows its sign; no, if the store cannot be reached.
+
+        A sign alone does not prove it: the driver of a home that lost the project may have written it late.
+        """
         try:
-            return bool(self._read().get("home", self._home) != self._home)
+            home = self._home()
+            return self._read().get("home", home) != home and not self._holds_project()
         except TransientError:
             return False
 
     def refuse_other(self) -> None:
         """Raise UserError if the driver of another home gives a new sign of life; without one wait for three times its
-        interval. The clocks of two hosts are not compared.
+        interval. The clocks of two hosts are not compared. A sign of this home, if it has lost the project, was written
+        late and says nothing.
         """
-        first = self._read()
-        if first.get("home", self._home) == self._home or not first.get("count"):
+        first, home = self._read(), self._home()
+        if first.get("home") == home and self._holds_project():
+            return
+        if first.get("home") != home and not first.get("count"):
             return
         until = time.monotonic() + 3 * _BEAT_S
         while time.monotonic() < until:
             time.sleep(_BEAT_S / 5)
             seen = self._read()
-            if seen.get("count") and seen != first:
+            if seen.get("count") and seen.get("home") != home and seen != first:
                 raise UserError(
                     f"store_url {self._remote.url}: host {seen.get('host')} drives this project: on that host "
                     "wait for `rft run`, or stop the daemon, before you continue the project here"

@@ -1,35 +1,53 @@
 """What a home knows of its copy: the files of the newest commit, and which of its own files are stored.
 
-Kept in ``store/state.json`` below the home, which its processes change one at a time.
+Kept in ``store/state.json`` below the home, which its processes change one at a time. A file that is missing here is
+lost, not removed: ``store/removed.json`` names the files that were removed on purpose. It is written before the first
+of them is gone, and the next commit forgets those that are here all the same. So a kill at any point neither leaves the
+object of a removed file nor removes that of a kept one.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rft_platform.cluster.local.locks import locked
-from rft_platform.common.files import read_json, write_text
+from rft_platform.common.files import read_json, write_json, write_text
 from rft_platform.object_store.commits import Committed
 from rft_platform.object_store.remote_files import StoredFile
+from rft_platform.object_store.scope import stamp_of
 
 
 @dataclass(slots=True)
 class HomeState:
     """What this home knows of the store."""
 
+    home: str = ""  # the id under which this home commits; empty: it has not claimed the project
+    claiming: str = ""  # the id of a claim whose end is not known
     committed: Committed = field(default_factory=Committed)
     stamps: dict[str, list[int]] = field(default_factory=dict)  # of files here that are stored: size, time of change
     replaced: list[tuple[str, float]] = field(default_factory=list)  # objects to remove, and since when
+    removed: dict[str, str] = field(default_factory=dict)  # files that the next commit drops, and their digests
+
+    def stored(self, path: str) -> StoredFile | None:
+        """What is stored of a file; None for one that the next commit drops."""
+        file = self.committed.files.get(path)
+        return None if file is None or self.removed.get(path) == file.sha256 else file
+
+    def stored_below(self, names: Sequence[str]) -> dict[str, StoredFile]:
+        """The stored files among ``names``, and below those that are folders."""
+        exact, folders = set(names), tuple(f"{name}/" for name in names)
+        found = ((p, file) for p, file in self.committed.files.items() if p in exact or p.startswith(folders))
+        return {path: file for path, file in found if self.stored(path) is not None}
 
 
 class StateFile:
     """The state of a home in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "state.json"
-        self._kept: tuple[list[int] | None, HomeState] | None = None
+        self._path, self._removed = folder / "state.json", folder / "removed.json"
+        self._kept: tuple[list[list[int] | None], HomeState] | None = None
 
     @contextmanager
     def locked(self) -> Iterator[HomeState]:
@@ -39,20 +57,37 @@ class StateFile:
             try:
                 yield state
             finally:
-                committed = state.committed
-                files = {path: file.to_json() for path, file in committed.files.items()}
-                document = {
-                    "committed": {"number": committed.number, "home": committed.home, "files": files},
-                    "stamps": state.stamps,
-                    "replaced": state.replaced,
-                }
-                write_text(self._path, json.dumps(document))  # not indented: a large project has megabytes of it
+                self.save(state)
+
+    def save(self, state: HomeState) -> None:
+        """Store the state. The caller holds its lock."""
+        committed = state.committed
+        files = {path: file.to_json() for path, file in committed.files.items()}
+        document = {
+            "home": state.home,
+            "claiming": state.claiming,
+            "committed": {"number": committed.number, "home": committed.home, "files": files},
+            "stamps": state.stamps,
+            "replaced": state.replaced,
+        }
+        write_text(self._path, json.dumps(document))  # not indented: a large project has megabytes of it
+        if state.removed or self._removed.exists():
+            write_json(self._removed, state.removed)
+
+    @contextmanager
+    def removing(self, names: Sequence[str]) -> Iterator[None]:
+        """Record that the stored files among ``names``, and below them, are removed here during the block."""
+        with locked(self._path):
+            state = self.known()
+            if found := state.stored_below(names):
+                write_json(self._removed, state.removed | {path: file.sha256 for path, file in found.items()})
+            yield
 
     def known(self) -> HomeState:
-        """The state, not to be changed; read again only when its file has changed."""
-        stamp = stamp_of(self._path)
-        if self._kept is None or self._kept[0] != stamp:
-            self._kept = stamp, self._read()
+        """The state, not to be changed; read again only when its files have changed."""
+        stamps = [stamp_of(self._path), stamp_of(self._removed)]
+        if self._kept is None or self._kept[0] != stamps:
+            self._kept = stamps, self._read()
         return self._kept[1]
 
     def _read(self) -> HomeState:
@@ -63,16 +98,10 @@ class StateFile:
         committed = found["committed"]
         files = {path: StoredFile(**file) for path, file in committed["files"].items()}
         return HomeState(
+            found.get("home", committed["home"]),
+            found.get("claiming", ""),
             Committed(committed["number"], committed["home"], files),
             found["stamps"],
             [(name, since) for name, since in found["replaced"]],
+            read_json(self._removed) if self._removed.exists() else {},
         )
-
-
-def stamp_of(path: Path) -> list[int] | None:
-    """Size and time of change of a file; None if there is none."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return [status.st_size, status.st_mtime_ns]

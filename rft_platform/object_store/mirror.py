@@ -2,20 +2,18 @@
 
 The home stays the working copy of the one host that drives the project. A stage's rows and its note are stored by one
 commit before the note exists here; checkpoints follow in the background. Rows and checkpoints that another home stored
-are fetched when they are used first; everything else is fetched when a home takes the project over.
+are fetched when they are used first; everything else is fetched when a home takes the project over. A file that is
+missing here stays stored: only ``removing`` removes it there.
 """
 
 import hashlib
-import json
 import logging
 import math
 import secrets
-import shutil
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -25,8 +23,10 @@ from rft_platform.common.files import atomic_path, digest_file, read_json, write
 from rft_platform.object_store import packs, row_ids
 from rft_platform.object_store.commits import CommitLog, Committed, names_all
 from rft_platform.object_store.driver_sign import DriverSign
-from rft_platform.object_store.home_state import HomeState, StateFile, stamp_of
+from rft_platform.object_store.home_state import HomeState, StateFile
+from rft_platform.object_store.recorded_digests import RecordedDigests
 from rft_platform.object_store.remote_files import RemoteFiles, StoredFile
+from rft_platform.object_store.replaced_files import put_aside, restore_registry
 from rft_platform.object_store.scope import (
     CHECKPOINTS,
     FOLDER,
@@ -40,6 +40,7 @@ from rft_platform.object_store.scope import (
     is_rollouts,
     is_small,
     pack_kind,
+    stamp_of,
 )
 
 LOG = logging.getLogger(__name__)
@@ -59,8 +60,6 @@ class HomeMirror:
         self._folder = root / FOLDER
         place = read_json(self._folder / "place.json")
         self.url: str = place["url"]
-        identity = [place["token"], socket.gethostname(), str(root.resolve())]  # a copied home is another one
-        self._home = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         self._changed, self._background = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._state = StateFile(self._folder)
@@ -70,13 +69,17 @@ class HomeMirror:
         """The store itself; made when it is needed first, because importing a client of S3 takes a second."""
         return RemoteFiles(self.url)
 
-    @cached_property
-    def _log(self) -> CommitLog:
-        return CommitLog(self.remote, self._home)
+    def _log(self, home: str) -> CommitLog:
+        return CommitLog(self.remote, home)
 
     @cached_property
     def _driver(self) -> DriverSign:
-        return DriverSign(self.remote, self._home)
+        return DriverSign(self.remote, lambda: self._state.known().home, self._holds_project)
+
+    def _holds_project(self) -> bool:
+        """Whether the newest commit is one of this home."""
+        state = self._state.known()
+        return self._log(state.home).newest_after(state.committed).home == state.home
 
     # --- from here to the store
 
@@ -88,26 +91,44 @@ class HomeMirror:
     ) -> None:
         """Store what has changed below ``scope``, and ``documents``: texts by the path that they will have here.
 
-        Raises StoreTakenError if another home drives the project, TransientError if the store cannot be reached.
+        Files below ``scope`` that were removed by ``removing`` are dropped; other files that are missing here stay
+        stored. Raises StoreTakenError if another home drives the project, TransientError if the store cannot be
+        reached.
         """
+        documents = documents or {}
         with locked(self._folder / _UPLOADS, _FETCH_S, shared=True):
-            changes, stamps = self._uploaded(self._state.known(), scope, documents or {})
+            changes, stamps = self._uploaded(self._state.known(), scope, documents)
             with self._state.locked() as state:
+                self._leave_out_changing(changes, stamps)
+                due = [path for path in state.removed if is_below(path, scope)]
+                gone = [path for path in due if path not in documents and self._is_gone(state, path)]
+                changes |= dict.fromkeys(gone)
                 self._commit(state, changes, grace_s)
-                for path, stamp in stamps.items():
-                    if stamp is None:
-                        state.stamps.pop(path, None)
-                    else:
-                        state.stamps[path] = stamp
+                stamps = state.stamps | stamps
+                state.stamps = {path: stamp for path, stamp in stamps.items() if changes.get(path, True) is not None}
+                state.removed = {path: digest for path, digest in state.removed.items() if path not in due}
+
+    def _leave_out_changing(self, changes: dict[str, StoredFile | None], stamps: dict[str, list[int]]) -> None:
+        """Leave out files that were changed or removed since they were uploaded: a later commit stores them."""
+        for path in [path for path, stamp in stamps.items() if stamp_of(self._root / path) != stamp]:
+            if (file := changes.pop(path, None)) is not None:
+                changes.pop(index_path(file.sha256), None)
+            del stamps[path]
+
+    def _is_gone(self, state: HomeState, path: str) -> bool:
+        """Whether a removed file is as it was when it was removed: stored with the same content, and not here."""
+        return _digest(state.committed.files.get(path)) == state.removed[path] and not (self._root / path).exists()
 
     def _commit(self, state: HomeState, changes: Mapping[str, StoredFile | None], grace_s: float) -> None:
         """Make uploaded changes part of the project, and remove objects that were replaced ``grace_s`` ago."""
         files, erase = state.committed.files, grace_s == 0.0
+        without = {index_path(files[path].sha256) for path in changes if path in files and is_rollouts(path)}
+        changes = {**dict.fromkeys(path for path in without if path in files), **changes}
         new = {path: file for path, file in changes.items() if not _same(files.get(path), file)}
         moved = self._merged(files, new, erase=erase) if erase or names_all(state.committed.number + 1) else {}
         if new or moved:
             current = {file.object for file in files.values()}
-            self._log.commit(state.committed, new, moved)
+            self._log(state.home).commit(state.committed, new, moved)
             current -= {file.object for file in state.committed.files.values()}
             state.replaced += [(name, time.time()) for name in current]
         self._remove_replaced(state, grace_s)
@@ -163,34 +184,36 @@ class HomeMirror:
 
     def _uploaded(
         self, state: HomeState, scope: Sequence[str], documents: Mapping[str, str]
-    ) -> tuple[dict[str, StoredFile | None], dict[str, list[int] | None]]:
+    ) -> tuple[dict[str, StoredFile | None], dict[str, list[int]]]:
         """Upload ``documents`` and the changed files below ``scope``; returns what a commit of them changes, and the
-        stamps of all files.
+        stamps of the files. A file that differs from the digest in its record is damaged, and is left out.
         """
-        known, found = state.committed.files, dict(files_below(self._root, scope))
-        changes, stamps = dict[str, StoredFile | None](), dict[str, list[int] | None]()
+        known, records = state.committed.files, RecordedDigests(self._root)
+        changes, stamps = dict[str, StoredFile | None](), dict[str, list[int]]()
         small = {path: _with_digest(text.encode()) for path, text in documents.items()}
-        for path, stamp in found.items():
+        for path, stamp in files_below(self._root, scope):
             if state.stamps.get(path) == stamp or path in documents:
                 continue
+            content = (self._root / path).read_bytes() if is_small(path, stamp[0]) else None
+            digest = digest_file(self._root / path) if content is None else hashlib.sha256(content).hexdigest()
+            if digest != _digest(known.get(path)) and records.contradict(path, digest, stored=path in known):
+                LOG.warning("%s: differs from its record, and is not stored: `rft store check`", self._root / path)
+                continue
             stamps[path] = stamp
-            place = self._root / path
-            if is_small(path, stamp[0]):
-                small[path] = _with_digest(place.read_bytes())
-            elif (digest := digest_file(place)) != (known[path].sha256 if path in known else None):
+            if content is not None:
+                small[path] = content, digest
+            elif digest != _digest(known.get(path)):
                 changes[path] = StoredFile(self._new_object(path), stamp[0], digest)
         self.remote.upload({file.object: self._root / path for path, file in changes.items() if file is not None})
         small |= self._indices(changes)
         changes |= self._pack({path: each for path, each in small.items() if _digest(known.get(path)) != each[1]})
-        for path in [path for path, stamp in stamps.items() if stamp_of(self._root / path) != stamp]:
-            if (file := changes.pop(path, None)) is not None:  # changed or removed meanwhile: a later commit stores it
-                changes.pop(index_path(file.sha256), None)
-            del stamps[path]
-        for path in state.stamps:
-            if path not in found and is_below(path, scope) and not (self._root / path).exists():
-                changes[path] = stamps[path] = None
-        without = {index_path(known[path].sha256) for path in changes if path in known and is_rollouts(path)}
-        return {**{path: None for path in without if path in known}, **changes}, stamps
+        return changes | self._replaced_checkpoints(state, changes), stamps
+
+    def _replaced_checkpoints(self, state: HomeState, changes: Mapping[str, StoredFile | None]) -> dict[str, None]:
+        """The stored files of checkpoints that were written again, as their new manifests show, without these files."""
+        folders = [path.rpartition("/")[0] for path in changes if path.endswith("/manifest.json")]
+        stored = state.stored_below(folders) if folders else {}
+        return {path: None for path in stored if not (self._root / path).exists()}
 
     def _indices(self, changes: Mapping[str, StoredFile | None]) -> dict[str, tuple[bytes, str]]:
         """The indices of the row ids in the rollouts among ``changes``, with their digests; they are kept here too."""
@@ -219,46 +242,84 @@ class HomeMirror:
     def take_over(self) -> None:
         """Make this home the one that drives the project, with the files that are stored.
 
-        Raises UserError if the driver of another home runs, or if this home holds a project that is not stored there.
+        Raises the errors of ``bring`` and ``claim``.
+        """
+        self.bring()
+        self.claim()
+
+    def bring(self) -> None:
+        """Bring the files here that are stored and missing, except those that are fetched when they are used.
+
+        Files that another home has replaced or removed are moved to ``store/replaced``, and those that it has not.
+        May be interrupted and repeated. Raises UserError if the driver of another home runs, if this home holds a
+        project that is not stored there, or if the store has lost commits.
         """
         with self._state.locked() as state:
-            known = state.committed.number
-            newest = self._log.read()
-            if newest.number and newest.home != self._home:
-                if not known and any((self._root / ROUNDS).glob("r*/*.json")):
-                    raise UserError(
-                        f"store_url {self.url} holds a project already, and {self._root} another one: give another "
-                        "URL, or an empty RFT_HOME to continue the stored project"
-                    )
-                self._driver.refuse_other()
-                self._bring(state, newest)
-            state.committed = newest
-            self._log.claim(state.committed)
-            self._driver.show(1)
+            newest = self._log(state.home).read()
+            if newest.number and newest.home == state.claiming:
+                state.home = state.claiming  # the process ended after its claim was stored
+            self._refuse_unrelated(state, newest)
+            if newest.number == 0 or newest.home == state.home:
+                self._bring(state, newest, another=False)
+                return
+            self._driver.refuse_other()
+            sign = secrets.token_hex(8)
+            with DriverSign(self.remote, lambda: sign, lambda: True).running():
+                self._bring(state, newest, another=True)
 
-    def _bring(self, state: HomeState, newest: Committed) -> None:
-        """Bring the files here that another home stored; files that it has not are moved to ``store/replaced``."""
-        LOG.info("%s: takes over %d files of commit %d", self.url, len(newest.files), newest.number)
-        state.stamps = {}
-        for path, stamp in dict(files_below(self._root, SCOPE)).items():
-            place, stored = self._root / path, newest.files.get(path)
-            if stored is not None and digest_file(place) == stored.sha256:
-                state.stamps[path] = stamp
-            else:
-                self._move_aside(path, newest.number)
-        for path in (REGISTRY, f"{REGISTRY}-wal", f"{REGISTRY}-shm"):
-            if (self._root / path).exists():
-                self._move_aside(path, newest.number)
-        wanted = [path for path in newest.files if path not in state.stamps and not is_large(path)]
-        state.stamps |= self._download(newest, wanted)
-        if f"{REGISTRY}.backup" in newest.files:
-            with atomic_path(self._root / REGISTRY) as temporary:
-                shutil.copyfile(self._root / f"{REGISTRY}.backup", temporary)
+    def claim(self) -> None:
+        """Make this home, with what ``bring`` brought, the one that drives the project.
 
-    def _move_aside(self, path: str, number: int) -> None:
-        target = self._folder / "replaced" / str(number) / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (self._root / path).rename(target)
+        Raises StoreTakenError if another home has committed since.
+        """
+        with self._state.locked() as state:
+            state.claiming = secrets.token_hex(8)
+            self._state.save(state)
+            self._log(state.claiming).claim(state.committed)
+            state.home, state.claiming = state.claiming, ""
+        self._driver.show(1)
+
+    def _refuse_unrelated(self, state: HomeState, newest: Committed) -> None:
+        known = state.committed.number
+        if newest.number and not known and any((self._root / ROUNDS).glob("r*/*.json")):
+            raise UserError(
+                f"store_url {self.url} holds a project already, and {self._root} another one: give another "
+                "URL, or an empty RFT_HOME to continue the stored project"
+            )
+        if 0 < newest.number < known:
+            raise UserError(
+                f"store_url {self.url}: its newest commit is {newest.number}, and {self._root} knows commit {known}: "
+                "the store is an older copy, or holds another project: empty the URL to store this home there again, "
+                "or give an empty RFT_HOME to continue what is stored"
+            )
+
+    def _bring(self, state: HomeState, newest: Committed, *, another: bool) -> None:
+        """``bring``, without its checks. ``another``: another home made the newest commit."""
+        before, behind = state.committed, newest.number > state.committed.number
+        if before.number > newest.number:
+            LOG.warning("%s: has lost %d files: those that are here are stored again", self.url, len(before.files))
+        unchanged = {path for path, file in newest.files.items() if _same(before.files.get(path), file)}
+        state.stamps = {path: stamp for path, stamp in state.stamps.items() if path in unchanged}
+        state.committed = newest
+        if another:
+            LOG.info("%s: takes over %d files of commit %d", self.url, len(newest.files), newest.number)
+            state.home, state.removed = "", {}
+            self._state.save(state)  # after a kill the next call continues
+        if another or behind:
+            put_aside(self._root, state, before.files, another=another)
+        missing = self._lost(state)
+        state.stamps |= self._download(newest, missing)
+        if another or (behind and f"{REGISTRY}.backup" in missing):
+            restore_registry(self._root, state)
+
+    def _lost(self, state: HomeState) -> list[str]:
+        """The stored files that every home has from its start, and that are missing here."""
+        here = [path for path in state.committed.files if not is_large(path) and state.stored(path) is not None]
+        return [path for path in here if not (self._root / path).exists()]
+
+    def fetch_lost(self) -> None:
+        """Bring the stored files here that every home has from its start, and that are missing here."""
+        self.fetch([self._root / path for path in self._lost(self._state.known())])
 
     def fetch(self, paths: Iterable[Path]) -> None:
         """Bring the stored files among ``paths`` here that are missing; a folder stands for everything below it."""
@@ -275,10 +336,44 @@ class HomeMirror:
         """The stored files among ``names``, and below those that are folders, that are not here."""
         state = self._state.known()
         files = state.committed.files
-        wanted = [name for name in names if name in files]
+        wanted = [name for name in names if state.stored(name) is not None]
         if folders := [name for name in names if name not in files and not (self._root / name).is_file()]:
-            wanted += [path for path in files if is_below(path, folders) and path not in state.stamps]
+            wanted += state.stored_below(folders)
         return [name for name in wanted if not (self._root / name).exists()]
+
+    def restore(self, path: Path, sha256: str | None = None) -> bool:
+        """Replace a damaged file, or the damaged files of a folder, by what is stored of them; False if nothing was.
+
+        ``sha256``: the digest that the file must have. Raises TransientError if the store cannot be reached: what it
+        holds is not given up for that.
+        """
+        state = self._state.known()
+        files = state.stored_below([path.relative_to(self._root).as_posix()])
+        wanted = [
+            name
+            for name, file in files.items()
+            if sha256 in (None, file.sha256) and not _has_digest(self._root / name, file.sha256)
+        ]
+        try:
+            with locked(self._folder / "fetch", _FETCH_S):
+                stamps = self._download(state.committed, wanted)
+        except StorageError as error:
+            LOG.warning("%s: cannot be restored from the object store: %s", path, error)
+            return False
+        with self._state.locked() as changed:
+            changed.stamps |= stamps
+        if wanted:
+            LOG.warning("%s: restored from %s: %d damaged or missing files", path, self.url, len(wanted))
+        return bool(wanted)
+
+    @contextmanager
+    def removing(self, paths: Iterable[Path]) -> Iterator[None]:
+        """Remove files of the home during the block, and what is stored of them by the next commit.
+
+        A folder stands for everything below it. The block must not fetch or store anything.
+        """
+        with self._state.removing([path.relative_to(self._root).as_posix() for path in paths]):
+            yield
 
     def _download(self, committed: Committed, paths: Sequence[str]) -> dict[str, list[int]]:
         """Bring stored files here; returns their stamps."""
@@ -297,7 +392,13 @@ class HomeMirror:
 
     def stored(self, path: Path) -> StoredFile | None:
         """What is stored of a file of the home, here or not; None: nothing."""
-        return self._state.known().committed.files.get(path.relative_to(self._root).as_posix())
+        return self._state.known().stored(path.relative_to(self._root).as_posix())
+
+    def stored_below(self, folder: Path) -> list[Path]:
+        """The stored files below a folder of the home, here or not."""
+        return [
+            self._root / name for name in self._state.known().stored_below([folder.relative_to(self._root).as_posix()])
+        ]
 
     def readable(self, path: Path) -> str:
         """The file itself if it is here, otherwise the URL of its object, for DuckDB with ``remote.filesystem``."""
@@ -327,7 +428,7 @@ class HomeMirror:
         with locked(self._folder / _UPLOADS, _UPLOADS_S), self._state.locked() as state:
             found = self.remote.objects("files")  # before the commits are read: those name what is older
             self._driver.refuse_other()
-            self._log.refuse_other(state.committed)
+            self._log(state.home).refuse_other(state.committed)
             kept = {file.object for file in state.committed.files.values()} | {name for name, _ in state.replaced}
             before = time.time() - grace_s if grace_s else math.inf
             orphans = [each for each in found if each.name not in kept and each.written_at <= before]
@@ -361,6 +462,10 @@ def _with_digest(content: bytes) -> tuple[bytes, str]:
     return content, hashlib.sha256(content).hexdigest()
 
 
+def _has_digest(path: Path, sha256: str) -> bool:
+    return path.is_file() and digest_file(path) == sha256
+
+
 def store_changes(root: Path, *, erase: bool = False) -> None:
     """Store what a command has changed in the home at ``root``, if it has a copy. ``erase``: keep no old object."""
     if (mirror := mirror_of(root)) is None:
@@ -374,7 +479,7 @@ def open_mirror(root: Path, url: str) -> HomeMirror:
     """Give the home at ``root`` its copy at ``url``. Raises UserError if it has one at another URL."""
     place = root / FOLDER / "place.json"
     if not place.exists():
-        write_json(place, {"url": url, "token": secrets.token_hex(16)})
+        write_json(place, {"url": url})
     mirror = mirror_of(root)
     assert mirror is not None
     if mirror.url != url:
@@ -384,11 +489,28 @@ def open_mirror(root: Path, url: str) -> HomeMirror:
 
 def fetch_missing(path: Path) -> bool:
     """Bring a missing file of a home here, or what is missing of a folder; False if the home has no copy."""
-    for parent in path.absolute().parents:
-        if (mirror := mirror_of(parent)) is not None:
-            mirror.fetch([path.absolute()])
-            return True
-    return False
+    mirror = _mirror_above(path.absolute())
+    if mirror is not None:
+        mirror.fetch([path.absolute()])
+    return mirror is not None
+
+
+def restore_stored(path: Path, sha256: str | None = None) -> bool:
+    """``HomeMirror.restore`` for a file or folder of a home; False if the home has no copy."""
+    mirror = _mirror_above(path.absolute())
+    return mirror is not None and mirror.restore(path.absolute(), sha256)
+
+
+@contextmanager
+def removing(*paths: Path) -> Iterator[None]:
+    """``HomeMirror.removing`` for files and folders of one home; for a home without a copy only the block."""
+    mirror = _mirror_above(paths[0].absolute()) if paths else None
+    with nullcontext() if mirror is None else mirror.removing([path.absolute() for path in paths]):
+        yield
+
+
+def _mirror_above(path: Path) -> "HomeMirror | None":
+    return next((mirror for parent in path.parents if (mirror := mirror_of(parent)) is not None), None)
 
 
 _OPEN: dict[Path, HomeMirror] = {}

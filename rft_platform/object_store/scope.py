@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rft_platform.common.files import is_temporary
-from rft_platform.object_store.home_state import stamp_of
 from rft_platform.object_store.packs import SMALL
 
 FOLDER = "store"  #: below the home: where its copy is, and what is stored there
@@ -16,7 +15,8 @@ SCOPE = ("rft.yaml", "config_source", f"{REGISTRY}.backup", ROUNDS, "prompts", "
 #: Stored with every note, beside the round's own folder.
 WITH_NOTES = ("rft.yaml", "config_source", f"{REGISTRY}.backup", f"{ROUNDS}/code", f"{ROUNDS}/r0000")
 ROW_IDS = f"{FOLDER}/row_ids/"  # indices of files of rollouts, named by the digest of the file
-_NOT_STORED = {"aside", "intermediate", ".saving"}  # folders: damaged files, resuming on this host, unfinished files
+#: Folders: damaged files, removed files, resuming on this host, unfinished files.
+_NOT_STORED = {"aside", "discarded", "intermediate", ".saving"}
 
 
 def files_below(root: Path, scope: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
@@ -32,6 +32,15 @@ def files_below(root: Path, scope: Sequence[str]) -> Iterator[tuple[str, list[in
                 if file.endswith((".lock", ".sqlite")) or is_temporary(file) or (stamp := stamp_of(path)) is None:
                     continue
                 yield path.relative_to(root).as_posix(), stamp
+
+
+def stamp_of(path: Path) -> list[int] | None:
+    """Size and time of change of a file; None if there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return [status.st_size, status.st_mtime_ns]
 
 
 def is_below(path: str, scope: Sequence[str]) -> bool:

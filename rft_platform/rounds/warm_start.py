@@ -15,6 +15,7 @@ from rft_platform.config.schema.trainer import WarmStart
 from rft_platform.config.training_specs import optimizer_spec
 from rft_platform.inference.canary import Canary
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.object_store.mirror import removing
 from rft_platform.rounds.evaluate import is_due, sampled_pass
 from rft_platform.rounds.project.code_version import code_version
 from rft_platform.rounds.project.project import Project
@@ -83,7 +84,8 @@ class WarmStartCourse:
         """Train from the base model; returns the resulting policy as version 0."""
         legs = self.project.warm_start_checkpoints
         if legs.exists():  # left by an interrupted run; starting over gives the same weights
-            shutil.rmtree(legs)
+            with removing(legs):
+                shutil.rmtree(legs)
         self.folder = str(base_model_folder(self.project))
         demonstrations = self.project.store.round_folder(0) / WARM_START
         digest = write_demonstrations(self.settings, demonstrations)
@@ -191,11 +193,10 @@ def _with_steps(settings: WarmStart, demonstrations: Path) -> WarmStart:
 
 def _keep_manifest_only(checkpoint: Path) -> None:
     """Remove the previous leg's weights; keep its manifest, which is part of the lineage."""
-    for item in checkpoint.iterdir():
-        if item.is_dir():
-            shutil.rmtree(item)
-        elif item.name != MANIFEST:
-            item.unlink()
+    gone = [item for item in checkpoint.iterdir() if item.name != MANIFEST]
+    with removing(*gone):
+        for item in gone:
+            shutil.rmtree(item) if item.is_dir() else item.unlink()
 
 
 def publish_starts(project: Project) -> None:

@@ -118,16 +118,19 @@ def _follow_moved_models(home: Home, config: RftConfig) -> None:
 def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
     """Check a configuration and write it to the project's folder; returns its plan. ``service``: for ``rft serve``.
 
-    Raises UserError, and writes nothing, if the configuration cannot be run.
+    Raises UserError if the configuration cannot be run. Then nothing is written, except that a home with a
+    ``store_url`` has the stored files; the home that drives the project goes on.
     """
     if config.store_url is not None:
         for problem in stored_copy_problems(config):
             raise UserError(str(problem))
-        open_mirror(home.root, config.store_url).take_over()
+        open_mirror(home.root, config.store_url).bring()
     whole = _joined(home, config)
     plan = check_run(home, whole, service=service)
     for finding in (*plan.findings, *decided_elsewhere(whole, config)):
         notes().print(f"note: {finding}", markup=False, soft_wrap=True)
+    if config.store_url is not None:
+        open_mirror(home.root, config.store_url).claim()
     write_config(home, config)
     if config.store_url is not None:
         store_changes(home.root)

@@ -24,6 +24,7 @@ from rft_platform.common.files import atomic_path, digest_file, digest_json, rea
 from rft_platform.common.personal_data import Redaction
 from rft_platform.common.user_code import load_object
 from rft_platform.config.home import Home, private_files
+from rft_platform.object_store.mirror import removing
 from rft_platform.tasks.task import ORIGIN
 from rft_platform.traces.datasets import KINDS, Row, Selection, datasets_of
 from rft_platform.traces.readers.base import read_traces
@@ -282,7 +283,8 @@ def _stored(trace: Trace, request: ImportRequest, redaction: Redaction) -> Trace
 def write_rows(file: Path, rows: list[Row]) -> None:
     """Write rows as JSON Lines; without rows there is no file."""
     if not rows:
-        file.unlink(missing_ok=True)
+        with removing(file):
+            file.unlink(missing_ok=True)
         return
     with atomic_path(file) as temp:
         temp.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

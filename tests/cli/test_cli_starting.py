@@ -13,6 +13,8 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.object_store.mirror import open_mirror
 from rft_platform.run import start
 from rft_platform.run.project_checks import check_may_start
 from rft_platform.run.start import with_rounds
@@ -133,3 +135,18 @@ def test_a_folder_that_is_no_project_keeps_its_permissions(
     rft("rounds")
 
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_a_start_that_is_refused_does_not_stop_the_home_that_drives_the_project(
+    home: Home, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/bucket"
+    driving = open_mirror(tmp_path / "driving", url)
+    driving.take_over()
+    driving._driver.show(0)
+    config = load_config(write_config(store_url=url, buffer={"batch_size": 8, "total_steps": 2}))
+    with pytest.raises(UserError):
+        start.begin(home, config)
+    store = ExperienceStore(tmp_path / "driving" / "rounds")
+    store.write_note(1, "explore", {"rows": 4})
+    assert store.has_note(1, "explore") and not home.config_file.exists()

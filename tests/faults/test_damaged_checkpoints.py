@@ -9,6 +9,7 @@ from rft_platform.common.digests import MANIFEST, checkpoint_damage, digest_once
 from rft_platform.common.errors import DamageRepairedError, StorageError, WeightMismatchError
 from rft_platform.common.files import digest_file
 from rft_platform.model_registry.manifests import all_manifests
+from rft_platform.object_store.mirror import open_mirror, removing
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.project.project import Project
@@ -149,3 +150,32 @@ def test_files_that_do_not_change_are_read_once(make_checkpoint, monkeypatch):
     assert sorted(read) == ["model.safetensors", "optimizer.safetensors"]
     flip_a_byte(folder)
     assert "was changed after" in str(checkpoint_damage(folder, digest_once))
+
+
+@pytest.mark.parametrize("harm", DAMAGES, ids=[harm.__name__ for harm in DAMAGES])
+def test_a_damaged_checkpoint_is_restored_from_the_object_store(project: Project, trained, harm, tmp_path: Path):
+    mirror = open_mirror(project.home.root, f"file://{tmp_path}/bucket")
+    mirror.take_over()
+    trained(0, 0)
+    policy = trained(1, 2)
+    trained(2, 4)  # a later training rests on it
+    mirror.finish()
+    harm(Path(policy.folder))
+    repair_checkpoint(project, policy)
+    assert checkpoint_damage(Path(policy.folder)) is None
+
+
+def test_a_checkpoint_that_is_set_aside_leaves_the_object_store(project: Project, trained, tmp_path: Path):
+    mirror = open_mirror(project.home.root, f"file://{tmp_path}/bucket")
+    mirror.take_over()
+    trained(0, 0)
+    policy = trained(1, 2)
+    folder = Path(policy.folder)
+    mirror.finish()
+    with removing(folder / MANIFEST):
+        (folder / MANIFEST).unlink()
+    mirror.commit()
+    with pytest.raises(DamageRepairedError, match=r"manifest\.json is missing"):
+        repair_checkpoint(project, policy)
+    mirror.commit()
+    assert mirror.stored_below(folder) == []

@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 from rft_platform.cli.main import app
 from rft_platform.common.digests import digest_weights
-from rft_platform.common.errors import DamagedError
+from rft_platform.common.errors import DamagedError, TransientError
 from rft_platform.common.files import SEAL, read_json, write_json, write_sealed_json
 from rft_platform.experience.record import JudgedRow
+from rft_platform.object_store.mirror import open_mirror
 from rft_platform.rounds.maintenance.verification import check_judgements, verify
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, publish, required, write
-from rft_platform.rounds.project.repair import repair_on_failure
+from rft_platform.rounds.project.repair import refuse_damaged_rows, repair_on_failure
 from rft_platform.training.checkpoint.manifest import Manifest, describe_files, write_manifest
 from tests.faults.conftest import round_rows
 
@@ -225,3 +226,45 @@ def test_a_broken_current_file_can_be_quarantined(trained: Project, monkeypatch:
     assert CliRunner().invoke(app, ["store", "check", "--set-aside"]).exit_code == 1
     assert not current.exists()
     assert (trained.store.round_folder(1) / "aside" / "current.json").exists()
+
+
+def test_damaged_files_of_a_round_are_restored_from_the_object_store(
+    trained: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_HOME", str(trained.home.root))
+    mirror = open_mirror(trained.home.root, f"file://{tmp_path}/bucket")
+    mirror.take_over()
+    mirror.commit()
+    store = trained.store
+    rows, judged, files = store.rollout_rows(1), store.read_judged(1), store.rollout_files(1)
+    harmed = [*files, store.judged_file(1), store.round_folder(1) / "policy-policy.json"]
+    for path in harmed:
+        assert path is not None
+        flip(path)
+    done = CliRunner().invoke(app, ["store", "check", "--set-aside"])
+    assert done.exit_code == 1 and done.stderr.count("restored from the object store") == len(harmed)
+    assert not (store.round_folder(1) / "aside").exists() and verify(trained).damaged == []
+    flip(files[0])
+    mirror.commit()
+    refuse_damaged_rows(store, 1, Judged)  # the stage goes on
+    assert store.rollout_rows(1) == rows and store.read_judged(1) == judged
+
+
+def test_rows_are_not_set_aside_while_the_object_store_that_has_them_cannot_be_reached(
+    trained: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = open_mirror(trained.home.root, f"file://{tmp_path}/bucket")
+    mirror.take_over()
+    mirror.commit()
+    file = trained.store.rollout_files(1)[0]
+    flip(file)
+
+    def unreachable(_: object) -> None:
+        raise TransientError("the store cannot be reached")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.remote, "download", unreachable)
+        with pytest.raises(TransientError):
+            refuse_damaged_rows(trained.store, 1, Judged)
+    refuse_damaged_rows(trained.store, 1, Judged)
+    assert trained.store.damaged(1, digest=True) == []

@@ -1,17 +1,28 @@
 """The copy of a home on an object store: commits, take-over by another home, fencing, what is fetched when."""
 
 import json
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rft_platform.common.errors import StoreTakenError, UserError
-from rft_platform.common.files import write_json, write_text
+from rft_platform.common.errors import StoreTakenError, TransientError, UserError
+from rft_platform.common.files import digest_file, write_json, write_sealed_json, write_text
 from rft_platform.experience.queries import connect, find_row
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.object_store import commits
-from rft_platform.object_store.mirror import fetch_missing, mirror_of, open_mirror, store_changes
+from rft_platform.object_store.mirror import (
+    HomeMirror,
+    fetch_missing,
+    mirror_of,
+    open_mirror,
+    removing,
+    restore_stored,
+    store_changes,
+)
+from rft_platform.object_store.remote_files import StoredFile
 from tests.experience.samples import rollouts
 from tests.object_store.conftest import drives, explored
 
@@ -157,14 +168,146 @@ def test_checkpoints_are_stored_in_the_background_and_fetched_as_a_folder(tmp_pa
     assert sorted(path.name for path in brought.iterdir()) == ["manifest.json", "model.safetensors"]
 
 
-def test_removed_files_leave_the_store_but_files_that_were_never_here_stay(tmp_path: Path, url: str) -> None:
+def weights(root: Path, content: str = "weights", name: str = "model.safetensors") -> Path:
+    """A checkpoint whose manifest names the digest of its file."""
+    folder = root / "checkpoints" / "p" / "n" / "global_step_2"
+    write_text(folder / name, content)
+    write_sealed_json(folder / "manifest.json", {"files": {name: {"size": 7, "sha256": digest_file(folder / name)}}})
+    return folder
+
+
+def test_removed_files_leave_the_store_with_the_next_commit_also_those_that_were_never_here(
+    tmp_path: Path, url: str
+) -> None:
+    first, _ = drives(tmp_path, "first", url)
+    rows = explored(first).rollout_files(1)[0].relative_to(first)
+    weights(first)
+    store_changes(first)
+    second, mirror = drives(tmp_path, "second", url)
+    folder = weights(first).relative_to(first)
+    with removing(second / "rounds" / "r0001" / "explore.json", second / rows, second / folder / "model.safetensors"):
+        (second / "rounds" / "r0001" / "explore.json").unlink()
+    assert not ExperienceStore(second / "rounds").is_stored(second / rows)
+    assert fetch_missing(second / folder) and not (second / folder / "model.safetensors").exists()
+    assert rows.as_posix() in committed(second)
+    mirror.commit(["checkpoints"])  # other files are dropped by a commit of their folder
+    assert f"{folder}/model.safetensors" not in committed(second) and rows.as_posix() in committed(second)
+    mirror.commit(grace_s=0.0)
+    assert set(committed(second)) == {"rounds/r0001/files.json", f"{folder}/manifest.json"}
+    assert [path.name for path in (tmp_path / "bucket" / "project" / "files").rglob("*batch*")] == []
+    drives(tmp_path, "third", url)
+    assert not (tmp_path / "third" / "rounds" / "r0001" / "explore.json").exists()
+
+
+def test_lost_files_stay_stored_and_are_fetched_again(tmp_path: Path, url: str) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    store, folder = explored(root), weights(root)
+    mirror.finish()
+    rows, before = store.rollout_rows(1), set(committed(root))
+    shutil.rmtree(root / "rounds" / "r0001")
+    shutil.rmtree(folder)
+    mirror.commit()
+    assert set(committed(root)) == before
+    assert store.rollout_rows(1) == rows and fetch_missing(folder) and (folder / "model.safetensors").exists()
+    mirror.fetch_lost()
+    assert store.read_note(1, "explore") == {"rows": 4}
+    (root / "rounds" / "r0001" / "explore.json").unlink()
+    mirror.take_over()
+    assert store.read_note(1, "explore") == {"rows": 4}
+
+
+def test_a_lost_note_that_is_withdrawn_does_not_come_back(tmp_path: Path, url: str) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    store = explored(root)
+    (root / "rounds" / "r0001" / "explore.json").unlink()
+    store.withdraw_note(1, "explore")
+    mirror.take_over()
+    assert not store.has_note(1, "explore")
+    mirror.commit()
+    assert "rounds/r0001/explore.json" not in committed(root) and store.withdraw_note(1, "explore") is None
+
+
+def test_a_lost_ledger_is_fetched_and_not_made_of_the_files_that_are_here(tmp_path: Path, url: str) -> None:
     first, _ = drives(tmp_path, "first", url)
     explored(first)
     second, mirror = drives(tmp_path, "second", url)
-    (second / "rounds" / "r0001" / "explore.json").unlink()
+    (second / "rounds" / "r0001" / "files.json").unlink()
+    assert len(ExperienceStore(second / "rounds").rollout_files(1)) == 1
     mirror.commit()
-    assert "rounds/r0001/explore.json" not in committed(second)
-    assert "rounds/r0001/rollouts/batch-0000.parquet" in committed(second)
+    assert len(ExperienceStore(drives(tmp_path, "third", url)[0] / "rounds").rollout_files(1)) == 1
+
+
+def test_a_damaged_file_does_not_replace_the_stored_one_and_is_restored(tmp_path: Path, url: str) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    store, folder = explored(root), weights(root)
+    mirror.finish()
+    before, rows = committed(root), store.rollout_rows(1)
+    file, note = store.rollout_files(1)[0], root / "rounds" / "r0001" / "explore.json"
+    damaged = [file, note, folder / "model.safetensors", folder / "manifest.json"]
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:-3])
+        mirror.commit()
+    assert committed(root) == before
+    assert store.restore(1, file) and store.restore(1, note) and not store.restore(1, file)
+    assert restore_stored(folder) and (folder / "model.safetensors").read_text() == "weights"
+    assert store.rollout_rows(1) == rows and store.read_note(1, "explore") == {"rows": 4}
+    mirror.commit()
+    assert committed(root) == before
+
+
+def test_rows_that_are_written_again_replace_the_stored_ones(tmp_path: Path, url: str) -> None:
+    root, _ = drives(tmp_path, "home", url)
+    store = explored(root)
+    store.write_rollouts(1, 0, rollouts(round=1)[:2])
+    store.write_note(1, "explore", {"rows": 2})
+    assert len(ExperienceStore(drives(tmp_path, "second", url)[0] / "rounds").rollout_rows(1)) == 2
+
+
+def test_a_checkpoint_that_is_written_again_leaves_no_file_of_the_first_one(tmp_path: Path, url: str) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    folder = weights(root, name="model-1-of-2.safetensors")
+    mirror.commit()
+    shutil.rmtree(folder)
+    weights(root, "one file")
+    write_text(folder.parent / "discarded" / "removed.global_step_1.model.safetensors.0123", "old")
+    mirror.commit()
+    inside = folder.relative_to(root)
+    assert set(committed(root)) == {f"{inside}/manifest.json", f"{inside}/model.safetensors"}
+
+
+def test_a_kill_before_or_after_a_removal_neither_keeps_the_object_nor_removes_that_of_a_kept_file(
+    tmp_path: Path, url: str
+) -> None:
+    root, _ = drives(tmp_path, "home", url)
+    file = explored(root).rollout_files(1)[0]
+    name = file.relative_to(root).as_posix()
+    with pytest.raises(KeyboardInterrupt), removing(file):
+        raise KeyboardInterrupt  # recorded, and still here
+    HomeMirror(root).commit()
+    assert name in committed(root)
+    with pytest.raises(KeyboardInterrupt), removing(file):
+        file.unlink()
+        raise KeyboardInterrupt
+    HomeMirror(root).take_over()
+    assert not fetch_missing(file) or not file.exists()
+    HomeMirror(root).commit()
+    assert name not in committed(root)
+
+
+def test_a_file_that_is_removed_while_it_is_uploaded_is_not_stored(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    folder, upload = weights(root, "w" * 100_000), mirror.remote.upload
+
+    def removed(files: dict[str, Path]) -> None:
+        upload(files)
+        with removing(folder):
+            shutil.rmtree(folder)
+
+    monkeypatch.setattr(mirror.remote, "upload", removed)
+    mirror.commit()
+    assert committed(root) == {}
 
 
 def test_an_erasure_leaves_no_replaced_object(tmp_path: Path, url: str) -> None:
@@ -197,6 +340,140 @@ def test_a_daemon_that_ticks_is_not_replaced(tmp_path: Path, url: str) -> None:
     second.remove_orphans()
     with second.driving(), pytest.raises(UserError, match="drives this project"):
         drives(tmp_path, "first", url)
+
+
+def test_an_interrupted_take_over_is_continued(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = drives(tmp_path, "first", url)
+    for number in (1, 2):
+        explored(first, number)
+    (root := tmp_path / "second").mkdir()
+    mirror = open_mirror(root, url)
+    download = mirror.remote.download
+
+    def fails(files: dict[Path, StoredFile]) -> None:
+        download(dict(list(files.items())[:2]))
+        raise TransientError("the store cannot be reached")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.remote, "download", fails)
+        with pytest.raises(TransientError):
+            mirror.take_over()
+    store = ExperienceStore(root / "rounds")
+    with pytest.raises(StoreTakenError):
+        store.write_note(1, "judge", {"rows": 4})  # the first home drives the project until the take-over is complete
+    explored(first, 3)
+    mirror.take_over()
+    assert [store.read_note(number, "explore") for number in (1, 2, 3)] == [{"rows": 4}] * 3
+    assert not (root / "store" / "replaced").exists()
+
+
+def test_of_two_homes_that_take_over_at_the_same_time_one_is_refused(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explored(drives(tmp_path, "first", url)[0])
+    (late := tmp_path / "late").mkdir()
+    mirror = open_mirror(late, url)
+    mirror.bring()
+    winner, _ = drives(tmp_path, "winner", url)
+    with pytest.raises(StoreTakenError, match="another home has continued"):
+        mirror.claim()
+    explored(winner, 2)
+    mirror.take_over()
+    assert ExperienceStore(late / "rounds").read_note(2, "explore") == {"rows": 4}
+
+
+def test_a_home_whose_store_was_emptied_stores_everything_again(tmp_path: Path, url: str) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    rows = explored(root).rollout_rows(1)
+    mirror.finish()
+    shutil.copytree(tmp_path / "bucket", tmp_path / "old")
+    explored(root, 2)
+    shutil.rmtree(tmp_path / "bucket")
+    shutil.copytree(tmp_path / "old", tmp_path / "bucket")
+    with pytest.raises(UserError, match="the store is an older copy"):
+        mirror.take_over()
+    shutil.rmtree(tmp_path / "bucket")
+    mirror.take_over()
+    store_changes(root)
+    taken = ExperienceStore(drives(tmp_path, "second", url)[0] / "rounds")
+    assert taken.rollout_rows(1) == rows and taken.read_note(2, "explore") == {"rows": 4}
+
+
+@pytest.mark.parametrize("started_again", [False, True])
+def test_an_older_home_that_was_restored_gets_what_was_stored_since(
+    started_again: bool, tmp_path: Path, url: str
+) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    store = explored(root)
+    store.write_note(1, "judge", {"by": "first"})
+    mirror.finish()
+    shutil.copytree(root, tmp_path / "older")
+    if started_again:
+        mirror.take_over()
+    store.withdraw_note(1, "judge")
+    explored(root, 2)
+    store.write_note(1, "explore", {"rows": 5})
+    mirror.finish()
+    shutil.rmtree(root)
+    shutil.copytree(tmp_path / "older", root)
+    HomeMirror(root).take_over()
+    assert store.read_note(1, "explore") == {"rows": 5} and store.has_note(2, "explore")
+    assert not store.has_note(1, "judge") and store.damaged(2, digest=True) == []
+
+
+def test_a_home_keeps_what_it_has_not_stored_yet_on_another_machine_and_after_a_kill(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    store = explored(root)
+    mirror.finish()
+    state = (root / "store" / "state.json").read_text()
+    mirror.commit(["rounds"], {"rounds/r0001/judge.json": "{}"})
+    (root / "store" / "state.json").write_text(state)  # killed between the commit and the state
+    folder = weights(root)
+    monkeypatch.setattr("socket.gethostname", lambda: "another-container")
+    HomeMirror(root).take_over()
+    assert (folder / "model.safetensors").exists() and store.has_note(1, "judge")
+    state = (root / "store" / "state.json").read_text()
+    HomeMirror(root).claim()
+    document = {**json.loads(state), "claiming": json.loads((root / "store" / "state.json").read_text())["home"]}
+    (root / "store" / "state.json").write_text(json.dumps(document))  # killed between the claim and the state
+    HomeMirror(root).take_over()
+    assert (folder / "model.safetensors").exists() and not (root / "store" / "replaced").exists()
+
+
+def test_a_copy_of_a_home_is_another_home(tmp_path: Path, url: str) -> None:
+    first, _ = drives(tmp_path, "first", url)
+    store = explored(first)
+    shutil.copytree(first, tmp_path / "copy")
+    drives(tmp_path, "copy", url)
+    with pytest.raises(StoreTakenError):
+        store.write_note(1, "judge", {"rows": 4})
+    _, mirror = drives(tmp_path, "first", url)
+    with mirror.driving(), pytest.raises(UserError, match="drives this project"):
+        drives(tmp_path, "copy", url)
+
+
+def test_a_home_does_not_take_its_own_late_sign_for_the_end_of_another_driver(tmp_path: Path, url: str) -> None:
+    _, replaced = drives(tmp_path, "first", url)
+    _, mirror = drives(tmp_path, "second", url)
+    for count in (0, 7):
+        with mirror.driving():
+            replaced._driver.show(count)
+            with pytest.raises(UserError, match="drives this project"):
+                replaced.bring()
+
+
+def test_a_late_sign_of_a_replaced_driver_does_not_end_those_of_the_new_one(tmp_path: Path, url: str) -> None:
+    _, replaced = drives(tmp_path, "first", url)
+    _, mirror = drives(tmp_path, "second", url)
+    with mirror.driving():
+        replaced._driver.show(7)
+        deadline = time.monotonic() + 30.0
+        while b'"count": 7' in (mirror.remote.read("driver.json") or b"") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with pytest.raises(UserError, match="drives this project"):
+            drives(tmp_path, "third", url)
 
 
 def test_two_projects_do_not_mix_at_one_url(tmp_path: Path, url: str) -> None:

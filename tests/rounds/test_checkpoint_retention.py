@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rft_platform.common.digests import MANIFEST, SAVED_STATE, checkpoint_damage
+from rft_platform.common.digests import MANIFEST, SAVED_STATE, THINNED, checkpoint_damage
 from rft_platform.common.files import digest_file, write_json, write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.model_registry.manifests import chain
 from rft_platform.model_registry.models import PREVIOUS_TAG, RegisteredModel
+from rft_platform.object_store.mirror import open_mirror, store_changes
 from rft_platform.online.project import open_project, project_in
 from rft_platform.online.releases.rules import canary_rule
 from rft_platform.online.releases.store import ReleaseStore
@@ -162,3 +163,21 @@ def test_policies_that_a_killed_trainer_repeats_are_kept(project: Project) -> No
     (checkpoint(project, 6) / "trainer_state").mkdir(exist_ok=True)
     write_sealed_json(checkpoint(project, 6) / SAVED_STATE, {"files": {}})
     assert [policy.round for policy in needed_to_repeat(one)] == [6]
+
+
+def test_weights_that_only_the_object_store_has_are_removed_there(project: Project, tmp_path: Path) -> None:
+    open_mirror(project.home.root, f"file://{tmp_path}/bucket").take_over()
+    store_changes(project.home.root)
+    second = Home(tmp_path / "second")
+    mirror = open_mirror(second.root, f"file://{tmp_path}/bucket")
+    mirror.take_over()
+    taken = open_project(second)
+    old = checkpoint(taken, 2)
+    assert mirror.stored(old / "model.safetensors") is not None and not (old / "model.safetensors").exists()
+    assert old in thin_checkpoints(taken, Registry())  # type: ignore[arg-type]
+    assert thin_checkpoints(taken, Registry()) == []  # type: ignore[arg-type]
+    mirror.commit()
+    assert mirror.stored_below(old) == [old / MANIFEST, old / THINNED]
+    fetched = checkpoint(taken, 6)
+    mirror.fetch([old, fetched])
+    assert not (old / "model.safetensors").exists() and (fetched / "model.safetensors").exists()

@@ -16,7 +16,7 @@ from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.jobs.maintenance import maintenance_jobs
 from rft_platform.model_registry.models import RegisteredModel
-from rft_platform.object_store.mirror import open_mirror
+from rft_platform.object_store.mirror import HomeMirror, open_mirror
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource, RegistryResource
 from rft_platform.rounds.maintenance.store_maintenance import champion_rounds, closed_rounds, compact, retain
@@ -248,3 +248,48 @@ def test_a_home_that_took_over_traces_without_the_rows(project: Project, tmp_pat
     rows = [path for number in taken.store.rounds() for path in taken.store.rollout_files(number)]
     assert rows and not any(path.exists() for path in rows)
     assert [path.parent.name for path in second.rglob("row_selection-*.parquet")] == ["r0001"]
+
+
+def taken_over(project: Project, tmp_path: Path) -> tuple[Project, HomeMirror]:
+    """The project in a second home, which has its notes and none of its rows."""
+    mirror, second = open_mirror(project.home.root, f"file://{tmp_path}/bucket/project"), tmp_path / "second"
+    mirror.take_over()
+    with mirror.driving():
+        pass
+    mirror = open_mirror(second, mirror.url)
+    mirror.take_over()
+    return Project.open(Home(second)), mirror
+
+
+def stored_rows(tmp_path: Path) -> list[str]:
+    """The rounds of the objects with rows."""
+    return sorted(path.parts[-3] for path in (tmp_path / "bucket").rglob("*batch-*.parquet"))
+
+
+def test_rounds_that_only_the_object_store_has_are_compacted_and_archived(project: Project, tmp_path: Path) -> None:
+    rows = project.store.rollout_rows(1)
+    taken, _ = taken_over(project, tmp_path)
+    done = compact(taken, keep_last=2, grace_s=0)
+    assert [rewrite.round for rewrite in done.rewrites] == [1] and done.problems == []
+    assert taken.store.rollout_rows(1) == rows
+    archived = retain(taken, Champion(None), keep_last=1, archive=tmp_path / "archive", grace_s=0)  # type: ignore[arg-type]
+    assert [one.round for one in archived.retirements] == [1, 2] and archived.problems == []
+    assert len(list((tmp_path / "archive").rglob("*.parquet"))) == 3
+
+
+def test_rounds_that_only_the_object_store_has_are_deleted_there(project: Project, tmp_path: Path) -> None:
+    taken, mirror = taken_over(project, tmp_path)
+    assert stored_rows(tmp_path) == ["r0001", "r0001", "r0002", "r0002", "r0003", "r0003", "r0004", "r0004"]
+    done = retain(taken, Champion(None), keep_last=1, grace_s=0)  # type: ignore[arg-type]
+    assert done.freed_bytes > 0 and done.problems == []
+    assert {path.parent.parent.name for path in mirror.stored_below(taken.store.root) if "rollouts" in path.parts} == {
+        "r0003", "r0004",
+    }  # fmt: skip
+    mirror.commit(grace_s=0.0)
+    assert stored_rows(tmp_path) == ["r0003", "r0003", "r0004", "r0004"]
+
+
+def test_missing_rows_are_reported_and_do_not_block_other_rounds(project: Project) -> None:
+    project.store.rollout_files(1)[0].unlink()
+    done = compact(project, keep_last=1)
+    assert [rewrite.round for rewrite in done.rewrites] == [2] and "is missing" in done.problems[0]

@@ -79,10 +79,12 @@ def forget(
     Weights cannot forget: the report names every model version that was trained on the rows.
     """
     from rft_platform.config.home import Home
-    from rft_platform.object_store.mirror import store_changes
+    from rft_platform.object_store.mirror import mirror_of, store_changes
     from rft_platform.run.console import output, print_json
 
     home = Home.from_environment()
+    if (mirror := mirror_of(home.root)) is not None:
+        mirror.fetch_lost()  # a file that is lost here is erased there too
     found = _forget(home, subject, tenant, trace or [])
     store_changes(home.root, erase=True)
     if as_json:

@@ -31,13 +31,10 @@ def compact(
     as_json: _Json = False,
 ) -> None:
     """Merge the explore batches of each closed round into one file; rows, ids and digests do not change."""
-    from rft_platform.object_store.mirror import store_changes
     from rft_platform.rounds.maintenance.store_maintenance import compact as compact_project
 
     project = _project()
-    report = compact_project(project, keep_last=keep_last, grace_s=grace_s, dry_run=dry_run)
-    store_changes(project.home.root)
-    _report(report, as_json)
+    _report(compact_project(project, keep_last=keep_last, grace_s=grace_s, dry_run=dry_run), as_json)
 
 
 @store.command()
@@ -60,7 +57,6 @@ def retain(
     as_json: _Json = False,
 ) -> None:
     """Delete or archive the rollouts of old rounds; judgements, notes and digests stay, so `rft trace` still works."""
-    from rft_platform.object_store.mirror import store_changes
     from rft_platform.rounds.maintenance.store_maintenance import retain as retain_rounds
     from rft_platform.rounds.setup.connections import connect_registry
 
@@ -75,7 +71,6 @@ def retain(
         grace_s=grace_s,
         dry_run=dry_run,
     )
-    store_changes(project.home.root)
     _report(report, as_json)
 
 
@@ -92,7 +87,7 @@ def check(
     from rft_platform.experience.file_names import round_number
     from rft_platform.rounds.maintenance.verification import verify
     from rft_platform.rounds.project.record import set_aside as set_file_aside
-    from rft_platform.run.console import output, print_json
+    from rft_platform.run.console import notes, output, print_json
 
     project = _project()
     found = verify(project, digest=not fast)
@@ -112,7 +107,10 @@ def check(
         for file in found.damaged:
             if file.path.is_relative_to(project.store.root):
                 number = round_number(file.path.relative_to(project.store.root).parts[0])
-                set_file_aside(project.store, number, file)
+                if project.store.restore(number, file.path):
+                    notes().print(f"restored from the object store: {file.path}", markup=False, soft_wrap=True)
+                else:
+                    set_file_aside(project.store, number, file)
     if found.damaged:
         raise typer.Exit(1)
 

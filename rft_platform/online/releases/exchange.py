@@ -20,6 +20,7 @@ from rft_platform.common.errors import UserError, some
 from rft_platform.common.files import read_json, read_sealed_json, write_json
 from rft_platform.config.home import Home
 from rft_platform.experience.file_names import round_key
+from rft_platform.object_store.mirror import removing
 from rft_platform.online.releases.shared_place import (
     Owner,
     Record,
@@ -316,7 +317,8 @@ class VersionFollower:
             if damage is not None:
                 self._place.download(weights.folder, weights.files, folder)
         elif place is None and not self._serves(version):
-            shutil.rmtree(folder, ignore_errors=True)
+            with removing(folder):
+                shutil.rmtree(folder, ignore_errors=True)
         return folder
 
     def _serves(self, version: int) -> bool:

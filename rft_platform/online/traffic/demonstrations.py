@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import atomic_path, digest_file
+from rft_platform.object_store.mirror import removing
 from rft_platform.online.traffic.database import Call, Feedback, FeedbackCall, readings, transactions
 from rft_platform.online.traffic.project_traffic import traffic_database
 from rft_platform.rounds.project.project import Project
@@ -132,7 +133,7 @@ def experts_of_traffic(project: Project, round_number: int, model_folder: Path) 
         if usable:
             _write_file(usable, target)
         else:
-            target.unlink(missing_ok=True)
+            _remove(target)
         if _until(project, round_number) == rows:  # otherwise `rft forget` removed rows while the file was written
             return target if usable else None
 
@@ -148,7 +149,7 @@ def erase_demonstrations(project: Project, msg_ids: Collection[str]) -> int | No
             if len(kept) < len(rows):
                 _write(project, number, kept)
         if experts.exists() and any(row["msg_id"] in msg_ids for row in _read(experts)):
-            experts.unlink()  # a training writes it again
+            _remove(experts)  # a training writes it again
     return DemonstrationStore(traffic_database(project)).first_batch(msg_ids)
 
 
@@ -203,10 +204,15 @@ def _write(project: Project, round_number: int, rows: list[dict[str, Any]]) -> D
     if rows:
         _write_file(rows, file)
     else:
-        file.unlink(missing_ok=True)
+        _remove(file)
     written = Demonstrations(len(rows), digest_file(file) if rows else None)
     write(project.store, round_number, written)
     return written
+
+
+def _remove(file: Path) -> None:
+    with removing(file):
+        file.unlink(missing_ok=True)
 
 
 def _write_file(rows: list[dict[str, Any]], target: Path) -> None:

@@ -23,6 +23,7 @@ from rft_platform.common.digests import MANIFEST, THINNED, lacks_state
 from rft_platform.common.files import write_json
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.model_registry.models import PREVIOUS_TAG
+from rft_platform.object_store.mirror import mirror_of, removing
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Policy,
@@ -64,7 +65,7 @@ def _thin_policy(project: Project, champions: set[Path], name: str) -> list[Path
     repeatable = {Path(policy.folder) for policy in needed_to_repeat(project, name)}
     kept = {*folders[-(limit or 0) :], *marked, *champions, *in_use(project, name), *repeatable}
     old = [folder for folder in folders if folder not in kept and folder.parent == project.checkpoints_of(name)]
-    return [folder for folder in old if _thin(folder, project.checkpoints / DISCARDED)]
+    return [folder for folder in old if _thin(folder, project.checkpoints / DISCARDED, project.home.root)]
 
 
 def _champions(registry: "ModelRegistry") -> set[Path]:
@@ -138,21 +139,25 @@ def _delete(paths: Sequence[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _thin(folder: Path, discarded: Path) -> bool:
+def _thin(folder: Path, discarded: Path, home: Path) -> bool:
     """Reduce one folder; False if there was nothing to remove. Completes an interrupted reduction.
 
-    The removed files are moved to ``discarded``, on the same file system.
+    The removed files are moved to ``discarded``, on the same file system. Files that only the home's object store has
+    are removed there.
     """
     if not (folder / MANIFEST).is_file():
         return False
-    gone = [path for path in folder.iterdir() if path.name not in (MANIFEST, _STEPS, THINNED)]
-    if not gone:
+    kept = [folder / name for name in (MANIFEST, _STEPS, THINNED)]
+    gone, mirror = [path for path in folder.iterdir() if path not in kept], mirror_of(home)
+    stored = [] if mirror is None else [path for path in mirror.stored_below(folder) if path not in kept]
+    if not gone and not stored:
         return False
     why = "trainer.max_checkpoints_to_keep"
     if not (folder / THINNED).exists():
         write_json(folder / THINNED, {"removed_by": why, "removed_at": time.time()})
     discarded.mkdir(exist_ok=True)
-    for path in gone:
-        path.rename(discarded / f"removed.{folder.name}.{path.name}.{secrets.token_hex(4)}")
+    with removing(*gone, *stored):
+        for path in gone:
+            path.rename(discarded / f"removed.{folder.name}.{path.name}.{secrets.token_hex(4)}")
     LOG.info("removed the weights of %s (%s); its manifest stays", folder, why)
     return True

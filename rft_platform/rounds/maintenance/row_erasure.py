@@ -7,6 +7,7 @@ were trained on it. The ledger keeps the digests of the old files, so the round'
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rft_platform.experience.file_ledger import Contents, Ledger
@@ -21,6 +22,7 @@ from rft_platform.experience.schema import (
     table_to_rows,
 )
 from rft_platform.inference.canary import Canary
+from rft_platform.object_store.mirror import removing
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, published
 
@@ -113,13 +115,18 @@ def erase_rows(
             if any(one.group_id != other.group_id for one, other in zip(renamed, judged, strict=True)):
                 _rewrite(ledger, contents, name, judged_to_table(renamed))
         for name in contents.unfinished() if erased else ():  # they may be answers to the same tasks
-            (ledger.folder / name).unlink(missing_ok=True)
+            _remove(ledger.folder / name)
             del contents.files[name]
         for name in list(contents.superseded):
             if name not in contents.files:
-                (ledger.folder / name).unlink(missing_ok=True)
+                _remove(ledger.folder / name)
                 del contents.superseded[name]
     return erased
+
+
+def _remove(path: Path) -> None:
+    with removing(path):
+        path.unlink(missing_ok=True)
 
 
 def _rewrite(ledger: Ledger, contents: Contents, name: str, table: "pa.Table") -> None:

@@ -136,13 +136,15 @@ def _sweep_all(project: Project, report: Upkeep, grace_s: float) -> None:
         freed = _try(report, partial(sweep_round, store, number, grace_s=grace_s, dry_run=report.dry_run))
         report.freed_bytes += freed or 0
     if mirror is not None:
+        if not report.dry_run:
+            _try(report, mirror.commit)
         try:
             report.orphans, freed = mirror.remove_orphans(dry_run=report.dry_run)
             report.freed_bytes += freed
         except TransientError as error:  # a process of this home is uploading; the next maintenance removes them
             LOG.warning("objects of interrupted uploads are not removed now: %s", error)
         except (UserError, StoreTakenError) as error:
-            report.problems.append(str(error))
+            report.problems += [] if str(error) in report.problems else [str(error)]
 
 
 def _try(report: Upkeep, work: Callable[[], _Done]) -> _Done | None:

@@ -16,7 +16,7 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.manifests import Manifest, read_manifest
-from rft_platform.object_store.mirror import fetch_missing, mirror_of
+from rft_platform.object_store.mirror import fetch_missing, mirror_of, removing, restore_stored
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Explored,
@@ -63,14 +63,17 @@ def repair_on_failure(project: Project, policy: Policy) -> Iterator[None]:
 def repair_checkpoint(project: Project, policy: Policy) -> None:
     """Quarantine the policy's checkpoint if it is damaged; do nothing if it is intact. Reads every byte of it.
 
+    Files of which the project's object store has the intact ones are restored first.
     Raises DamageRepairedError after it moved a damaged checkpoint and withdrew the notes that depend on it, so that the
     plan makes it again. Raises StorageError if later rounds were trained from it (the error names them), or if it is a
     base model, which cannot be made again.
     """
-    why = damage_of(policy)
+    folder, why = Path(policy.folder), damage_of(policy)
+    if why is not None and project.checkpoints in folder.parents and restore_stored(folder):
+        why = damage_of(policy)
     if why is None:
         return
-    folder, rounds = Path(policy.folder), _rounds_of(project.store, policy)
+    rounds = _rounds_of(project.store, policy)
     if project.checkpoints not in folder.parents:
         raise StorageError(f"base model {folder}: {why}: restore the model that the project was started with")
     if rounds.dependents:
@@ -159,14 +162,15 @@ def repeat_unstored(project: Project) -> None:
 
 
 def refuse_damaged_rows(store: ExperienceStore, round_number: int, needed: type[Explored | Judged]) -> None:
-    """Quarantine the round's damaged Parquet files. Reads every byte of them.
+    """Quarantine the round's damaged Parquet files. Reads every byte of them. Those of which the project's object store
+    has the intact one are restored instead.
 
     The quarantine withdraws the parts that depend on a file. If ``needed`` is among them (``Explored`` before
     judging, ``Judged`` before training), raises DamageRepairedError: the plan then explores the round again. If the
     rollouts or the active judgement of a trained round are damaged, raises StorageError: the plan does not repeat a
     trained round. Other damage is logged as a warning.
     """
-    found = store.damaged(round_number, digest=True)
+    found = [file for file in store.damaged(round_number, digest=True) if not store.restore(round_number, file.path)]
     if not found:
         return
     trained, had = published(store, round_number) is not None, read(store, round_number).has(needed)
@@ -224,8 +228,9 @@ def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: s
     # The name must not start with the prefix of checkpoints: lineage reads every folder with this prefix.
     target = project.checkpoints / ASIDE / f"damaged.{folder.name}.{secrets.token_hex(3)}"
     target.parent.mkdir(parents=True, exist_ok=True)
-    if folder.is_dir():
-        folder.rename(target)
+    with removing(folder):
+        if folder.is_dir():
+            folder.rename(target)
     write_json(target.with_name(f"{target.name}.why.json"), {"folder": str(folder), "why": why})
     return target
 
