@@ -30,12 +30,13 @@ MARKS = (0.7, 0.8)
 PEER_LINE = re.compile(r"# grpo step (\d+) wall=([\d.]+) cpu=([\d.]+) pass=([\d.]+)")
 HERE = Path(__file__).resolve().parent
 
-#: Our side's settings; found by a few runs on seed 1.
+#: Our side's settings; found by a few runs of the parts in one process (``in_process.py``) on seeds 21 and 22.
 OURS = {
     "tasks": 256,
     "repeat_times": 8,
+    "epochs": 3,
     "train_batch_size": 512,
-    "rounds": 70,
+    "rounds": 40,
     "lr": 5e-4,
     "betas": [0.9, 0.99],
     "warmup": 10,
@@ -58,7 +59,12 @@ def our_config(peers: Path, seed: int) -> dict[str, Any]:
         "name": f"seed-{seed}",
         "seed": seed,
         "model": {"model_path": str(data / "warm1m"), "max_model_len": 64, "max_response_tokens": 6},
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": OURS["repeat_times"], "optimizer": optimizer},
+        "algorithm": {
+            "algorithm_type": "grpo",
+            "repeat_times": OURS["repeat_times"],
+            "epochs": OURS["epochs"],
+            "optimizer": optimizer,
+        },
         "buffer": {
             "batch_size": OURS["tasks"],
             "train_batch_size": OURS["train_batch_size"],

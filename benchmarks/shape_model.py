@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.files import atomic_path, read_json
-from rft_platform.recipes.tiny_model import CONTEXT, build_tokenizer
+from rft_platform.recipes.tiny_model import build_tokenizer
 
 VOCABULARY = 151936
+CONTEXT = 16_384
 _COMMON = {"vocab_size": VOCABULARY, "num_key_value_heads": 8, "head_dim": 128}
 
 #: The Qwen3 models of these sizes: https://arxiv.org/abs/2505.09388, table 1.

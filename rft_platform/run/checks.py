@@ -42,7 +42,12 @@ DATA: tuple[Check, ...] = (
     data_checks.demonstration_findings,
 )
 #: What is worth knowing about data without errors.
-NOTICES: tuple[Check, ...] = (data_checks.task_notices, data_checks.dataset_notices, data_checks.regression_notices)
+NOTICES: tuple[Check, ...] = (
+    data_checks.context_notices,
+    data_checks.task_notices,
+    data_checks.dataset_notices,
+    data_checks.regression_notices,
+)
 
 
 def findings(project: Project, here: Machine, dry: bool = False) -> list[Finding]:

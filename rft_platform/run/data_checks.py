@@ -129,6 +129,17 @@ def task_notices(project: Project) -> Iterator[Finding]:
             yield warning(f"{dataset.report.source}: {leaked}")
 
 
+def context_notices(project: Project) -> Iterator[Finding]:
+    """A ``max_model_len`` above the model's own limit, which then holds."""
+    model = project.config.model
+    wanted, limit = model.max_model_len, _model_limit(Path(model.model_path))
+    if wanted and limit and wanted > limit:
+        yield warning(
+            f"model.max_model_len {wanted:,} is above max_position_embeddings {limit:,} of {model.model_path}: rows end "
+            f"after {limit:,} tokens; lower the first, or raise the second in its config.json"
+        )
+
+
 def regression_notices(project: Project) -> Iterator[Finding]:
     """Too few tasks in the regression set: the interval of an unchanged policy is wider than the tolerance."""
     from rft_platform.evaluation.metrics import paired_share_interval

@@ -85,6 +85,19 @@ def test_prompts_beyond_the_context_are_counted_and_refused_where_none_fits(
     )
 
 
+def test_a_length_above_the_limit_of_the_model_is_noticed(
+    home: Home, write_config: WriteConfig, rft: Rft, tiny_model: Path
+) -> None:
+    def planned(length: int) -> str:
+        file = write_config(model={"model_path": str(tiny_model), "max_model_len": length})
+        result = rft("run", "--config", file, "--dry-run")
+        assert result.exit_code == 0, result.output
+        return " ".join(result.stdout.split())
+
+    assert "model.max_model_len 8,192 is above max_position_embeddings 4,096 of" in planned(8192)
+    assert "max_position_embeddings" not in planned(4096)
+
+
 def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
     home: Home, write_config: WriteConfig, rft: Rft, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
