@@ -122,10 +122,7 @@ class CommitLog:
         if moved and self._create(known, {**moved, **changes}, everything=names_all(known.number + 1)):
             return
         while not self._create(known, changes, everything=names_all(known.number + 1)):
-            document = self._document(_name(known.number + 1))
-            if document is not None and document["home"] != self._home:
-                raise self._taken(document["number"])
-            self.follow(known)  # another process of this home was faster
+            self.refuse_other(known)  # a commit of this home that it did not record, and maybe others after it
 
     def _create(self, known: Committed, changes: Mapping[str, StoredFile | None], *, everything: bool) -> bool:
         after = Committed(known.number, known.home, dict(known.files))

@@ -88,6 +88,29 @@ def test_a_home_that_lost_the_project_stores_nothing_more(tmp_path: Path, url: s
     assert store.read_note(1, "judge") == {"rows": 4, "by": "second"}
 
 
+def test_a_home_whose_last_commit_was_not_recorded_stores_nothing_after_another_home_continued(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, replaced = drives(tmp_path, "first", url)
+    create = replaced.remote.create
+
+    def lost(name: str, content: bytes) -> bool:
+        create(name, content)
+        raise TransientError("no answer")
+
+    with monkeypatch.context() as patch, pytest.raises(TransientError):
+        patch.setattr(replaced.remote, "create", lost)
+        explored(tmp_path / "first")
+    second, _ = drives(tmp_path, "second", url)
+    explored(second, 2)
+    before = (tmp_path / "first" / "store" / "state.json").read_text()
+    with pytest.raises(StoreTakenError, match="another home has continued"):
+        explored(tmp_path / "first", 3)
+    assert (tmp_path / "first" / "store" / "state.json").read_text() == before
+    explored(second, 4)
+    assert ExperienceStore(drives(tmp_path, "third", url)[0] / "rounds").rounds() == [1, 2, 4]
+
+
 def test_files_that_were_never_stored_are_moved_aside_by_a_take_over(tmp_path: Path, url: str) -> None:
     first, _ = drives(tmp_path, "first", url)
     store = explored(first)
