@@ -4,6 +4,10 @@ Kept in ``store/state.json`` below the home, which its processes change one at a
 lost, not removed: ``store/removed.json`` names the files that were removed on purpose. It is written before the first
 of them is gone, and the next commit forgets those that are here all the same. So a kill at any point neither leaves the
 object of a removed file nor removes that of a kept one.
+
+The state belongs to one folder, which two files in ``store`` identify by their inode numbers. A folder that is moved on
+its file system, mounted elsewhere or by several hosts has the same ones; a copy has others, and has not claimed the
+project.
 """
 
 import json
@@ -12,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rft_platform.cluster.local.locks import locked
+from rft_platform.cluster.local.locks import lock_file, locked
 from rft_platform.common.files import read_json, write_json, write_text
 from rft_platform.object_store.commits import Committed
 from rft_platform.object_store.remote_files import StoredFile
@@ -47,6 +51,7 @@ class StateFile:
 
     def __init__(self, folder: Path) -> None:
         self._path, self._removed = folder / "state.json", folder / "removed.json"
+        self._written_once = folder / "place.json", lock_file(self._path)
         self._kept: tuple[list[list[int] | None], HomeState] | None = None
 
     @contextmanager
@@ -66,6 +71,7 @@ class StateFile:
         document = {
             "home": state.home,
             "claiming": state.claiming,
+            "inodes": self._inodes(),
             "committed": {"number": committed.number, "home": committed.home, "files": files},
             "stamps": state.stamps,
             "replaced": state.replaced,
@@ -95,13 +101,18 @@ class StateFile:
             found = read_json(self._path)
         except FileNotFoundError:
             return HomeState()
-        committed = found["committed"]
+        committed, inodes = found["committed"], self._inodes()
+        claimed_here = found.get("inodes", inodes) == inodes  # a state without them was written by an earlier version
         files = {path: StoredFile(**file) for path, file in committed["files"].items()}
         return HomeState(
-            found.get("home", committed["home"]),
-            found.get("claiming", ""),
+            found.get("home", committed["home"]) if claimed_here else "",
+            found.get("claiming", "") if claimed_here else "",
             Committed(committed["number"], committed["home"], files),
             found["stamps"],
             [(name, since) for name, since in found["replaced"]],
             read_json(self._removed) if self._removed.exists() else {},
         )
+
+    def _inodes(self) -> list[int]:
+        """Which folder this is: two numbers, because one may be the same in a copy on another file system."""
+        return [path.stat().st_ino if path.exists() else 0 for path in self._written_once]

@@ -105,7 +105,7 @@ class HomeMirror:
                 changes |= dict.fromkeys(gone)
                 self._commit(state, changes, grace_s)
                 stamps = state.stamps | stamps
-                state.stamps = {path: stamp for path, stamp in stamps.items() if changes.get(path, True) is not None}
+                state.stamps = {path: stamp for path, stamp in stamps.items() if path in state.committed.files}
                 state.removed = {path: digest for path, digest in state.removed.items() if path not in due}
 
     def _leave_out_changing(self, changes: dict[str, StoredFile | None], stamps: dict[str, list[int]]) -> None:
@@ -131,7 +131,8 @@ class HomeMirror:
             self._log(state.home).commit(state.committed, new, moved)
             current -= {file.object for file in state.committed.files.values()}
             state.replaced += [(name, time.time()) for name in current]
-        self._remove_replaced(state, grace_s)
+        if state.home:
+            self._remove_replaced(state, grace_s)
 
     def _merged(
         self, files: Mapping[str, StoredFile], new: Mapping[str, StoredFile | None], *, erase: bool
@@ -281,7 +282,8 @@ class HomeMirror:
 
     def _refuse_unrelated(self, state: HomeState, newest: Committed) -> None:
         known = state.committed.number
-        if newest.number and not known and any((self._root / ROUNDS).glob("r*/*.json")):
+        own = newest.home == state.home
+        if newest.number and not known and not own and any((self._root / ROUNDS).glob("r*/*.json")):
             raise UserError(
                 f"store_url {self.url} holds a project already, and {self._root} another one: give another "
                 "URL, or an empty RFT_HOME to continue the stored project"
