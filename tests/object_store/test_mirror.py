@@ -335,6 +335,38 @@ def test_a_file_that_is_removed_while_it_is_uploaded_is_not_stored(
     assert committed(root) == {}
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_file_that_is_erased_while_it_is_fetched_or_restored_stays_erased(
+    damaged: bool, dropped: bool, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    file, kept = explored(root).rollout_files(1)[0], explored(root, 2).rollout_files(2)[0]
+    file.unlink()
+    kept.unlink()
+    if damaged:
+        file.write_bytes(b"damaged")
+    download = mirror.remote.download
+
+    def erased(files: dict[Path, StoredFile]) -> None:
+        if file in files:
+            with removing(file):
+                file.unlink(missing_ok=True)
+            if dropped:
+                HomeMirror(root).commit()
+        download(files)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.remote, "download", erased)
+        if damaged:
+            mirror.restore(root / "rounds")
+        else:
+            mirror.fetch([file, kept])
+    assert not file.exists() and kept.exists()
+    store_changes(root, erase=True)
+    assert not [path for path in committed(root) if path.startswith("rounds/r0001/rollouts")]
+
+
 def test_an_erasure_leaves_no_replaced_object(tmp_path: Path, url: str) -> None:
     root, mirror = drives(tmp_path, "home", url)
     write_text(root / "prompts" / "note.md", "a person")
