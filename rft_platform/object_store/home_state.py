@@ -13,7 +13,7 @@ project.
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rft_platform.cluster.local.locks import lock_file, locked
@@ -41,9 +41,10 @@ class HomeState:
 
     def stored_below(self, names: Sequence[str]) -> dict[str, StoredFile]:
         """The stored files among ``names``, and below those that are folders."""
-        exact, folders = set(names), tuple(f"{name}/" for name in names)
-        found = ((p, file) for p, file in self.committed.files.items() if p in exact or p.startswith(folders))
-        return {path: file for path, file in found if self.stored(path) is not None}
+        files, folders = self.committed.files, tuple(f"{name}/" for name in names if name not in self.committed.files)
+        below = [path for path in files if path.startswith(folders)] if folders else []
+        found = dict.fromkeys([*(name for name in names if name in files), *below])
+        return {path: files[path] for path in found if self.stored(path) is not None}
 
 
 class StateFile:
@@ -52,7 +53,8 @@ class StateFile:
     def __init__(self, folder: Path) -> None:
         self._path, self._removed = folder / "state.json", folder / "removed.json"
         self._written_once = folder / "place.json", lock_file(self._path)
-        self._kept: tuple[list[list[int] | None], HomeState] | None = None
+        self._kept: tuple[list[int] | None, HomeState] | None = None
+        self._kept_removed: tuple[list[int] | None, dict[str, str]] | None = None
 
     @contextmanager
     def locked(self) -> Iterator[HomeState]:
@@ -91,10 +93,20 @@ class StateFile:
 
     def known(self) -> HomeState:
         """The state, not to be changed; read again only when its files have changed."""
-        stamps = [stamp_of(self._path), stamp_of(self._removed)]
-        if self._kept is None or self._kept[0] != stamps:
-            self._kept = stamps, self._read()
-        return self._kept[1]
+        stamp, kept, removed = stamp_of(self._path), self._kept, self._kept_removed
+        if kept is None or kept[0] != stamp:
+            kept = self._kept = stamp, self._read()
+        stamp = stamp_of(self._removed)
+        if removed is None or removed[0] != stamp:
+            removed = self._kept_removed = stamp, self._read_removed()
+        return replace(kept[1], removed=removed[1])
+
+    def _read_removed(self) -> dict[str, str]:
+        try:
+            found: dict[str, str] = read_json(self._removed)
+        except FileNotFoundError:
+            return {}
+        return found
 
     def _read(self) -> HomeState:
         try:
@@ -110,7 +122,7 @@ class StateFile:
             Committed(committed["number"], committed["home"], files),
             found["stamps"],
             [(name, since) for name, since in found["replaced"]],
-            read_json(self._removed) if self._removed.exists() else {},
+            self._read_removed(),
         )
 
     def _inodes(self) -> list[int]:

@@ -300,6 +300,27 @@ def test_a_checkpoint_that_is_written_again_leaves_no_file_of_the_first_one(tmp_
     assert set(committed(root)) == {f"{inside}/manifest.json", f"{inside}/model.safetensors"}
 
 
+def test_removals_between_two_commits_read_the_state_once(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    files = [explored(root, number).rollout_files(number)[0] for number in (1, 2, 3)]
+    reads, read = list[StateFile](), StateFile._read
+
+    def counted(self: StateFile) -> HomeState:
+        reads.append(self)
+        return read(self)
+
+    monkeypatch.setattr(StateFile, "_read", counted)
+    for file in files:
+        with removing(file):
+            file.unlink()
+        assert mirror_of(root).stored(file) is None  # type: ignore[union-attr]
+    assert len(reads) <= 1
+    mirror.commit()
+    assert not [path for path in committed(root) if path.endswith(".parquet")]
+
+
 def test_a_kill_before_or_after_a_removal_neither_keeps_the_object_nor_removes_that_of_a_kept_file(
     tmp_path: Path, url: str
 ) -> None:
