@@ -293,7 +293,7 @@ def test_rounds_that_only_the_object_store_has_are_deleted_there(project: Projec
 def test_a_sweep_records_the_removals_of_a_round_at_once(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, mirror = taken_over(project, tmp_path)
+    taken, _ = taken_over(project, tmp_path)
     removals, record = list[int](), HomeMirror.removing
 
     def counted(self: HomeMirror, paths: list[Path]) -> AbstractContextManager[None]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rft_platform.experience.file_ledger import Contents, Ledger
