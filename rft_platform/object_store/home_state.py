@@ -114,7 +114,7 @@ class StateFile:
         except FileNotFoundError:
             return HomeState()
         committed, inodes = found["committed"], self._inodes()
-        claimed_here = found.get("inodes", inodes) == inodes  # a state without them was written by an earlier version
+        claimed_here = found.get("inodes", inodes) == inodes  # without numbers it belongs to any folder
         files = {path: StoredFile(**file) for path, file in committed["files"].items()}
         return HomeState(
             found.get("home", committed["home"]) if claimed_here else "",
