@@ -66,17 +66,23 @@ def sweep_round(store: "ExperienceStore", round: int, *, grace_s: float = GRACE_
     ledger = store.ledger(round)
     if not ledger.read().superseded:
         return 0
-    freed = 0
     with ledger.change() as contents:
-        for name, since in list(contents.superseded.items()):
-            if name not in contents.files and time.time() - since >= grace_s:
-                path = ledger.folder / name
-                freed += store.stored_size(path) or 0
-                if not dry_run:
-                    with removing(path):
-                        path.unlink(missing_ok=True)
-                    del contents.superseded[name]
+        replaced = [name for name, since in contents.superseded.items() if time.time() - since >= grace_s]
+        due = [name for name in replaced if name not in contents.files]
+        freed = sum(store.stored_size(ledger.folder / name) or 0 for name in due)
+        if not dry_run:
+            delete_superseded(ledger, contents, due)
     return freed
+
+
+def delete_superseded(ledger: Ledger, contents: Contents, names: Sequence[str]) -> None:
+    """Delete files that were replaced or retired. The caller holds the lock, which saves the ledger at its end."""
+    paths = [ledger.folder / name for name in names]
+    with removing(*paths):
+        for path in paths:
+            path.unlink(missing_ok=True)
+    for name in names:
+        del contents.superseded[name]
 
 
 def _rewrite(ledger: Ledger, round: int, contents: Contents, names: Sequence[str], dry_run: bool) -> Rewrite:

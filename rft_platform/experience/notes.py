@@ -14,6 +14,8 @@ from rft_platform.object_store.mirror import mirror_of, removing
 from rft_platform.object_store.scope import ROUNDS, WITH_NOTES
 
 ASIDE = "aside"
+#: What to do with a broken file. A file that is only deleted comes back from the project's object store.
+REPAIR = "`rft store check --set-aside` restores it from the store_url, or moves it away so that it is produced again"
 _NOTE = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -86,7 +88,7 @@ class RoundNotes:
         except FileNotFoundError:
             return None
         except (ValueError, OSError) as error:
-            raise StorageError(f"{path}: cannot be read ({error}): delete the file and produce it again") from error
+            raise StorageError(f"{path}: cannot be read ({error}): {REPAIR}") from error
 
     def has_note(self, round: int, name: str) -> bool:
         """Whether a note was written; costs a single file system call."""

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rft_platform.common.errors import StorageError
+from rft_platform.experience.notes import REPAIR
 from rft_platform.experience.schema import check_schema
 from rft_platform.object_store.mirror import fetch_missing
 
@@ -83,4 +84,4 @@ def unreadable(path: Path, error: Exception) -> StorageError:
     """The error for a file that cannot be read."""
     if isinstance(error, FileNotFoundError):
         return StorageError(f"{path}: is missing: produce it again")
-    return StorageError(f"{path}: cannot be read ({error}): delete the file and produce it again")
+    return StorageError(f"{path}: cannot be read ({error}): {REPAIR}")

@@ -5,8 +5,7 @@ Invariants:
 - ``commits/<number>.json`` is created once and never changed. The files of the project are those that the commits up to
   the highest number name; an object that no commit names is not part of the project.
 - Of several writers one creates a number. A writer that finds the number taken by another home has lost the project.
-- A home commits under an id that it got by its newest claim, so a copy of a home and its original never share one after
-  either has started.
+- A home commits under an id that it got by its newest claim. A copy of a home has no id before it claims the project.
 - Every ``EVERY``-th commit, and the first one of a home, names all files. ``newest.json`` gives the number of one of
   these; it may be old, never wrong: a reader goes on from there, one number after the other.
 """
@@ -94,6 +93,8 @@ class CommitLog:
     def refuse_other(self, known: Committed) -> None:
         """Add the commits after ``known``. Raises StoreTakenError if the newest one is that of another home."""
         newest = self.newest_after(known)
+        if not self._home:
+            raise self._not_claimed()
         if newest.home != self._home:
             raise self._taken(newest.number)
         known.number, known.home, known.files = newest.number, newest.home, newest.files
@@ -103,6 +104,13 @@ class CommitLog:
             f"{self._remote.url}: another home has continued this project (commit {number}): this "
             "one stops, and nothing of it is lost that was stored before; to continue here, end the other "
             "driver and start `rft run` again"
+        )
+
+    def _not_claimed(self) -> StoreTakenError:
+        return StoreTakenError(
+            f"{self._remote.url}: this RFT_HOME has not claimed the project (it is a copy, was restored, or its start "
+            "was interrupted), and nothing of it is stored: use the RFT_HOME that drives the project, or start "
+            "`rft run` with this one to continue the project here"
         )
 
     def commit(
@@ -117,15 +125,14 @@ class CommitLog:
         newest commit. Raises StoreTakenError if another home has committed since, or if this one has not claimed the
         project: the caller's files are not stored.
         """
-        if not self._home or known.home != self._home:
+        if not self._home:
+            raise self._not_claimed()
+        if known.home != self._home:
             raise self._taken(known.number)
         if moved and self._create(known, {**moved, **changes}, everything=names_all(known.number + 1)):
             return
         while not self._create(known, changes, everything=names_all(known.number + 1)):
-            document = self._document(_name(known.number + 1))
-            if document is not None and document["home"] != self._home:
-                raise self._taken(document["number"])
-            self.follow(known)  # another process of this home was faster
+            self.refuse_other(known)  # a commit of this home that it did not record, and maybe others after it
 
     def _create(self, known: Committed, changes: Mapping[str, StoredFile | None], *, everything: bool) -> bool:
         after = Committed(known.number, known.home, dict(known.files))

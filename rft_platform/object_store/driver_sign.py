@@ -63,7 +63,8 @@ class DriverSign:
             self.show(count)
             if self._ended.wait(_BEAT_S) or time.monotonic() > self._until:
                 break
-        self.show(0)
+        if not self._is_replaced():
+            self.show(0)
 
     def show(self, count: int) -> None:
         """``count`` changes while the driver runs; 0: it has ended. A failure is only logged."""

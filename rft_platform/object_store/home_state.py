@@ -4,15 +4,19 @@ Kept in ``store/state.json`` below the home, which its processes change one at a
 lost, not removed: ``store/removed.json`` names the files that were removed on purpose. It is written before the first
 of them is gone, and the next commit forgets those that are here all the same. So a kill at any point neither leaves the
 object of a removed file nor removes that of a kept one.
+
+The state belongs to one folder, which two files in ``store`` identify by their inode numbers. A folder that is moved on
+its file system, mounted elsewhere or by several hosts has the same ones; a copy has others, and has not claimed the
+project.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rft_platform.cluster.local.locks import locked
+from rft_platform.cluster.local.locks import lock_file, locked
 from rft_platform.common.files import read_json, write_json, write_text
 from rft_platform.object_store.commits import Committed
 from rft_platform.object_store.remote_files import StoredFile
@@ -37,9 +41,10 @@ class HomeState:
 
     def stored_below(self, names: Sequence[str]) -> dict[str, StoredFile]:
         """The stored files among ``names``, and below those that are folders."""
-        exact, folders = set(names), tuple(f"{name}/" for name in names)
-        found = ((p, file) for p, file in self.committed.files.items() if p in exact or p.startswith(folders))
-        return {path: file for path, file in found if self.stored(path) is not None}
+        files, folders = self.committed.files, tuple(f"{name}/" for name in names if name not in self.committed.files)
+        below = [path for path in files if path.startswith(folders)] if folders else []
+        found = dict.fromkeys([*(name for name in names if name in files), *below])
+        return {path: files[path] for path in found if self.stored(path) is not None}
 
 
 class StateFile:
@@ -47,7 +52,9 @@ class StateFile:
 
     def __init__(self, folder: Path) -> None:
         self._path, self._removed = folder / "state.json", folder / "removed.json"
-        self._kept: tuple[list[list[int] | None], HomeState] | None = None
+        self._written_once = folder / "place.json", lock_file(self._path)
+        self._kept: tuple[list[int] | None, HomeState] | None = None
+        self._kept_removed: tuple[list[int] | None, dict[str, str]] | None = None
 
     @contextmanager
     def locked(self) -> Iterator[HomeState]:
@@ -66,6 +73,7 @@ class StateFile:
         document = {
             "home": state.home,
             "claiming": state.claiming,
+            "inodes": self._inodes(),
             "committed": {"number": committed.number, "home": committed.home, "files": files},
             "stamps": state.stamps,
             "replaced": state.replaced,
@@ -85,23 +93,38 @@ class StateFile:
 
     def known(self) -> HomeState:
         """The state, not to be changed; read again only when its files have changed."""
-        stamps = [stamp_of(self._path), stamp_of(self._removed)]
-        if self._kept is None or self._kept[0] != stamps:
-            self._kept = stamps, self._read()
-        return self._kept[1]
+        stamp, kept, removed = stamp_of(self._path), self._kept, self._kept_removed
+        if kept is None or kept[0] != stamp:
+            kept = self._kept = stamp, self._read()
+        stamp = stamp_of(self._removed)
+        if removed is None or removed[0] != stamp:
+            removed = self._kept_removed = stamp, self._read_removed()
+        return replace(kept[1], removed=removed[1])
+
+    def _read_removed(self) -> dict[str, str]:
+        try:
+            found: dict[str, str] = read_json(self._removed)
+        except FileNotFoundError:
+            return {}
+        return found
 
     def _read(self) -> HomeState:
         try:
             found = read_json(self._path)
         except FileNotFoundError:
             return HomeState()
-        committed = found["committed"]
+        committed, inodes = found["committed"], self._inodes()
+        claimed_here = found.get("inodes", inodes) == inodes  # without numbers it belongs to any folder
         files = {path: StoredFile(**file) for path, file in committed["files"].items()}
         return HomeState(
-            found.get("home", committed["home"]),
-            found.get("claiming", ""),
+            found.get("home", committed["home"]) if claimed_here else "",
+            found.get("claiming", "") if claimed_here else "",
             Committed(committed["number"], committed["home"], files),
             found["stamps"],
             [(name, since) for name, since in found["replaced"]],
-            read_json(self._removed) if self._removed.exists() else {},
+            self._read_removed(),
         )
+
+    def _inodes(self) -> list[int]:
+        """Which folder this is: two numbers, because one may be the same in a copy on another file system."""
+        return [path.stat().st_ino if path.exists() else 0 for path in self._written_once]

@@ -105,7 +105,7 @@ class HomeMirror:
                 changes |= dict.fromkeys(gone)
                 self._commit(state, changes, grace_s)
                 stamps = state.stamps | stamps
-                state.stamps = {path: stamp for path, stamp in stamps.items() if changes.get(path, True) is not None}
+                state.stamps = {path: stamp for path, stamp in stamps.items() if path in state.committed.files}
                 state.removed = {path: digest for path, digest in state.removed.items() if path not in due}
 
     def _leave_out_changing(self, changes: dict[str, StoredFile | None], stamps: dict[str, list[int]]) -> None:
@@ -131,7 +131,8 @@ class HomeMirror:
             self._log(state.home).commit(state.committed, new, moved)
             current -= {file.object for file in state.committed.files.values()}
             state.replaced += [(name, time.time()) for name in current]
-        self._remove_replaced(state, grace_s)
+        if state.home:
+            self._remove_replaced(state, grace_s)
 
     def _merged(
         self, files: Mapping[str, StoredFile], new: Mapping[str, StoredFile | None], *, erase: bool
@@ -281,7 +282,8 @@ class HomeMirror:
 
     def _refuse_unrelated(self, state: HomeState, newest: Committed) -> None:
         known = state.committed.number
-        if newest.number and not known and any((self._root / ROUNDS).glob("r*/*.json")):
+        own = newest.home == state.home
+        if newest.number and not known and not own and any((self._root / ROUNDS).glob("r*/*.json")):
             raise UserError(
                 f"store_url {self.url} holds a project already, and {self._root} another one: give another "
                 "URL, or an empty RFT_HOME to continue the stored project"
@@ -324,17 +326,25 @@ class HomeMirror:
     def fetch(self, paths: Iterable[Path]) -> None:
         """Bring the stored files among ``paths`` here that are missing; a folder stands for everything below it."""
         names = [path.relative_to(self._root).as_posix() for path in paths]
-        if not names or not self._missing(names):
+        if not names or not self._missing(self._state.known(), names):
             return
         with locked(self._folder / "fetch", _FETCH_S):  # once a host: other processes wait
-            wanted = self._missing(names)
-            stamps = self._download(self._state.known().committed, wanted)
-            with self._state.locked() as state:
-                state.stamps |= stamps
+            known = self._state.known()
+            self._fetch(known.committed, self._missing(known, names))
 
-    def _missing(self, names: Sequence[str]) -> list[str]:
+    def _fetch(self, committed: Committed, paths: Sequence[str]) -> None:
+        """Bring stored files here. Those that are removed meanwhile, by another process, are removed again."""
+        stamps = self._download(committed, paths)
+        with self._state.locked() as state:
+            for path, stamp in stamps.items():
+                file = committed.files[path]
+                if _same(state.stored(path), file):
+                    state.stamps[path] = stamp
+                elif _has_digest(self._root / path, file.sha256):
+                    (self._root / path).unlink()
+
+    def _missing(self, state: HomeState, names: Sequence[str]) -> list[str]:
         """The stored files among ``names``, and below those that are folders, that are not here."""
-        state = self._state.known()
         files = state.committed.files
         wanted = [name for name in names if state.stored(name) is not None]
         if folders := [name for name in names if name not in files and not (self._root / name).is_file()]:
@@ -356,12 +366,10 @@ class HomeMirror:
         ]
         try:
             with locked(self._folder / "fetch", _FETCH_S):
-                stamps = self._download(state.committed, wanted)
+                self._fetch(state.committed, wanted)
         except StorageError as error:
             LOG.warning("%s: cannot be restored from the object store: %s", path, error)
             return False
-        with self._state.locked() as changed:
-            changed.stamps |= stamps
         if wanted:
             LOG.warning("%s: restored from %s: %d damaged or missing files", path, self.url, len(wanted))
         return bool(wanted)

@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 from rft_platform.cli.main import app
 from rft_platform.common.digests import digest_weights
-from rft_platform.common.errors import DamagedError, TransientError
+from rft_platform.common.errors import DamagedError, StorageError, TransientError
 from rft_platform.common.files import SEAL, read_json, write_json, write_sealed_json
 from rft_platform.experience.record import JudgedRow
+from rft_platform.experience.selections import read_selection, selection_file, write_selection
 from rft_platform.object_store.mirror import open_mirror
 from rft_platform.rounds.maintenance.verification import check_judgements, verify
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, publish, required, write
+from rft_platform.rounds.project.record import Judged, Policy, RowSelection, publish, read, required, write
 from rft_platform.rounds.project.repair import refuse_damaged_rows, repair_on_failure
 from rft_platform.training.checkpoint.manifest import Manifest, describe_files, write_manifest
 from tests.faults.conftest import round_rows
@@ -248,6 +249,31 @@ def test_damaged_files_of_a_round_are_restored_from_the_object_store(
     mirror.commit()
     refuse_damaged_rows(store, 1, Judged)  # the stage goes on
     assert store.rollout_rows(1) == rows and store.read_judged(1) == judged
+
+
+@pytest.mark.parametrize("with_copy", [False, True])
+def test_a_file_that_an_error_names_is_repaired_by_the_command_that_the_error_names(
+    with_copy: bool, trained: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_HOME", str(trained.home.root))
+    store, folder = trained.store, trained.store.round_folder(2)
+    write(store, 2, RowSelection(sha256=write_selection(store, 2, [])))
+    write_sealed_json(folder / "explore.json", {"policy_version": "newest"})
+    if with_copy:
+        mirror = open_mirror(trained.home.root, f"file://{tmp_path}/bucket")
+        mirror.take_over()
+        mirror.commit()
+    (selected := selection_file(store, 2)).write_bytes(b"PAR1")
+    for reads in (lambda: read(store, 2).explored, lambda: read_selection(store, 2)):
+        with pytest.raises(StorageError, match="`rft store check --set-aside`"):
+            reads()
+    done = CliRunner().invoke(app, ["store", "check", "--set-aside"])
+    assert done.exit_code == 1 and "explore.json" in done.output and selected.name in done.output
+    assert read(store, 2).explored is None and selected.exists() == with_copy
+    if with_copy:
+        assert read_selection(store, 2).num_rows == 0 and verify(trained).damaged == []
+        mirror.take_over()
+        assert read(store, 2).explored is None
 
 
 def test_rows_are_not_set_aside_while_the_object_store_that_has_them_cannot_be_reached(

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rft_platform.common.files import digest_file, write_json, write_sealed_json
 from rft_platform.experience.queries import connect, find_row
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.object_store import commits
+from rft_platform.object_store.home_state import HomeState, StateFile
 from rft_platform.object_store.mirror import (
     HomeMirror,
     fetch_missing,
@@ -86,6 +88,29 @@ def test_a_home_that_lost_the_project_stores_nothing_more(tmp_path: Path, url: s
     ExperienceStore(second / "rounds").write_note(1, "judge", {"rows": 4, "by": "second"})
     drives(tmp_path, "first", url)  # started again: it takes what the second one stored
     assert store.read_note(1, "judge") == {"rows": 4, "by": "second"}
+
+
+def test_a_home_whose_last_commit_was_not_recorded_stores_nothing_after_another_home_continued(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, replaced = drives(tmp_path, "first", url)
+    create = replaced.remote.create
+
+    def lost(name: str, content: bytes) -> bool:
+        create(name, content)
+        raise TransientError("no answer")
+
+    with monkeypatch.context() as patch, pytest.raises(TransientError):
+        patch.setattr(replaced.remote, "create", lost)
+        explored(tmp_path / "first")
+    second, _ = drives(tmp_path, "second", url)
+    explored(second, 2)
+    before = (tmp_path / "first" / "store" / "state.json").read_text()
+    with pytest.raises(StoreTakenError, match="another home has continued"):
+        explored(tmp_path / "first", 3)
+    assert (tmp_path / "first" / "store" / "state.json").read_text() == before
+    explored(second, 4)
+    assert ExperienceStore(drives(tmp_path, "third", url)[0] / "rounds").rounds() == [1, 2, 4]
 
 
 def test_files_that_were_never_stored_are_moved_aside_by_a_take_over(tmp_path: Path, url: str) -> None:
@@ -275,6 +300,27 @@ def test_a_checkpoint_that_is_written_again_leaves_no_file_of_the_first_one(tmp_
     assert set(committed(root)) == {f"{inside}/manifest.json", f"{inside}/model.safetensors"}
 
 
+def test_removals_between_two_commits_read_the_state_once(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    files = [explored(root, number).rollout_files(number)[0] for number in (1, 2, 3)]
+    reads, read = list[StateFile](), StateFile._read
+
+    def counted(self: StateFile) -> HomeState:
+        reads.append(self)
+        return read(self)
+
+    monkeypatch.setattr(StateFile, "_read", counted)
+    for file in files:
+        with removing(file):
+            file.unlink()
+        assert mirror_of(root).stored(file) is None  # type: ignore[union-attr]
+    assert len(reads) <= 1
+    mirror.commit()
+    assert not [path for path in committed(root) if path.endswith(".parquet")]
+
+
 def test_a_kill_before_or_after_a_removal_neither_keeps_the_object_nor_removes_that_of_a_kept_file(
     tmp_path: Path, url: str
 ) -> None:
@@ -308,6 +354,38 @@ def test_a_file_that_is_removed_while_it_is_uploaded_is_not_stored(
     monkeypatch.setattr(mirror.remote, "upload", removed)
     mirror.commit()
     assert committed(root) == {}
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_file_that_is_erased_while_it_is_fetched_or_restored_stays_erased(
+    damaged: bool, dropped: bool, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    file, kept = explored(root).rollout_files(1)[0], explored(root, 2).rollout_files(2)[0]
+    file.unlink()
+    kept.unlink()
+    if damaged:
+        file.write_bytes(b"damaged")
+    download = mirror.remote.download
+
+    def erased(files: dict[Path, StoredFile]) -> None:
+        if file in files:
+            with removing(file):
+                file.unlink(missing_ok=True)
+            if dropped:
+                HomeMirror(root).commit()
+        download(files)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.remote, "download", erased)
+        if damaged:
+            mirror.restore(root / "rounds")
+        else:
+            mirror.fetch([file, kept])
+    assert not file.exists() and kept.exists()
+    store_changes(root, erase=True)
+    assert not [path for path in committed(root) if path.startswith("rounds/r0001/rollouts")]
 
 
 def test_an_erasure_leaves_no_replaced_object(tmp_path: Path, url: str) -> None:
@@ -452,6 +530,117 @@ def test_a_copy_of_a_home_is_another_home(tmp_path: Path, url: str) -> None:
     _, mirror = drives(tmp_path, "first", url)
     with mirror.driving(), pytest.raises(UserError, match="drives this project"):
         drives(tmp_path, "copy", url)
+
+
+def test_a_copy_of_a_home_changes_nothing_of_the_store_before_it_starts(tmp_path: Path, url: str) -> None:
+    first, mirror = drives(tmp_path, "first", url)
+    file = explored(first).rollout_files(1)[0]
+    write_text(first / "prompts" / "note.md", "first")
+    mirror.commit()
+    write_text(first / "prompts" / "note.md", "second")
+    mirror.commit()
+    before = sorted((tmp_path / "bucket").rglob("*"))
+    shutil.copytree(first, copy := tmp_path / "copy")
+    store_changes(copy)
+    mirror_of(copy).commit(grace_s=0.0)  # type: ignore[union-attr]
+    with removing(copied := copy / file.relative_to(first)):
+        copied.unlink()
+    with pytest.raises(StoreTakenError, match="has not claimed the project"):
+        store_changes(copy)
+    assert sorted((tmp_path / "bucket").rglob("*")) == before
+    with mirror.driving(), pytest.raises(UserError, match="drives this project"):
+        drives(tmp_path, "copy", url)
+    drives(tmp_path, "copy", url)
+    assert fetch_missing(copied) and copied.read_bytes() == file.read_bytes()
+
+
+def test_a_home_that_is_moved_is_the_same_home(tmp_path: Path, url: str) -> None:
+    first, mirror = drives(tmp_path, "first", url)
+    explored(first)
+    first.rename(tmp_path / "moved")
+    with mirror._driver.running():  # as seen by another process of this home
+        HomeMirror(tmp_path / "moved").bring()
+    explored(tmp_path / "moved", 2)
+    assert not (tmp_path / "moved" / "store" / "replaced").exists()
+
+
+@pytest.mark.parametrize("file", ["place.json", "state.json.lock"])
+def test_a_folder_in_which_one_of_two_files_is_a_copy_is_another_home(file: str, tmp_path: Path, url: str) -> None:
+    root, _ = drives(tmp_path, "home", url)
+    shutil.copy(root / "store" / file, tmp_path / file)
+    (tmp_path / file).replace(root / "store" / file)
+    HomeMirror(root).take_over()
+    with pytest.raises(StoreTakenError):
+        shutil.copy(root / "store" / file, tmp_path / file)
+        (tmp_path / file).replace(root / "store" / file)
+        write_text(root / "prompts" / "note.md", "new")
+        HomeMirror(root).commit()
+
+
+def test_a_commit_does_not_count_a_file_as_stored_that_an_unrecorded_commit_dropped(tmp_path: Path, url: str) -> None:
+    root, mirror = drives(tmp_path, "home", url)
+    write_text(root / "prompts" / "note.md", "kept")
+    mirror.commit()
+    state = (root / "store" / "state.json").read_text()
+    with removing(root / "prompts"):
+        (root / "prompts" / "note.md").rename(tmp_path / "note.md")
+    mirror.commit()
+    (root / "store" / "state.json").write_text(state)  # killed between the commit and the state
+    (tmp_path / "note.md").rename(root / "prompts" / "note.md")
+    write_text(root / "prompts" / "other.md", "new")
+    HomeMirror(root).commit()
+    HomeMirror(root).commit()
+    assert set(committed(root)) == {"prompts/note.md", "prompts/other.md"}
+
+
+def test_the_first_start_of_a_project_with_rounds_is_continued_after_a_kill_within_its_claim(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = explored(root := tmp_path / "home").rollout_rows(1)
+    mirror = open_mirror(root, url)
+    mirror.bring()
+    claim = commits.CommitLog.claim
+
+    def killed(self: commits.CommitLog, known: commits.Committed) -> None:
+        claim(self, known)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(commits.CommitLog, "claim", killed)
+        patch.setattr(StateFile, "save", _first_only(StateFile.save))
+        mirror.claim()
+    HomeMirror(root).take_over()
+    store_changes(root)
+    assert ExperienceStore(drives(tmp_path, "second", url)[0] / "rounds").rollout_rows(1) == rows
+
+
+def _first_only(save: Callable[[StateFile, HomeState], None]) -> Callable[[StateFile, HomeState], None]:
+    """``save`` of a process that is killed before it saves a second time."""
+    saved = list[HomeState]()
+
+    def saving(self: StateFile, state: HomeState) -> None:
+        if not saved:
+            save(self, state)
+        saved.append(state)
+
+    return saving
+
+
+def test_a_driver_that_was_replaced_does_not_end_the_sign_of_the_new_one(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, replaced = drives(tmp_path, "first", url)
+    (second := tmp_path / "second").mkdir()
+    mirror = open_mirror(second, url)
+    mirror.bring()
+    monkeypatch.setattr("rft_platform.object_store.driver_sign._BEAT_S", 60.0)
+    with replaced._driver.running():
+        deadline = time.monotonic() + 30.0
+        while b'"count": 2' not in (replaced.remote.read("driver.json") or b"") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        mirror.claim()
+        sign = mirror.remote.read("driver.json")
+    assert mirror.remote.read("driver.json") == sign
 
 
 def test_a_home_does_not_take_its_own_late_sign_for_the_end_of_another_driver(tmp_path: Path, url: str) -> None:

@@ -12,7 +12,7 @@ from rft_platform.common.files import digest_file, write_json, write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.model_registry.manifests import chain
 from rft_platform.model_registry.models import PREVIOUS_TAG, RegisteredModel
-from rft_platform.object_store.mirror import open_mirror, store_changes
+from rft_platform.object_store.mirror import HomeMirror, open_mirror, store_changes
 from rft_platform.online.project import open_project, project_in
 from rft_platform.online.releases.rules import canary_rule
 from rft_platform.online.releases.store import ReleaseStore
@@ -165,7 +165,9 @@ def test_policies_that_a_killed_trainer_repeats_are_kept(project: Project) -> No
     assert [policy.round for policy in needed_to_repeat(one)] == [6]
 
 
-def test_weights_that_only_the_object_store_has_are_removed_there(project: Project, tmp_path: Path) -> None:
+def test_weights_that_only_the_object_store_has_are_removed_there(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_mirror(project.home.root, f"file://{tmp_path}/bucket").take_over()
     store_changes(project.home.root)
     second = Home(tmp_path / "second")
@@ -174,8 +176,16 @@ def test_weights_that_only_the_object_store_has_are_removed_there(project: Proje
     taken = open_project(second)
     old = checkpoint(taken, 2)
     assert mirror.stored(old / "model.safetensors") is not None and not (old / "model.safetensors").exists()
+    asked, stored_below = list[Path](), HomeMirror.stored_below
+
+    def counted(self: HomeMirror, folder: Path) -> list[Path]:
+        asked.append(folder)
+        return stored_below(self, folder)
+
+    monkeypatch.setattr(HomeMirror, "stored_below", counted)
     assert old in thin_checkpoints(taken, Registry())  # type: ignore[arg-type]
     assert thin_checkpoints(taken, Registry()) == []  # type: ignore[arg-type]
+    assert asked == [taken.checkpoints] * 2  # once for all old checkpoints
     mirror.commit()
     assert mirror.stored_below(old) == [old / MANIFEST, old / THINNED]
     fetched = checkpoint(taken, 6)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import dagster as dg
@@ -287,6 +288,21 @@ def test_rounds_that_only_the_object_store_has_are_deleted_there(project: Projec
     }  # fmt: skip
     mirror.commit(grace_s=0.0)
     assert stored_rows(tmp_path) == ["r0003", "r0003", "r0004", "r0004"]
+
+
+def test_a_sweep_records_the_removals_of_a_round_at_once(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, _ = taken_over(project, tmp_path)
+    removals, record = list[int](), HomeMirror.removing
+
+    def counted(self: HomeMirror, paths: list[Path]) -> AbstractContextManager[None]:
+        removals.append(len(paths))
+        return record(self, paths)
+
+    monkeypatch.setattr(HomeMirror, "removing", counted)
+    retain(taken, Champion(None), keep_last=1, grace_s=0)  # type: ignore[arg-type]
+    assert removals == [2, 2]
 
 
 def test_missing_rows_are_reported_and_do_not_block_other_rounds(project: Project) -> None:

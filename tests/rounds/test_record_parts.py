@@ -98,7 +98,7 @@ def test_a_part_is_read_once_and_only_when_it_is_used(store: ExperienceStore) ->
 def test_the_error_names_a_document_of_another_part(store: ExperienceStore) -> None:
     path = read(store, 1).file(Judged)
     write_sealed_json(path, {"sound": "perhaps"})
-    with pytest.raises(StorageError, match=r"judge.json: cannot be read \(sound: .*\): delete the file"):
+    with pytest.raises(StorageError, match=r"judge.json: cannot be read \(sound: .*\): `rft store check --set-aside`"):
         assert read(store, 1).judged
     path.write_text("{}")
     with pytest.raises(DamagedError, match="no digest"):

@@ -1,5 +1,6 @@
 """Which stored rows, groups and outcomes count: those of the right policy, of a sound judgement, used by a training."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,17 @@ def test_a_changed_selection_is_made_again_before_its_training(tmp_path: Path) -
     assert read_selection(world.store, 1).to_pylist() == rows
     selection_file(world.store, 1).unlink()
     assert world.settle(1).rows == note.rows and world.selected(1) == rows
+
+
+def test_rows_are_selected_again_after_one_of_their_rounds_was_explored_again(tmp_path: Path) -> None:
+    world = simulated(tmp_path, sync_style="dynamic_by_explorer")
+    store_round(world, 1, rollouts())
+    selection = world.settle(1)
+    assert world.settle(1) == selection
+    again = [replace(row, run_id=f"again-{row.run_id}", row_id=f"again-{row.row_id}") for row in rollouts()]
+    store_round(world, 1, again)
+    assert world.settle(1).rows == selection.rows
+    assert {row["row_id"] for row in world.selected(1)} == {row.row_id for row in again}
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,17 @@ def _thin_policy(project: Project, champions: set[Path], name: str) -> list[Path
     repeatable = {Path(policy.folder) for policy in needed_to_repeat(project, name)}
     kept = {*folders[-(limit or 0) :], *marked, *champions, *in_use(project, name), *repeatable}
     old = [folder for folder in folders if folder not in kept and folder.parent == project.checkpoints_of(name)]
-    return [folder for folder in old if _thin(folder, project.checkpoints / DISCARDED, project.home.root)]
+    stored = _stored(project, old)
+    return [folder for folder in old if _thin(folder, project.checkpoints / DISCARDED, stored.get(folder, []))]
+
+
+def _stored(project: Project, folders: Sequence[Path]) -> dict[Path, list[Path]]:
+    """The files of checkpoints that the project's object store has, by folder."""
+    mirror, found = mirror_of(project.home.root), dict[Path, list[Path]]()
+    for path in [] if mirror is None or not folders else mirror.stored_below(project.checkpoints):
+        for folder in set(path.parents).intersection(folders):
+            found.setdefault(folder, []).append(path)
+    return found
 
 
 def _champions(registry: "ModelRegistry") -> set[Path]:
@@ -139,17 +149,17 @@ def _delete(paths: Sequence[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _thin(folder: Path, discarded: Path, home: Path) -> bool:
+def _thin(folder: Path, discarded: Path, stored: Sequence[Path]) -> bool:
     """Reduce one folder; False if there was nothing to remove. Completes an interrupted reduction.
 
-    The removed files are moved to ``discarded``, on the same file system. Files that only the home's object store has
-    are removed there.
+    The removed files are moved to ``discarded``, on the same file system. ``stored`` are the files of the folder that
+    the project's object store has: they are removed there, also those that are not here.
     """
     if not (folder / MANIFEST).is_file():
         return False
     kept = [folder / name for name in (MANIFEST, _STEPS, THINNED)]
-    gone, mirror = [path for path in folder.iterdir() if path not in kept], mirror_of(home)
-    stored = [] if mirror is None else [path for path in mirror.stored_below(folder) if path not in kept]
+    gone = [path for path in folder.iterdir() if path not in kept]
+    stored = [path for path in stored if path not in kept]
     if not gone and not stored:
         return False
     why = "trainer.max_checkpoints_to_keep"

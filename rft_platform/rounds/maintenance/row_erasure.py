@@ -4,13 +4,14 @@ A tombstone has no learning signal. Row ids, rewards and versions stay, so that 
 were trained on it. The ledger keeps the digests of the old files, so the round's digest does not change.
 """
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rft_platform.experience.file_ledger import Contents, Ledger
+from rft_platform.experience.maintenance import delete_superseded
 from rft_platform.experience.parquet import read_table, write_table
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.schema import (
@@ -22,7 +23,6 @@ from rft_platform.experience.schema import (
     table_to_rows,
 )
 from rft_platform.inference.canary import Canary
-from rft_platform.object_store.mirror import removing
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, published
 
@@ -115,18 +115,10 @@ def erase_rows(
             if any(one.group_id != other.group_id for one, other in zip(renamed, judged, strict=True)):
                 _rewrite(ledger, contents, name, judged_to_table(renamed))
         for name in contents.unfinished() if erased else ():  # they may be answers to the same tasks
-            _remove(ledger.folder / name)
             del contents.files[name]
-        for name in list(contents.superseded):
-            if name not in contents.files:
-                _remove(ledger.folder / name)
-                del contents.superseded[name]
+            contents.superseded[name] = time.time()
+        delete_superseded(ledger, contents, [name for name in contents.superseded if name not in contents.files])
     return erased
-
-
-def _remove(path: Path) -> None:
-    with removing(path):
-        path.unlink(missing_ok=True)
 
 
 def _rewrite(ledger: Ledger, contents: Contents, name: str, table: "pa.Table") -> None:

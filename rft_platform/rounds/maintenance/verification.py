@@ -1,6 +1,7 @@
 """Verify that every file of a project is unchanged since it was written: rows, judgements, notes and checkpoints."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from rft_platform.common.files import digest_file
 from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_record
 from rft_platform.experience.file_ledger import RetiredFile
 from rft_platform.experience.integrity import DamagedFile
+from rft_platform.experience.parquet import fetch_unless_here
+from rft_platform.experience.selections import selection_file
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.object_store.mirror import fetch_missing
 from rft_platform.rounds.project.project import Project
@@ -47,6 +50,7 @@ def verify(project: Project, *, digest: bool = True) -> Verification:
         notes = list(damaged_notes(store, number))
         found.notes += len(notes)
         found.damaged += filter(None, notes)
+        found.damaged += _selection_faults(project, number)
         if any(file.path == store.ledger(number).path for file in damaged):
             continue
         contents = store.ledger(number).read()
@@ -57,6 +61,20 @@ def verify(project: Project, *, digest: bool = True) -> Verification:
         found.damaged += judgement_faults(store, number)
     _verify_checkpoints(project, found, digest)
     return found
+
+
+def _selection_faults(project: Project, number: int) -> Iterator[DamagedFile]:
+    """The files of row selections that differ from their notes. The check of the notes reports broken notes."""
+    for name in project.policies:
+        with suppress(StorageError):
+            selection = read(project.store, number).selection(name)
+            if selection is None or not selection.sha256:
+                continue
+            file = selection_file(project.store, number, name)
+            if not fetch_unless_here(file):
+                yield DamagedFile(file, "is missing")
+            elif digest_file(file) != selection.sha256:
+                yield DamagedFile(file, f"was changed after it was written (sha256 {selection.sha256})")
 
 
 def judgement_faults(store: ExperienceStore, number: int) -> Iterator[DamagedFile]:

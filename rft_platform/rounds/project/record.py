@@ -22,6 +22,7 @@ from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.file_ledger import ROLLOUTS, UNFINISHED
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.integrity import DamagedFile
+from rft_platform.experience.notes import REPAIR
 from rft_platform.experience.selections import ROW_SELECTION
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
@@ -293,6 +294,15 @@ class RoundRecord:
         """The note of a part; it may not exist."""
         return self._store.round_folder(self.number) / f"{_name(_NOTES[kind], policy)}.json"
 
+    def check(self, name: str) -> None:
+        """Read a note, a part or not. Raises StorageError if it cannot be read, DamagedError if it was changed."""
+        note, _, policy = name.partition("-")
+        kinds = {note: kind for kind, note in _NOTES.items()} | {_SNAPSHOT: Policy}
+        if note in kinds and _name(note, policy) == name:
+            self._read(kinds[note], policy, note)
+        else:
+            self._store.read_note(self.number, name)
+
     def _read(self, kind: type[_Kind], policy: str = DEFAULT_POLICY, note: str = "") -> _Kind | None:
         name = _name(note or _NOTES[kind], policy)  # type: ignore[index]
         if name not in self._known:
@@ -302,7 +312,7 @@ class RoundRecord:
             except ValidationError as error:
                 path, first = self._store.round_folder(self.number) / f"{name}.json", error.errors()[0]
                 said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-                raise StorageError(f"{path}: cannot be read ({said}): delete the file and produce it again") from error
+                raise StorageError(f"{path}: cannot be read ({said}): {REPAIR}") from error
         found: _Kind | None = self._known[name]
         return found
 
@@ -426,14 +436,14 @@ def move_folders(store: ExperienceStore, moved: Mapping[str, str]) -> None:
 
 def damaged_notes(store: ExperienceStore, number: int) -> Iterator[DamagedFile | None]:
     """One entry for each note of a round: None if it is intact."""
+    record = RoundRecord(store, number)
     for name in store.notes(number):
         path = store.round_folder(number) / f"{name}.json"
         try:
-            store.read_note(number, name)
+            record.check(name)
             yield None
         except StorageError as error:
-            why = f"cannot be read ({error.__cause__})" if error.__cause__ else str(error).removeprefix(f"{path}: ")
-            yield DamagedFile(path, why)
+            yield DamagedFile(path, str(error).removeprefix(f"{path}: ").removesuffix(f": {REPAIR}"))
 
 
 def all_figures(part: Explored | Judged) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -274,8 +275,8 @@ class Choice:
 def select_rows(project: Project, number: int, parent: Policy) -> RowSelection:
     """Select the rows for a round's training of ``parent``. An earlier selection is kept.
 
-    Rows are selected again only if the round is not trained yet, and the selection file or the rows to reuse are gone
-    or, in the style ``fixed``, the round was explored or judged again. Raises DamagedError if files that the training
+    Rows are selected again only if the round is not trained yet, and the selection file or its rows are gone or, in the
+    style ``fixed``, the round was explored or judged again. Raises DamagedError if files that the training
     reads are damaged.
     """
     checked = set() if project.config.synchronizer.dynamic else {number}
@@ -394,4 +395,22 @@ def _still_valid(project: Project, number: int, known: RowSelection, policy: str
         return False
     if known.digest is not None and known.digest != store.digest(number):
         return False
+    if known.digest is None and not _rows_exist(store, number, known, policy):
+        return False
     return not any(store.ledger(n).read().retired for n in known.rounds if n not in known.fresh_rounds)
+
+
+def _rows_exist(store: ExperienceStore, number: int, known: RowSelection, policy: str) -> bool:
+    """Whether the rounds still have the rows that the selection takes: one may have been explored again since.
+
+    Rows whose files are missing or cannot be read count as existing: whoever reads them reports that.
+    """
+    rows = read_selection(store, number, ["row_id", "use"], policy).to_pylist()
+    missing = {row["row_id"] for row in rows if row["use"] != STALE}
+    with suppress(StorageError):
+        for each in known.rounds:
+            if not store.rollout_files(each):
+                return True
+            missing -= set(store.read_rollouts(each, ["row_id"])["row_id"].to_pylist())
+        return not missing
+    return True

@@ -195,7 +195,7 @@ def _chosen(rows: "pa.Table", selection: str) -> "pa.ChunkedArray":
     if len(unknown):
         raise StorageError(
             f"{selection}: {len(unknown)} of its rows are in none of the files ({_few(unknown)}): a round was "
-            "explored again after this selection; delete the selection file to select rows again"
+            "explored again after this selection: launch the training again, which selects rows again"
         )
     return pc.is_in(rows["row_id"], taken)
 
