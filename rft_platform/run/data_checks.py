@@ -135,8 +135,8 @@ def context_notices(project: Project) -> Iterator[Finding]:
     wanted, limit = model.max_model_len, _model_limit(Path(model.model_path))
     if wanted and limit and wanted > limit:
         yield warning(
-            f"model.max_model_len {wanted:,} is above max_position_embeddings {limit:,} of {model.model_path}: rows end "
-            f"after {limit:,} tokens; lower the first, or raise the second in its config.json"
+            f"model.max_model_len {wanted:,} is above max_position_embeddings {limit:,} of {model.model_path}: rows "
+            f"end after {limit:,} tokens; lower the first, or raise the second in its config.json"
         )
 
 
