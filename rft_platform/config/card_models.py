@@ -32,8 +32,7 @@ class EngineModel:
     share: float | None  # the user's share of a GPU
     ranks: int  # GPUs of the process
     a_gpu: int  # processes of this kind on a GPU
-    longest: int | None  # tokens of an answer with its prompt
-    auxiliary: bool = False
+    longest: int | None  # tokens of an answer with its prompt; None: unknown
 
     @property
     def weights(self) -> int:
@@ -108,5 +107,4 @@ def _engine_models(run: RunSettings, shapes: dict[str, ModelShape], gpu_count: i
         if known is not None:
             key, called = f"explorer.auxiliary_models ({entry.known_as})", f"the engine of {entry.known_as}"
             given, ranks = entry.gpu_memory_utilization, entry.tensor_parallel_size
-            longest = entry.max_model_len
-            yield EngineModel(f"{key}.gpu_memory_utilization", called, known, given, ranks, 1, longest, auxiliary=True)
+            yield EngineModel(f"{key}.gpu_memory_utilization", called, known, given, ranks, 1, entry.max_model_len)

@@ -269,7 +269,9 @@ def _engine_sizes(run: RunSettings, cards: CardModels, gpu_bytes: int) -> Iterat
     least = max(longest, min(64 * longest, _SMALLEST_CACHE))
     cache = max(least, explorer.runner_per_model * longest // 2)
     while True:
-        used = max(engine.weights + _ENGINE_BYTES + cache * engine.cache_bytes for engine in open_ones)
+        used = max(
+            each.weights + _ENGINE_BYTES + max(cache, each.longest or 0) * each.cache_bytes for each in open_ones
+        )
         if cache == least or used <= _LARGEST_SHARE * gpu_bytes / explorer.engines_per_gpu:
             yield max(given, explorer.engines_per_gpu * used) + beyond
         if cache == least:

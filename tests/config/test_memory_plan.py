@@ -406,6 +406,37 @@ def test_a_further_policy_counts_with_its_own_size(tmp_path: Path) -> None:
     )
 
 
+def test_an_auxiliary_model_on_a_gpu_of_the_trainer_is_part_of_the_plan(tmp_path: Path) -> None:
+    judge = {"name": "judge", "model_path": config_of(tmp_path, "8b"), "max_model_len": 4096}
+    alone = choose_memory(open_settings(tmp_path, "0.6b", **COLOCATED), 2, H100)
+    run = open_settings(tmp_path, "0.6b", **COLOCATED, explorer={"auxiliary_models": [judge]})
+    assert list(memory_problems(run, 2, H100)) == []
+    choice = choose_memory(run, 2, H100)
+    assert choice != alone
+    assert choice.engine_share * H100 > 2 * 8.19e9 + 2 * GIB + 4096 * 4 * 36 * 1024
+    assert "\nengine of judge: " in "\n".join(memory_lines(run, 2, H100))
+
+    own_gpu = open_settings(tmp_path, "0.6b", mode="colocate", engine=VLLM, explorer={"auxiliary_models": [judge]})
+    one_rank = open_settings(tmp_path, "0.6b", mode="colocate", engine=VLLM)
+    assert choose_memory(own_gpu, 2, H100) == choose_memory(one_rank, 2, H100)
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0.2, "explorer.auxiliary_models (judge).gpu_memory_utilization 0.2 gives the engine of judge 15.9 GiB, and"),
+        (0.9, "beside the engine's 73.7 GiB"),
+    ],
+)
+def test_a_share_of_an_auxiliary_model_that_does_not_fit_is_refused(tmp_path: Path, share: float, words: str) -> None:
+    judge = {"name": "judge", "model_path": config_of(tmp_path, "8b"), "gpu_memory_utilization": share}
+    trainer = {"nproc": 2, "max_token_len_per_gpu": 32768}
+    explorer = {"auxiliary_models": [judge], "rollout_model": {"enable_sleep_mode": False}}
+    run = open_settings(tmp_path, "0.6b", **{**COLOCATED, "trainer": trainer}, explorer=explorer)
+    (problem,) = memory_problems(run, 2, H100)
+    assert words in problem
+
+
 def test_each_engine_is_compared_with_its_own_weights(tmp_path: Path) -> None:
     rival = [{"name": "rival", "model_path": config_of(tmp_path, "8b"), "train": False}]
     explorer = {"rollout_model": {"gpu_memory_utilization": 0.2}}
