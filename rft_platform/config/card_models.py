@@ -10,6 +10,8 @@ from rft_platform.config.gpu_placement import engine_gpus, on_trainer_gpus, plac
 from rft_platform.config.model_shape import ModelShape
 from rft_platform.config.resolve import PolicySettings, RunSettings, policies_of
 
+POLICY_SHARE = "explorer.rollout_model.gpu_memory_utilization"  # key of the share of the policies' engines
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerModel:
@@ -94,12 +96,11 @@ def _engine_models(run: RunSettings, shapes: dict[str, ModelShape], gpu_count: i
     config, serving = run.config, run.config.explorer.rollout_model
     if not place(config, gpu_count).engines:
         return
-    key = "explorer.rollout_model.gpu_memory_utilization"
     for number, (name, shape) in enumerate(shapes.items()):
         a_gpu, longest = 1 if number else config.explorer.engines_per_gpu, config.model.max_model_len
         called = f"the engine of policy {name}" if number else "an engine"
         given, ranks = serving.gpu_memory_utilization, serving.tensor_parallel_size
-        yield EngineModel(key, called, shape, given, ranks, a_gpu, longest)
+        yield EngineModel(POLICY_SHARE, called, shape, given, ranks, a_gpu, longest)
     for entry in config.explorer.auxiliary_models:
         processes = [number for name, number in engine_gpus(config) if name == entry.lease]
         beside = any(on_trainer_gpus(config, gpu_count, entry.lease, number) for number in processes)

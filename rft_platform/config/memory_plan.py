@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from psutil import virtual_memory
 
 from rft_platform.cluster.child import Program
-from rft_platform.config.card_models import CardModels, EngineModel, TrainerModel, card_models
+from rft_platform.config.card_models import POLICY_SHARE, CardModels, EngineModel, TrainerModel, card_models
 from rft_platform.config.gpu_placement import engine_kind, place
 from rft_platform.config.resolve import RunSettings
 
@@ -402,7 +402,7 @@ def _training_problems(
                 f"{_gb(gpu_bytes)}: lower it, or leave it out"
             )
         engine = _beyond_share(run)
-    room = gpu_bytes - engine
+    room, share_key = gpu_bytes - engine, None if beside is None else _key_of_share(run, beside[0])
     if needed.total <= room:
         return
     place_text = f" on a GPU of {_gb(gpu_bytes)}" + (f" beside the engine's {_gb(engine)}" if engine else "")
@@ -410,14 +410,21 @@ def _training_problems(
         yield (
             f"trainer: needs about {_gb(needed.training)}{place_text} (weights, gradients and optimiser "
             f"{_gb(needed.state)}{_of_models(run, models, choice)}, activations {_gb(needed.activations)}, logits "
-            f"{_gb(needed.head)}): {_remedy(run, choice, needed, room, bool(engine))}"
+            f"{_gb(needed.head)}): {_remedy(run, choice, needed, room, share_key)}"
         )
         return
     yield (
         f"trainer: needs about {_gb(needed.loading)}{place_text} while it loads the models of "
         f"{', '.join(model.key for model in models)}, because each rank reads a model completely: "
-        f"{_loading_remedy(run, bool(engine))}"
+        f"{_loading_remedy(run, share_key)}"
     )
+
+
+def _key_of_share(run: RunSettings, engine: EngineModel) -> str | None:
+    """The configuration key that sets the share of an engine; None if the plan sets it."""
+    if engine.share is not None:
+        return engine.key
+    return None if run.config.explorer.rollout_model.gpu_memory_utilization is None else POLICY_SHARE
 
 
 def _of_models(run: RunSettings, models: Sequence[TrainerModel], choice: MemoryChoice) -> str:
@@ -436,7 +443,7 @@ def gpu_bytes() -> int | None:
         return None
 
 
-def _remedy(run: RunSettings, choice: MemoryChoice, needed: TrainerMemory, room: int, shared: bool) -> str:
+def _remedy(run: RunSettings, choice: MemoryChoice, needed: TrainerMemory, room: int, share_key: str | None) -> str:
     ways = []
     rest = needed.training - int(_RESERVED * needed.activations)
     if rest < room and choice.max_tokens_per_pack > _PACK_STEP:
@@ -446,18 +453,18 @@ def _remedy(run: RunSettings, choice: MemoryChoice, needed: TrainerMemory, room:
             ways.append(f"set trainer.max_token_len_per_gpu to {fitting} or less, or leave it out")
     if not choice.gradient_checkpointing:
         ways.append("leave out trainer.gradient_checkpointing, or set it to true")
-    if shared and run.config.explorer.rollout_model.gpu_memory_utilization is not None:
-        ways.append("lower explorer.rollout_model.gpu_memory_utilization, or leave it out")
+    if share_key is not None:
+        ways.append(f"lower {share_key}, or leave it out")
     if needed.state > room // 2:
         ways.append("raise trainer.nproc, set trainer.cpu_offload to true, or train an adapter (model.lora_configs)")
     return "; or ".join(ways) or "use a GPU with more memory"
 
 
-def _loading_remedy(run: RunSettings, shared: bool) -> str:
+def _loading_remedy(run: RunSettings, share_key: str | None) -> str:
     """What to change if a whole model does not fit on a GPU while it is loaded."""
     ways = ["train an adapter (model.lora_configs)"] if run.lora is None else []
-    if shared and run.config.explorer.rollout_model.gpu_memory_utilization is not None:
-        ways.append("lower explorer.rollout_model.gpu_memory_utilization, or leave it out")
+    if share_key is not None:
+        ways.append(f"lower {share_key}, or leave it out")
     return "; or ".join([*ways, "use smaller models, or a GPU with more memory"])
 
 

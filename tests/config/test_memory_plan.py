@@ -435,6 +435,8 @@ def test_a_share_of_an_auxiliary_model_that_does_not_fit_is_refused(tmp_path: Pa
     run = open_settings(tmp_path, "0.6b", **{**COLOCATED, "trainer": trainer}, explorer=explorer)
     (problem,) = memory_problems(run, 2, H100)
     assert words in problem
+    if share == 0.9:
+        assert "lower explorer.auxiliary_models (judge).gpu_memory_utilization, or leave it out" in problem
 
 
 def test_each_engine_is_compared_with_its_own_weights(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ class EnginePool:
     def know_weights(self) -> None:
         """Score a probe unless its log-probs are known: they are the reference if all replicas are lost later.
 
-        This wakes a replica that sleeps, so call it only before work of the replicas.
+        This wakes a replica that sleeps, so call it only if the replicas work now.
         """
         if self._weights.scored:
             return
