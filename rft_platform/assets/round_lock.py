@@ -151,11 +151,14 @@ def cancel_work_of(thread: threading.Thread) -> None:
 
 
 def cancel_work(project: ProjectResource, resources: Sequence[Any]) -> None:
-    """Cancel the running training and requests, if the asset uses the trainer or the engine."""
+    """Cancel the running training and requests, if the asset uses the trainer or the engine.
+
+    The training comes first, because a step may use the GPU of an engine that sleeps.
+    """
     from rft_platform.inference.client import EngineClient
 
     cluster = Home(Path(project.home).absolute()).cluster
-    for resource in resources:
+    for resource in sorted(resources, key=lambda each: not isinstance(each, TrainerResource)):
         if isinstance(resource, TrainerResource):
             if cluster.running("trainer"):
                 with suppress(RftError):

@@ -86,6 +86,12 @@ def engine_gpus(config: RftConfig) -> dict[tuple[str, int], range]:
     return found
 
 
+def on_trainer_gpus(config: RftConfig, gpus: int, name: str, number: int) -> bool:
+    """Whether an engine process of this machine uses a GPU of a trainer rank; the ranks use the first GPUs then."""
+    shared = config.cluster.kind == "local" and place(config, gpus).shared
+    return shared and engine_gpus(config)[name, number].start < config.trainer.nproc
+
+
 def engine_share(config: RftConfig, gpus: int, name: str = POLICY_ENGINE) -> float:
     """Number of GPUs that a process of engine ``name`` reserves on a cluster with ``gpus`` GPUs, without positions."""
     if not gpus or config.engine.device == "cpu":

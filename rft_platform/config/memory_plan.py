@@ -7,22 +7,22 @@ this cache, and the engine then gets what the trainer leaves. If the fastest set
 never work at the same time, they take turns: the engine sleeps while the trainer works, and a trainer without work
 keeps only its state.
 
-The trainer's part is the sum of what training keeps on each GPU: float32 weights, gradients and AdamW's two moments (16
-bytes a parameter, divided by the ranks), frozen models in the dtype of the activations, gathered weights, the
-activations of one pack, and the chunk of logits. Compared with four measurements of a 0.6B model on an H200
-(``benchmarks/results/training_step_gpu.json``) it is within 3 %, and within 4 % of what 4B and 8B models used on H100s
-(``benchmarks/results/round_gpu_4b.json``).
+``card_models`` names the models on the GPUs, each with its own shape. The trainer's part is the sum of what training
+keeps on each GPU: float32 weights, gradients and AdamW's two moments (16 bytes a parameter, divided by the ranks of all
+nodes), frozen models in the dtype of the activations, gathered weights, the activations of one pack, and the chunk of
+logits. One model computes at a time: the activations are those of the model that needs most. Each rank loads a whole
+model before it keeps its part of it, and this can need more than training does. Compared with four measurements of a
+0.6B model on an H200 (``benchmarks/results/training_step_gpu.json``) it is within 3 %, and within 4 % of what 4B and 8B
+models used on H100s (``benchmarks/results/round_gpu_4b.json``).
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from psutil import virtual_memory
 
 from rft_platform.cluster.child import Program
+from rft_platform.config.card_models import POLICY_SHARE, CardModels, EngineModel, TrainerModel, card_models
 from rft_platform.config.gpu_placement import engine_kind, place
 from rft_platform.config.resolve import RunSettings
 
@@ -58,62 +58,6 @@ class MemoryChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Sizes of a model, as its folder gives them."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    intermediate: int
-    queries: int  # heads * head size
-    keys: int  # key-value heads * head size
-    vocabulary: int
-
-    @classmethod
-    def of(cls, model: str) -> "ModelShape | None":
-        """The shape of a local model, or of a Hugging Face model whose configuration is in the cache; None: unknown."""
-        if Path(model).is_dir() or model.startswith("models:/"):
-            return cls.read(Path(model))
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            file = try_to_load_from_cache(model, "config.json")
-        except HFValidationError:
-            return None
-        return cls.read(Path(file).parent) if isinstance(file, str) else None
-
-    @classmethod
-    def read(cls, folder: Path) -> "ModelShape | None":
-        """The shape of the model in ``folder``; None if it has no readable configuration.
-
-        Without weights, as when only the configuration was fetched, the parameters are computed from the sizes.
-        """
-        try:
-            config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            config = config.get("text_config", config)
-            heads, hidden = config["num_attention_heads"], config["hidden_size"]
-            size = config.get("head_dim") or hidden // heads
-            experts = config.get("num_experts_per_tok") or 0
-            shape = cls(
-                parameters=sum(map(_parameters, folder.glob("*.safetensors"))),
-                layers=config["num_hidden_layers"],
-                hidden=hidden,
-                intermediate=experts * config.get("moe_intermediate_size", 0) or config["intermediate_size"],
-                queries=heads * size,
-                keys=(config.get("num_key_value_heads") or heads) * size,
-                vocabulary=config["vocab_size"],
-            )
-            if shape.parameters or experts:
-                return shape if shape.parameters else None
-            embeddings = 1 if config.get("tie_word_embeddings") else 2
-            layer = shape.hidden * (2 * shape.queries + 2 * shape.keys + 3 * shape.intermediate)
-            return replace(shape, parameters=embeddings * shape.vocabulary * hidden + shape.layers * layer)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-
-
-@dataclass(frozen=True, slots=True)
 class TrainerMemory:
     """Bytes of each trainer rank."""
 
@@ -123,6 +67,7 @@ class TrainerMemory:
     head: int  # logits, and the gathered embedding with its gradient
     communication: int  # buffers for gradients on their way to other ranks
     kept: int  # what stays on the GPU between two trainings
+    loaded: int  # while a whole model is read: its weights, a copy of the largest tensor, and the other models
 
     @property
     def in_use(self) -> int:
@@ -131,8 +76,18 @@ class TrainerMemory:
 
     @property
     def total(self) -> int:
-        """What the process needs: tensors, free blocks between them, and its CUDA context."""
+        """What the process needs while it trains or loads a model."""
+        return max(self.training, self.loading)
+
+    @property
+    def training(self) -> int:
+        """What training needs: tensors, free blocks between them, and the CUDA context."""
         return int(_RESERVED * self.in_use) + _CONTEXT_BYTES
+
+    @property
+    def loading(self) -> int:
+        """What the process needs until the ranks have divided the model that they read."""
+        return self.loaded + _CONTEXT_BYTES
 
     @property
     def at_rest(self) -> int:
@@ -140,37 +95,67 @@ class TrainerMemory:
         return int(_RESERVED * self.kept) + _CONTEXT_BYTES
 
 
-def trainer_memory(run: RunSettings, shape: ModelShape, choice: MemoryChoice) -> TrainerMemory:
-    """What each trainer rank needs on its GPU."""
-    trainer, size = run.config.trainer, 4 if run.config.trainer.dtype == "float32" else 2
-    trained, frozen = 1 + (run.spec.critic is not None), int(run.algorithm.teacher)
-    if run.lora is not None:  # the adapter is small
-        trained, frozen = trained - 1, frozen + 1  # the base model is the reference, too
-    elif run.algorithm.reference == "always" or run.spec.beta or run.spec.kl_penalty is not None:
-        frozen += 1
-    state = (_STATE_BYTES * trained + size * frozen) * shape.parameters
-    state = 0 if choice.cpu_offload else state // trainer.nproc
-    keeps_all = (
-        trainer.nproc == 1 and trained
-    )  # a single rank keeps what it gathers (``training.models.loading.shard``)
+def trainer_memory(run: RunSettings, models: Sequence[TrainerModel], choice: MemoryChoice) -> TrainerMemory:
+    """What each trainer rank needs on its GPU while it trains the policy that comes first in ``models``."""
+    parts = [_model_memory(run, model, choice) for model in models]
+    working = max(parts, key=lambda part: part.in_use - part.kept)
+    state, kept = sum(part.state for part in parts), sum(part.kept for part in parts)
+    nccl = _NCCL_BYTES if _ranks(run) > 1 else 0
+    return replace(
+        working,
+        state=state,
+        gathered=working.gathered + (kept - state) - (working.kept - working.state),
+        communication=working.communication + nccl,
+        kept=kept + nccl,
+        loaded=max(part.loaded + state - part.state for part in parts),
+    )
+
+
+def _ranks(run: RunSettings) -> int:
+    """Trainer ranks on all nodes."""
+    return run.config.trainer.nproc * run.config.trainer_nodes
+
+
+def _model_memory(run: RunSettings, model: TrainerModel, choice: MemoryChoice) -> TrainerMemory:
+    """The part of one model, without what all models share."""
+    trainer, shape, ranks = run.config.trainer, model.shape, _ranks(run)
+    size = 4 if trainer.dtype == "float32" else 2
+    state = 0 if choice.cpu_offload else _state_bytes(run, model) // ranks
+    keeps_all = ranks == 1 and model.trained  # a single rank keeps what it gathers (``training.models.loading.shard``)
     gathered = shape.parameters if keeps_all else 2 * shape.parameters // shape.layers
-    layer = 4 * shape.hidden + 3 * shape.queries + 4 * shape.keys + 3 * shape.intermediate  # values of a token
-    kept = shape.layers * layer
-    if choice.gradient_checkpointing:
-        kept = shape.layers * shape.hidden + layer
+    gathered_bytes = gathered * size if size == 2 or ranks > 1 else 0
     eager = 1.0 if trainer.torch_compile is not False and size == 2 else _EAGER
-    embedding = shape.vocabulary * shape.hidden
-    sent = embedding + 2 * shape.parameters // shape.layers  # gathered a second time, and the float32 gradient's copy
-    gathered_bytes = gathered * size if size == 2 or trainer.nproc > 1 else 0
-    nccl = _NCCL_BYTES if trainer.nproc > 1 else 0
+    sent = shape.embedding + 2 * shape.parameters // shape.layers  # gathered again, and the float32 gradient's copy
+    weights = shape.parameters * (4 if model.trained else size) + 4 * model.adapter
     return TrainerMemory(
         state=state,
         gathered=gathered_bytes,
-        activations=int(choice.max_tokens_per_pack * kept * size * eager),
-        head=_HEAD_BYTES + embedding * (size + 4),
-        communication=nccl + sent * (size + 4 // trainer.nproc) if nccl else 0,
-        kept=state + nccl + (gathered_bytes if keeps_all else 0),
+        activations=int(choice.max_tokens_per_pack * _kept_values(model, choice) * size * eager),
+        head=_HEAD_BYTES + shape.embedding * (size + 4),
+        communication=sent * (size + 4 // ranks) if ranks > 1 else 0,
+        kept=state + (gathered_bytes if keeps_all else 0),
+        loaded=weights + shape.embedding * (4 if model.trained else size),  # a copy of one tensor at a time
     )
+
+
+def _state_bytes(run: RunSettings, model: TrainerModel) -> int:
+    """Bytes of a model's weights on all ranks, with gradients and moments of what is trained."""
+    size = 4 if run.config.trainer.dtype == "float32" else 2
+    return (_STATE_BYTES if model.trained else size) * model.shape.parameters + _STATE_BYTES * model.adapter
+
+
+def _kept_values(model: TrainerModel, choice: MemoryChoice) -> int:
+    """Values of a token that a model keeps for its backward pass; those of one layer if it has none."""
+    shape = model.shape
+    layer = 4 * shape.hidden + 3 * shape.queries + 4 * shape.keys + 3 * shape.intermediate + model.adapter_values
+    if not (model.trained or model.adapter):
+        return layer
+    return shape.layers * shape.hidden + layer if choice.gradient_checkpointing else shape.layers * layer
+
+
+def _most_needed(run: RunSettings, cards: CardModels, choice: MemoryChoice) -> TrainerMemory:
+    """What a trainer rank needs for the policy that needs most."""
+    return max((trainer_memory(run, models, choice) for models in cards.trainings), key=lambda each: each.total)
 
 
 def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> MemoryChoice:
@@ -179,20 +164,20 @@ def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Me
     If nothing fits, the values that need least memory; ``memory_problems`` then refuses the run.
     """
     trainer, explorer, placement = run.config.trainer, run.config.explorer, place(run.config, gpu_count)
-    shape = ModelShape.of(run.config.model.model_path) if gpu_count and gpu_bytes is not None else None
-    if shape is None or gpu_bytes is None:
+    cards = card_models(run, gpu_count) if gpu_count and gpu_bytes is not None else None
+    if cards is None or gpu_bytes is None:
         share = _UNKNOWN_SHARE if placement.shared else _ALONE_SHARE
         pack = trainer.max_token_len_per_gpu or _CPU_PACK
         return MemoryChoice(pack, bool(trainer.gradient_checkpointing), bool(trainer.cpu_offload), _share(run, share))
     usable = int(_USABLE * gpu_bytes)
-    engines = list(_engine_sizes(run, shape, gpu_bytes)) if placement.shared and placement.engines else [0]
+    engines = list(_engine_sizes(run, cards, gpu_bytes)) if placement.shared and placement.engines else [0]
 
     def fits(beside: int, choice: MemoryChoice) -> bool:
-        needed = trainer_memory(run, shape, choice)
+        needed = _most_needed(run, cards, choice)
         return needed.total <= usable - beside and needed.at_rest <= usable - engines[-1]
 
-    awake = [(False, *each) for each in _choices(run, shape, usable, engines)]
-    asleep = [(True, *each) for each in _choices(run, shape, usable, [_beyond_share(run)])]
+    awake = [(False, *each) for each in _choices(run, cards, usable, engines)]
+    asleep = [(True, *each) for each in _choices(run, cards, usable, [_beyond_share(run)])]
     plans = [awake[0], *asleep, *awake]
     if not _takes_turns(run, gpu_count):
         plans = awake
@@ -201,7 +186,7 @@ def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Me
     sleeps, _, choice = next((plan for plan in plans if fits(*plan[1:])), plans[-1])  # the last one needs least
     if not placement.shared:
         return replace(choice, engine_share=_share(run, _ALONE_SHARE))
-    needed = trainer_memory(run, shape, choice)
+    needed = _most_needed(run, cards, choice)
     left = usable - (needed.at_rest if sleeps else needed.total) - _beyond_share(run)
     least = engines[-1] - _beyond_share(run)
     share = min(_ALONE_SHARE if sleeps else _LARGEST_SHARE, max(left, least) / gpu_bytes)
@@ -222,14 +207,14 @@ def _takes_turns(run: RunSettings, gpu_count: int) -> bool:
 
 
 def _choices(
-    run: RunSettings, shape: ModelShape, usable: int, engines: Sequence[int]
+    run: RunSettings, cards: CardModels, usable: int, engines: Sequence[int]
 ) -> Iterator[tuple[int, MemoryChoice]]:
     """The possible settings, fastest first: bytes of the engine, and the trainer with the largest pack beside it."""
     trainer = run.config.trainer
     longest = -(-(run.config.model.max_model_len or 1) // _PACK_STEP) * _PACK_STEP
     given = trainer.gradient_checkpointing
     offloads = (False, True) if trainer.cpu_offload is None else (trainer.cpu_offload,)
-    if trainer.cpu_offload is None and _HOST_FACTOR * _STATE_BYTES * shape.parameters > virtual_memory().total:
+    if trainer.cpu_offload is None and _HOST_FACTOR * _host_bytes(run, cards) > virtual_memory().total:
         offloads = (False,)
     modes = [
         (engine, offload, checkpointing, least)
@@ -240,15 +225,27 @@ def _choices(
         and (given is False or checkpointing or least == _FAST_PACK)
     ]
     for engine, offload, checkpointing, least in modes:
-        smallest = max(least, longest)
-        choice = MemoryChoice(trainer.max_token_len_per_gpu or smallest, checkpointing, offload, 0.0)
+        pack = trainer.max_token_len_per_gpu or max(least, longest)
+        choice = MemoryChoice(pack, checkpointing, offload, 0.0)
         if trainer.max_token_len_per_gpu is None:
-            needed = trainer_memory(run, shape, choice)
-            left = (usable - engine - needed.total) / _RESERVED + needed.activations
-            most = int(smallest * left / max(needed.activations, 1))
-            largest = min(max(_LARGEST_PACK, longest), most // _PACK_STEP * _PACK_STEP)
-            choice = replace(choice, max_tokens_per_pack=max(smallest, largest))
+            choice = _with_largest_pack(run, cards, choice, usable - engine)
         yield engine, choice
+
+
+def _with_largest_pack(run: RunSettings, cards: CardModels, smallest: MemoryChoice, room: int) -> MemoryChoice:
+    """``smallest`` with the largest pack with which the trainer fits in ``room`` bytes; unchanged if none fits."""
+    least = smallest.max_tokens_per_pack
+    for pack in range(max(_LARGEST_PACK, least), least, -_PACK_STEP):
+        choice = replace(smallest, max_tokens_per_pack=pack)
+        if _most_needed(run, cards, choice).total <= room:
+            return choice
+    return smallest
+
+
+def _host_bytes(run: RunSettings, cards: CardModels) -> int:
+    """Bytes of the offloaded models in the memory of one node."""
+    states = (sum(_state_bytes(run, model) for model in models) for models in cards.trainings)
+    return max(states) // run.config.trainer_nodes
 
 
 def _share(run: RunSettings, of_all: float) -> float:
@@ -257,23 +254,26 @@ def _share(run: RunSettings, of_all: float) -> float:
     return of_all / run.config.explorer.engines_per_gpu if given is None else given
 
 
-def _engine_sizes(run: RunSettings, shape: ModelShape, gpu_bytes: int) -> Iterator[int]:
+def _engine_sizes(run: RunSettings, cards: CardModels, gpu_bytes: int) -> Iterator[int]:
     """Bytes of a GPU for its engines: the user's share; or weights and a cache, first for all answers that run at once.
 
     An answer fills half of its context on average. Each further size has half of the cache, at least room for some
-    answers.
+    answers. The size is that of the engine that needs most.
     """
     explorer, longest = run.config.explorer, run.config.model.max_model_len or _SMALLEST_CACHE
+    beyond, open_ones = _beyond_share(run), [engine for engine in cards.engines if engine.share is None]
+    given = max((int(gpu_bytes * each.share) * each.a_gpu for each in cards.engines if each.share), default=0)
     if explorer.rollout_model.gpu_memory_utilization is not None:
-        yield _engine_bytes(run, gpu_bytes, explorer.rollout_model.gpu_memory_utilization) + _beyond_share(run)
+        yield given + beyond
         return
-    weights = 2 * shape.parameters // explorer.rollout_model.tensor_parallel_size
     least = max(longest, min(64 * longest, _SMALLEST_CACHE))
     cache = max(least, explorer.runner_per_model * longest // 2)
     while True:
-        used = weights + _ENGINE_BYTES + cache * _cache_bytes(run, shape)
+        used = max(
+            each.weights + _ENGINE_BYTES + max(cache, each.longest or 0) * each.cache_bytes for each in open_ones
+        )
         if cache == least or used <= _LARGEST_SHARE * gpu_bytes / explorer.engines_per_gpu:
-            yield explorer.engines_per_gpu * used + _beyond_share(run)
+            yield max(given, explorer.engines_per_gpu * used) + beyond
         if cache == least:
             return
         cache = max(least, cache // 2)
@@ -287,27 +287,38 @@ def _beyond_share(run: RunSettings) -> int:
 
 def memory_lines(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> list[str]:
     """The lines of the dry run: what each process needs on a GPU. Empty without a GPU or a known model."""
-    shape = ModelShape.of(run.config.model.model_path) if gpu_count else None
-    if shape is None:
+    cards = card_models(run, gpu_count) if gpu_count else None
+    if cards is None:
         return []
-    lines, config, choice = [], run.config, choose_memory(run, gpu_count, gpu_bytes)
+    lines, choice = [], choose_memory(run, gpu_count, gpu_bytes)
     if _trains(run):
-        needed, ranks = trainer_memory(run, shape, choice), config.trainer.nproc
+        needed = _most_needed(run, cards, choice)
         lines.append(
-            f"trainer: {_gb(needed.total)} on each of {ranks} GPU(s): weights, gradients and optimiser "
-            f"{_gb(needed.state)}, gathered weights {_gb(needed.gathered)}, activations of "
+            f"trainer: {_gb(needed.total)} on each of {run.config.trainer.nproc} GPU(s): weights, gradients and "
+            f"optimiser {_gb(needed.state)}, gathered weights {_gb(needed.gathered)}, activations of "
             f"{choice.max_tokens_per_pack:,} tokens {_gb(needed.activations)}, logits {_gb(needed.head)}"
+            + (f"; while a model is loaded {_gb(needed.loading)}" if needed.loading > needed.training else "")
         )
-    if place(config, gpu_count).engines and gpu_bytes is not None:
-        share = _engine_bytes(run, gpu_bytes, choice.engine_share)
-        cache = share - 2 * shape.parameters // config.explorer.rollout_model.tensor_parallel_size - _ENGINE_BYTES
-        lines.append(
-            f"engine: {_gb(share)} of {_gb(gpu_bytes)} (gpu_memory_utilization), of which about {_gb(max(cache, 0))} "
-            f"hold {max(cache, 0) // _cache_bytes(run, shape):,} tokens of running answers"
-        )
-    if gpu_bytes is not None and (chosen := _chosen(run, choice, gpu_count)):
-        lines.append(f"chosen for this GPU: {', '.join(chosen)}")
+    if gpu_bytes is not None:
+        lines += [_engine_line(engine, gpu_bytes, choice) for engine in cards.engines]
+        if chosen := _chosen(run, choice, gpu_count):
+            lines.append(f"chosen for this GPU: {', '.join(chosen)}")
     return lines
+
+
+def _engine_line(engine: EngineModel, gpu_bytes: int, choice: MemoryChoice) -> str:
+    share = _share_of(engine, gpu_bytes, choice)
+    cache = max(share - engine.weights - _ENGINE_BYTES, 0)
+    name = engine.name.removeprefix("an ").removeprefix("the ")
+    return (
+        f"{name}: {_gb(share)} of {_gb(gpu_bytes)} (gpu_memory_utilization), of which about {_gb(cache)} "
+        f"hold {cache // engine.cache_bytes:,} tokens of running answers"
+    )
+
+
+def _share_of(engine: EngineModel, gpu_bytes: int, choice: MemoryChoice) -> int:
+    """Bytes of the share of one engine process."""
+    return int(gpu_bytes * (engine.share or choice.engine_share))
 
 
 def _chosen(run: RunSettings, choice: MemoryChoice, gpu_count: int) -> list[str]:
@@ -335,48 +346,92 @@ def _chosen(run: RunSettings, choice: MemoryChoice, gpu_count: int) -> list[str]
 
 def memory_problems(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Iterator[str]:
     """One line for each process that does not fit on a GPU of ``gpu_bytes``; nothing if that is unknown."""
-    shape = ModelShape.of(run.config.model.model_path) if gpu_count and gpu_bytes is not None else None
-    if gpu_bytes is None or shape is None:
+    cards = card_models(run, gpu_count) if gpu_count and gpu_bytes is not None else None
+    if gpu_bytes is None or cards is None:
         return
-    config, placement, choice = run.config, place(run.config, gpu_count), choose_memory(run, gpu_count, gpu_bytes)
-    serving, engine = config.explorer.rollout_model, 0
-    if placement.engines:
-        share = _engine_bytes(run, gpu_bytes, choice.engine_share)
-        engine = share + _beyond_share(run)
-        weights = 2 * shape.parameters // serving.tensor_parallel_size
-        longest = config.model.max_model_len or 0
-        if weights + _ENGINE_BYTES + longest * _cache_bytes(run, shape) > share:
-            yield (
-                f"explorer.rollout_model.gpu_memory_utilization {choice.engine_share:g} gives an engine {_gb(share)}, "
-                f"and {_gb(weights)} of weights with one answer of {longest:,} tokens do not fit: raise it, or raise "
-                "tensor_parallel_size"
-            )
+    serving, choice = run.config.explorer.rollout_model, choose_memory(run, gpu_count, gpu_bytes)
+    for engine in cards.engines:
+        yield from _engine_problems(engine, gpu_bytes, choice)
     if serving.enable_sleep_mode and not choice.engine_sleeps:
         yield (
             "explorer.rollout_model.enable_sleep_mode true: the engine cannot sleep here, because it shares no GPU "
             "with the trainer, works at the same time (synchronizer.sync_offset, a dynamic sync style, online "
             "projects), or is not vLLM; leave the key out"
         )
-    if not _trains(run):
-        return
-    needed = trainer_memory(run, shape, choice)
-    if choice.engine_sleeps:
+    if _trains(run):
+        shared = place(run.config, gpu_count).shared
+        beside = _largest_engine(run, cards, gpu_bytes, choice) if shared else None
+        for models in cards.trainings:
+            yield from _training_problems(run, models, choice, gpu_bytes, beside)
+
+
+def _engine_problems(engine: EngineModel, gpu_bytes: int, choice: MemoryChoice) -> Iterator[str]:
+    """Why the weights and one answer do not fit in the share of an engine."""
+    share, longest = _share_of(engine, gpu_bytes, choice), engine.longest or 0
+    if engine.weights + _ENGINE_BYTES + longest * engine.cache_bytes > share:
+        yield (
+            f"{engine.key} {engine.share or choice.engine_share:g} gives {engine.name} {_gb(share)}, and "
+            f"{_gb(engine.weights)} of weights with one answer of {longest:,} tokens do not fit: raise it, or raise "
+            "tensor_parallel_size"
+        )
+
+
+def _largest_engine(
+    run: RunSettings, cards: CardModels, gpu_bytes: int, choice: MemoryChoice
+) -> tuple[EngineModel, int] | None:
+    """The engines of a GPU that need most, with the bytes that they use; None without engines."""
+    sizes = [(each, _share_of(each, gpu_bytes, choice) * each.a_gpu + _beyond_share(run)) for each in cards.engines]
+    return max(sizes, key=lambda one: one[1], default=None)
+
+
+def _training_problems(
+    run: RunSettings,
+    models: Sequence[TrainerModel],
+    choice: MemoryChoice,
+    gpu_bytes: int,
+    beside: tuple[EngineModel, int] | None,
+) -> Iterator[str]:
+    """Why the training of a policy does not fit on a GPU, ``beside`` engines."""
+    needed = trainer_memory(run, models, choice)
+    engine = 0 if beside is None else beside[1]
+    if beside is not None and choice.engine_sleeps:
         if needed.at_rest + engine > gpu_bytes:
             yield (
-                f"explorer.rollout_model.gpu_memory_utilization {choice.engine_share:g}: the engine's {_gb(engine)} "
+                f"{beside[0].key} {beside[0].share or choice.engine_share:g}: the engine's {_gb(engine)} "
                 f"and the {_gb(needed.at_rest)} that the trainer keeps between two rounds do not fit on a GPU of "
                 f"{_gb(gpu_bytes)}: lower it, or leave it out"
             )
         engine = _beyond_share(run)
-    room = gpu_bytes - (engine if placement.shared else 0)
+    room, share_key = gpu_bytes - engine, None if beside is None else _key_of_share(run, beside[0])
     if needed.total <= room:
         return
-    beside = f" beside the engine's {_gb(engine)}" if placement.shared and engine else ""
+    place_text = f" on a GPU of {_gb(gpu_bytes)}" + (f" beside the engine's {_gb(engine)}" if engine else "")
+    if needed.training > room:
+        yield (
+            f"trainer: needs about {_gb(needed.training)}{place_text} (weights, gradients and optimiser "
+            f"{_gb(needed.state)}{_of_models(run, models, choice)}, activations {_gb(needed.activations)}, logits "
+            f"{_gb(needed.head)}): {_remedy(run, choice, needed, room, share_key)}"
+        )
+        return
     yield (
-        f"trainer: needs about {_gb(needed.total)} on a GPU of {_gb(gpu_bytes)}{beside} (weights, gradients and "
-        f"optimiser {_gb(needed.state)}, activations {_gb(needed.activations)}, logits {_gb(needed.head)}): "
-        f"{_remedy(run, choice, needed, room, bool(beside))}"
+        f"trainer: needs about {_gb(needed.loading)}{place_text} while it loads the models of "
+        f"{', '.join(model.key for model in models)}, because each rank reads a model completely: "
+        f"{_loading_remedy(run, share_key)}"
     )
+
+
+def _key_of_share(run: RunSettings, engine: EngineModel) -> str | None:
+    """The configuration key that sets the share of an engine; None if the plan sets it."""
+    if engine.share is not None:
+        return engine.key
+    return None if run.config.explorer.rollout_model.gpu_memory_utilization is None else POLICY_SHARE
+
+
+def _of_models(run: RunSettings, models: Sequence[TrainerModel], choice: MemoryChoice) -> str:
+    """Which models the state consists of, if it is not only that of the policy of section ``model``."""
+    if len(models) == 1 and len(run.config.policies) == 0:
+        return ""
+    return ": " + ", ".join(f"{each.key} {_gb(_model_memory(run, each, choice).state)}" for each in models)
 
 
 def gpu_bytes() -> int | None:
@@ -388,9 +443,9 @@ def gpu_bytes() -> int | None:
         return None
 
 
-def _remedy(run: RunSettings, choice: MemoryChoice, needed: TrainerMemory, room: int, shared: bool) -> str:
+def _remedy(run: RunSettings, choice: MemoryChoice, needed: TrainerMemory, room: int, share_key: str | None) -> str:
     ways = []
-    rest = needed.total - int(_RESERVED * needed.activations)
+    rest = needed.training - int(_RESERVED * needed.activations)
     if rest < room and choice.max_tokens_per_pack > _PACK_STEP:
         left = (room - rest) / _RESERVED
         fitting = int(choice.max_tokens_per_pack * left / needed.activations) // _PACK_STEP * _PACK_STEP
@@ -398,40 +453,23 @@ def _remedy(run: RunSettings, choice: MemoryChoice, needed: TrainerMemory, room:
             ways.append(f"set trainer.max_token_len_per_gpu to {fitting} or less, or leave it out")
     if not choice.gradient_checkpointing:
         ways.append("leave out trainer.gradient_checkpointing, or set it to true")
-    if shared and run.config.explorer.rollout_model.gpu_memory_utilization is not None:
-        ways.append("lower explorer.rollout_model.gpu_memory_utilization, or leave it out")
+    if share_key is not None:
+        ways.append(f"lower {share_key}, or leave it out")
     if needed.state > room // 2:
         ways.append("raise trainer.nproc, set trainer.cpu_offload to true, or train an adapter (model.lora_configs)")
     return "; or ".join(ways) or "use a GPU with more memory"
 
 
+def _loading_remedy(run: RunSettings, share_key: str | None) -> str:
+    """What to change if a whole model does not fit on a GPU while it is loaded."""
+    ways = ["train an adapter (model.lora_configs)"] if run.lora is None else []
+    if share_key is not None:
+        ways.append(f"lower {share_key}, or leave it out")
+    return "; or ".join([*ways, "use smaller models, or a GPU with more memory"])
+
+
 def _trains(run: RunSettings) -> bool:
     return run.config.mode in ("both", "train", "colocate") or run.config.online
-
-
-def _engine_bytes(run: RunSettings, gpu: int, share: float) -> int:
-    """Memory of a GPU within the shares of its engines."""
-    return int(gpu * share) * run.config.explorer.engines_per_gpu
-
-
-def _cache_bytes(run: RunSettings, shape: ModelShape) -> int:
-    """Bytes of the key-value cache for one token on one GPU, in 16 bits."""
-    return max(1, 4 * shape.layers * shape.keys // run.config.explorer.rollout_model.tensor_parallel_size)
-
-
-def _parameters(file: Path) -> int:
-    """Number of values in a safetensors file, from its header: its length in 8 bytes, then JSON."""
-    with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    total = 0
-    for name, tensor in header.items():
-        if name == "__metadata__":
-            continue
-        count = 1
-        for size in tensor["shape"]:
-            count *= size
-        total += count
-    return total
 
 
 def _gb(count: int) -> str:

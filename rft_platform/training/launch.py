@@ -71,11 +71,11 @@ def configured_service(
 ) -> Service:
     """The trainer group of a project. Without Ray and an endpoint it has one node."""
     settings, meeting = config.trainer, config.trainer.rendezvous
-    group = Group(settings.nproc)
+    group, nodes = Group(settings.nproc), config.trainer_nodes
     if config.cluster.kind == "ray":
-        group = Group(settings.nproc, config.cluster.node_num, ANY_ENDPOINT, meeting.timeout_s)
+        group = Group(settings.nproc, nodes, ANY_ENDPOINT, meeting.timeout_s)
     elif meeting.endpoint is not None:
-        group = Group(settings.nproc, config.cluster.node_num, meeting.endpoint, meeting.timeout_s)
+        group = Group(settings.nproc, nodes, meeting.endpoint, meeting.timeout_s)
     return trainer_service(
         threads=settings.threads,
         dtype=settings.dtype,

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -13,7 +14,7 @@ import pytest
 from rft_platform.assets import round_lock
 from rft_platform.assets.round_lock import RoundBusyError, cancel_work_of, exclusive_round, hold_round
 from rft_platform.config.home import Home
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources.project import EngineResource, ProjectResource, TrainerResource
 
 _HOLD = """
 import sys, time
@@ -114,3 +115,19 @@ def test_the_work_of_another_thread_is_cancelled_only_while_its_body_runs(home, 
     thread.join(60)
     cancel_work_of(thread)
     assert given_up == [str(home.root)]
+
+
+def test_the_training_is_cancelled_before_the_requests_of_the_engine(home, monkeypatch):
+    order = []
+    client = SimpleNamespace(cancel=lambda: order.append("training"))
+    engine = SimpleNamespace(
+        status=lambda: SimpleNamespace(paused=False), pause=lambda mode: order.append(mode), resume=lambda: None
+    )
+    monkeypatch.setattr(ProjectResource, "open", lambda self: None)
+    monkeypatch.setattr(TrainerResource, "connect", lambda self, opened: client)
+    monkeypatch.setattr(EngineResource, "connect", lambda self, opened: engine)
+    cluster = SimpleNamespace(running=lambda pattern: [] if pattern.startswith("policy") else [pattern])
+    monkeypatch.setattr(Home, "cluster", property(lambda self: cluster))
+    project = ProjectResource(home=str(home.root))
+    round_lock.cancel_work(project, [EngineResource(project=project), TrainerResource(project=project)])
+    assert order == ["training", "abort"]

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from rft_platform.config import memory_plan
+from rft_platform.config.card_models import TrainerModel, card_models
 from rft_platform.config.dry_run import render_plan, run_plan
 from rft_platform.config.memory_plan import (
     GIB,
     MemoryChoice,
-    ModelShape,
     TrainerMemory,
     choose_memory,
     memory_lines,
     memory_problems,
     trainer_memory,
 )
+from rft_platform.config.model_shape import ModelShape
 from rft_platform.config.resolve import RunSettings, resolve
 from rft_platform.config.schema.rft_config import RftConfig
 
@@ -59,9 +60,16 @@ def settings(folder: Path, **sections: Any) -> RunSettings:
     return resolve(RftConfig.model_validate({**config, **sections}))
 
 
-def planned(run: RunSettings, shape: ModelShape) -> TrainerMemory:
+def trained_first(run: RunSettings, gpus: int = 1) -> tuple[TrainerModel, ...]:
+    """The models that the trainer holds for the first policy."""
+    cards = card_models(run, gpus)
+    assert cards is not None
+    return cards.trainings[0]
+
+
+def planned(run: RunSettings) -> TrainerMemory:
     """The trainer's memory with the values of ``run``, which sets all of them."""
-    return trainer_memory(run, shape, choose_memory(run, 0, None))
+    return trainer_memory(run, trained_first(run), choose_memory(run, 0, None))
 
 
 def test_the_trainers_memory_is_near_the_measured_peak(model: Path) -> None:
@@ -76,7 +84,7 @@ def test_the_trainers_memory_is_near_the_measured_peak(model: Path) -> None:
     assert set(measured) == {(16384, False), (32768, False), (32768, True)}
     for (tokens, checkpointing), peak in measured.items():
         trainer = {"max_token_len_per_gpu": tokens, "gradient_checkpointing": checkpointing}
-        needed = planned(settings(model, trainer=trainer), shape)
+        needed = planned(settings(model, trainer=trainer))
         assert needed.in_use / GIB == pytest.approx(peak, rel=0.05)
 
 
@@ -127,27 +135,24 @@ def test_the_dry_run_shows_the_memory_where_there_is_a_gpu(model: Path) -> None:
 
 
 def test_memory_of_reference_and_critic_is_counted(model: Path) -> None:
-    shape = ModelShape.read(model)
-    assert shape is not None
-    plain = planned(settings(model), shape).state
+    plain = planned(settings(model)).state
     assert plain == 16 * PARAMETERS
-    assert planned(settings(model, trainer={"nproc": 2}), shape).state == plain // 2
-    assert planned(settings(model, trainer={"cpu_offload": True}), shape).state == 0
+    assert planned(settings(model, trainer={"nproc": 2})).state == plain // 2
+    assert planned(settings(model, trainer={"cpu_offload": True})).state == 0
     assert (
-        planned(settings(model, algorithm={"kl_loss_fn": "k2", "kl_loss_fn_args": {"kl_coef": 0.1}}), shape).state
+        planned(settings(model, algorithm={"kl_loss_fn": "k2", "kl_loss_fn_args": {"kl_coef": 0.1}})).state
         == plain + 2 * PARAMETERS
     )
-    assert planned(settings(model, algorithm={"algorithm_type": "ppo"}), shape).state == 2 * plain
+    assert planned(settings(model, algorithm={"algorithm_type": "ppo"})).state == 2 * plain
 
 
 def test_an_adapter_needs_the_base_model_once_in_16_bits(model: Path) -> None:
-    shape = ModelShape.read(model)
-    assert shape is not None
     sections = {"model": {"model_path": str(model), "lora_configs": [{"lora_rank": 16}]}}
-    adapter = planned(settings(model, **sections), shape)
-    assert adapter.state == 2 * PARAMETERS
+    adapter = planned(settings(model, **sections))
+    weights = 28 * 16 * (7 * 1024 + 2 * 2048 + 2 * 1024 + 3 * 3072)
+    assert adapter.state == 2 * PARAMETERS + 16 * weights
     assert adapter.gathered < adapter.state // 10
-    assert planned(settings(model), shape).gathered == 2 * PARAMETERS
+    assert planned(settings(model)).gathered == 2 * PARAMETERS
 
 
 def test_a_model_that_is_not_a_local_folder_has_no_shape(tmp_path: Path) -> None:
@@ -167,6 +172,11 @@ SHAPES = {
         {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
         8.19e9,
     ),
+    "1.7b": ({"hidden_size": 2048, "intermediate_size": 6144}, 1.72e9),
+    "32b": (
+        {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64},
+        32.76e9,
+    ),
 }
 H100 = 81559 * 2**20
 LORA = {"lora_configs": [{"lora_rank": 16}]}
@@ -178,7 +188,9 @@ def open_settings(tmp_path: Path, name: str, **sections: Any) -> RunSettings:
     sizes, _ = SHAPES[name]
     folder = tmp_path / name
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**SHAPE, **sizes, "tie_word_embeddings": name != "8b"}))
+    (folder / "config.json").write_text(
+        json.dumps({**SHAPE, **sizes, "tie_word_embeddings": name not in ("8b", "32b")})
+    )
     config: dict[str, Any] = {
         "model": {"model_path": str(folder), "max_model_len": 2048, **sections.pop("model", {})},
         "buffer": {"explorer_input": {"taskset": {"path": "t.jsonl"}}},
@@ -259,10 +271,8 @@ def test_the_plan_is_near_what_whole_rounds_used(
 ) -> None:
     """The peaks are those of the whole process, as nvidia-smi shows them."""
     run = open_settings(tmp_path, name, **sections)
-    shape = ModelShape.of(run.config.model.model_path)
-    assert shape is not None
     peak = json.loads(MEASURED_ROUNDS.read_text())[measured][key]
-    assert trainer_memory(run, shape, choice).total / GIB == pytest.approx(peak, rel=0.04)
+    assert trainer_memory(run, trained_first(run), choice).total / GIB == pytest.approx(peak, rel=0.04)
 
 
 def test_the_cache_of_the_engine_comes_before_training_without_checkpointing(tmp_path: Path) -> None:
@@ -279,9 +289,7 @@ def test_an_engine_sleeps_where_engine_and_trainer_take_turns(tmp_path: Path) ->
     assert (choice.engine_sleeps, choice.gradient_checkpointing) == (True, False)
     assert choice.engine_share > 0.7
     assert "enable_sleep_mode true (engine and trainer take turns" in "\n".join(memory_lines(alternating, 1, H100))
-    shape = ModelShape.of(alternating.config.model.model_path)
-    assert shape is not None
-    kept = trainer_memory(alternating, shape, choice).at_rest
+    kept = trainer_memory(alternating, trained_first(alternating), choice).at_rest
     assert kept + choice.engine_share * H100 < H100 - 4 * GIB  # graphs and contexts stay on the GPU
 
     others: list[dict[str, Any]] = [
@@ -339,3 +347,154 @@ def test_a_model_that_fits_nowhere_is_refused_with_what_to_change(tmp_path: Path
 def test_without_a_gpu_the_memory_choice_is_the_default(tmp_path: Path) -> None:
     run = open_settings(tmp_path, "0.6b")
     assert choose_memory(run, 0, None) == MemoryChoice(16384, False, False, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "same"),
+    [
+        ({"cluster": {"kind": "ray", "node_num": 2}}, True),
+        ({"cluster": {"node_num": 2}, "trainer": {"rendezvous": {"endpoint": "first:29500"}}}, True),
+        ({"cluster": {"node_num": 2}}, False),
+    ],
+)
+def test_the_state_is_divided_by_the_ranks_of_all_nodes(model: Path, nodes: dict[str, Any], same: bool) -> None:
+    two = planned(settings(model, trainer={"nproc": 2}))
+    assert (planned(settings(model, **nodes)) == two) == same
+
+
+def test_an_adapter_of_a_higher_rank_needs_more_memory(tmp_path: Path) -> None:
+    choices, needed = [], []
+    for rank in (16, 256):
+        run = open_settings(tmp_path, "8b", model={"lora_configs": [{"lora_rank": rank}]})
+        choices.append(choose_memory(run, 2, H100))
+        needed.append(trainer_memory(run, trained_first(run), choices[-1]))
+    assert needed[1].state - needed[0].state == pytest.approx(9.75 * GIB, rel=0.01)
+    assert choices[1].max_tokens_per_pack < choices[0].max_tokens_per_pack
+    run = open_settings(tmp_path, "8b", model={"lora_configs": [{"lora_rank": 16, "target_modules": ["q_proj"]}]})
+    (only,) = trained_first(run)
+    assert only.adapter == 36 * 16 * (4096 + 4096)
+
+
+def config_of(tmp_path: Path, name: str) -> str:
+    """A folder with the configuration of a shape."""
+    return open_settings(tmp_path, name).config.model.model_path
+
+
+COLOCATED = {"mode": "colocate", "trainer": {"nproc": 2}, "engine": VLLM}
+
+
+def test_a_further_policy_counts_with_its_own_size(tmp_path: Path) -> None:
+    rival = [{"name": "rival", "model_path": config_of(tmp_path, "4b")}]
+    run = open_settings(tmp_path, "0.6b", **COLOCATED, policies=rival)
+    chosen = choose_memory(run, 2, H100)
+    assert chosen == choose_memory(open_settings(tmp_path, "4b", **COLOCATED), 2, H100)
+    assert list(memory_problems(run, 2, H100)) == []
+
+    sizes = {"nproc": 2, "max_token_len_per_gpu": 32768, "gradient_checkpointing": False}
+    fixed = open_settings(tmp_path, "0.6b", **{**COLOCATED, "trainer": sizes}, policies=rival)
+    (problem,) = memory_problems(fixed, 2, H100)
+    assert "policies (rival).model_path" in problem and "leave out trainer.gradient_checkpointing" in problem
+
+    frozen = [{**rival[0], "train": False}]
+    assert (
+        list(
+            memory_problems(
+                open_settings(tmp_path, "0.6b", **{**COLOCATED, "trainer": sizes}, policies=frozen), 2, H100
+            )
+        )
+        == []
+    )
+
+
+def test_an_auxiliary_model_on_a_gpu_of_the_trainer_is_part_of_the_plan(tmp_path: Path) -> None:
+    judge = {"name": "judge", "model_path": config_of(tmp_path, "8b"), "max_model_len": 4096}
+    alone = choose_memory(open_settings(tmp_path, "0.6b", **COLOCATED), 2, H100)
+    run = open_settings(tmp_path, "0.6b", **COLOCATED, explorer={"auxiliary_models": [judge]})
+    assert list(memory_problems(run, 2, H100)) == []
+    choice = choose_memory(run, 2, H100)
+    assert choice != alone
+    assert choice.engine_share * H100 > 2 * 8.19e9 + 2 * GIB + 4096 * 4 * 36 * 1024
+    assert "\nengine of judge: " in "\n".join(memory_lines(run, 2, H100))
+
+    own_gpu = open_settings(tmp_path, "0.6b", mode="colocate", engine=VLLM, explorer={"auxiliary_models": [judge]})
+    one_rank = open_settings(tmp_path, "0.6b", mode="colocate", engine=VLLM)
+    assert choose_memory(own_gpu, 2, H100) == choose_memory(one_rank, 2, H100)
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0.2, "explorer.auxiliary_models (judge).gpu_memory_utilization 0.2 gives the engine of judge 15.9 GiB, and"),
+        (0.9, "beside the engine's 73.7 GiB"),
+    ],
+)
+def test_a_share_of_an_auxiliary_model_that_does_not_fit_is_refused(tmp_path: Path, share: float, words: str) -> None:
+    judge = {"name": "judge", "model_path": config_of(tmp_path, "8b"), "gpu_memory_utilization": share}
+    trainer = {"nproc": 2, "max_token_len_per_gpu": 32768}
+    explorer = {"auxiliary_models": [judge], "rollout_model": {"enable_sleep_mode": False}}
+    run = open_settings(tmp_path, "0.6b", **{**COLOCATED, "trainer": trainer}, explorer=explorer)
+    (problem,) = memory_problems(run, 2, H100)
+    assert words in problem
+    if share == 0.9:
+        assert "lower explorer.auxiliary_models (judge).gpu_memory_utilization, or leave it out" in problem
+
+
+def test_each_engine_is_compared_with_its_own_weights(tmp_path: Path) -> None:
+    rival = [{"name": "rival", "model_path": config_of(tmp_path, "8b"), "train": False}]
+    explorer = {"rollout_model": {"gpu_memory_utilization": 0.2}}
+    run = open_settings(tmp_path, "0.6b", **COLOCATED, policies=rival, explorer=explorer)
+    (problem,) = memory_problems(run, 2, H100)
+    assert "gives the engine of policy rival 15.9 GiB, and 15.3 GiB of weights" in problem
+    lines = "\n".join(memory_lines(run, 2, H100))
+    assert "\nengine of policy rival: 15.9 GiB" in lines
+
+
+def test_teacher_and_critic_count_with_their_own_size(tmp_path: Path) -> None:
+    large = config_of(tmp_path, "8b")
+    distilled = {"algorithm_type": "on_policy_distill", "teacher_model_path": large}
+    run = open_settings(tmp_path, "0.6b", algorithm=distilled)
+    _, teacher = trained_first(run)
+    assert teacher.key == "algorithm.teacher_model_path"
+    needed = trainer_memory(run, trained_first(run), MemoryChoice(8192, False, False, 0.3))
+    assert needed.state == pytest.approx(16 * PARAMETERS + 2 * 8.19e9, rel=0.001)
+
+    config: dict[str, Any] = {"model": {"critic_model_path": large}, "algorithm": {"algorithm_type": "ppo"}}
+    run = open_settings(tmp_path, "0.6b", **config)
+    needed = trainer_memory(run, trained_first(run), MemoryChoice(8192, False, False, 0.3))
+    assert needed.state == pytest.approx(16 * PARAMETERS + 16 * 8.19e9, rel=0.001)
+    run = open_settings(tmp_path, "0.6b", **config, trainer={"cpu_offload": False})
+    assert "model.critic_model_path 122.0 GiB" in next(memory_problems(run, 2, H100))
+
+
+def test_a_teacher_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    distilled = {"algorithm_type": "on_policy_distill", "teacher_model_path": config_of(tmp_path, "32b")}
+    run = open_settings(tmp_path, "1.7b", algorithm=distilled, trainer={"cpu_offload": False})
+    (problem,) = memory_problems(run, 2, H100)
+    assert "algorithm.teacher_model_path 61.0 GiB" in problem
+
+
+def test_a_whole_model_is_loaded_on_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the ranks then keep only a part, or nothing."""
+    monkeypatch.setattr(memory_plan, "virtual_memory", lambda: SimpleNamespace(total=2000 * GIB))
+    ranks = {"mode": "colocate", "trainer": {"nproc": 2, "cpu_offload": True}, "engine": {"kind": "transformers"}}
+    run = open_settings(tmp_path, "8b", **ranks)
+    choice = choose_memory(run, 2, H100)
+    needed = trainer_memory(run, trained_first(run), choice)
+    assert needed.loading > needed.training
+    assert needed.total == needed.loading == pytest.approx(33.8 * GIB, rel=0.01)
+    assert choice.engine_share * H100 < H100 - needed.loading
+    assert "while a model is loaded 33.8 GiB" in "\n".join(memory_lines(run, 2, H100))
+
+    explorer = {"rollout_model": {"gpu_memory_utilization": 0.6}}
+    run = open_settings(tmp_path, "8b", **ranks, explorer=explorer)
+    (problem,) = memory_problems(run, 2, H100)
+    assert "while it loads the models of model.model_path" in problem
+    assert "lower explorer.rollout_model.gpu_memory_utilization" in problem
+
+    explorer = {"rollout_model": {"tensor_parallel_size": 2}}
+    run = open_settings(tmp_path, "32b", mode="colocate", trainer={"nproc": 8}, explorer=explorer)
+    (problem,) = memory_problems(run, 8, H100)
+    assert "trainer: needs about 125.9 GiB" in problem and "use smaller models, or a GPU with more memory" in problem
+    adapter = open_settings(tmp_path, "8b", model=LORA)
+    loaded = trainer_memory(adapter, trained_first(adapter), choose_memory(adapter, 1, H100)).loaded
+    assert loaded == pytest.approx(2 * (8.19e9 + 0.62e9) + 4 * 43.6e6, rel=0.001)

@@ -373,7 +373,8 @@ def test_the_right_file_with_wrong_numbers_is_noticed(pool: EnginePool) -> None:
     weights = PoolWeights()
     with pytest.raises(EngineError, match="no reference to compare"):
         weights.bring_up(second, [])
-    weights.learn(first.status(), first)
+    weights.learn(first.status())
+    weights.score(first)
     weights.bring_up(second, [])
     assert weights._scored is not None
     weights._scored[1][0][3] += 0.5

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from rft_platform.common.errors import EngineError
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.interface import EngineStatus
+from rft_platform.inference.interface import EngineStatus, Generation, PartialBatch, SamplingParams
 from rft_platform.inference.launch.pool_start import engine_devices, find_or_start_pool
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.inference.pool.replicas import PROBE_AFTER_S, ROWS_A_SHARE, Replica, Replicas, level, partition
@@ -99,6 +100,7 @@ class Counting(EngineClient):
     name: str
     requests: float
     started_at: float = 0.0
+    probes: int = 0  # calls of ``score``, which wake an engine that sleeps
 
     def __post_init__(self) -> None:
         super().__init__(f"http://{self.name}:8100")
@@ -121,7 +123,17 @@ class Counting(EngineClient):
 
     def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """No log-probs."""
+        self.probes += 1
         return []
+
+    def update_weights(self, folder: Path, policy_version: int) -> None:
+        """Does nothing, because the process has no model."""
+
+    def generate(
+        self, prompts: Sequence[list[int]], sampling: SamplingParams, partial: PartialBatch | None = None
+    ) -> list[Generation]:
+        """No choice for each prompt."""
+        return [Generation(prompt, [], 0) for prompt in prompts]
 
 
 def test_counters_of_processes_with_the_same_id_are_added() -> None:
@@ -133,6 +145,19 @@ def test_counters_of_processes_with_the_same_id_are_added() -> None:
     assert pool.metrics() == {"requests": 35.0} and pool.status().cpu_seconds == 35.0
     second.requests = 6.0
     assert pool.metrics() == {"requests": 36.0}
+
+
+def test_a_pool_scores_before_the_replicas_work_and_not_for_their_status(tmp_path: Path) -> None:
+    client = Counting("engine-0", 1.0)
+    pool = EnginePool({0: client}, start=lambda number: client)
+    pool.status()
+    pool.metrics()
+    assert client.probes == 0
+    for _ in range(2):
+        pool.generate([[1, 2]], SamplingParams(4))
+        assert client.probes == 1
+    pool.update_weights(tmp_path, 1)
+    assert client.probes == 2
 
 
 def test_the_error_names_every_replica_if_none_is_left() -> None:

@@ -168,8 +168,13 @@ async def awake() -> None:
     raise AssertionError("an engine that is awake needs no call")
 
 
+def never_ends() -> None:
+    """The engine of these tests goes on."""
+    raise AssertionError("this engine could sleep again")
+
+
 async def test_the_gate_runs_an_update_exclusively() -> None:
-    admission, log = Admission(wake=awake), []
+    admission, log = Admission(wake=awake, end=never_ends), []
 
     async def request(name: str, seconds: float) -> None:
         async with admission.request():
@@ -192,7 +197,7 @@ async def test_the_gate_runs_an_update_exclusively() -> None:
 
 
 async def test_the_gate_holds_requests_during_a_pause_but_not_those_of_the_control_plane() -> None:
-    admission = Admission(wake=awake)
+    admission = Admission(wake=awake, end=never_ends)
     await admission.pause()
     await admission.drained()
     async with admission.request(control=True):
@@ -206,7 +211,7 @@ async def test_the_gate_holds_requests_during_a_pause_but_not_those_of_the_contr
 
 
 async def test_an_update_that_is_given_up_opens_the_gate() -> None:
-    admission = Admission(wake=awake)
+    admission = Admission(wake=awake, end=never_ends)
     async with admission.request():
         waiting = asyncio.create_task(admission.update().__aenter__())
         await asyncio.sleep(0.01)
@@ -227,7 +232,7 @@ async def test_an_engine_sleeps_after_running_requests_and_wakes_once_for_the_ne
     async def fall_asleep() -> None:
         log.append(f"sleeps with {admission.running} running")
 
-    admission = Admission(wake)
+    admission = Admission(wake, never_ends)
 
     async def request(seconds: float) -> None:
         async with admission.request():
@@ -252,19 +257,63 @@ async def test_an_engine_that_fails_to_wake_is_woken_again() -> None:
 
     async def wake() -> None:
         calls.append("wake")
-        if len(calls) == 1:
+        if calls.count("wake") == 1:
             raise EngineError("no memory")
 
-    async def fall_asleep() -> None: ...
+    async def fall_asleep() -> None:
+        calls.append("sleep")
 
-    admission = Admission(wake)
+    admission = Admission(wake, never_ends)
     await admission.sleep(fall_asleep)
     with pytest.raises(EngineError):
         await admission.request().__aenter__()
-    assert admission.running == 0
+    assert admission.running == 0 and admission.asleep
     async with admission.request():
         assert admission.running == 1
-    assert len(calls) == 2
+    await admission.sleep(fall_asleep)
+    assert calls == ["sleep", "wake", "sleep", "wake", "sleep"], "the sleep after the error frees memory"
+
+
+async def test_a_disconnect_during_the_wake_up_puts_the_engine_to_sleep_again() -> None:
+    calls: list[str] = []
+
+    async def wake() -> None:
+        calls.append("wake")
+        await asyncio.sleep(0.01)
+
+    async def fall_asleep() -> None:
+        calls.append("sleep")
+
+    admission = Admission(wake, never_ends)
+    await admission.sleep(fall_asleep)
+    waiting = asyncio.create_task(admission.request().__aenter__())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    async with admission.request():
+        assert not admission.asleep
+    await admission.sleep(fall_asleep)
+    assert calls[-1] == "sleep" and calls.count("sleep") == calls.count("wake") + 1
+
+
+async def test_an_engine_that_can_neither_wake_nor_sleep_ends() -> None:
+    ended: list[bool] = []
+    sleeps: list[bool] = []
+
+    async def wake() -> None:
+        raise EngineError("no memory")
+
+    async def fall_asleep() -> None:
+        sleeps.append(True)
+        if len(sleeps) > 1:
+            raise EngineError("the memory is only partly there")
+
+    admission = Admission(wake, lambda: ended.append(True))
+    await admission.sleep(fall_asleep)
+    with pytest.raises(EngineError, match="no memory"):
+        await admission.request().__aenter__()
+    assert ended == [True] and not admission.asleep
 
 
 def test_seeds_of_prompts_do_not_meet() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from rft_platform.cluster.interface import Node
 from rft_platform.common.errors import UserError
+from rft_platform.config.memory_plan import MemoryChoice
 from rft_platform.rounds.setup import side_engines
-from rft_platform.rounds.setup.side_engines import connect_candidate_engine, shares_engine
+from rft_platform.rounds.setup.side_engines import auxiliary_spec, connect_candidate_engine, shares_engine
 from tests.support.builders import load_text
 
 
@@ -72,3 +73,24 @@ def test_the_gpus_of_one_machine_decide_without_ray(
     if not expected[1]:
         with pytest.raises(UserError, match="no GPU is left for the engine of a candidate"):
             connect_candidate_engine(project)
+
+
+@pytest.mark.parametrize(
+    ("number", "given", "expected"),
+    [(0, "", (0.31, True)), (0, ", gpu_memory_utilization: 0.2", (0.2, True)), (1, "", (0.9, False))],
+)
+def test_an_auxiliary_engine_on_a_gpu_of_the_trainer_has_the_planned_share_and_sleeps(
+    tmp_path: Path, number: int, given: str, expected: tuple[float, bool]
+) -> None:
+    """The first replica of the judge is on the GPU of the second rank, the second replica on a GPU of its own."""
+    text = (
+        "model: {model_path: /models/m}\n"
+        "mode: colocate\n"
+        "trainer: {nproc: 2}\n"
+        f"explorer: {{auxiliary_models: [{{model_path: /models/judge, engine_num: 2{given}}}]}}\n"
+    )
+    memory = MemoryChoice(8192, False, False, 0.31, engine_sleeps=True)
+    project: Any = SimpleNamespace(config=load_text(tmp_path, text), gpus=3, memory=memory)
+    (judge,) = project.config.explorer.auxiliary_models
+    options = auxiliary_spec(project, judge, number).vllm
+    assert (options.gpu_memory_utilization, options.sleeps) == expected

@@ -13,6 +13,7 @@ from rft_platform.algorithms.losses.registry import LOSSES, TokenBatch, TokenLos
 from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec, OptimizerSpec
 from rft_platform.common.errors import NonFiniteError, StorageError, TrainerError, TrainingCancelled, UserError
 from rft_platform.common.files import read_json
+from rft_platform.config.model_shape import ModelShape
 from rft_platform.training.loop.plan import group_steps
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
@@ -271,6 +272,8 @@ def test_lora_trains_and_resumes_the_adapter_alone(session, ranks, round_request
     assert not (folder / "model.safetensors").exists()
     adapter = load_file(folder / "adapter_model.safetensors")
     assert all("lora_" in name for name in adapter) and len(adapter) == 5 * 7 * 2
+    shape = ModelShape.read(tiny_model)
+    assert shape is not None and shape.adapter(lora) == sum(array.size for array in adapter.values())
     following = after(round_request(seed=2, lora=lora), first)
     straight = train(session, following)
     resumed = train(TrainingSession(ranks, "float32"), replace(following, output=str(tmp_path / "resumed")))

@@ -263,6 +263,12 @@ class RftConfig(Section):
         return isinstance(other, RftConfig) and self.__dict__ == other.__dict__
 
     @property
+    def trainer_nodes(self) -> int:
+        """Machines of the trainer group; without Ray and an endpoint only that of the control plane."""
+        spans = self.cluster.kind == "ray" or self.trainer.rendezvous.endpoint is not None
+        return self.cluster.node_num if spans else 1
+
+    @property
     def checkpoint_folder(self) -> str | None:
         """``checkpoint_root_dir`` if it is a folder; None for the default, and for an object store."""
         root = self.checkpoint_root_dir

@@ -148,7 +148,7 @@ class EnginePool:
         """The replicas' common state. ``cpu_seconds``: sum over all processes, with the last value of ended ones.
 
         If the replicas serve different weights, ``weights_digest`` lists their digests. This text equals no real
-        digest, so ``deploy`` then updates all replicas. ``paused`` is true if any replica is paused.
+        digest, so ``deploy`` then updates all replicas. ``paused`` is true if any replica is paused. No replica wakes.
         """
         self._restart_lost()
         answers = self._broadcaster.answers(lambda client: (client.url, client.status()))
@@ -158,7 +158,7 @@ class EnginePool:
         served = dict.fromkeys((status.policy_version, status.weights_digest) for status in statuses)
         digest = statuses[0].weights_digest
         if len(served) == 1:
-            self._learn(statuses[0])
+            self._weights.learn(statuses[0])
         else:
             digest = "replicas differ: " + ", ".join(f"{version}={digest[:12]}" for version, digest in served)
         return replace(
@@ -214,6 +214,7 @@ class EnginePool:
         With a seed the completions equal those of a single engine, however the prompts are split.
         """
         self._restart_lost()
+        self.know_weights()
         generations = self._generate(prompts, sampling, 0, partial)
         for _ in range(SAME_VERSION_ATTEMPTS):
             if len({generation.policy_version for generation in generations}) < 2:
@@ -230,6 +231,18 @@ class EnginePool:
             f"the weights changed during each of {SAME_VERSION_ATTEMPTS} attempts to sample a batch on one version"
         )
 
+    def know_weights(self) -> None:
+        """Score a probe unless its log-probs are known: they are the reference if all replicas are lost later.
+
+        This wakes a replica that sleeps, so call it only if the replicas work now.
+        """
+        if self._weights.scored:
+            return
+        with suppress(EngineError):  # no replica answers: the next call reports it
+            self.status()
+            for replica in self.replicas.serving()[:1]:
+                self._weights.score(replica.client)
+
     # --- control
 
     def update_weights(self, folder: Path, policy_version: int) -> None:
@@ -244,7 +257,7 @@ class EnginePool:
             refusals = [outcome for outcome in outcomes.values() if isinstance(outcome, RftError)]
             if not refusals:
                 self._weights.settled(folder)
-                self.status()
+                self.know_weights()
                 return
             for replica, outcome in outcomes.items():
                 if not isinstance(outcome, RftError):
@@ -279,7 +292,7 @@ class EnginePool:
             if not changed:
                 raise self.replicas.none_left()
             self._weights.settled(Path(changed[0][0].client.status().weights_path))
-            self.status()
+            self.know_weights()
         return results
 
     def pause(self, mode: PauseMode = "wait") -> None:
@@ -389,10 +402,6 @@ class EnginePool:
     def _roll_back(self, replica: Replica, before: EngineStatus, least_serving: int) -> None:
         """Restore a replica's previous weights after a rolling update that failed at another replica."""
         self._restore_previous(replica, before, self.replicas.out_of_service(replica, least_serving))
-
-    def _learn(self, status: EngineStatus) -> None:
-        for replica in self.replicas.serving()[:1]:
-            self._weights.learn(status, replica.client)
 
     # --- counters
 

@@ -22,17 +22,30 @@ class PoolWeights:
         self._served: EngineStatus | None = None  # last known common state of all replicas
         self._scored: tuple[list[list[int]], list[list[float]]] | None = None  # probe ids and their log-probs
 
-    def learn(self, status: EngineStatus, client: EngineClient) -> None:
-        """Remember ``status`` as the state of all replicas; score the probe on one of the replicas, ``client``.
+    def learn(self, status: EngineStatus) -> None:
+        """Remember ``status`` as the state of all replicas. Does nothing while weights change."""
+        if not self.changing.acquire(blocking=False):
+            return
+        try:
+            if _identity(self._served) != _identity(status):
+                self._served, self._scored = status, None
+        finally:
+            self.changing.release()
+
+    @property
+    def scored(self) -> bool:
+        """Whether the log-probs of the common weights are known."""
+        return self._scored is not None
+
+    def score(self, client: EngineClient) -> None:
+        """Score the probe on one of the replicas, ``client``, if the common weights are known. This wakes an engine.
 
         Does nothing while weights change.
         """
         if not self.changing.acquire(blocking=False):
             return
         try:
-            if _identity(self._served) != _identity(status):
-                self._served, self._scored = status, None
-            if self._scored is None:
+            if self._served is not None and self._scored is None:
                 self._scored = _probe(client)
         except EngineError:  # the weights give log-probs that are not finite, or the engine has just died
             self._scored = None

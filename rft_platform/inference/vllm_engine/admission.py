@@ -1,9 +1,12 @@
 """Admission of requests to vLLM; pauses and weight updates hold new requests back."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+
+LOG = logging.getLogger(__name__)
 
 
 class Admission:
@@ -12,11 +15,15 @@ class Admission:
     A running request finishes on the weights that it started with, because an update waits until no request runs.
     """
 
-    def __init__(self, wake: Callable[[], Awaitable[None]]) -> None:
-        """``wake`` is called before a request or an update of an engine that sleeps."""
+    def __init__(self, wake: Callable[[], Awaitable[None]], end: Callable[[], None]) -> None:
+        """``wake`` is called before a request or an update of an engine that sleeps.
+
+        ``end`` is called if the engine can neither wake nor sleep again.
+        """
         self.paused = False
         self.asleep = False
-        self._wake = wake
+        self._wake, self._end = wake, end
+        self._fall_asleep: Callable[[], Awaitable[None]] | None = None  # that of the last sleep
         self.busy_seconds = 0.0  # time with at least one running request
         self._updating = False
         self._running = 0
@@ -82,13 +89,28 @@ class Admission:
             await self._changed.wait_for(lambda: not self._updating and self._running == 0)
             if not self.asleep:
                 await fall_asleep()
-                self.asleep = True
+                self.asleep, self._fall_asleep = True, fall_asleep
 
     async def _wake_up(self) -> None:
         """Wake an engine that sleeps; the caller holds the condition, so that other callers wait for it."""
-        if self.asleep:
+        if not self.asleep:
+            return
+        self.asleep = False  # also if the wake-up fails: it may have taken memory, which only a sleep frees
+        try:
             await self._wake()
-            self.asleep = False
+        except BaseException:  # an error, or the caller has disconnected
+            await self._sleep_again()
+            raise
+
+    async def _sleep_again(self) -> None:
+        """Free what a wake-up that failed has taken; end the engine if that fails, too."""
+        assert self._fall_asleep is not None
+        try:
+            await self._fall_asleep()
+            self.asleep = True
+        except Exception:
+            LOG.exception("the engine could neither wake nor sleep again, so it ends")
+            self._end()
 
     def _count(self, change: int) -> None:
         now = time.perf_counter()

@@ -5,7 +5,7 @@ import functools
 import itertools
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,15 @@ CAPABILITIES = [
 class VllmEngine:
     """A ``ServedEngine`` on vLLM's ``AsyncLLM``, in the same process and event loop."""
 
-    def __init__(self, llm: Any, settings: ServerSettings) -> None:
-        """``llm``: vLLM's engine client; its ``generate`` is replaced by ``_follow_policy``."""
+    def __init__(self, llm: Any, settings: ServerSettings, end: Callable[[], None]) -> None:
+        """``llm``: vLLM's engine client; its ``generate`` is replaced by ``_follow_policy``.
+
+        ``end`` ends the server.
+        """
         folder = Path(settings.model_path)
         self.llm = llm
         self.settings = settings
-        self.admission = Admission(wake=llm.wake_up)
+        self.admission = Admission(wake=llm.wake_up, end=end)
         self.weights = ServedWeights(llm, folder, settings.options.max_lora_rank)
         self.tokenizer = PolicyTokenizer(folder)
         self.template = ChatTemplate(self.tokenizer, settings.chat_template, settings.template_options)

@@ -87,7 +87,7 @@ class EnginePlanes:
     async def _start(self, app: FastAPI) -> None:
         """Wrap vLLM's engine, warm it up, publish the lease, then wait and stop the server when it is idle."""
         try:
-            engine = VllmEngine(app.state.engine_client, self.settings)
+            engine = VllmEngine(app.state.engine_client, self.settings, self.stop)
             await engine.warm_up()
             self._control = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
             errors.install(self._control)

@@ -219,6 +219,8 @@ def run_rollouts(
         UserCodeError: every run failed; the last error is chained.
     """
     started, cpu = perf_counter(), process_time()
+    if isinstance(engine, EnginePool):
+        engine.know_weights()
     status = engine.status()
     explored = ExploreBatch(round, batch, tasks, repeat_times, seed, greedy_first=greedy_first)
     if isinstance(workflow, Mapping):

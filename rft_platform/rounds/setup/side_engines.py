@@ -15,7 +15,14 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import EngineError, UserError
-from rft_platform.config.gpu_placement import CANDIDATE_ENGINE, EVALUATION_ENGINE, engine_gpus, gpu_count, place
+from rft_platform.config.gpu_placement import (
+    CANDIDATE_ENGINE,
+    EVALUATION_ENGINE,
+    engine_gpus,
+    gpu_count,
+    on_trainer_gpus,
+    place,
+)
 from rft_platform.config.node_placement import holds_online_engine
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.judging.execution.judge_rollouts import TasksetJudge
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
     from rft_platform.config.schema.explorer import AuxiliaryModel as Entry
     from rft_platform.config.schema.rft_config import RftConfig
     from rft_platform.inference.client import EngineClient
+    from rft_platform.inference.launch.launcher import EngineSpec
 
 
 #: Interval of the status requests that keep an idle engine below its idle time-out while a stage may still call it.
@@ -113,8 +121,22 @@ def _served(project: Project, entries: Sequence["Entry"]) -> Iterator[list[Auxil
 def _connect(project: Project, entry: "Entry", number: int) -> "EngineClient":
     """Find or start one engine process of an auxiliary model."""
     key = f"explorer.auxiliary_models ({entry.known_as}).model_path"
-    spec = engine_spec(project.config, entry, replica=number, max_model_len=entry.max_model_len)
+    spec = auxiliary_spec(project, entry, number)
     return start_engine(project, entry.lease, model_folder(project, entry.model_path, key), spec, number)
+
+
+def auxiliary_spec(project: Project, entry: "Entry", number: int) -> "EngineSpec":
+    """Engine settings for an auxiliary model. On a GPU of the trainer the memory plan sets its share and its sleep."""
+    memory = project.memory
+    shared = on_trainer_gpus(project.config, project.gpus, entry.lease, number)
+    return engine_spec(
+        project.config,
+        entry,
+        replica=number,
+        max_model_len=entry.max_model_len,
+        gpu_share=(entry.gpu_memory_utilization or memory.engine_share) if shared else None,
+        sleeps=shared and memory.engine_sleeps,
+    )
 
 
 def _spec(
