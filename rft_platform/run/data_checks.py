@@ -123,8 +123,8 @@ def task_notices(project: Project) -> Iterator[Finding]:
         report = dataset.report
         if said := report.left_out():
             yield warning(f"{report.source}: {said}")
-    for dataset in held_out if explored else []:
-        if leaks := find_leaks(project.tasks.tasks, dataset.tasks):
+    for taskset, dataset in project.eval_tasks if explored else []:
+        if leaks := find_leaks(project.tasks.tasks, dataset.tasks, whole_rows=taskset.reads_rows):
             leaked = f"{len(leaks)} of {len(dataset.tasks)} held-out tasks are also explored"
             yield warning(f"{dataset.report.source}: {leaked}")
 
@@ -135,8 +135,8 @@ def context_notices(project: Project) -> Iterator[Finding]:
     wanted, limit = model.max_model_len, _model_limit(Path(model.model_path))
     if wanted and limit and wanted > limit:
         yield warning(
-            f"model.max_model_len {wanted:,} is above max_position_embeddings {limit:,} of {model.model_path}: rows end "
-            f"after {limit:,} tokens; lower the first, or raise the second in its config.json"
+            f"model.max_model_len {wanted:,} is above max_position_embeddings {limit:,} of {model.model_path}: rows "
+            f"end after {limit:,} tokens; lower the first, or raise the second in its config.json"
         )
 
 
