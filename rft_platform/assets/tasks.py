@@ -66,7 +66,11 @@ def held_out_leaks(project: Project) -> list[Task]:
     from rft_platform.tasks.dataset import find_leaks
 
     explored = project.tasks.tasks if project.config.buffer.explorer_input.explored else ()
-    return [task for _, dataset in project.eval_tasks for task in find_leaks(explored, dataset.tasks)]
+    return [
+        task
+        for taskset, dataset in project.eval_tasks
+        for task in find_leaks(explored, dataset.tasks, whole_rows=taskset.reads_rows)
+    ]
 
 
 def explored_count(project: Project) -> int:

@@ -53,7 +53,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
-    """One model call of a run."""
+    """One choice of a model call of a run. The choices of one call have the same ``step``."""
 
     step: int
     message: Mapping[str, Any]  # the assistant message

@@ -123,8 +123,8 @@ def task_notices(project: Project) -> Iterator[Finding]:
         report = dataset.report
         if said := report.left_out():
             yield warning(f"{report.source}: {said}")
-    for dataset in held_out if explored else []:
-        if leaks := find_leaks(project.tasks.tasks, dataset.tasks):
+    for taskset, dataset in project.eval_tasks if explored else []:
+        if leaks := find_leaks(project.tasks.tasks, dataset.tasks, whole_rows=taskset.reads_rows):
             leaked = f"{len(leaks)} of {len(dataset.tasks)} held-out tasks are also explored"
             yield warning(f"{dataset.report.source}: {leaked}")
 

@@ -196,11 +196,15 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def find_leaks(train: Iterable[Task], evaluation: Iterable[Task]) -> list[Task]:
+def find_leaks(train: Iterable[Task], evaluation: Iterable[Task], *, whole_rows: bool = False) -> list[Task]:
     """The evaluation tasks whose prompt is also a training prompt.
 
-    The comparison ignores case, white space and Unicode form.
+    The comparison ignores case, white space and Unicode form. ``whole_rows``: the evaluation tasks that equal a
+    training task in every column, for workflows that read the whole row.
     """
+    if whole_rows:
+        ids = {task.task_id for task in train}
+        return [task for task in evaluation if task.task_id in ids]
     seen = {normalise(task.prompt) for task in train}
     return [task for task in evaluation if normalise(task.prompt) in seen]
 

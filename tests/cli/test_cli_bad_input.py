@@ -184,6 +184,26 @@ def test_faults_of_the_data_that_stop_nothing_are_noted(
     assert "test.jsonl: 1 of 2 held-out tasks are also explored" in result.stdout
 
 
+def test_held_out_episodes_of_an_environment_with_another_seed_are_not_explored(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    lake = {
+        "workflow": "environment", "workflow_args": {"environment": "lake.py:Lake"}, "format": {"response_key": None},
+    }  # fmt: skip
+    inputs = {"taskset": {"path": "train.jsonl", **lake}, "eval_tasksets": [{"path": "test.jsonl", **lake}]}
+    config = write_config(buffer={"batch_size": 8, "total_steps": 2, "explorer_input": inputs})
+    write_text(
+        config.parent / "lake.py", "class Lake:\n    async def reset(self, row): ...\n    step = close = reset\n"
+    )
+    for name, seeds in (("train", range(16)), ("test", range(15, 18))):
+        rows = "".join(f'{{"question": "Reach G.", "seed": {seed}}}\n' for seed in seeds)
+        write_text(config.parent / f"{name}.jsonl", rows)
+
+    result = rft("run", "--config", config, "--dry-run")
+
+    assert "test.jsonl: 1 of 3 held-out tasks are also explored" in result.stdout
+
+
 def test_dry_run_prints_the_plan_and_writes_nothing(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:

@@ -1,5 +1,6 @@
 """The rules on form, tools and cost, on cases where they must and must not give a reward."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +118,8 @@ def test_penalties() -> None:
     assert judged(rows, "steps_penalty").reward == pytest.approx(-0.4)
     assert judged(rows, "steps_penalty", free_steps=3).reward == pytest.approx(-0.1)
     assert judged(rows, "steps_penalty", per_step=-1.0, lowest=-2.0).reward == -2.0
+    choices = [replace(rows[0], row_id=f"r-{choice}") for choice in range(3)]
+    assert judged([*choices, *rows[1:]], "steps_penalty", free_steps=3).reward == pytest.approx(-0.1)
     assert judged(rows, "length_penalty", max_tokens=40).reward == 0.0
     assert judged(rows, "length_penalty", max_tokens=39).reward == -1.0
     assert judged(rows, "length_penalty", max_tokens=30, margin_tokens=20).reward == -0.5

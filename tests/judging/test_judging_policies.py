@@ -98,3 +98,14 @@ def test_operators_work_on_each_policy_apart() -> None:
         ("reward_filter", 5, 5),
         ("reward_filter (rival)", 3, 2),
     ]
+
+
+def test_metrics_of_a_run_shape_the_rewards_of_all_its_policies() -> None:
+    runs = [
+        *run_of(0, (DEFAULT_POLICY, "a"), ("rival", "b"), (DEFAULT_POLICY, "c"), reward=1.0),
+        *run_of(1, (DEFAULT_POLICY, "a"), ("rival", "b"), reward=1.0),
+    ]
+    runs[2].call.metrics, runs[4].call.metrics = {"cost": 2.0}, {"cost": 5.0}
+    pipeline = Pipeline.of([Operator("reward_shaping", {"add": {"metrics.cost": -0.1}})])
+    found = judge_rollouts(runs, TASKS, None, advantage_fn="grpo", pipeline=pipeline)
+    assert [one.reward for one in found.rows] == pytest.approx([0.8, 0.8, 0.8, 0.5, 0.5])

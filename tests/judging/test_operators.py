@@ -1,6 +1,7 @@
 """Operators before advantages: what each keeps, drops and adds, and what is told of it."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,11 @@ def test_runs_that_nothing_can_be_learned_from_are_left_out() -> None:
     found = judged(rows, pipeline(("invalid_filter", {"max_response_tokens": 8, "max_calls": 1})), None)
     assert [r.dropped_by for r in found.rows] == [None] + ["invalid_filter"] * 4
     assert found.operators[0].facts == {"not_finite": 0.0, "empty": 1.0, "too_long": 1.0, "too_many_calls": 1.0}
+    choices = [replace(rows[0], row_id=f"choice-{number}") for number in range(3)]
+    chosen = judged(
+        choices, pipeline(("invalid_filter", {"max_calls": 1}), ("reward_shaping", {"add": {"calls": -0.1}}))
+    )
+    assert [(r.dropped_by, r.reward) for r in chosen.rows] == [(None, pytest.approx(0.9))] * 3
     with_calls = [row(1, 0, "2"), row(1, 1, "")]
     with_calls[1].response["tool_calls"] = [{"function": {"name": "add", "arguments": "{}"}}]
     assert all(r.dropped_by is None for r in judged(with_calls, pipeline(("invalid_filter", {}))).rows)

@@ -1,5 +1,7 @@
 """Dialogues with a simulated user: a function, or an auxiliary model."""
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import resolve_workflow
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
+from rft_platform.rollout.workflows.dialogue import DialogueWorkflow
 
 from .fake_engine import FakeEngine
 from .samples import roll_out, tasks
@@ -31,6 +34,16 @@ async def examiner(messages: list[dict[str, Any]], model: ModelHandle) -> str:
     return "that will do [DONE]" if len(messages) > 4 else "go on"
 
 
+asked, go_on = threading.Event(), threading.Event()
+
+
+def thoughtful(messages: list[dict[str, Any]]) -> str:
+    """Waits for the test."""
+    asked.set()
+    assert go_on.wait(10), "the event loop of the caller does not run"
+    return "and now?"
+
+
 def wrong(message: str) -> None:
     """Not the parameters of a user."""
 
@@ -49,6 +62,20 @@ def test_a_function_plays_the_user(engine: FakeEngine) -> None:
     assert [m["content"] for m in said if m["role"] == "assistant"] == [row.response["content"] for row in rows]
     assert rows[2].messages == [{"role": "system", "content": "be kind"}, *said[:-1]]
     assert rows[2].metrics == {"rounds": 3.0, "user_stopped": 1.0}
+
+
+async def test_a_slow_function_does_not_stop_the_event_loop() -> None:
+    class Echo:
+        async def chat(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+            return {"role": "assistant", "content": "yes"}
+
+    model: Any = Echo()
+    asked.clear(), go_on.clear()
+    run = asyncio.ensure_future(DialogueWorkflow(f"{HERE}:thoughtful", max_rounds=2).run(tasks(1)[0], model))
+    assert await asyncio.to_thread(asked.wait, 5)
+    assert not run.done()
+    go_on.set()
+    assert (await run).response[2] == {"role": "user", "content": "and now?"}
 
 
 def test_rounds_are_bounded(engine: FakeEngine) -> None:

@@ -1,5 +1,6 @@
 """Environments: Gymnasium, OpenEnv servers and own classes behind one interface, and the workflow that plays them."""
 
+import asyncio
 import json
 import shutil
 import socket
@@ -43,7 +44,7 @@ class Countdown:
     async def step(self, action: Action) -> Turn:
         if isinstance(action, ToolCall):
             self.count += int(action.arguments["by"])
-            return Turn(f"count {self.count}", 0.25, metrics={"tool_uses": 1.0})
+            return Turn(f"count {self.count}", 0.25, self.count <= 0, metrics={"tool_uses": 1.0})
         if not action.strip().isdigit():
             return Turn("say a number", valid=False)
         self.count -= int(action)
@@ -148,10 +149,48 @@ async def test_a_gymnasium_lake_is_rendered_and_takes_the_last_named_action() ->
     assert first.observation == "[S]FFF\nFHFH\nFFFH\nHFFG"
     moved = await environment.step("Not left: I go RIGHT.")
     assert moved.observation.splitlines()[1:] == ["S[F]FF", "FHFH", "FFFH", "HFFG"] and "Right" in moved.observation
+    assert moved.state == "S[F]FF\nFHFH\nFFFH\nHFFG" and first.state == first.observation
     lost = await environment.step("hello")
     assert not lost.valid and lost.observation == "No valid action. Choose one of: left, down, right, up."
     fallen = await environment.step("down")
     assert fallen.done and fallen.reward == 0
+    await environment.close()
+
+
+async def test_a_cell_of_a_gymnasium_lake_is_one_state_whatever_the_last_move_was() -> None:
+    pytest.importorskip("gymnasium", reason="needs the package gymnasium")
+    met = []
+    for moves in (["right", "left"], ["down", "up"], []):
+        environment = make_environment("gymnasium:FrozenLake-v1", LAKE)
+        turns = [await environment.reset({"seed": 0}), *[await environment.step(move) for move in moves]]
+        met.append((turns[-1].observation, turns[-1].state))
+        await environment.close()
+    assert len({observation for observation, _ in met}) == 3 and len({state for _, state in met}) == 1
+
+
+async def test_actions_of_gymnasium_may_have_names_of_several_words() -> None:
+    pytest.importorskip("gymnasium", reason="needs the package gymnasium")
+    environment = make_environment(
+        "gymnasium:FrozenLake-v1", {**LAKE, "actions": ["go left", "go down", "go", "Go UP"]}
+    )
+    await environment.reset({"seed": 0})
+    moved = await environment.step("I will not go. I GO DOWN!")
+    assert moved.valid and moved.observation.splitlines()[2] == "[F]HFH"
+    assert not (await environment.step("gone, ego, let-go, go-left")).valid
+    await environment.close()
+
+
+async def test_a_slow_step_of_gymnasium_does_not_stop_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gymnasium", reason="needs the package gymnasium")
+    environment: Any = make_environment("gymnasium:FrozenLake-v1", LAKE)
+    await environment.reset({"seed": 0})
+    go_on, step = threading.Event(), environment._env.step
+    monkeypatch.setattr(environment._env, "step", lambda action: (go_on.wait(5), step(action))[1])
+    moving = asyncio.ensure_future(environment.step("right"))
+    await asyncio.sleep(0.01)
+    assert not moving.done()
+    go_on.set()
+    assert (await moving).valid
     await environment.close()
 
 
@@ -160,6 +199,7 @@ async def test_a_gymnasium_lake_is_rendered_and_takes_the_last_named_action() ->
     [
         ("gymnasium:NoSuchLake-v0", {}, "gymnasium:NoSuchLake-v0"),
         ("gymnasium:FrozenLake-v1", {"actions": ["left"]}, "expected 4 names"),
+        ("gymnasium:FrozenLake-v1", {"actions": ["left", "down", "right", " "]}, "expected 4 names"),
         ("gymnasium:FrozenLake-v1", {"size": 3}, "gymnasium:FrozenLake-v1"),
         ("gymnasium:Pendulum-v1", {}, "expected Discrete or Text"),
         ("openenv:127.0.0.1:8000", {}, "expected the address of a server"),
@@ -207,6 +247,7 @@ def test_invalid_actions_are_counted_and_turns_are_limited(engine: FakeEngine) -
     rows = played_rows(engine, workflow, {}).rows
     assert len(rows) == 4 and rows[-1].run_reward == -2.0
     assert rows[-1].call.metrics == {"turns": 4.0, "invalid_actions": 4.0, "finished": 0.0}
+    assert rows[-1].run_output == "say a number" and len({row.call.env_state_hash for row in rows}) == 1
 
 
 def test_an_environment_is_closed_after_an_error_too(engine: FakeEngine) -> None:
@@ -233,6 +274,7 @@ class Scripted:
 
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers, self.asked, self.rewards = list(answers), list[list[dict[str, Any]]](), list[float]()
+        self.states: list[Any] = []
 
     async def chat(self, messages: list[dict[str, Any]], tools: Any = None) -> dict[str, Any]:
         assert tools == [TOOL]
@@ -240,7 +282,7 @@ class Scripted:
         return self.answers.pop(0)
 
     def set_env_state(self, state: Any) -> None:
-        pass
+        self.states.append(state)
 
     def give_step_reward(self, value: float) -> None:
         self.rewards.append(value)
@@ -262,6 +304,23 @@ async def test_tools_of_an_environment_are_called_until_the_model_answers_withou
         ("c0", "count 5"),
         ("c1", "error: the arguments are no JSON object"),
     ]
+
+
+async def test_the_output_of_a_tool_is_never_the_response() -> None:
+    workflow = EnvironmentWorkflow(f"{__name__}:Countdown", {"with_tools": True}, max_turns=2)
+    task = Task("t", "set", "", None, {})
+    for content in ("I add again", None):
+        model: Any = Scripted(calling('{"by": 2}'), calling('{"by": 2}') | {"content": content})
+        assert (await workflow.run(task, model)).response == (content or "")
+    ended: Any = Scripted(calling('{"by": -3}', '{"by": 1}', "no json"))
+    output = await workflow.run(task, ended)
+    assert output.response == "count 0" and output.metrics["finished"] == 1.0 and ended.rewards == [0.25]
+
+
+async def test_the_state_is_that_of_the_last_valid_action() -> None:
+    model: Any = Scripted(calling('{"by": 2}'), calling("no json"), calling('{"by": 1}'), {"content": "done"})
+    await EnvironmentWorkflow(f"{__name__}:Countdown", {"with_tools": True}).run(Task("t", "set", "", None, {}), model)
+    assert model.states == ["count 3", "count 5", "count 5", "count 6"]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.common.errors import UserError
+from rft_platform.config.schema.buffer import Taskset
 from rft_platform.tasks.dataset import find_leaks, load_tasks
 from rft_platform.tasks.readers import read_rows
+from rft_platform.tasks.task import Task
 
 ROWS = [{"question": f"{a}+1", "answer": str(a + 1)} for a in range(5)]
 
@@ -214,6 +216,18 @@ def test_leaks_are_found_whatever_the_spelling(tmp_path: Path) -> None:
     held_out = load_tasks(str(write_jsonl(tmp_path / "test.jsonl", rows)))
     assert [task.answer for task in find_leaks(train.tasks, held_out.tasks)] == ["x"]
     assert find_leaks(train.tasks, held_out.tasks[1:]) == []
+
+
+def test_rows_that_a_workflow_reads_whole_are_leaks_only_if_all_columns_are_equal(tmp_path: Path) -> None:
+    def seeds(name: str, *numbers: int) -> tuple[Task, ...]:
+        rows = [{"prompt": "Reach G.", "seed": number} for number in numbers]
+        return load_tasks(str(write_jsonl(tmp_path / name, rows)), prompt_key="prompt", response_key=None).tasks
+
+    train, held_out = seeds("train.jsonl", 1, 2, 3), seeds("test.jsonl", 7, 3, 8)
+    assert [task.raw["seed"] for task in find_leaks(train, held_out, whole_rows=True)] == [3]
+    assert len(find_leaks(train, held_out)) == 3
+    workflows = ("environment", "frozen_lake", "tool_call", "single_turn", "my_agents:play")
+    assert [Taskset(path="x", workflow=name).reads_rows for name in workflows] == [True, True, True, False, False]
 
 
 def test_gsm8k_loads_from_its_folder(test_data: Path) -> None:

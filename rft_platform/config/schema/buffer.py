@@ -148,8 +148,8 @@ class Taskset(Section):
     """``task.reward_fn_args`` of a class-style workflow, which computes its own reward. Judges do not receive it."""
     judge_timeout_s: PositiveFloat | None = 600.0
     """Seconds that your own judge function may take per run (or per group) before it counts as failed; null: no limit.
-    It also limits the rules math and code, in addition to their own time-outs. Model judges have their own
-    time-outs."""
+    It also limits the rules math, code and reasoning_gym, in addition to their own time-outs. Model judges have their
+    own time-outs."""
     max_abs_reward: PositiveFloat | None = MAX_ABS_REWARD
     """A run with a larger absolute reward counts as a failure of its judge: it is left out of training, reported, and
     never passes. null: any finite reward is accepted."""
@@ -161,6 +161,11 @@ class Taskset(Section):
     def known_as(self) -> str:
         """The name of the taskset in rows, notes and metrics."""
         return self.name or default_name(self.path, self.split)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the workflow is built-in and reads the whole row: rows with equal prompts may be different tasks."""
+        return self.workflow in (*ROW_WORKFLOWS, "environment")
 
 
 class ExploredTaskset(Taskset):

@@ -33,18 +33,33 @@ class Judgement(Protocol):
         """The named parts of the reward."""
 
 
+RunMetrics = Mapping[str, Mapping[str, float]]
+"""Metrics of each run, by its id."""
+
+
+def metrics_of_runs(rows: Iterable[RolloutRow]) -> dict[str, dict[str, float]]:
+    """The metrics of the runs that ``rows`` record, whatever policy was called: a run's own are in its last row."""
+    metrics: dict[str, dict[str, float]] = {}
+    for row in rows:
+        metrics.setdefault(row.run_id, {}).update(row.call.metrics)
+    return metrics
+
+
 def experiences_of(
-    rows: Sequence[RolloutRow], judgements: Sequence[Judgement], wanted_groups: int | None = None
+    rows: Sequence[RolloutRow],
+    judgements: Sequence[Judgement],
+    wanted_groups: int | None = None,
+    metrics: RunMetrics | None = None,
 ) -> Experiences:
     """Return the columns of ``rows``; rows and runs keep the order of ``rows`` and of ``judgements``.
 
-    Every row must belong to a run of ``judgements``.
+    Every row must belong to a run of ``judgements``. ``metrics``: those of the runs, if ``rows`` are only the rows of
+    one policy.
     """
+    metrics = metrics_of_runs(rows) if metrics is None else metrics
     run = {judgement.run_id: index for index, judgement in enumerate(judgements)}
     last: dict[str, RolloutRow] = {}
-    metrics: list[dict[str, float]] = [{} for _ in judgements]
     for row in rows:
-        metrics[run[row.run_id]].update(row.call.metrics)
         if row.run_id not in last or row.step >= last[row.run_id].step:
             last[row.run_id] = row
     of_run = [last[judgement.run_id] for judgement in judgements]
@@ -66,7 +81,7 @@ def experiences_of(
         reward_R=reward,
         kept_R=np.ones(len(judgements), bool),
         parts=_columns([judgement.parts for judgement in judgements]),
-        metrics=_columns(metrics),
+        metrics=_columns([metrics[name] for name in run]),
         wanted_groups=wanted_groups,
     )
 

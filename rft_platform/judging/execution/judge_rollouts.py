@@ -19,7 +19,9 @@ from rft_platform.judging.execution.experience_pipeline import (
     JUDGED,
     OperatorReport,
     Pipeline,
+    RunMetrics,
     experiences_of,
+    metrics_of_runs,
     parts_of,
 )
 from rft_platform.judging.execution.judge_executor import RunToJudge, Verdict, judge_all
@@ -187,7 +189,8 @@ def judge_rollouts(
 
     ``judge`` is one judge, for which ``max_abs_reward`` holds, or the judges of several tasksets by name. If several
     policies took part in the runs, each row gets the reward of the row's policy. Operators and advantages are applied
-    to each policy's rows separately: rows of different policies are never compared.
+    to each policy's rows separately: rows of different policies are never compared. The metrics of a run are the same
+    for each of its policies.
 
     Rows of runs on which the judge failed have reward NaN and ``dropped_by`` set. These runs, and runs that an operator
     of the ``pipeline`` drops, do not count in the advantages of their group. ``wanted_groups`` is the number of groups
@@ -200,7 +203,9 @@ def judge_rollouts(
         rows, tasks, judges, needs_reward=needs_reward, concurrency=concurrency, auxiliary_models=auxiliary_models
     )
     version = version_of(judges, workflow_version)
-    learn = _Learning(advantage_fn, advantage_args or {}, pipeline or Pipeline(), wanted_groups, version)
+    learn = _Learning(
+        advantage_fn, advantage_args or {}, pipeline or Pipeline(), wanted_groups, version, metrics_of_runs(rows)
+    )
     by_policy: dict[str, list[RolloutRow]] = {} if rows else {DEFAULT_POLICY: []}
     for row in rows:
         by_policy.setdefault(row.call.policy, []).append(row)
@@ -220,10 +225,11 @@ class _Learning:
     pipeline: Pipeline
     wanted_groups: int | None
     version: str
+    metrics: RunMetrics
 
     def judged(self, rows: Sequence[RolloutRow], runs: list[RunJudgement], policy: str) -> JudgedRollouts:
         """Return the judged rows of one policy, with rewards and advantages."""
-        runs, out, reports = _processed(rows, runs, self.pipeline, self.wanted_groups)
+        runs, out, reports = self._processed(rows, runs)
         if self.advantage_fn is not None and ADVANTAGES.get(self.advantage_fn).greedy_run:
             greedy = {row.row_id: GREEDY_BASELINE for row in rows if row.call.temperature == 0}
             out = _LeftOut({**greedy, **out.rows}, out.runs)
@@ -233,6 +239,29 @@ class _Learning:
         if policy != DEFAULT_POLICY:
             reports = tuple(replace(report, name=f"{report.name} ({policy})") for report in reports)
         return JudgedRollouts(judged, runs, reports)
+
+    def _processed(
+        self, rows: Sequence[RolloutRow], runs: list[RunJudgement]
+    ) -> tuple[list[RunJudgement], "_LeftOut", tuple[OperatorReport, ...]]:
+        """Apply the pipeline; return the runs with their final rewards, what is left out, and the operator reports."""
+        failed = {run.run_id for run in runs if run.error is not None}
+        sound = [run for run in runs if run.error is None]
+        judged = [row for row in rows if row.run_id not in failed]
+        done = self.pipeline.apply(experiences_of(judged, sound, self.wanted_groups, self.metrics))
+        after = done.experiences
+        changed = bool((after.reward_R != after.judged_R).any())
+        made = {
+            run.run_id: replace(
+                run,
+                reward=float(after.reward_R[index]),
+                parts=parts_of(after, index) | ({JUDGED: run.reward} if changed else {}),
+            )
+            for index, run in enumerate(sound)
+        }
+        why = {row.row_id: JUDGE_ERROR for row in rows if row.run_id in failed}
+        why |= {row.row_id: name for row, name in zip(judged, done.dropped_N, strict=True) if name is not None}
+        gone = failed | {run.run_id for run, kept in zip(sound, after.kept_R, strict=True) if not kept}
+        return [made.get(run.run_id, run) for run in runs], _LeftOut(why, frozenset(gone)), done.reports
 
     def _advantages(
         self, kept: Sequence[RolloutRow], by_run: Mapping[str, RunJudgement], out: "_LeftOut"
@@ -276,30 +305,6 @@ class _LeftOut:
 
     rows: Mapping[str, str]
     runs: frozenset[str]
-
-
-def _processed(
-    rows: Sequence[RolloutRow], runs: list[RunJudgement], pipeline: Pipeline, wanted_groups: int | None
-) -> tuple[list[RunJudgement], _LeftOut, tuple[OperatorReport, ...]]:
-    """Apply the pipeline; return the runs with their final rewards, what is left out, and the operator reports."""
-    failed = {run.run_id for run in runs if run.error is not None}
-    sound = [run for run in runs if run.error is None]
-    judged = [row for row in rows if row.run_id not in failed]
-    done = pipeline.apply(experiences_of(judged, sound, wanted_groups))
-    after = done.experiences
-    changed = bool((after.reward_R != after.judged_R).any())
-    made = {
-        run.run_id: replace(
-            run,
-            reward=float(after.reward_R[index]),
-            parts=parts_of(after, index) | ({JUDGED: run.reward} if changed else {}),
-        )
-        for index, run in enumerate(sound)
-    }
-    why = {row.row_id: JUDGE_ERROR for row in rows if row.run_id in failed}
-    why |= {row.row_id: name for row, name in zip(judged, done.dropped_N, strict=True) if name is not None}
-    gone = failed | {run.run_id for run, kept in zip(sound, after.kept_R, strict=True) if not kept}
-    return [made.get(run.run_id, run) for run in runs], _LeftOut(why, frozenset(gone)), done.reports
 
 
 def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, out: _LeftOut) -> JudgedRow:

@@ -49,8 +49,9 @@ class Experiences:
 
     @property
     def calls_R(self) -> np.ndarray:
-        """int64 [R]: model calls of the run."""
-        return np.bincount(self.run_N, minlength=len(self.run_ids))
+        """int64 [R]: model calls of the run; the choices of one call (``n``) are several rows with one step."""
+        calls = np.unique(np.stack([self.run_N, self.step_N]), axis=1)
+        return np.bincount(calls[0], minlength=len(self.run_ids))
 
     @property
     def truncated_R(self) -> np.ndarray:

@@ -14,10 +14,13 @@ def steps_penalty(
     free_steps: int = 0,
     lowest: float | None = None,
 ) -> float:
-    """``per_step`` for every model call of the run beyond the first ``free_steps``; never below ``lowest``."""
+    """``per_step`` for every model call of the run beyond the first ``free_steps``; never below ``lowest``.
+
+    A call with several choices (``n``) counts once.
+    """
     if per_step > 0:
         raise ValueError(f"per_step is {per_step}: a penalty is 0 or negative")
-    penalty = per_step * max(0, len(run.steps) - free_steps)
+    penalty = per_step * max(0, len({step.step for step in run.steps}) - free_steps)
     return penalty if lowest is None else max(penalty, lowest)
 
 

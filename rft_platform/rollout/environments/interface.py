@@ -26,6 +26,7 @@ class Turn:
     done: bool = False  # the episode has ended
     valid: bool = True  # False: the action was not understood and changed nothing
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the episode so far
+    state: Any = None  # for ``set_env_state``, where equal states have different observations; None: the observation
 
 
 class Environment(Protocol):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.threads import call_in_thread
 from rft_platform.common.user_code import accepted_arguments, check_parameters, load_object
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.workflow import WorkflowOutput
@@ -26,9 +27,9 @@ class DialogueWorkflow:
     """Let the policy answer a simulated user until the user stops, at most ``max_rounds`` answers.
 
     ``user`` is an auxiliary model, or a function ``(messages, task) -> text | None`` given as
-    ``package.module:function``, async or not. The function gets the conversation so far, without system messages; the
-    policy is the role ``assistant``. The function may return None to stop. If it has a parameter ``model``, it also
-    gets the run's model, for ``set_env_state`` and ``give_step_reward``.
+    ``package.module:function``; one that is not async runs in a thread. The function gets the conversation so far,
+    without system messages; the policy is the role ``assistant``. The function may return None to stop. If it has a
+    parameter ``model``, it also gets the run's model, for ``set_env_state`` and ``give_step_reward``.
     """
 
     user: str
@@ -87,7 +88,9 @@ class DialogueWorkflow:
             """Return the simulated user's next message; None ends the dialogue."""
             if function is not None:
                 offered = {"messages": [dict(message) for message in conversation], "task": task.raw, "model": model}
-                text = function(**accepted_arguments(function, offered))
+                arguments = accepted_arguments(function, offered)
+                is_async = inspect.iscoroutinefunction(function)
+                text = function(**arguments) if is_async else await call_in_thread(function, arguments)
                 text = await text if inspect.isawaitable(text) else text
             else:
                 text = (await auxiliary[self.user].chat(self._seen_by_user(task, conversation))).get("content")

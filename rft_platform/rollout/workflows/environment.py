@@ -42,8 +42,9 @@ class EnvironmentWorkflow:
     async def run(
         self, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
     ) -> WorkflowOutput:
-        """Return the reward, and as the response the answer that ended an episode of tools, or the last observation.
+        """Return the reward and the response: the last observation, or the model's last answer in an episode of tools.
 
+        If the environment ends an episode of tools, the response is the last observation.
         Metrics: turns, invalid_actions, finished (1 if the environment ended the episode), and those of the
         environment.
         """
@@ -53,8 +54,7 @@ class EnvironmentWorkflow:
             await episode.play(self._opening(task, episode.turn), self.max_turns)
         finally:
             await environment.close()
-        response = episode.turn.observation if episode.answer is None else episode.answer
-        return WorkflowOutput(episode.reward, response, episode.metrics())
+        return WorkflowOutput(episode.reward, episode.response(), episode.metrics())
 
     def _opening(self, task: Task, turn: Turn) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
@@ -73,46 +73,58 @@ class _Episode:
     reward: float = 0.0
     turns: int = 0
     invalid: int = 0
-    answer: str | None = None  # the answer without a call that ended an episode of tools
-    state: Mapping[str, float] = field(default_factory=dict)
+    answer: str = ""  # text of the last answer
+    measured: Mapping[str, float] = field(default_factory=dict)  # metrics of the environment
+    state: Any = None  # of the environment after the last valid action
 
     async def play(self, messages: list[dict[str, Any]], max_turns: int) -> None:
         """Alternate answers of the model and turns of the environment."""
         tools = list(self.environment.tools) or None
+        self.state = _state(self.turn)
         while not self.turn.done and self.turns < max_turns:
-            self.model.set_env_state(self.turn.observation)
+            self.model.set_env_state(self.state)
             answer = await self.model.chat(messages, tools=tools)
             self.turns += 1
             messages = [*messages, answer]
+            self.answer = answer.get("content") or ""
             calls = answer.get("tool_calls") or []
             if tools and not calls:
-                self.answer = answer.get("content") or ""
                 break
             for call in calls:
-                await self._act(_tool_call(call["function"]))
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": self.turn.observation})
+                shown = await self._act(_tool_call(call["function"]))
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": shown})
             if not calls:
-                await self._act(answer.get("content") or "")
-                messages.append({"role": "user", "content": self.turn.observation})
+                messages.append({"role": "user", "content": await self._act(self.answer)})
 
-    async def _act(self, action: Action | None) -> None:
+    async def _act(self, action: Action | None) -> str:
+        """Apply an action; return the text for the model."""
         if self.turn.done:  # a further call of the answer that ended the episode
-            self.turn = Turn("the episode has ended", done=True)
-            return
+            return "the episode has ended"
         if action is None:
             self.turn = Turn("error: the arguments are no JSON object", valid=False)
         else:
             self.turn = await self.environment.step(action)
+        if self.turn.valid:
+            self.state = _state(self.turn)
         reward = self.turn.reward + (0.0 if self.turn.valid else self.invalid_reward)
         self.invalid += not self.turn.valid
         self.reward += reward
-        self.state = {**self.state, **self.turn.metrics}
+        self.measured = {**self.measured, **self.turn.metrics}
         self.model.give_step_reward(reward)
+        return self.turn.observation
+
+    def response(self) -> str:
+        """What a judge reads: the output of a tool is no answer of the model."""
+        return self.answer if self.environment.tools and not self.turn.done else self.turn.observation
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the run."""
         own = {"turns": float(self.turns), "invalid_actions": float(self.invalid), "finished": float(self.turn.done)}
-        return {**self.state, **own}
+        return {**self.measured, **own}
+
+
+def _state(turn: Turn) -> Any:
+    return turn.observation if turn.state is None else turn.state
 
 
 def _tool_call(function: Mapping[str, str]) -> ToolCall | None:
