@@ -68,6 +68,11 @@ class CallError(RftError):
         self.kind, self.text = kind, text
 
 
+def repeatable_environment() -> dict[str, str]:
+    """The environment variables of this process, with a fixed seed of hashes, which decides the order of sets."""
+    return {**os.environ, "PYTHONHASHSEED": "0"}
+
+
 class Child:
     """A process that calls functions of one module, one call at a time. It ends with this object and this process."""
 

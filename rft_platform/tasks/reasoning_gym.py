@@ -1,23 +1,26 @@
 """Tasks of the package reasoning-gym: ``reasoning_gym:NAME?size=500&seed=0`` and options of the dataset.
 
 A row names the dataset's arguments and the number of its entry, so the judge ``reasoning_gym`` makes the same entry
-again to score an answer. The digest of a question decides its split: 3 of 5 are in ``train``, 1 in ``validation``, 1 in
-``test``. So splits never share a question, whatever their sizes, seeds and options.
+again to score an answer, in a process with the same seed of hashes. The digest of a question decides its split: 3 of 5
+are in ``train``, 1 in ``validation``, 1 in ``test``. So splits never share a question, whatever their sizes, seeds and
+options.
 """
 
 import difflib
 import json
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl
 
+from rft_platform.cluster.child import Child, repeatable_environment
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.buffer import REASONING_GYM as PREFIX
+from rft_platform.tasks.answer_forms import is_scorable
 from rft_platform.tasks.readers import ALIASES, NumberedRow
 
 COLUMN = "reasoning_gym"  # of a row: dataset, options, index
@@ -67,18 +70,25 @@ class GymSource:
         side = next((name for name, words in ALIASES.items() if split in words), None)
         if side is None:
             raise UserError(f"{PREFIX}{self.dataset}: split {split!r} given, expected one of {', '.join(SPLITS)}")
-        draws = DRAWS * self.size
-        arguments = {"dataset": self.dataset, "size": draws, "seed": self.seed, "options": dict(self.options)}
-        seen: set[str] = set()
-        for index in range(draws):
-            entry = entry_of({**arguments, "index": index})[1]
-            question = entry["question"]
-            if zlib.crc32(question.encode()) % 5 in SPLITS[side] and question not in seen:
-                seen.add(question)
-                row = {"question": question, "answer": entry["answer"], COLUMN: {**arguments, "index": index}}
-                yield len(seen), row
-            if len(seen) == self.size:
-                return
+        source = {"dataset": self.dataset, "size": DRAWS * self.size, "seed": self.seed, "options": dict(self.options)}
+        with Child(__name__, imports=("reasoning_gym",), env=repeatable_environment()) as child:
+            yield from enumerate(child.ask("drawn_rows", source, SPLITS[side], self.size), start=1)
+
+
+def drawn_rows(source: Mapping[str, Any], digests: Sequence[int], count: int) -> list[dict[str, Any]]:
+    """Up to ``count`` rows with different questions, whose digests are among ``digests``.
+
+    Some datasets take the order of a set: their entries are equal only in processes with equal seeds of hashes.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for index in range(source["size"]):
+        entry = entry_of({**source, "index": index})[1]
+        question = entry["question"]
+        if zlib.crc32(question.encode()) % 5 in digests and question not in rows:
+            rows[question] = {"question": question, "answer": entry["answer"], COLUMN: {**source, "index": index}}
+        if len(rows) == count:
+            break
+    return list(rows.values())
 
 
 def entry_of(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -89,8 +99,13 @@ def entry_of(row: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def score(row: Mapping[str, Any], answer: str) -> float:
-    """The dataset's own score of an answer, 0 to 1; an answer that its scorer cannot read has 0."""
+    """The dataset's own score of an answer, 0 to 1; an answer that its scorer cannot or may not read has 0.
+
+    Call it by ``call_bounded``: the time of a scorer depends on the answer, some entries on the seed of hashes.
+    """
     dataset, entry = entry_of(row)
+    if answer != entry["answer"] and not is_scorable(row["dataset"], answer):
+        return 0.0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

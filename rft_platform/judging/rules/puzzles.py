@@ -6,11 +6,15 @@ score that the dataset of the package reasoning-gym gives to an answer.
 
 import ast
 import json
+import logging
+import os
 import re
 from fractions import Fraction
 from typing import Any
 
+from rft_platform.judging.judge_context import JudgeContext
 from rft_platform.judging.judged_run import response_text
+from rft_platform.judging.sandbox.bounded_call import LimitExceededError, call_bounded
 from rft_platform.tasks.enclosed_text import last_enclosed
 from rft_platform.tasks.reasoning_gym import COLUMN, score
 
@@ -74,14 +78,37 @@ def _value(node: ast.AST, numbers: list[int]) -> Fraction:
     raise ValueError("not an expression of whole numbers, + - * / and parentheses")
 
 
-_OPENING, _CLOSING = re.compile("<answer>"), re.compile("</answer>")
+_IMPORTS = ("reasoning_gym",)
+_LIMIT_S = 10.0  # processor time to make an entry and score an answer
+_log = logging.getLogger(__name__)
 
 
-def reasoning_gym(task: dict[str, Any], response: Any) -> float:
+async def reasoning_gym(task: dict[str, Any], response: Any, context: JudgeContext) -> float:
     """The dataset's score, 0 to 1, of the text in the last ``<answer>``; without ``<answer>``, of the whole response.
 
-    Raises KeyError if the task is not from a source ``reasoning_gym:NAME``.
+    A worker process scores. An answer has 0 if this takes more than 10 seconds of processor time or more memory than
+    ``bounded_call.MEMORY_MB``, or if the scorer would evaluate text that is not of the form of its answers. Raises
+    KeyError if the task is not from a source ``reasoning_gym:NAME``, ValueError if its entry alone exceeds the limits.
     """
-    text = response_text(response)
+    row, text = task[COLUMN], response_text(response)
     answer = last_enclosed(text, _OPENING, _CLOSING)
-    return score(task[COLUMN], (text if answer is None else answer).strip())
+    limit_s = min(_LIMIT_S, context.timeout_s or _LIMIT_S)
+    async with context.limit("reasoning_gym", os.cpu_count() or 1):
+        try:
+            given = (text if answer is None else answer).strip()
+            return float(await call_bounded(score, row, given, cpu_s=limit_s, imports=_IMPORTS))
+        except LimitExceededError as error:
+            _log.debug("reasoning_gym: an answer has the score 0 because its process %s", error.how)
+            await _make_entry(row, limit_s)
+    return 0.0
+
+
+async def _make_entry(row: dict[str, Any], limit_s: float) -> None:
+    """Raise ValueError if the entry of a row cannot be made within the limits, whatever the answer."""
+    try:
+        await call_bounded(score, row, "", cpu_s=limit_s, imports=_IMPORTS)
+    except LimitExceededError as error:
+        raise ValueError(
+            f"the entry {row['index']} of reasoning_gym:{row['dataset']} cannot be made within the limits of a judge "
+            f"(its process {error.how}): choose options of the dataset that give smaller tasks"
+        ) from error

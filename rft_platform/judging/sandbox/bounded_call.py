@@ -11,7 +11,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from rft_platform.cluster.child import CallError, Child, ChildError, LimitExceededError
+from rft_platform.cluster.child import CallError, Child, ChildError, LimitExceededError, repeatable_environment
 
 MEMORY_MB = 2048  #: address space of each process, in addition to that of its modules
 _LEAST_WAIT_S = 60.0  # minimum wait for the start of a process and its answer, however loaded the machine is
@@ -67,4 +67,4 @@ def _take(module: str, imports: tuple[str, ...]) -> Child:
         while True:
             if (child := idle.pop()).is_alive:
                 return child
-    return Child(module, imports=imports, memory_mb=MEMORY_MB)
+    return Child(module, imports=imports, memory_mb=MEMORY_MB, env=repeatable_environment())
