@@ -1,11 +1,11 @@
 """Learning speed beside TRL: CPU-seconds until a sampled held-out pass rate, from the same checkpoint, in one run.
 
 Both sides learn additions below 100 from the same warm-started 1M-parameter model and the same 9,500 tasks, and are
-measured on the same 500 held-out ones at temperature 1. For every seed both run at the same time with one
-thread, each bound to a core, or both to the same (``--cores 0 0``), so that two seeds can be measured at once. Counted are the processor seconds of all processes of a side after its start-up, evaluation left
-out on both sides. Ours goes the whole way: Dagster rounds by the in-process driver, Parquet, judge, trainer,
-checkpoint, registry and canary. A mark is reached at the first of two evaluations in a row above it; a side is stopped
-when it has reached the last one.
+measured on the same 500 held-out ones at temperature 1. For every seed both run at the same time with one thread, each
+bound to a core, or both to the same (``--cores 0 0``), so that two seeds can be measured at once. Counted are the
+processor seconds of all processes of a side after its start-up, evaluation left out on both sides. Ours goes the whole
+way: Dagster rounds by the in-process driver, Parquet, judge, trainer, checkpoint, registry and canary. A mark is
+reached at the first of two evaluations in a row above it; a side is stopped when it has reached the last one.
 
 Needs the peer's scripts and data (``RFT_TEST_DATA/peers``) and a Python with TRL (``--peer-python``).
 """

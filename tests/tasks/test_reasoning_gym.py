@@ -21,6 +21,7 @@ pytest.importorskip("reasoning_gym", reason="needs the package reasoning-gym: ma
 
 # Packages that reasoning-gym needs leave files open and use deprecated calls.
 pytestmark = [
+    pytest.mark.slow,  # rows and scores are made in other processes
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -54,7 +55,6 @@ def names() -> list[str]:
     return sorted(DATASETS)
 
 
-@pytest.mark.slow
 def test_every_dataset_gives_its_own_answers_1_and_other_answers_less() -> None:
     wrong = {}
     for name, drawn in rows_of_all(3, seed=11).items():
@@ -66,7 +66,6 @@ def test_every_dataset_gives_its_own_answers_1_and_other_answers_less() -> None:
     assert len(set(names()) - set(REFUSED)) >= 100
 
 
-@pytest.mark.slow
 def test_no_scorer_executes_the_text_of_an_answer(tmp_path: Path) -> None:
     executed = []
     for name, (row,) in rows_of_all(1, seed=5).items():
@@ -87,8 +86,8 @@ def test_no_scorer_executes_the_text_of_an_answer(tmp_path: Path) -> None:
         ("countdown", "factorial(9999999)"),
         ("puzzle24", "9999999!"),
         ("simple_integration", "factorial(9999999)"),
-        pytest.param("polynomial_multiplication", "(x + y + z)**9**9**9", marks=pytest.mark.slow),
-        pytest.param("coin_flip", "1e999999999", marks=pytest.mark.slow),
+        ("polynomial_multiplication", "(x + y + z)**9**9**9"),
+        ("coin_flip", "1e999999999"),
         ("string_insertion", "oracle_answer"),
         ("n_queens", "valid_solutions"),
     ],
@@ -118,7 +117,6 @@ def test_answers_in_other_notations_have_the_scores_of_the_data_set(name: str, r
     assert reasoning_gym(row, right(row)) == share
 
 
-@pytest.mark.slow
 def test_an_entry_that_cannot_be_made_within_the_limit_is_an_error_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(puzzles, "_LIMIT_S", 0.05)
     (row,) = rows("reasoning_gym:acre?size=2000&seed=5")[:1]
@@ -148,7 +146,6 @@ def test_rows_are_repeatable_and_splits_differ() -> None:
     assert rows("reasoning_gym:chain_sum?size=40&seed=6&min_terms=2&max_terms=3") != train
 
 
-@pytest.mark.slow
 def test_rows_are_equal_in_processes_with_different_seeds_of_hashes() -> None:
     code = (
         "from rft_platform.tasks.reasoning_gym import GymSource\n"
