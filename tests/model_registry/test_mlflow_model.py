@@ -136,7 +136,7 @@ def test_an_interrupted_description_is_completed(checkpoint: Path) -> None:
 
 def test_a_description_is_removed_with_the_weights(checkpoint: Path, tmp_path: Path) -> None:
     describe_checkpoint(checkpoint)
-    assert _thin(checkpoint, tmp_path / "project" / "discarded")
+    assert _thin(checkpoint, tmp_path / "project" / "discarded", [])
     assert {file.name for file in checkpoint.iterdir()} == {"manifest.json", "thinned.json"}
     assert not describe_checkpoint(checkpoint), "a version without weights has nothing to load"
 

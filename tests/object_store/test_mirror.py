@@ -305,6 +305,7 @@ def test_removals_between_two_commits_read_the_state_once(
 ) -> None:
     root, mirror = drives(tmp_path, "home", url)
     files = [explored(root, number).rollout_files(number)[0] for number in (1, 2, 3)]
+    mirror.finish()  # its thread reads the state, too
     reads, read = list[StateFile](), StateFile._read
 
     def counted(self: StateFile) -> HomeState:
