@@ -104,6 +104,7 @@ def _beside_each_other() -> list[Measured]:
     overlap = result("round_gpu_overlap")
     now, before = overlap["tasks"], overlap[EARLIER]["tasks"]
     mps = Setup("0.6b", "H200", overlap="mps", saves=1 / 3)
+    h100 = Setup("0.6b", "H100", overlap="mps")
     apart, slices = replace(mps, overlap="apart", saves=1), replace(mps, overlap="time_slices", saves=1)
     even, uneven = (
         now[f"{task}, one GPU with MPS, trainer state saved every third round"]["medians"]["seconds"]
@@ -111,6 +112,8 @@ def _beside_each_other() -> list[Measured]:
     )
     two_h100 = now["even, two H100, engine and trainer on one each"]["medians"]["seconds"]
     two_engines = now["uneven, one H100 with MPS and two engines"]["medians"]["seconds"]
+    beside = {name: now[f"{name}, one H100 with MPS, TRL beside it"] for name in ("even", "uneven")}
+    small_cache = now["uneven, one H100 with MPS, fp8 cache of keys and values"]["medians"]["seconds"]
     free = before["even, one GPU with MPS, save_interval 100"]["medians"]["seconds"]
     two = before["even, two GPUs"]["medians"]["seconds"]
     even_turns = statistics.median(before["even, one GPU, turns"]["seconds"][1:-1])
@@ -123,9 +126,20 @@ def _beside_each_other() -> list[Measured]:
             "uneven, offset 1, one H100, MPS, two engines on it",
             source,
             "uneven",
-            Setup("0.6b", "H100", overlap="mps"),
+            h100,
             two_engines,
-            not_covered="the model knows one engine a GPU",
+        ),
+        *(
+            Measured(f"{name}, offset 1, one H100, MPS", source, name, h100, found["medians"]["seconds"], calibrating)
+            for (name, found), calibrating in zip(beside.items(), ("", "MPS"), strict=True)
+        ),
+        Measured(
+            "uneven, offset 1, one H100, MPS, fp8 cache",
+            source,
+            "uneven",
+            h100,
+            small_cache,
+            not_covered="the model knows no fp8 cache",
         ),
         Measured("even, offset 1, one H200, MPS, no saves", earlier, "even", replace(mps, saves=0), free, "MPS"),
         Measured("even, offset 1, two H100", source, "even", Setup("0.6b", "H100", overlap="apart"), two_h100),
@@ -268,12 +282,23 @@ def _rest(constants: Constants, published: list[int]) -> tuple[Affine, float]:
 
 
 def _mps(constants: Constants) -> Sharing:
-    """Speeds beside each other under MPS, from the seconds of both phases alone and beside each other."""
-    found = result("round_gpu_overlap")[EARLIER]["tasks"]["even, one GPU with MPS, save_interval 100"]
-    alone = predict(Setup("0.6b", "H200"), rows("even"), constants)
-    rollouts, train = (statistics.median(found[name][1:-1]) for name in ("rollout_s", "train_s"))
-    both = train  # training ends first
-    return Sharing((alone.rollouts - (rollouts - both)) / both, (alone.training + alone.publishing) / train)
+    """Speeds beside each other under MPS: means of an even run on an H200 and an uneven one on an H100.
+
+    From the seconds of both phases, alone as predicted and beside each other as measured.
+    """
+    overlap = result("round_gpu_overlap")
+    even = overlap[EARLIER]["tasks"]["even, one GPU with MPS, save_interval 100"]
+    uneven = [each["split"] for each in overlap["tasks"]["uneven, one H100 with MPS, TRL beside it"]["rounds"][2:]]
+    runs = [
+        ("H200", "even", [statistics.median(even[name][1:-1]) for name in ("rollout_s", "train_s")]),
+        ("H100", "uneven", [statistics.median(each[name] for each in uneven) for name in ("rollout", "train")]),
+    ]
+    speeds = []
+    for gpu, task, (rollouts, both) in runs:  # training ends first
+        alone = predict(Setup("0.6b", gpu), rows(task), constants)
+        speeds.append(((alone.rollouts - (rollouts - both)) / both, (alone.training + alone.publishing) / both))
+    explore, train = (statistics.mean(side) for side in zip(*speeds, strict=True))
+    return Sharing(explore, train)
 
 
 def _time_slices(constants: Constants) -> Sharing:

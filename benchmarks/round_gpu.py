@@ -259,13 +259,19 @@ class Peer:
         command = [python, str(PEER), *(f"--{name}={value}" for name, value in options.items())]
         self._process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
-    def result(self) -> dict[str, Any]:
-        """Wait for its end; the first step compiles and is left out of the median."""
+    def result(self, cut_off: bool) -> dict[str, Any]:
+        """Wait for its end; the first step compiles and is left out of the median.
+
+        ``cut_off``: our side was ended early, so end the peer too and take its complete steps.
+        """
+        if cut_off:
+            self._process.terminate()
         output, _ = self._process.communicate()
         if self._process.returncode:
             return {"failed": self._process.returncode}
         found: dict[str, Any] = json.loads(output.splitlines()[-1])
-        return {**found, "median_step_s": statistics.median(found["step_s"][1:])}
+        steady = found["step_s"][1:]
+        return {**found, **({"median_step_s": statistics.median(steady)} if steady else {})}
 
 
 def main() -> None:
@@ -297,9 +303,10 @@ def main() -> None:
             write_project(work / name, task, weights, given)
             peer = Peer(given.peer_python, task, weights, given, theirs) if given.beside else None
             found = run_rounds(work / name, given.logs, ours)
-            if not given.no_peer and not given.small:
-                peer = peer or Peer(given.peer_python, task, weights, given, theirs)
-                found["peer"] = peer.result()
+            if peer is None and not (given.no_peer or given.small or found["cut_off"]):
+                peer = Peer(given.peer_python, task, weights, given, theirs)
+            if peer is not None:
+                found["peer"] = peer.result(found["cut_off"])
                 if "median_step_s" in found["peer"] and found["medians"]:
                     found["times_faster"] = round(found["peer"]["median_step_s"] / found["medians"]["seconds"], 2)
             result["tasks"][name] = found

@@ -2,13 +2,14 @@
 
 Runs in a Python that has TRL, vLLM and Liger; knows nothing of the platform. The last line of its output is JSON:
 seconds of each step, of its generation and scoring, completion tokens a step, versions, and the peak of the GPU's
-memory.
+memory. After SIGTERM it has the steps that were complete.
 """
 
 import argparse
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -111,7 +112,11 @@ def main() -> None:
         return found
 
     trainer._generate_and_score_completions = timed
-    trainer.train()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        trainer.train()
+    except KeyboardInterrupt:
+        print(f"peer: ended after {len(clock.step_s)} of {given.steps} steps", file=sys.stderr)
     versions = {"trl": trl.__version__, "transformers": transformers.__version__}
     peak = round(torch.cuda.max_memory_allocated() / 2**30, 1)
     figures = {"step_s": clock.step_s, "generation_and_scoring_s": generation_s, "completion_tokens": tokens}

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 import time
@@ -10,12 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rft_platform.cluster.interface import StartError
+from rft_platform.cluster.interface import Group, Service, StartError
 from rft_platform.cluster.local import local_cluster
 from rft_platform.cluster.local.leases import Lease, lease_environment, read_lease, remove_lease, write_lease
-from rft_platform.cluster.local.local_cluster import wait_for_lease
+from rft_platform.cluster.local.local_cluster import command_of, wait_for_lease
 from rft_platform.cluster.local.locks import locked
 from rft_platform.cluster.local.processes import find_process, start_detached, stop_process, wait_until_ended
+from rft_platform.cluster.local.service_process import LIFELINE_VARIABLE
 
 READY = """
 import os, psutil, signal, sys, time
@@ -192,3 +194,22 @@ def test_a_process_that_is_stopped_while_it_starts_is_reported(tmp_path: Path, m
             wait_for_lease(tmp_path / "lease.json", process, 60, tmp_path / "child.log")
     finally:
         stop_process(process, 5)
+
+
+def test_a_node_that_waits_for_its_group_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """It has no rank yet, and the first node will never answer."""
+    lifeline = tmp_path / "lifeline"
+    os.mkfifo(lifeline)
+    held = os.open(lifeline, os.O_RDWR | os.O_CLOEXEC)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        group = Group(1, 2, f"127.0.0.1:{silent.getsockname()[1]}")
+        command = command_of(Service("waiting", "tests.cluster.echo_service", group=group), node_rank=1)
+        node = start_detached(command, tmp_path / "log", {**os.environ, LIFELINE_VARIABLE: str(lifeline)})
+        try:
+            silent.settimeout(60)
+            connection, _ = silent.accept()  # torchrun looks for the first node
+            os.close(held)
+            assert wait_until_ended([node], 10) == []
+            connection.close()
+        finally:
+            stop_process(node, timeout_s=0.1)

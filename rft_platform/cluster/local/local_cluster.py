@@ -39,7 +39,7 @@ from rft_platform.cluster.local.processes import (
     stop_process,
     wait_until_ended,
 )
-from rft_platform.cluster.local.service_process import service_environment
+from rft_platform.cluster.local.service_process import of_ranks, service_environment
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import last_lines
 
@@ -166,7 +166,8 @@ def processor_seconds(lease: Lease) -> float:
 def command_of(service: Service, node_rank: int = 0) -> list[str]:
     """The command line of a service; of one of its nodes, if it has several.
 
-    A single rank needs no torchrun, which adds 1.8 s and a second process.
+    A single rank needs no torchrun, which adds 1.8 s and a second process. torchrun waits for the other nodes before it
+    starts a rank, so it must end with its starter, too.
     """
     group = service.group
     launcher: list[str] = []
@@ -176,7 +177,7 @@ def command_of(service: Service, node_rank: int = 0) -> list[str]:
             f"--nnodes={group.nodes}", f"--node-rank={node_rank}", f"--master-addr={host}", f"--master-port={port}",
             f"--rdzv-conf=timeout={group.timeout_s:.0f}",
         ]  # fmt: skip
-        launcher = ["torch.distributed.run", *where, f"--nproc-per-node={group.ranks}", "-m"]
+        launcher = of_ranks(["torchrun", *where, f"--nproc-per-node={group.ranks}", "-m"])
     # -P: modules in the caller's working folder must not shadow those of the service
     return [service.python, "-P", "-m", *launcher, service.module, *service.arguments]
 

@@ -4,7 +4,8 @@ Whatever cluster started the process, it finds its lease and its settings in the
 by writing the lease.
 
 ``python -m rft_platform.cluster.local.service_process run COMMAND ...`` runs a command of another package as a service.
-``... stop PID`` ends process PID with its descendants.
+``... ranks COMMAND ...`` does so for a command that starts the ranks of a service, such as torchrun: they have the
+lifeline, too. ``... stop PID`` ends process PID with its descendants.
 """
 
 import asyncio
@@ -83,6 +84,11 @@ def of_command(command: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     return __spec__.name, ("run", *command)
 
 
+def of_ranks(command: Sequence[str]) -> list[str]:
+    """Module and arguments of a command of another package that starts the ranks of a service."""
+    return [__spec__.name, "ranks", *command]
+
+
 @dataclass
 class ServiceProcess:
     """The settings of this process's service, and the time of its last use."""
@@ -139,7 +145,10 @@ if __name__ == "__main__":
     if action == "stop":
         stop_process(psutil.Process(int(arguments[0])), GRACE_S)
     else:
+        cut = {LIFELINE_VARIABLE: os.environ[LIFELINE_VARIABLE]} if LIFELINE_VARIABLE in os.environ else {}
         end_with_starter()
+        if action == "ranks":  # they have process groups of their own, which the end of this one does not reach
+            os.environ.update(cut)
         sys.argv = arguments
         (script,) = entry_points(group="console_scripts", name=arguments[0])
         sys.exit(script.load()())
