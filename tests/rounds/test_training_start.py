@@ -263,6 +263,17 @@ def test_a_version_that_descends_from_a_withdrawn_one_is_not_trained_further(tmp
     assert settle_start(project, 4).policy_version == 24, "a decision chose it"
 
 
+def test_a_rollback_skips_withdrawn_versions_and_their_descendants(tmp_path) -> None:
+    project, commands = with_a_canary(tmp_path)
+    settle_start(project, 3)
+    end_round(project, 3, 24, passed=True)  # while the canary of its parent runs
+    withdraw_version(commands)
+    settle_start(project, 4)
+    end_round(project, 4, 32, passed=True)
+    commands.promote(32)
+    assert commands.roll_back() == 8
+
+
 def test_a_withdrawn_champion_is_not_the_one_to_beat(tmp_path) -> None:
     project, commands = with_a_canary(tmp_path)
     for number, share in ((1, 0.5), (2, 0.9), (3, 0.7)):

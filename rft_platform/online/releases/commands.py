@@ -3,7 +3,7 @@
 A version is named by its policy version, which every answer has in its header ``x-policy-version``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -32,15 +32,21 @@ class ReleaseCommands:
     """The commands by which users decide which versions of a project serve."""
 
     def __init__(
-        self, store: ReleaseStore, versions: Callable[[], Sequence[ServableVersion]], automatic_canaries: bool = False
+        self,
+        store: ReleaseStore,
+        versions: Callable[[], Sequence[ServableVersion]],
+        automatic_canaries: bool = False,
+        withdrawn: Callable[[], Collection[int]] | None = None,
     ) -> None:
         """``versions`` returns the versions that can serve, oldest first.
 
         ``automatic_canaries``: each newly released version of the project gets a canary (``service.canary_share``).
+        ``withdrawn`` returns the versions that no roll-back chooses; None: those that a decision withdrew.
         """
         self.store = store
         self._versions = versions
         self._automatic_canaries = automatic_canaries
+        self._withdrawn = withdrawn or self._withdrawn_by_a_decision
 
     def serving(self) -> int:
         """The version that serves, or the base of the running release."""
@@ -68,7 +74,7 @@ class ReleaseCommands:
     def _pinned(self, versions: Sequence[ServableVersion], chosen: int | None, running: Release | None) -> str | None:
         if chosen is None or running is not None or (self._automatic_canaries and chosen <= FIRST_IMPORTED):
             return None
-        withdrawn = {version for version, by in self.store.verdicts().items() if by is not None}
+        withdrawn = self._withdrawn_by_a_decision()
         released = [each.version for each in versions if each.released]
         waiting = [version for version in released if version > chosen and version not in withdrawn]
         waits = f", and {some([str(version) for version in waiting])} wait" if waiting else ""
@@ -90,7 +96,10 @@ class ReleaseCommands:
         return version
 
     def roll_back(self, version: int | None = None, reason: str = "rolled back by hand") -> int:
-        """Serve another version: by default the base of the running release, else the previous released version."""
+        """Serve another version: by default the base of the running release, else the previous released version.
+
+        Versions that were withdrawn from production are served again only if they are named.
+        """
         running = self.store.running()
         if version is not None:
             self._known(version)
@@ -176,9 +185,18 @@ class ReleaseCommands:
 
     def _predecessor(self, version: int) -> int:
         earlier = [each.version for each in self._versions() if each.released and each.version < version]
-        if not earlier:
-            raise UserError(f"policy version {version} serves, and there is no earlier released one to roll back to")
-        return max(earlier)
+        withdrawn = self._withdrawn()
+        found = max((each for each in earlier if each not in withdrawn), default=None)
+        if found is None:
+            why = f"; production withdrew {some([str(each) for each in earlier])}: name one to serve it again"
+            raise UserError(
+                f"policy version {version} serves, and there is no earlier released one to roll back to"
+                + (why if earlier else "")
+            )
+        return found
+
+    def _withdrawn_by_a_decision(self) -> set[int]:
+        return {version for version, by in self.store.verdicts().items() if by is not None}
 
     @staticmethod
     def _share(version: ServableVersion, serving: int | None, running: Release | None) -> float:

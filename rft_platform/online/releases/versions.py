@@ -31,7 +31,7 @@ from rft_platform.online.traffic.database import FIRST_IMPORTED
 from rft_platform.online.traffic.project_traffic import traffic_database
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, decoded, encoded
-from rft_platform.rounds.releases.released import is_released, newest_first, own_policy
+from rft_platform.rounds.releases.released import is_released, newest_first, own_policy, withdrawn_versions
 from rft_platform.rounds.reporting.round_history import evaluation_of
 from rft_platform.rounds.setup.connections import connect_registry
 
@@ -53,7 +53,9 @@ def release_commands(project: Project) -> ReleaseCommands:
     if not project.config.online:
         raise UserError("this project serves no production traffic: start one with `rft serve`")
     store, automatic = ReleaseStore(traffic_database(project)), project.config.service.canary_share > 0
-    return ReleaseCommands(store, lambda: servable_versions(project), automatic)
+    return ReleaseCommands(
+        store, lambda: servable_versions(project), automatic, lambda: withdrawn_versions(project).keys()
+    )
 
 
 def pinned_version(project: Project) -> str | None:

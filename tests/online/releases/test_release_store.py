@@ -109,6 +109,23 @@ def test_a_rollback_skips_versions_that_were_not_released(made) -> None:
     assert ReleaseCommands(made.store, lambda: versions).roll_back() == 0
 
 
+def test_a_rollback_skips_versions_that_production_withdrew(made) -> None:
+    made.commands.promote(1)
+    lost = made.commands.canary(2)
+    made.store.finish(lost.number, "rolled_back", 1, "worse", {})
+    won = made.commands.canary(3)
+    made.store.finish(won.number, "promoted", 3, "better", {})
+    assert made.commands.roll_back() == 1
+    made.commands.promote(2, "chosen again by hand")
+    made.commands.promote(3)
+    assert made.commands.roll_back() == 2
+    assert (made.commands.roll_back(), made.commands.roll_back()) == (1, 0)
+    made.commands.roll_back(1)
+    with pytest.raises(UserError, match="no earlier released one to roll back to; production withdrew 0: name one"):
+        made.commands.roll_back()
+    assert made.commands.roll_back(0) == 0
+
+
 def test_a_decision_holds_although_the_release_ends_meanwhile(made, monkeypatch) -> None:
     for decide_by_hand, ended, served in (
         (lambda: made.commands.roll_back(), "promoted", 2),
