@@ -7,6 +7,7 @@ limit.
 
 import json
 import math
+import re
 from typing import Any, NoReturn
 
 from pydantic_core import from_json, to_json
@@ -17,6 +18,8 @@ LARGE_BYTES = 100_000  #: servers parse and write JSON above this size outside t
 #: Every digit becomes 0 and E becomes e, so that three searches for fixed bytes find such a number.
 _DIGITS_AS_0 = bytes.maketrans(b"123456789E", b"000000000e")
 _EXPONENTS, _MANY_DIGITS = (b"0e0", b"0e+"), b"0" * 300
+_NUL = b"\\u0000"
+_NUL_ESCAPE = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # after an odd number of backslashes u0000 is plain text
 
 
 def parse(data: bytes | str) -> Any:
@@ -51,6 +54,12 @@ def dump(value: Any) -> bytes:
         return to_json(value)
     except ValueError:  # half a surrogate pair
         return _whole_characters(json.dumps(value, ensure_ascii=False)).encode()
+
+
+def has_nul(data: bytes) -> bool:
+    """Whether a text in JSON that ``parse`` accepts contains NUL, which PostgreSQL does not store."""
+    # JSON in UTF-8 has no NUL byte; JSON in UTF-16, which hides the escape from the pattern, always has one
+    return b"\0" in data or (_NUL in data and _NUL_ESCAPE.search(data) is not None)
 
 
 def parse_object(data: bytes | str) -> dict[str, Any]:

@@ -38,10 +38,13 @@ class CallLimits:
     def apply(self, body: dict[str, Any], size: int) -> int:
         """Reduce the answer's length in ``body`` to the limit; return the tokens that the call may use, at most.
 
-        ``size``: bytes of the request. Raises CallLimitError for too many choices.
+        ``size``: bytes of the request. Raises CallLimitError for too many choices or none.
         """
         prompts = len(prompts_of(body.get("prompt")))
-        choices = prompts * (_integer(body, "n") or 1)
+        wanted = _integer(body, "n")
+        if wanted is not None and wanted < 1:  # a negative one would add tokens to the caller's rate limit
+            raise CallLimitError("n", f"{wanted}: expected at least 1")
+        choices = prompts * (wanted or 1)
         if choices > self.most_choices:
             what = (
                 f"{prompts} prompts with n={choices // prompts} are {choices} choices" if prompts > 1 else f"{choices}"

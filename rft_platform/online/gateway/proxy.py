@@ -204,6 +204,8 @@ class TrafficApp(RecordingApp):
         record.body = await parse_body(content)
         if not isinstance(record.body, dict):
             raise ApiError(400, f"the body must be a JSON object, not {type(record.body).__name__}", "invalid_value")
+        if json_codec.has_nul(content):
+            raise ApiError(400, "a text of the body contains NUL: remove this character", "invalid_value")
         try:
             tokens = self._call_limits.apply(record.body, len(content))
         except CallLimitError as error:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rft_platform.common.personal_data import Redaction
+from rft_platform.common import json_codec
+from rft_platform.common.personal_data import TEXTS, Redaction
 from rft_platform.online.traffic.database import RECORDED, UNTRAINABLE
 from rft_platform.online.traffic.declared_metrics import REWARD
 
@@ -18,6 +19,7 @@ _MARKS = ("<tool_call>", "<|tool_call", "[TOOL_CALLS]", "<function=")  # text le
 _QUESTION_MARKS = ("?", "？", "؟")
 _CLOSING = " \t\r\n*_\"'`)]}»”’"
 ENGINE, TEMPLATE_HASH = "engine", "template_hash"  #: keys added to the recorded call in ``Call.model_call``
+_WITHOUT_NUL = Redaction(lambda text: text.replace("\0", "\ufffd"))
 _TEXTS = ("comment", "correction", "tags", "user_feedback")  # parts of a feedback's body that hold text
 
 
@@ -106,13 +108,21 @@ class NewFeedback:
 def row_of_call(call: NewCall, redaction: Redaction) -> dict[str, Any]:
     """The values of a row of ``calls``. If redaction changes a text, the row has no tokens and cannot be trained on.
 
+    The same holds for a text with NUL, which a policy may sample: PostgreSQL cannot read JSON that contains it.
     Raises UserCodeError if the function of the redaction fails.
     """
     changed = redaction.model_call(call.model_call)
+    changed = _without_nul(call.model_call if changed is None else changed) or changed
     stored = call if changed is None else replace(call, model_call=changed, trainable=False)
     values = {name: getattr(stored, name) for name in NewCall.__dataclass_fields__ if name != "trainable"}
     state = RECORDED if stored.trainable else UNTRAINABLE
     return {**values, "state": state, "action": action_of(call.model_call)}
+
+
+def _without_nul(call: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A recorded call without NUL in its texts and without its tokens; None if no text has one."""
+    texts = [call.get(name) for name in TEXTS]
+    return _WITHOUT_NUL.model_call(call) if json_codec.has_nul(json_codec.dump(texts)) else None
 
 
 def redacted_feedback(feedback: NewFeedback, redaction: Redaction) -> NewFeedback:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.common.personal_data import Redaction
@@ -14,6 +16,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.online.project import project_in
 from rft_platform.online.service import redaction_of
+from rft_platform.online.traffic.database import Call, open_database
 from rft_platform.online.traffic.demonstrations import DemonstrationStore
 from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.online.traffic.preferences import PreferenceStore
@@ -124,6 +127,19 @@ def test_the_action_is_that_of_the_call_before_its_redaction(project: Project) -
     traffic = TrafficStore(traffic_database(project), redaction=Redaction(lambda text: "[removed]"))
     traffic.record([question])
     assert [(each.state, each.action) for each in traffic.calls(["a"])] == [("untrainable", "question")]
+
+
+def test_a_text_with_nul_is_stored_without_it_and_not_trained_on(database_url: str) -> None:
+    traffic = TrafficStore(engine := open_database(database_url))
+    traffic.record([call("a", "Hello\0"), call("b", "Hello", '{"x": "\0"}'), call("c", r"the text \u0000")])
+    stored = {each.msg_id: each for each in traffic.calls(["a", "b", "c"])}
+    assert [each.state for each in stored.values()] == ["untrainable", "untrainable", "recorded"]
+    assert stored["a"].model_call["messages"][0]["content"][0]["text"] == "Hello\ufffd"
+    assert stored["b"].model_call["response"]["tool_calls"][0]["function"]["arguments"] == '{"x": "\ufffd"}'
+    assert [each.model_call["prompt_ids"] for each in stored.values()] == [[], [], [1, 2]]
+    with Session(engine) as session:
+        reasons = session.scalars(select(Call.model_call["finish_reason"].as_string())).all()
+    assert reasons == ["stop"] * 3, "PostgreSQL can read each row"
 
 
 def test_comments_of_preferences_are_redacted(project: Project) -> None:
