@@ -70,6 +70,7 @@ class Call(Base):
         Index("calls_variant", "variant"),
         Index("calls_recent", "recorded_at", "action", "reward", "labelled_at", "batch", "policy_version"),
         Index("calls_conversation", "conversation", "number"),
+        Index("calls_tenant", "tenant", "state"),
     )
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, autoincrement=True)
@@ -115,6 +116,7 @@ class FeedbackCall(Base):
     """One call that a feedback is about."""
 
     __tablename__ = "feedback_calls"
+    __table_args__ = (Index("feedback_calls_number", "number"),)
 
     feedback_id: Mapped[str] = mapped_column(ForeignKey("feedback.feedback_id"), primary_key=True)
     number: Mapped[int] = mapped_column(NUMBER, ForeignKey("calls.number"), primary_key=True)

@@ -5,11 +5,14 @@ import threading
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from rft_platform.common.errors import StorageError, UserError
+from rft_platform.config.schema.reward_formula import RewardFormula
 from rft_platform.experience.record import ModelCall
 from rft_platform.online.traffic import database
 from rft_platform.online.traffic.database import open_database
@@ -388,3 +391,22 @@ def test_errors_of_the_database_do_not_show_messages(tmp_path) -> None:
     with pytest.raises(SQLAlchemyError) as error:
         TrafficStore(engine).record([call("a", subject="ann", model_call={"text": "a secret"})])
     assert "ann" not in str(error.value) and "secret" not in str(error.value)
+
+
+def test_feedback_of_a_call_and_counts_of_a_tenant_are_found_by_indexes(tmp_path) -> None:
+    engine, statements = open_database(f"sqlite:///{tmp_path / 'traffic.db'}"), list[tuple[str, Any]]()
+    traffic = TrafficStore(engine, train_on=RewardFormula.parse("0.5*solved+0.5*helpful"))
+    traffic.record([call("a", tenant="shop")])
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2:4]))
+    traffic.give_feedback(feedback("f1", "a", metric="solved", tenant="shop"))
+    TrafficErasure(engine).expire(60.0)
+    traffic.counts("shop")
+    plans = []
+    with engine.connect() as connection:
+        for text, values in [each for each in statements if "feedback_calls" in each[0] or "count(" in each[0]]:
+            if not text.startswith("INSERT"):
+                plans.append([step[3] for step in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)])
+    used = ("feedback_calls_number (number=?)", "feedback_calls_number (number=?)", "calls_tenant (tenant=?)")
+    assert len(plans) == len(used)
+    for plan, index in zip(plans, used, strict=True):
+        assert any(index in step for step in plan) and not any(step.startswith("SCAN") for step in plan), plan

@@ -43,6 +43,7 @@ def upgrade() -> None:
     recent = ["recorded_at", "action", "reward", "labelled_at", "batch", "policy_version"]
     op.create_index("calls_recent", "calls", recent)
     op.create_index("calls_conversation", "calls", ["conversation", "number"])
+    op.create_index("calls_tenant", "calls", ["tenant", "state"])
     op.create_table(
         "feedback",
         sa.Column("feedback_id", sa.String(200), primary_key=True),
@@ -61,6 +62,7 @@ def upgrade() -> None:
         sa.Column("feedback_id", sa.String(200), sa.ForeignKey("feedback.feedback_id"), primary_key=True),
         sa.Column("number", NUMBER, sa.ForeignKey("calls.number"), primary_key=True),
     )
+    op.create_index("feedback_calls_number", "feedback_calls", ["number"])
     op.create_table(
         "batches",
         sa.Column("number", sa.Integer(), primary_key=True, autoincrement=False),
