@@ -20,6 +20,7 @@ from rft_platform.common.files import write_sealed_json
 from rft_platform.common.sqlite_files import compact
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
+from rft_platform.experience.integrity import DamagedFile
 from rft_platform.inference.canary import Canary
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.online.forget import forget
@@ -32,7 +33,7 @@ from rft_platform.online.traffic.project_traffic import traffic_database, traffi
 from rft_platform.rounds.explore import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, publish, published, read
+from rft_platform.rounds.project.record import Policy, publish, published, read, set_aside
 from rft_platform.rounds.reporting.run_log import log_round_traces
 from tests.support.records import selected
 
@@ -121,6 +122,19 @@ def test_nothing_of_a_forgotten_person_is_in_any_file(project: Project) -> None:
     policy = published(project.store, 1)
     assert policy is not None and policy.canary is not None
     assert policy.canary.sequences == [TOKENS["bob"]]
+
+
+def test_damaged_files_that_were_set_aside_are_deleted(project: Project) -> None:
+    damaged = project.store.rollout_files(1)[0]
+    content = damaged.read_bytes()
+    set_aside(project.store, 1, DamagedFile(damaged, "was changed"))
+    collect(project, 1)
+    judge(project, 1)
+    moved = project.store.round_folder(1) / "aside" / damaged.name
+    assert moved.read_bytes() == content and moved in files_with(project.home.root, SECRET)
+    forget(project, None, "ann")
+    assert files_with(project.home.root, SECRET) == []
+    assert not moved.exists() and moved.with_name(moved.name + ".why.json").exists()
 
 
 def test_rows_stay_as_tombstones_and_the_round_stays_sound(project: Project) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rft_platform.experience.file_ledger import Contents, Ledger
 from rft_platform.experience.maintenance import delete_superseded
+from rft_platform.experience.notes import ASIDE
 from rft_platform.experience.parquet import read_table, write_table
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.schema import (
@@ -97,8 +98,9 @@ def erase_rows(
 ) -> list[list[int]]:
     """Erase rows of a round from its files, and delete the files that held them; may be repeated.
 
-    ``rename`` gives tasks and runs of the rows another name, and leaves a name that it gave unchanged. Returns the
-    token ids that the rows had, prompt and response together.
+    Damaged files of the round that were set aside are deleted, because their rows may not be readable. ``rename`` gives
+    tasks and runs of the rows another name, and leaves a name that it gave unchanged. Returns the token ids that the
+    rows had, prompt and response together.
     """
     wanted, ledger, erased = set(row_ids), store.ledger(round_number), list[list[int]]()
     with ledger.change() as contents:
@@ -118,6 +120,8 @@ def erase_rows(
             del contents.files[name]
             contents.superseded[name] = time.time()
         delete_superseded(ledger, contents, [name for name in contents.superseded if name not in contents.files])
+        for path in (ledger.folder / ASIDE).glob("*.parquet"):
+            path.unlink(missing_ok=True)
     return erased
 
 
