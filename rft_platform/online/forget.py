@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 
 
 class UnknownSubjectError(UserError):
-    """No recorded call names the subject."""
+    """No recorded call and no preference names the subject."""
 
 
 def forget(project: Project, registry: "ModelRegistry | None", subject: str, tenant: str | None = None) -> Forgotten:
     """Erase a person's calls from the database, the Parquet files and the notes; may be repeated.
 
-    Raises UserError for a project without production traffic, a person without calls, while a round collects some of
-    their rows, and without ``tenant`` if calls of several tenants name the subject.
+    The comments of a person who compared answers of others are erased, too. Raises UserError for a project without
+    production traffic, an unknown person, while a round collects some of their rows, and without ``tenant`` if several
+    tenants name the subject.
     """
     if not project.config.online:
         raise UserError("this project serves no production traffic, and no other rows have a subject")
@@ -47,9 +48,9 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str, ten
     publisher = publisher_of(project)
     traffic, person = TrafficErasure(traffic_database(project)), Person(subject, forget_key(project), tenant)
     calls = traffic.forget(person)
-    if not calls:
+    if not calls and not traffic.has_rated(person):
         of_tenant = "" if tenant is None else f" of tenant {tenant!r}"
-        raise UnknownSubjectError(f"no recorded call{of_tenant} names the subject {subject!r}")
+        raise UnknownSubjectError(f"no recorded call{of_tenant} names the subject {subject!r}, and no preference does")
     by_round: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
         if call.batch is not None:

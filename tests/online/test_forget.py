@@ -186,6 +186,36 @@ def test_no_name_that_a_client_gave_is_left(project: Project) -> None:
     assert [groups.index(group) for group in groups] == [after.index(group) for group in after], "equal groups"
 
 
+def test_the_comments_of_a_person_who_only_compared_answers_are_erased(project: Project) -> None:
+    with traffic_database(project).begin() as connection:
+        for left, right, rater, comment in ((1, 3, "eve", SECRET), (2, 4, "bob's clerk", OTHER)):
+            pair = {"at": 0.0, "left_call": left, "right_call": right, "picked": "left"}
+            connection.execute(insert(Preference).values(**pair, rater=rater, comment=comment))
+    with pytest.raises(UserError, match="no recorded call of tenant 'b' names the subject 'eve', and no preference"):
+        forget(project, None, "eve", "b")
+    found = forget(project, None, "eve")
+    assert (found.rows, found.rounds) == (0, ())
+    with traffic_database(project).connect() as connection:
+        kept = connection.exec_driver_sql("SELECT rater, comment, picked FROM preferences ORDER BY number").all()
+    assert [tuple(each) for each in kept] == [(None, None, "left"), ("bob's clerk", OTHER, "left")]
+
+
+def test_a_rater_of_several_tenants_is_forgotten_by_tenant(project: Project) -> None:
+    traffic = traffic_store(project)
+    traffic.record([replace(call(number, "bob"), tenant="b") for number in (21, 22)])
+    left, right = (each.number for each in traffic.calls(["m21", "m22"]))
+    with traffic_database(project).begin() as connection:
+        for pair in ((1, 3), (left, right)):
+            row = {"at": 0.0, "left_call": pair[0], "right_call": pair[1], "picked": "tie", "rater": "eve"}
+            connection.execute(insert(Preference).values(**row, comment=OTHER))
+    with pytest.raises(UserError, match=r"preferences of the tenants '', 'b' name the subject 'eve'.* --tenant"):
+        forget(project, None, "eve")
+    forget(project, None, "eve", "b")
+    with traffic_database(project).connect() as connection:
+        kept = connection.exec_driver_sql("SELECT rater, comment FROM preferences ORDER BY number").all()
+    assert [tuple(each) for each in kept] == [("eve", OTHER), (None, None)]
+
+
 def test_a_crash_before_the_last_step_is_repeated(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(TrafficErasure, "forget_names", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

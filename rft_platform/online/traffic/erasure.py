@@ -92,15 +92,17 @@ class TrafficErasure:
             return int(done.rowcount)  # type: ignore[attr-defined]
 
     def forget(self, person: Person) -> list[Call]:
-        """Erase the calls of a person and the feedback on these calls; returns the calls, without their content.
+        """Erase the calls of a person, the feedback on these calls, and the person's comments on answers of others.
 
+        Returns the calls, without their content.
         The subject is replaced by a keyed digest, so that a repeated ``forget`` finds the calls. Raises UserError while
-        a round collects some of the calls, and if the person has no tenant and the calls are of several tenants.
+        a round collects some of the calls, and if the person has no tenant and several tenants name the subject.
         """
         with self._transaction() as session:
             query = select(Call).where(person.is_subject()).options(defer(Call.model_call))
             calls = list(session.scalars(query.with_for_update()))
-            _check_forgettable(person, calls)
+            rated = select(Call.tenant).join(Preference, Preference.left_call == Call.number).where(person.is_rater())
+            _check_forgettable(person, calls, set(session.scalars(rated)))
             for call in calls:
                 call.subject, call.conversation, call.model_call = person.erased(person.subject), None, {}
                 call.state = FORGOTTEN
@@ -110,10 +112,16 @@ class TrafficErasure:
                 .where(Feedback.feedback_id.in_(person.feedback()))
                 .values(comment=None, correction=None, tags={}, request={})
             )
-            session.execute(update(Preference).where(person.is_compared()).values(comment=None))
+            concerned = or_(person.is_compared(), person.is_rater())
+            session.execute(update(Preference).where(concerned).values(comment=None))
             session.flush()
             session.expunge_all()
             return calls
+
+    def has_rated(self, person: Person) -> bool:
+        """Whether the person picked the answer of a preference, until ``forget_names`` removes the rater."""
+        with self._transaction() as session:
+            return session.scalar(select(Preference.number).where(person.is_rater()).limit(1)) is not None
 
     def forget_names(self, person: Person) -> None:
         """Replace the names of tasks, runs and feedback of the forgotten calls by keyed digests, and remove raters.
@@ -148,12 +156,13 @@ class TrafficErasure:
                 )
 
 
-def _check_forgettable(person: Person, calls: Sequence[Call]) -> None:
-    tenants = sorted({call.tenant for call in calls})
+def _check_forgettable(person: Person, calls: Sequence[Call], rated: set[str]) -> None:
+    """``rated``: the tenants of the answers that the person compared."""
+    tenants = sorted({call.tenant for call in calls} | rated)
     if len(tenants) > 1:
         raise UserError(
-            f"calls of the tenants {', '.join(map(repr, tenants))} name the subject {person.subject!r}, who may be "
-            "several persons: name one tenant by --tenant"
+            f"calls or preferences of the tenants {', '.join(map(repr, tenants))} name the subject {person.subject!r}, "
+            "who may be several persons: name one tenant by --tenant"
         )
     collecting = {call.batch for call in calls if call.state == COMMITTED and call.batch is not None}
     if collecting:
