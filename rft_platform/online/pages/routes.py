@@ -18,6 +18,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from rft_platform.cluster.local.supervisor import failing_servers
 from rft_platform.experience.file_names import round_key
+from rft_platform.online.gateway.proxy import LONGEST_NAME
 from rft_platform.online.gateway.release_routes import ADMIN
 from rft_platform.online.pages.history import INTERVALS, WINDOWS, history_charts
 from rft_platform.online.pages.shell import html, static_routes
@@ -190,7 +191,7 @@ def page_routes(data: PageData) -> APIRouter:
         if tenant is None:
             return _sign_in()
         form = await _form(request)
-        rater = form.get("rater") or tenant or None
+        rater = form.get("rater", "")[:LONGEST_NAME] or tenant or None
         await data.writer.run(
             lambda _: data.preferences.pick(
                 _number(form, "left"), _number(form, "right"), form.get("picked", ""),
@@ -288,7 +289,7 @@ def _sign_in() -> Response:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a URL-encoded body."""
+    """The fields of a URL-encoded body. Raises ApiError (400) for NUL, which PostgreSQL does not store."""
     body = b""
     async for part in request.stream():
         body += part
@@ -298,7 +299,10 @@ async def _form(request: Request) -> dict[str, str]:
         fields = parse_qs(body.decode(), max_num_fields=20)
     except ValueError:
         raise ApiError(400, "expected a URL-encoded form", "invalid_value") from None
-    return {name: values[-1] for name, values in fields.items()}
+    form = {name: values[-1] for name, values in fields.items()}
+    if any("\0" in value for value in form.values()):
+        raise ApiError(400, "a field of the form contains NUL: remove this character", "invalid_value")
+    return form
 
 
 def _number(form: Mapping[str, str], name: str) -> int:

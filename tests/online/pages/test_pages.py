@@ -49,7 +49,7 @@ class Site:
     """The pages before a database with traffic."""
 
     def __init__(self, folder: Path, keys: dict[str, str]) -> None:
-        engine = open_database(f"sqlite:///{folder / 'traffic.db'}")
+        self.engine = engine = open_database(f"sqlite:///{folder / 'traffic.db'}")
         self.traffic, self.preferences = TrafficStore(engine), PreferenceStore(engine)
         versions = [ServableVersion(8 * n, n, str(n), True, {"sampled_pass": 0.4 + n / 10}) for n in range(4)]
         self.commands = ReleaseCommands(ReleaseStore(engine), lambda: versions)
@@ -230,6 +230,10 @@ def test_requests_of_other_sites_and_wrong_forms_are_refused(site) -> None:
     assert post(form, origin="http://evil.example") == 403
     assert post({**form, "left": "x"}) == post({**form, "picked": "best"}) == post({**form, "right": "99"}) == 400
     assert post({**form, "comment": "x" * 200_000}) == 413
+    assert post({**form, "comment": "a\0"}) == post({**form, "rater": "a\0"}) == 400
+    assert post({**form, "rater": "r" * 300}) == 200
+    with site.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT rater FROM preferences").scalar() == "r" * 200
     assert httpx.get(f"{site.url}/static/..%2froutes.py", trust_env=False).status_code == 404
     policy = httpx.get(f"{site.url}/status", trust_env=False).headers["content-security-policy"]
     assert policy.startswith("default-src 'self';")
