@@ -149,7 +149,7 @@ class ReleaseCommands:
         """The comparison of a release's versions so far; those of a canary as an A/B test would compare them."""
         outcomes = self.store.outcomes(release)
         rule = release.rule if release.kind == "ab" else ab_rule()
-        return ab_verdict(outcomes[BASE].values, outcomes[CANDIDATE].values, rule)
+        return ab_verdict(outcomes[BASE], outcomes[CANDIDATE], rule)
 
     def decide(self, decision: Decision, version: int | None, share: float | None, reason: str) -> None:
         """Make the decision with this name. ``share`` applies to a canary or an A/B test; None: the default share."""
@@ -241,12 +241,12 @@ def decide(store: ReleaseStore, release: Release, failures: int = 0) -> Status:
     if failures >= MOST_FAILURES:
         reason = f"the candidate failed to answer {failures} requests, which the base answered"
         return _finish(store, release, "rolled_back", reason, {})
-    outcomes = store.outcomes(release)
-    base, candidate = outcomes[BASE], outcomes[CANDIDATE]
     if release.kind == "canary":
-        verdict = canary_verdict(base.successes, candidate.successes, release.rule, release.looks)
+        runs = store.successes(release)
+        verdict = canary_verdict(runs[BASE], runs[CANDIDATE], release.rule, release.looks)
     else:
-        verdict = ab_verdict(base.values, candidate.values, release.rule)
+        outcomes = store.outcomes(release)
+        verdict = ab_verdict(outcomes[BASE], outcomes[CANDIDATE], release.rule)
     if verdict.decision != "wait":
         status: Status = "promoted" if verdict.decision == "promote" else "rolled_back"
         return _finish(store, release, status, verdict.reason, asdict(verdict))

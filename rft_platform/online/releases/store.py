@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import Engine, Index, String, case, func, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
@@ -32,6 +32,7 @@ Kind = Literal["canary", "ab"]
 Status = Literal["running", "promoted", "rolled_back"]
 
 _DECIDED = tuple(f"{kind}_{status}" for kind in ("canary", "ab") for status in ("promoted", "rolled_back"))
+_ARMS: tuple[Arm, Arm] = (BASE, CANDIDATE)
 _NAMES = {"canary": "canary", "ab": "A/B test"}
 
 SATISFACTION = "satisfaction"  #: a metric of feedback; a user's rating counts for it as well
@@ -104,12 +105,8 @@ class Release:
         return asdict(self)
 
 
-@dataclass(slots=True)
-class ArmOutcomes:
-    """Results of one arm: the mean of each unit (for example a user) by metric, and the arm's labelled runs."""
-
-    successes: Successes
-    values: dict[str, list[float]]
+#: Results of one arm: the mean of each unit (for example a user), by metric.
+ArmOutcomes: TypeAlias = dict[str, list[float]]
 
 
 class ReleaseStore:
@@ -226,14 +223,25 @@ class ReleaseStore:
             self._serve(session, serve, f"{row.kind}_{status}", reason, release=number)
             return True
 
-    def outcomes(self, release: Release) -> dict[Arm, ArmOutcomes]:
-        """Labelled traffic of both arms since the release began."""
-        found: dict[Arm, ArmOutcomes] = {}
-        arms: tuple[Arm, Arm] = (BASE, CANDIDATE)
+    def successes(self, release: Release) -> dict[Arm, Successes]:
+        """The labelled runs of both arms since the release began. A run has the reward of its last rated call."""
         with self._reading() as session:
-            for arm in arms:
-                found[arm] = self._outcomes(session, release, release.variant(arm))
-        return found
+            return {arm: self._successes(session, release.variant(arm)) for arm in _ARMS}
+
+    @staticmethod
+    def _successes(session: Session, variant: str) -> Successes:
+        query = (
+            select(Call.tenant, Call.msg_id, Call.task_id, Call.run_id, Call.reward)
+            .where(Call.variant == variant, Call.reward.is_not(None))
+            .order_by(Call.number)
+        )
+        rewards = {_run_of(row): row.reward for row in session.execute(query)}
+        return Successes(sum(reward >= SUCCESS for reward in rewards.values()), len(rewards))
+
+    def outcomes(self, release: Release) -> dict[Arm, ArmOutcomes]:
+        """The traffic of both arms since the release began. It reads every call, so a canary is decided without it."""
+        with self._reading() as session:
+            return {arm: self._outcomes(session, release, release.variant(arm)) for arm in _ARMS}
 
     def _outcomes(self, session: Session, release: Release, variant: str) -> ArmOutcomes:
         rating = Feedback.request["user_feedback"]["rating"].as_float()
@@ -250,7 +258,7 @@ class ReleaseStore:
             .where(Call.variant == variant)
             .group_by(Call.number)
         )  # fmt: skip
-        runs: dict[str, float] = {}
+        runs = set[str]()
         units: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for row in session.execute(query):
             place = {name: getattr(row, name) for name in ("subject", "conversation", "task_id", "run_id")}
@@ -260,13 +268,11 @@ class ReleaseStore:
             if row.satisfaction is not None:
                 units[SATISFACTION][unit].append(row.satisfaction)
             if row.reward is not None:
-                run = f"{row.tenant}/{row.task_id}/{row.run_id}" if row.run_id is not None else row.msg_id
+                run = _run_of(row)
                 if run not in runs:
                     units["accuracy"][unit].append(float(row.reward >= SUCCESS))
-                runs[run] = row.reward
-        successes = Successes(sum(reward >= SUCCESS for reward in runs.values()), len(runs))
-        means = {metric: [fmean(values) for values in by_unit.values()] for metric, by_unit in units.items()}
-        return ArmOutcomes(successes, means)
+                runs.add(run)
+        return {metric: [fmean(values) for values in by_unit.values()] for metric, by_unit in units.items()}
 
     def _running(self, session: Session) -> ReleaseRow | None:
         return session.scalar(_RUNNING.with_for_update())
@@ -275,6 +281,11 @@ class ReleaseStore:
         now = self._clock()
         session.add(ServedVersion(at=now, version=version, reason=reason))
         session.add(Event(at=now, kind=kind, reason=reason, details={"version": version, **details}))
+
+
+def _run_of(row: Any) -> str:
+    """The run of a call, or the call itself if it belongs to no run."""
+    return f"{row.tenant}/{row.task_id}/{row.run_id}" if row.run_id is not None else str(row.msg_id)
 
 
 def _release(row: ReleaseRow) -> Release:

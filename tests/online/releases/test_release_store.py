@@ -1,6 +1,7 @@
 """Releases in the database: one at a time, every decision with its reason, outcomes by unit."""
 
 import pytest
+from sqlalchemy import event
 
 from rft_platform.common.errors import UserError
 from rft_platform.online.releases.commands import MOST_FAILURES, ReleaseCommands, ServableVersion, decide
@@ -19,7 +20,7 @@ class Traffic:
     """A traffic database with its releases."""
 
     def __init__(self, url: str) -> None:
-        engine = open_database(url)
+        self.engine = engine = open_database(url)
         self.store, self.traffic = ReleaseStore(engine), TrafficStore(engine)
         self.commands = ReleaseCommands(self.store, lambda: VERSIONS)
         self._count = 0
@@ -209,7 +210,7 @@ def test_ab_tests_are_decided_automatically_and_reported(made) -> None:
     made.traffic.give_feedback(NewFeedback("s", [liked], 4.0, metric="satisfaction"))
     rated = {"user_feedback": {"rating": 2.0}}
     made.traffic.give_feedback(NewFeedback("r", [liked], 1.0, request=rated, comment="fine"))
-    assert made.store.outcomes(release)["candidate"].values["satisfaction"] == [3.0]
+    assert made.store.outcomes(release)["candidate"]["satisfaction"] == [3.0]
     assert decide(made.store, release) == "promoted"
     report = made.commands.report()
     accuracy, latency, _ = report["comparison"]["metrics"]
@@ -226,7 +227,12 @@ def test_several_calls_of_a_run_are_one_run(made) -> None:
     for reward in (None, None, 1.0):
         made.answer(f"{release.number}/base", reward, task_id="t", run_id="0")
     made.answer(f"{release.number}/base", None, subject="ann")
-    assert made.store.outcomes(release)["base"].successes == Successes(1, 1)
+    assert made.store.successes(release) == {"base": Successes(1, 1), "candidate": Successes(0, 0)}
+    statements = list[str]()
+    event.listen(made.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    assert decide(made.store, release) == "running"
+    assert statements and not any("model_call" in each or "feedback" in each for each in statements)
+    assert all("reward IS NOT NULL" in each for each in statements if "FROM calls" in each)
 
 
 def test_scores_are_compared(made) -> None:
