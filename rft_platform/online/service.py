@@ -18,7 +18,7 @@ from rft_platform.online.gateway.app import CommitRule, build_app
 from rft_platform.online.gateway.limits import RateLimits
 from rft_platform.online.gateway.proxy import TrafficApp
 from rft_platform.online.gateway.release_routes import release_routes
-from rft_platform.online.pages.routes import PageData, ProjectProgress, TrafficReader, page_routes
+from rft_platform.online.pages.routes import PageData, ProjectProgress, page_routes
 from rft_platform.online.releases.controller import ReleaseController
 from rft_platform.online.releases.exchange import VersionFollower
 from rft_platform.online.releases.shared_place import shared_place
@@ -31,6 +31,7 @@ from rft_platform.online.traffic.history import traffic_history
 from rft_platform.online.traffic.implicit_feedback import ImplicitRewards
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.project_traffic import home_id, traffic_database, traffic_store
+from rft_platform.online.traffic.reader import TrafficReader
 from rft_platform.online.traffic.selection import SamplingRateStrategy, Selection, SelectionStrategy
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter

@@ -26,6 +26,7 @@ from rft_platform.online.gateway.request_bodies import CommitRequest, FeedbackRe
 from rft_platform.online.traffic.database import DatabaseUnavailableError
 from rft_platform.online.traffic.declared_metrics import DeclaredMetrics, MetricError, further_id
 from rft_platform.online.traffic.incoming import NewFeedback
+from rft_platform.online.traffic.reader import TrafficReader
 from rft_platform.online.traffic.store import FeedbackResult, ReusedFeedbackIdError
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api import errors
@@ -71,8 +72,10 @@ def build_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await gateway.aclose()
+        reader.close()
         writer.close()
 
+    reader = TrafficReader()
     limits = limits or RateLimits()
     # no documentation pages: FastAPI's load scripts from other servers
     app = FastAPI(title="rft_platform online service", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -81,7 +84,7 @@ def build_app(
     app.add_exception_handler(ReusedFeedbackIdError, _conflict)
     own = [
         _traffic_routes(gateway, writer, rule, metrics),
-        _monitoring_routes(gateway, writer, status, limits, figures),
+        _monitoring_routes(gateway, writer, reader, status, limits, figures),
     ]
     for each in (*own, *routes, *([] if pages is None else [pages])):
         app.include_router(each)
@@ -133,6 +136,7 @@ def _traffic_routes(
 def _monitoring_routes(
     gateway: TrafficApp,
     writer: TrafficWriter,
+    reader: TrafficReader,
     status: Callable[[], Mapping[str, Any]],
     limits: RateLimits,
     figures: Callable[[], Mapping[str, float]],
@@ -154,7 +158,7 @@ def _monitoring_routes(
         caller = gateway.tenant_of(headers_of(request.scope))
         tenant = None if caller in ("", ADMIN) else caller
         try:
-            rows = await writer.run(lambda store: store.counts(tenant), _METRICS_S)
+            rows = await reader.run(lambda: writer.store.counts(tenant), _METRICS_S)
         except StorageError:
             rows = {}
         refused = limits.refused

@@ -13,6 +13,7 @@ from rft_platform.online.gateway.request_bodies import StorableBody
 from rft_platform.online.releases.commands import ReleaseCommands
 from rft_platform.online.releases.routing import Sticky
 from rft_platform.online.releases.rules import ab_rule, canary_rule
+from rft_platform.online.traffic.reader import TrafficReader
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
 from rft_platform.web_guard.checks import headers_of
@@ -20,7 +21,7 @@ from rft_platform.web_guard.checks import headers_of
 ADMIN = "admin"  #: the tenant that decides on versions
 
 
-_Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function in the thread that uses the database
+_Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function in a thread that uses the database
 
 
 class _Body(StorableBody):
@@ -61,12 +62,13 @@ def release_routes(
             raise ApiError(403, f"only the tenant {ADMIN} decides on versions", "permission_denied")
 
     routes = APIRouter(prefix="/releases", dependencies=[Depends(check_admin)])
+    reader = TrafficReader()
 
     async def run(work: Callable[[], Any]) -> Any:
-        """Call ``work`` in the thread that uses the database."""
+        """Call ``work`` in the thread that writes to the database."""
         return await writer.run(lambda _: work())
 
-    _add_reports(routes, commands, run)
+    _add_reports(routes, commands, reader.run)
     _add_decisions(routes, commands, run, writer)
     return routes
 

@@ -8,9 +8,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
@@ -29,12 +28,11 @@ from rft_platform.online.traffic.database import (
     CONSUMED,
     LABELLED,
     RECORDED,
-    DatabaseUnavailableError,
-    answering,
 )
 from rft_platform.online.traffic.history import Interval
 from rft_platform.online.traffic.incoming import ANSWER, QUESTION, TOOL_INVALID, TOOL_VALID
 from rft_platform.online.traffic.preferences import PreferenceStore
+from rft_platform.online.traffic.reader import TrafficReader
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
@@ -43,10 +41,7 @@ from rft_platform.rounds.project.record import read
 from rft_platform.rounds.releases.training_start import describe_start
 from rft_platform.web_guard.checks import headers_of
 
-T = TypeVar("T")
-
 LOG = logging.getLogger(__name__)
-_THREADS = 2
 _PROGRESS_S = 3.0
 _MOST_BYTES = 100_000
 _NEWEST = 8  # the status page shows the versions that serve and this number of the newest versions
@@ -54,29 +49,6 @@ _ACTIONS = (
     (TOOL_VALID, "valid tool call"), (TOOL_INVALID, "invalid tool call"), (QUESTION, "question"), (ANSWER, "answer"),
 )  # fmt: skip
 _ROWS = ((RECORDED, "wait for feedback"), (LABELLED, "labelled"), (COMMITTED, "committed"), (CONSUMED, "consumed"))
-
-
-class TrafficReader:
-    """Runs functions that only read the database; writes do not wait for these functions."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="traffic-reader")
-
-    async def run(self, work: Callable[[], T], timeout_s: float = 30.0) -> T:
-        """Call ``work``; raises DatabaseUnavailableError if the database does not answer within ``timeout_s``."""
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(self._pool.submit(_called, work)), timeout_s)
-        except TimeoutError:
-            raise DatabaseUnavailableError(f"the database did not answer within {timeout_s:g} s") from None
-
-    def close(self) -> None:
-        """Start no further function."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _called(work: Callable[[], T]) -> T:
-    with answering():
-        return work()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@
 - ``store``: the life of a recorded call: recorded, labelled, committed, consumed.
 - ``labelling``: the rewards that feedback gives, by the formula ``service.train_on``.
 - ``writer``: the one thread that writes to the database, and what happens when the database is slow.
+- ``reader``: the threads that only read it.
 - ``selection``: strategies that decide which calls are recorded.
 - ``round_rows``: which committed rows a round takes, as rollout rows.
 - ``project_traffic``: the database and the rules of one project.

@@ -1,4 +1,4 @@
-"""The one thread of the service that uses the database, so that a slow database never delays a chat request.
+"""The one thread of the service that writes to the database, so that a slow database never delays a chat request.
 
 Invariants:
 
@@ -60,7 +60,7 @@ class TrafficWriter:
     def __init__(self, store: TrafficStore, most_waiting: int = 10_000) -> None:
         """At most ``most_waiting`` calls wait to be written; further calls are dropped and counted."""
         self.counts = WriterCounts()
-        self._store = store
+        self.store = store  # other threads may read it
         self._most_waiting = most_waiting
         self._queue: deque[NewCall | _Request] = deque()
         self._changed = threading.Condition()
@@ -159,7 +159,7 @@ class TrafficWriter:
         rows = []  # redacted only once, also if the transaction is repeated
         for call in calls:
             try:
-                rows.append(self._store.prepare(call))
+                rows.append(self.store.prepare(call))
             except Exception as error:
                 self._drop(call.msg_id, f"its text cannot be redacted: {error}")
         self._insert(rows)
@@ -201,7 +201,7 @@ class TrafficWriter:
         wait = _FIRST_RETRY_S
         while True:
             try:
-                self._store.insert(rows)
+                self.store.insert(rows)
                 return True
             except DBAPIError as error:
                 if not is_unavailable(error):
@@ -235,7 +235,7 @@ class TrafficWriter:
             return
         try:
             with answering():
-                result = request.work(self._store)
+                result = request.work(self.store)
             request.done.set_result(result)
         except BaseException as error:
             request.done.set_exception(error)

@@ -1,5 +1,6 @@
 """Who may send what to the service: keys before bodies, limited bodies, and text that every database can store."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -47,8 +48,9 @@ class Guarded:
         gateway: Any = SimpleNamespace(
             tenant_of=self._tenant, aclose=self._closed, counts=lambda _: GatewayCounts(), engine_health=self._health
         )
-        releases = ReleaseCommands(ReleaseStore(engine), lambda: [ServableVersion(0, 0, "0", True, {})])
-        routes = [release_routes(releases, self.writer, self._tenant)]
+        versions = [ServableVersion(number, number, None, number == 0, {}) for number in range(2)]
+        self.releases = ReleaseCommands(ReleaseStore(engine), lambda: versions)
+        routes = [release_routes(self.releases, self.writer, self._tenant)]
         self.limits = RateLimits(requests_per_minute=5)
         self.app = build_app(gateway, self.writer, CommitRule(), dict, routes, limits=self.limits)
 
@@ -131,6 +133,20 @@ async def test_a_database_that_does_not_work_is_unavailable(guarded) -> None:
     guarded.store.commit = broken
     answer = await guarded.ask("POST", "/commit", "{}", **KEY)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_unavailable")
+
+
+async def test_reports_do_not_wait_for_the_thread_that_writes(guarded) -> None:
+    release = guarded.releases.canary(1)
+    blocked = threading.Event()
+    writing = asyncio.create_task(guarded.writer.run(lambda _: blocked.wait(20)))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        assert "rft_online_rows_recorded 1" in (await guarded.ask("GET", "/metrics", **KEY)).text
+        assert (await guarded.ask("GET", "/releases", **KEY)).json()["serving"] == 0
+        assert (await guarded.ask("GET", "/releases/report", **KEY)).json()["number"] == release.number
+    assert not writing.done()
+    blocked.set()
+    await writing
 
 
 @pytest.mark.parametrize(("depth", "status"), [(150, 200), (199, 200), (200, 400), (300, 400), (100_000, 400)])

@@ -18,7 +18,7 @@ import uvicorn
 
 from rft_platform.inference.serving.http_server import server_config
 from rft_platform.online.gateway.app import CommitRule, build_app
-from rft_platform.online.pages.routes import PageData, Progress, TrafficReader, page_routes
+from rft_platform.online.pages.routes import PageData, Progress, page_routes
 from rft_platform.online.releases.commands import ReleaseCommands, ServableVersion
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.traffic.alerts import Watch, traffic_figures
@@ -26,6 +26,7 @@ from rft_platform.online.traffic.database import open_database
 from rft_platform.online.traffic.history import traffic_history
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
 from rft_platform.online.traffic.preferences import PreferenceStore
+from rft_platform.online.traffic.reader import TrafficReader
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
