@@ -188,9 +188,11 @@ class TrainingRunner:
         self._committer: threading.Thread | None = None
 
     def start(self) -> "TrainingRunner":
-        """Begin to select requests and to commit at intervals."""
+        """Begin to select requests and to commit at intervals; a runner starts only once."""
         if self._pool is not None:
             raise UserError("this runner has started already")
+        if self._stopping.is_set():
+            raise UserError("this runner was stopped: create another TrainingRunner, and start that one")
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="shadow-run")
         self._committer = threading.Thread(target=self._commit_at_intervals, name="commits", daemon=True)
         self._committer.start()

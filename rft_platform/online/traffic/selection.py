@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rft_platform.common.errors import UserError
 
-MARK_HEADER = "x-rft-mark"  #: any value marks the call; the value becomes its label
+MARK_HEADER = "x-rft-mark"  #: any value marks the call; the decision on it has the value as its label
 MARK_KEY = "rft_mark"  #: the same in a request body's ``metadata``
 _DRAWS = 1 << 64
 
@@ -29,7 +29,7 @@ class SelectionContext:
 
 @dataclass(frozen=True, slots=True)
 class SelectionDecision:
-    """Whether a call is recorded, and why. ``labels`` and ``metadata`` are kept with the call."""
+    """Whether a call is recorded, and why. ``labels`` and ``metadata`` are for the caller; they are not stored."""
 
     accept: bool
     reason: str = ""

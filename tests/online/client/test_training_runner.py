@@ -180,3 +180,11 @@ def test_two_tools_of_one_name_are_refused() -> None:
     runner = TrainingRunner("http://127.0.0.1:9", "policy", lambda _: 1.0)
     with pytest.raises(UserError, match="sorted is the name of several"):
         runner.observe(agent, None, "gpt-4", [partial(sorted, reverse=True), sorted])
+
+
+def test_a_runner_that_was_stopped_is_not_started_again() -> None:
+    runner = TrainingRunner("http://127.0.0.1:9", "policy", lambda _: 1.0)
+    with runner, pytest.raises(UserError, match="has started already"):
+        runner.start()
+    with pytest.raises(UserError, match="was stopped: create another TrainingRunner"):
+        runner.start()
