@@ -32,7 +32,7 @@ from rft_platform.online.traffic.project_traffic import traffic_database, traffi
 from rft_platform.rounds.explore import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, publish, published, read
+from rft_platform.rounds.project.record import Policy, publish, published, read, required, snapshot_of, write_snapshot
 from rft_platform.rounds.reporting.run_log import log_round_traces
 from tests.support.records import selected
 
@@ -121,6 +121,15 @@ def test_nothing_of_a_forgotten_person_is_in_any_file(project: Project) -> None:
     policy = published(project.store, 1)
     assert policy is not None and policy.canary is not None
     assert policy.canary.sequences == [TOKENS["bob"]]
+
+
+def test_canaries_of_further_policies_and_of_snapshots_lose_the_tokens(project: Project) -> None:
+    policy = required(project.store, 1)
+    publish(project.store, replace(policy, name="helper"))
+    write_snapshot(project.store, 2, policy)
+    forget(project, None, "ann")
+    found = [required(project.store, 1, "helper"), snapshot_of(project.store, 2)]
+    assert [each.canary and each.canary.sequences for each in found] == [[TOKENS["bob"]]] * 2
 
 
 def test_rows_stay_as_tombstones_and_the_round_stays_sound(project: Project) -> None:
