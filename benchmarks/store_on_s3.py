@@ -114,7 +114,7 @@ def measure_all(
     shutil.rmtree(empty, ignore_errors=True)
     empty.mkdir()
     first, *others = targets.items()
-    for home, root in (("empty", empty), ("writer", writer)):
+    for home, root in (("writer", writer), ("empty", empty)):  # after the take-over the writer stores no more
         print(f"the home that {'wrote the project' if home == 'writer' else 'takes it over'}", flush=True)
         asked = [("take over", "take over")] if home == "empty" else []
         asked += [(name, name) for name in LIMITS_S]

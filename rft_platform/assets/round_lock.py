@@ -60,8 +60,9 @@ def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Seq
     """Run an asset's body as the only run on its round; ``resources`` are the body's resources.
 
     Raises RoundBusyError, which names the other run, if another run holds the round, and UserError if a run of the same
-    job has done the work while this one waited in the queue. The run holds the round until the run ends. If the body is
-    interrupted, its work in engine and trainer is stopped. Work of an earlier run that was killed is stopped, too.
+    job and configuration has done the work while this one waited in the queue. The run holds the round until the run
+    ends. If the body is interrupted, its work in engine and trainer is stopped. Work of an earlier run that was killed
+    is stopped, too.
     """
     project = next((each for each in resources if isinstance(each, ProjectResource)), None)
     if project is None:
@@ -85,14 +86,18 @@ def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Seq
 
 
 def _refuse_twin(context: dg.AssetExecutionContext, key: str, previous_run: str | None) -> None:
-    """Raise UserError if the job was launched twice at once, and the run before this one has done its work."""
+    """Raise UserError if the job was launched twice at once, and the run before this one has done its work.
+
+    Equal work has an equal run configuration: a judging by another judge is other work.
+    """
     if previous_run is None:
         return
     own = context.instance.get_run_record_by_id(context.run.run_id)
     other = context.instance.get_run_record_by_id(previous_run)
     if own is None or other is None or other.end_time is None or other.end_time < own.create_timestamp.timestamp():
         return
-    if other.dagster_run.job_name == context.run.job_name and other.dagster_run.is_success:
+    before, now = other.dagster_run, context.run
+    if before.is_success and (before.job_name, before.run_config) == (now.job_name, now.run_config):
         raise UserError(
             f"{key}: run {previous_run} of the same job did this while this run waited: nothing was changed; launch "
             "the job again to repeat its work"

@@ -24,7 +24,9 @@ _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _PARTITION_TAG = "dagster/partition"
 # Number of newest successes read per job. Only the last rounds may be repeated, because a round with a successor is
 # never trained again. If exploration leads training by N rounds, N more rounds are read; each may have been repeated.
+# All successes of evaluations are read, because any round may be evaluated again (mode bench).
 _RECENT = 16
+_ANY_ROUND = "evaluate"
 #: Causes of runs that ended without a recorded cause.
 _SILENT = {
     dg.DagsterRunStatus.CANCELED: "the run was cancelled",
@@ -46,7 +48,8 @@ def launches(instance: dg.DagsterInstance, offset_rounds: int = 0, names: Dagste
     for record in instance.get_run_records(dg.RunsFilter(statuses=_FAILED)):
         if _is_launch(record.dagster_run, kinds):
             failed[_key(record.dagster_run, kinds)].append(record)
-    succeeded = [record for job in kinds for record in _successes(instance, job, recent)]
+    limits = {job: None if kind == _ANY_ROUND else recent for job, kind in kinds.items()}
+    succeeded = [record for job, limit in limits.items() for record in _successes(instance, job, limit)]
     newest_success = {_key(record.dagster_run, kinds): record.storage_id for record in reversed(succeeded)}
     since = {
         key: [record for record in records if record.storage_id > newest_success.get(key, -1)]
@@ -62,8 +65,8 @@ def launches(instance: dg.DagsterInstance, offset_rounds: int = 0, names: Dagste
     )
 
 
-def _successes(instance: dg.DagsterInstance, job: str, limit: int) -> list[dg.RunRecord]:
-    """The newest successful runs of a job, newest first."""
+def _successes(instance: dg.DagsterInstance, job: str, limit: int | None) -> list[dg.RunRecord]:
+    """The newest successful runs of a job, newest first; all of them without a ``limit``."""
     filters = dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.SUCCESS])
     records = instance.get_run_records(filters, limit=limit)
     return [record for record in records if _names_a_round(record.dagster_run)]

@@ -156,11 +156,14 @@ class Pruned:
 def prune_run_history(
     instance: dg.DagsterInstance, *, keep_rounds: int, dry_run: bool, names: DagsterNames = PLAIN_NAMES
 ) -> Pruned:
-    """Prune the runs of all rounds except the newest ``keep_rounds``; runs without a round and open runs stay."""
+    """Prune the runs of all rounds except the newest ``keep_rounds``; runs without a round and open runs stay.
+
+    The newest round is the newest one with a successful run: a failed run may name a round that does not exist.
+    """
     jobs = kinds_by_job(names)
     runs = [(number, run) for run in _ended_runs(instance) if (number := _round_of(run, jobs)) is not None]
-    newest = max((number for number, _ in runs), default=0)
     succeeded = {(run.job_name, number) for number, run in runs if run.status == dg.DagsterRunStatus.SUCCESS}
+    newest = max((number for _, number in succeeded), default=0)
     pruned = Pruned()
     for number, run in runs:
         if number > newest - keep_rounds:

@@ -26,6 +26,7 @@ from rft_platform.rounds.selection.row_selection import rounds_ahead
 LOG = logging.getLogger(__name__)
 _TICK_S = sensor_interval_s()
 _DRIVEN_TICKS = 6  # after so many missed ticks another home may continue the project
+_DRIVEN = "`rft run` or `rft demo` is driving this project"
 _RECONCILE_S = 0.3  # of a tick, which shall take less than a second; the next tick continues
 
 
@@ -101,11 +102,13 @@ def _evaluation_schedule(names: DagsterNames, job: UnresolvedJob, cron: str | No
 
 
 def _evaluation_request(project: ProjectResource, names: DagsterNames) -> dg.RunRequest | dg.SkipReason:
-    """Request an evaluation of the newest round that has a policy."""
+    """Request an evaluation of the newest round that has a policy, unless a driver uses the engine."""
     try:
         opened = project.open()
     except UserError as nothing_to_do:
         return dg.SkipReason(str(nothing_to_do))
+    if driver_is_running(opened.home):
+        return dg.SkipReason(_DRIVEN)
     synced = [number for number in opened.store.rounds() if number and published(opened.store, number) is not None]
     if not synced:
         return dg.SkipReason("no round has published a policy yet")
@@ -125,7 +128,7 @@ def _launch(
     except UserError as nothing_to_do:
         return dg.SkipReason(str(nothing_to_do))
     if driver_is_running(opened.home):
-        return dg.SkipReason("`rft run` or `rft demo` is driving this project")
+        return dg.SkipReason(_DRIVEN)
     if (mirror := mirror_of(opened.home.root)) is not None:
         mirror.driven_for(_DRIVEN_TICKS * _TICK_S)
     end_orphaned_runs(context.instance)

@@ -130,7 +130,7 @@ def evaluate_round(
 ) -> RoundEvaluation:
     """Serve the round's policy. If an evaluation is due or forced, run it and promote the policy if it passes the gate.
 
-    With ``promote=False`` the champion does not change.
+    With ``promote=False`` the champion does not change, and the decision of an earlier evaluation stays.
     """
     started = perf_counter()
     policy = required(project.store, round_number)
@@ -181,9 +181,9 @@ def _evaluate(
     results = measure(project, engine, policy.round)
     first = results[0]
     champion, decision, regression = decide(project, registry, policy, results)
-    promoted = decision.passed and policy.model_version is not None
-    if not promote:  # keep the promotion of an earlier evaluation
-        promoted = (read(store, policy.round).evaluated or RoundEvaluation()).promoted
+    earlier = read(store, policy.round).evaluated or RoundEvaluation()
+    promoted = decision.passed and policy.model_version is not None if promote else earlier.promoted
+    if not promote:
         decision = replace(decision, reason=f"{decision.reason}; nothing is promoted by this evaluation")
     start = evaluation_of(store, 0)
     differences = compared(project, policy, first, champion)
@@ -209,12 +209,13 @@ def _evaluate(
     if promote and promoted:
         registry.promote(int(policy.model_version or 0))
     metrics = {**scores, **{name: value for result in results for name, value in result.metrics.items()}}
-    passed = decision.passed if promote else None
     return RoundEvaluation(
         gate=decision.reason,
-        gate_summary=decision.summary,
+        gate_summary=decision.summary if promote else earlier.gate_summary or earlier.gate,
         promoted=promoted,
-        gate_passed=passed,
+        gate_passed=decision.passed if promote else earlier.gate_passed,
+        promoted_because=earlier.promoted_because if promoted else None,
+        rolled_back_at=None if promoted else earlier.rolled_back_at,
         results=results,
         markdown=page(data_uri(png)),
         curve=inline_curve(points, best),

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from rft_platform.assets import round_lock
 from rft_platform.assets.round_lock import RoundBusyError, cancel_work_of, exclusive_round, hold_round
+from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.resources.project import EngineResource, ProjectResource, TrainerResource
 
@@ -69,6 +71,21 @@ def test_the_next_run_takes_over_the_round_of_a_killed_run_and_reports_it(home, 
 def test_a_process_works_on_one_run_after_another(home):
     assert hold_round(home, "r0001", "run-a") is None
     assert hold_round(home, "r0001", "run-b") == "run-a"
+
+
+def test_only_a_run_with_an_equal_configuration_did_the_same_work():
+    def run(judge: str) -> dg.DagsterRun:
+        config = {"ops": {"judged_experiences": {"config": {"judge": judge}}}}
+        return instance.add_run(dg.DagsterRun(job_name="judge_job", run_config=config))
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        first, queued, twin = run("exact"), run("contains"), run("exact")
+        succeeded = dg.DagsterEvent(event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name="judge_job")
+        later = datetime.now(UTC) + timedelta(minutes=1)
+        instance.run_storage.handle_run_event(first.run_id, succeeded, update_timestamp=later)
+        round_lock._refuse_twin(SimpleNamespace(instance=instance, run=queued), "r0001", first.run_id)
+        with pytest.raises(UserError, match=f"run {first.run_id} of the same job did this"):
+            round_lock._refuse_twin(SimpleNamespace(instance=instance, run=twin), "r0001", first.run_id)
 
 
 def test_an_interrupted_body_gives_its_work_up_and_stays_interrupted(home, monkeypatch):

@@ -76,6 +76,16 @@ def test_far_ahead_explorations_do_not_hide_that_a_run_key_was_used(instance):
     assert launches(instance, offset_rounds=20).ended[("explore", 1)] == 1
 
 
+def test_later_evaluations_do_not_hide_those_of_an_earlier_round(instance):
+    add_run(instance, "evaluate_job", FAILED, 0)
+    for number in range(18):
+        tags = {"dagster/partition": round_key(number)}
+        instance.add_run(dg.DagsterRun(job_name="evaluate_job", status=SUCCESS, tags=tags))
+    known = launches(instance)
+    assert known.ended[("evaluate", 0)] == 2, "the next launch needs a run key that was never used"
+    assert ("evaluate", 0) not in known.failures
+
+
 def test_under_the_daemon_a_failure_that_no_retry_helps_stops_the_plan_with_its_cause(instance, project):
     publish(project.store, Policy("f", 0, "d", 0))
     write(project.store, 0, RoundEvaluation())

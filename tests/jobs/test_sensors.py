@@ -8,6 +8,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow
+from rft_platform.jobs.driver_lock import driver_lock
 from rft_platform.jobs.jobs import asset_jobs
 from rft_platform.jobs.sensors import evaluation_schedule, experience_threshold_sensor, next_round_sensor
 from rft_platform.object_store.mirror import open_mirror
@@ -138,6 +139,8 @@ def test_the_schedule_evaluates_the_newest_policy(project, resource):
     publish_round(project, 1)
     request = NIGHTLY(context)
     assert request.partition_key == "r0001"
+    with driver_lock(project.home):
+        assert NIGHTLY(context) == dg.SkipReason("`rft run` or `rft demo` is driving this project")
 
 
 def test_an_offline_training_is_launched_by_the_same_sensor(tmp_path):

@@ -33,7 +33,16 @@ from rft_platform.online.traffic.project_traffic import traffic_database, traffi
 from rft_platform.rounds.explore import collect
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, publish, published, read, set_aside
+from rft_platform.rounds.project.record import (
+    Policy,
+    publish,
+    published,
+    read,
+    required,
+    set_aside,
+    snapshot_of,
+    write_snapshot,
+)
 from rft_platform.rounds.reporting.run_log import log_round_traces
 from tests.support.records import selected
 
@@ -135,6 +144,15 @@ def test_damaged_files_that_were_set_aside_are_deleted(project: Project) -> None
     forget(project, None, "ann")
     assert files_with(project.home.root, SECRET) == []
     assert not moved.exists() and moved.with_name(moved.name + ".why.json").exists()
+
+
+def test_canaries_of_further_policies_and_of_snapshots_lose_the_tokens(project: Project) -> None:
+    policy = required(project.store, 1)
+    publish(project.store, replace(policy, name="helper"))
+    write_snapshot(project.store, 2, policy)
+    forget(project, None, "ann")
+    found = [required(project.store, 1, "helper"), snapshot_of(project.store, 2)]
+    assert [each.canary and each.canary.sequences for each in found] == [[TOKENS["bob"]]] * 2
 
 
 def test_rows_stay_as_tombstones_and_the_round_stays_sound(project: Project) -> None:

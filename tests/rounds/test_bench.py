@@ -24,7 +24,7 @@ from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, required, write
-from rft_platform.rounds.releases.promotion import against_champion, compared, promoted_last
+from rft_platform.rounds.releases.promotion import against_champion, compared, decide, promoted_last
 from rft_platform.rounds.reporting.bench import bench_lines, unmeasured, write_bench
 from rft_platform.rounds.setup.taskset_binding import measured_by, workflow_of
 
@@ -230,6 +230,21 @@ def test_an_evaluation_that_was_killed_after_its_promotion_is_decided_again(proj
     note(project, result, promoted=True)
     _, later = against_champion(project, registry, policy, result)
     assert later.reason == "these weights are the champion already (version 2)"
+
+
+def test_weights_that_were_rolled_back_are_promoted_by_a_person_only(project: Project) -> None:
+    note(project, measured(project, 1, 1), promoted=True)
+    registry: Any = Registry(RegisteredModel("p-n", 1, Path("m"), {DIGEST_TAG: "w1"}))
+    policy, result = required(project.store, 3), measured(project, 3, 8)
+    write(project.store, 3, RoundEvaluation(rolled_back_at="2026-05-04T03:02:01Z", results=[result]))
+    no_op = replace(policy, round=4)
+    publish(project.store, no_op)
+    for each in (policy, no_op):
+        decision = decide(project, registry, each, [result])[1]
+        assert not decision.passed
+        assert "these weights were rolled back at 2026-05-04T03:02:01Z; `rft models promote 3`" in decision.reason
+    write(project.store, 3, RoundEvaluation(promoted=True, promoted_because="by hand", results=[result]))
+    assert decide(project, registry, policy, [result])[1].passed
 
 
 def test_a_policy_is_compared_with_the_one_before_the_champion_and_the_start(project: Project) -> None:

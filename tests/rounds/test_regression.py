@@ -1,4 +1,7 @@
-"""The regression set: a version whose scores on it fell since the start is not promoted, and nothing else changes."""
+"""The regression set: a version whose scores on it fell since the start is not promoted, and nothing else changes.
+
+And what an evaluation that is repeated keeps of an earlier decision.
+"""
 
 import json
 import shutil
@@ -20,7 +23,8 @@ from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_eng
 from rft_platform.rounds.evaluate import evaluate_round
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, read
-from rft_platform.rounds.releases.promotion import against_regression_set
+from rft_platform.rounds.releases.promotion import against_regression_set, promote_version, roll_back
+from rft_platform.rounds.releases.training_start import refused_in_a_row
 from rft_platform.rounds.reporting.reward_audit import audit_evaluation
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.run.data_checks import regression_notices
@@ -177,6 +181,35 @@ def test_the_champion_stays_champion_when_it_is_measured_again(
         "regression set general: the start (policy version 0) was measured by another judge, workflow or sampling (or "
         "another version of the platform): evaluate it again (`rft eval --all`)"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_repeated_evaluation_keeps_refusals_roll_backs_and_decisions_of_people(
+    project: Project, engine: PolicyEngine, evaluated: Callable[..., RoundEvaluation]
+) -> None:
+    registry = connect_registry(project)
+
+    def again(number: int, **options: bool) -> RoundEvaluation:
+        return evaluate_round(project, engine, registry, number, force=True, **options)
+
+    evaluated(0, held_out=10, general=40)
+    assert evaluated(1, held_out=30, general=40).promoted
+    refused = evaluated(2, held_out=30, general=40)
+    assert again(2, promote=False).gate.endswith("; nothing is promoted by this evaluation")
+    assert list(refused_in_a_row(project, 2)) == [2] and round_line(project, 2).not_promoted == refused.gate_summary
+
+    assert evaluated(3, held_out=50, general=40).promoted
+    roll_back(project, registry)
+    for promote in (False, True, True):
+        found = again(3, promote=promote)
+        assert not found.promoted and found.rolled_back_at is not None
+    assert found.gate_passed is False and "these weights were rolled back at" in found.gate
+
+    promote_version(project, registry, 3, "by hand")
+    for promote in (False, True):
+        found = again(3, promote=promote)
+        assert (found.promoted, found.promoted_because, found.rolled_back_at) == (True, "by hand", None)
 
 
 @pytest.mark.parametrize(

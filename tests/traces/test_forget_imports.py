@@ -20,7 +20,7 @@ from rft_platform.rounds.maintenance.forget_imports import Whose, forget_imports
 from rft_platform.rounds.maintenance.row_erasure import TOMBSTONE
 from rft_platform.rounds.offline import make_dataset, offline_lineage, required_dataset
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, publish, published
+from rft_platform.rounds.project.record import Policy, publish, published, required, snapshot_of, write_snapshot
 from rft_platform.rounds.reporting.lineage import rows_read, trace_checkpoint
 from rft_platform.rounds.setup.demonstrations import WARM_START, write_demonstrations
 from rft_platform.tasks.dataset import load_tasks
@@ -173,7 +173,10 @@ def test_rollouts_of_imported_tasks(tmp_path: Path, tiny_model: Path) -> None:
     project.store.write_rollouts(1, 0, rows)
     project.store.write_judged(1, "exact@1", judged(rows))
     canary = Canary([[1, 2]], [[0.0, 0.0]])
-    publish(project.store, Policy("model", 0, "0" * 64, round=0, canary=canary))
+    start = Policy("model", 0, "0" * 64, round=0, canary=canary)
+    write_snapshot(project.store, 1, start)
+    for number in (0, 1):  # round 1 trained nothing
+        publish(project.store, replace(start, round=number))
     manifest = {
         "policy_version": 8, "parent": "base", "parent_version": 0, "weights_digest": "w",
         "lineage": selected(project.store, 1, "exact@1") | {"project": config.project, "name": config.name},
@@ -188,8 +191,8 @@ def test_rollouts_of_imported_tasks(tmp_path: Path, tiny_model: Path) -> None:
     assert [ref.policy_version for ref in found.trained] == [8]
     stored = project.store.rollout_rows(1)
     assert [row.call.finish_reason == TOMBSTONE for row in stored] == [True, True, False, False, False, False]
-    policy = published(project.store, 0)
-    assert policy is not None and policy.canary is None
+    copies = [*(required(project.store, number) for number in (0, 1)), snapshot_of(project.store, 1)]
+    assert [policy.canary for policy in copies] == [None] * 3
 
 
 def rollouts_of(index: int, task_id: str, messages: list[dict[str, str]]) -> list[RolloutRow]:

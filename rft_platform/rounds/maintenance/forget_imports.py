@@ -16,7 +16,7 @@ from rft_platform.config.home import Home
 from rft_platform.model_registry.run_traces import delete_traces
 from rft_platform.rounds.maintenance.row_erasure import Forgotten, erase_canaries, erase_rows, one_per_judgement
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import DatasetFile, publish, published, read, write
+from rft_platform.rounds.project.record import DatasetFile, change_policies, published, read, write
 from rft_platform.rounds.reporting.lineage import descendants_of, trace_row, trained_with
 from rft_platform.rounds.setup.demonstrations import EXPERTS, WARM_START
 from rft_platform.tasks.dataset import task_id_of
@@ -146,11 +146,15 @@ def _erase_file(file: Path, whose: Whose) -> int:
 
 
 def _drop_canaries(project: Project, number: int) -> None:
-    """Remove the canaries of a round's policies: they are tokens of the rows or tasks that it began with."""
-    for name in project.policies:
-        policy = published(project.store, number, name)
-        if policy is not None and policy.canary is not None:
-            publish(project.store, replace(policy, canary=None))
+    """Remove the canaries of a round's policies: they are tokens of the rows or tasks that it began with.
+
+    Copies of them have the same weights: snapshots, and policies of later rounds that trained nothing.
+    """
+    policies = (published(project.store, number, name) for name in project.policies)
+    weights = {policy.weights_digest for policy in policies if policy is not None}
+    change_policies(
+        project.store, lambda policy: replace(policy, canary=None) if policy.weights_digest in weights else policy
+    )
 
 
 def _erase_rollouts(project: Project, registry: "ModelRegistry | None", tasks: set[str], found: _Found) -> None:

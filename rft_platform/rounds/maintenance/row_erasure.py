@@ -25,7 +25,7 @@ from rft_platform.experience.schema import (
 )
 from rft_platform.inference.canary import Canary
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, publish, published
+from rft_platform.rounds.project.record import Policy, change_policies
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,19 +76,17 @@ def one_per_judgement(project: Project, number: int, rows: set[str]) -> set[str]
 
 
 def erase_canaries(project: Project, erased: list[list[int]]) -> None:
-    """Remove erased sequences from the canary checks of all published policies."""
+    """Remove erased sequences from the canary checks of all policies, also of their copies in snapshots."""
     gone = {tuple(sequence) for sequence in erased}
-    for number in project.store.rounds() if gone else ():
-        policy = published(project.store, number)
-        if policy is None or policy.canary is None:
-            continue
-        pairs = zip(policy.canary.sequences, policy.canary.logprobs, strict=True)
-        kept = [(ids, logprobs) for ids, logprobs in pairs if tuple(ids) not in gone]
-        if len(kept) < len(policy.canary.sequences):
-            publish(project.store, _with_canary(policy, kept))
+    if gone:
+        change_policies(project.store, partial(_without, gone))
 
 
-def _with_canary(policy: Policy, kept: list[tuple[list[int], list[float]]]) -> Policy:
+def _without(gone: set[tuple[int, ...]], policy: Policy) -> Policy:
+    if policy.canary is None:
+        return policy
+    pairs = zip(policy.canary.sequences, policy.canary.logprobs, strict=True)
+    kept = [(ids, logprobs) for ids, logprobs in pairs if tuple(ids) not in gone]
     canary = Canary([ids for ids, _ in kept], [logprobs for _, logprobs in kept]) if kept else None
     return replace(policy, canary=canary)
 

@@ -5,7 +5,7 @@ part. A stage writes its part when it is complete, never before. No other module
 only ``experience.selections`` knows one name, which is that of its file, too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -432,6 +432,22 @@ def move_folders(store: ExperienceStore, moved: Mapping[str, str]) -> None:
                 note = store.read_note(number, name)
                 if note is not None and note["folder"] in moved:
                     store.write_note(number, name, {**note, "folder": moved[note["folder"]]})
+
+
+def change_policies(store: ExperienceStore, change: Callable[[Policy], Policy]) -> None:
+    """Replace recorded policies of all rounds, the published ones and their copies in snapshots, by ``change``.
+
+    The notes decide which policies there are: the configuration may name fewer than before.
+    """
+    for number in store.rounds():
+        record = RoundRecord(store, number)
+        for name in store.notes(number):
+            note, _, policy = name.partition("-")
+            if note not in (_SNAPSHOT, _NOTES[Policy]):
+                continue
+            found = record.snapshot(policy) if note == _SNAPSHOT else record.published(policy)
+            if found is not None and (changed := change(found)) != found:
+                store.write_note(number, name, encoded(changed, store.home))
 
 
 def damaged_notes(store: ExperienceStore, number: int) -> Iterator[DamagedFile | None]:

@@ -123,17 +123,32 @@ def decide(
     """Return the champion's evaluation, whether the policy becomes champion, and its result on the regression set.
 
     ``results`` are those of all held-out tasksets. A policy that passes the gate is refused if its scores on the
-    regression set fell, unless its weights are the champion's already.
+    regression set fell, or if its weights were rolled back, unless its weights are the champion's already.
     """
     champion, decision = against_champion(project, registry, policy, results[0])
     found = against_regression_set(project, policy, results)
-    if found is None or found.decision.passed or not decision.passed:
-        return champion, decision, found
     current = registry.champion()
-    if current is not None and current.tags.get(DIGEST_TAG) == policy.weights_digest:
+    if not decision.passed or (current is not None and current.tags.get(DIGEST_TAG) == policy.weights_digest):
         return champion, decision, found
-    refused = GateDecision(False, f"{decision.reason}; but {found.decision.reason}", found.decision.summary)
-    return champion, refused, found
+    if (when := _rolled_back_at(project, policy)) is not None:
+        why = f"these weights were rolled back at {when}; `rft models promote {policy.policy_version}` promotes them"
+        decision = GateDecision(False, f"{decision.reason}; but {why}", "rolled back before")
+    elif found is not None and not found.decision.passed:
+        decision = GateDecision(False, f"{decision.reason}; but {found.decision.reason}", found.decision.summary)
+    return champion, decision, found
+
+
+def _rolled_back_at(project: Project, policy: Policy) -> str | None:
+    """When these weights were rolled back; None if they never were, or if a person has promoted them since."""
+    store, when = project.store, None
+    for number in store.rounds():
+        other, evaluated = published(store, number), read(store, number).evaluated
+        if other is None or evaluated is None or other.weights_digest != policy.weights_digest:
+            continue
+        if evaluated.promoted:  # a roll-back ends the promotion in all rounds with these weights
+            return None
+        when = evaluated.rolled_back_at or when
+    return when
 
 
 def against_regression_set(project: Project, policy: Policy, results: Sequence[EvaluationResult]) -> Kept | None:
