@@ -51,13 +51,18 @@ def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
 
     ``cause`` is used if the run has no tag ``rft/cause``. Raises nothing.
     """
-    claim = home.alerts / f"{run.run_id}.json"
+    claim, delivered = home.alerts / f"{run.run_id}.json", False
     try:
-        if not has_channels() or not _claim(claim):
+        if not has_channels():
             return False
-        delivered = deliver(f"run {run.run_id}", asdict(build_alert(_project_name(home), run, cause)))
-        if not delivered:
-            claim.unlink()  # another process may still be able to deliver the alert
+        alert = asdict(build_alert(_project_name(home), run, cause))
+        if not _claim(claim):
+            return False
+        try:
+            delivered = deliver(f"run {run.run_id}", alert)
+        finally:
+            if not delivered:
+                claim.unlink()  # another process may still be able to deliver the alert
     except Exception as error:  # an alert must not turn one failure into two
         LOG.warning("no alert was sent for run %s: %s", run.run_id, described(error))
         return False
@@ -114,5 +119,10 @@ def _claim(file: Path) -> bool:
 
 
 def _project_name(home: Home) -> str:
-    config = open_project(home).config
+    """Project and name; the folder if the configuration cannot be read, which may be why the run failed."""
+    try:
+        config = open_project(home).config
+    except Exception as error:
+        LOG.warning("the alert names %s, because its project cannot be read: %s", home.root, described(error))
+        return str(home.root)
     return f"{config.project}/{config.name}"
