@@ -149,7 +149,7 @@ def broken_warm_start() -> None:
 
 def test_the_sensor_alerts_about_a_failed_run(project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_ALERT_URL", inbox.url)
-    sensor = alert_sensor(PLAIN_NAMES)
+    sensor = alert_sensor(PLAIN_NAMES, {broken_job.name}, (), own_instance=True)
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
     with dg.DagsterInstance.ephemeral() as instance:
         result = broken_job.execute_in_process(instance=instance, raise_on_error=False)
