@@ -177,17 +177,39 @@ def test_a_component_has_one_source_of_its_configuration(attributes: dict[str, A
 
 
 @pytest.mark.slow
-def test_a_changed_configuration_is_put_in_force_when_the_project_is_opened(tmp_path: Path, tiny_model: Path) -> None:
-    (tmp_path / "tasks.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n' * 2)
+def test_a_changed_configuration_is_put_in_force_between_runs(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n{"question": "1+2=", "answer": "3"}\n')
     buffer = {"total_steps": 1, "explorer_input": {"taskset": {"path": "tasks.jsonl", "judge": "exact_match"}}}
     settings = {"model": {"model_path": str(tiny_model), "max_model_len": 64}, "buffer": {"batch_size": 1, **buffer}}
     (file := tmp_path / "given.yaml").write_text(yaml.safe_dump(settings))
-    home = Home(tmp_path / "home")
+    home, seen = Home(tmp_path / "home"), list[int]()
     resource = ConfiguredProject(home=str(home.root), config=str(file))
     assert not is_in_force(home, resource.read())
-    assert resource.open().config == resource.read()
+
+    @dg.asset
+    def first_stage(project: ProjectResource) -> None:
+        seen.append(project.open().config.buffer.total_steps)
+        file.write_text("buffer: [half edited")
+
+    @dg.asset(deps=[first_stage])
+    def second_stage(project: ProjectResource) -> None:
+        seen.append(project.open().config.buffer.total_steps)
+
+    @dg.sensor(target=[first_stage])
+    def tick(project: ProjectResource) -> dg.SkipReason:
+        seen.append(project.open().config.buffer.total_steps)
+        return dg.SkipReason("")
+
+    def evaluate() -> None:
+        with dg.build_sensor_context(resources={"project": resource}) as context:
+            tick.evaluate_tick(context)
+
+    assert dg.materialize([first_stage, second_stage], resources={"project": resource}).success
+    assert seen == [1, 1], "the run goes on with the configuration with which it started"
+    file.write_text(yaml.safe_dump(settings))
     written = home.config_file.stat().st_mtime_ns
-    resource.open()
+    evaluate()
     assert home.config_file.stat().st_mtime_ns == written, "an unchanged file is not written again"
     file.write_text(yaml.safe_dump({**settings, "buffer": {**settings["buffer"], "total_steps": 7}}))
-    assert resource.open().config.buffer.total_steps == 7
+    evaluate()
+    assert seen == [1, 1, 1, 7]
