@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
@@ -44,6 +44,7 @@ class ConfiguredProject(ProjectResource):
     config: str = ""
     settings: dict[str, Any] = Field(default_factory=dict)
     folder: str = "."  # relative paths of the settings are relative to it
+    _is_checked: bool = PrivateAttr(default=False)  # Dagster makes an object of the resource for each tick and run
 
     def read(self) -> RftConfig:
         """The configuration. Raises UserError with a line for each problem."""
@@ -53,10 +54,15 @@ class ConfiguredProject(ProjectResource):
         return build_config(resolve_paths(self.settings, folder), "the component's project").in_folder(folder)
 
     def open(self) -> Project:
-        """The project; a new or changed configuration is checked and put in force first, as ``rft run`` does."""
-        home, config = Home(Path(self.home)), self.read()
-        if not is_in_force(home, config):
-            begin(home, config, service=config.online)
+        """The project; a new or changed configuration is checked and put in force first, as ``rft run`` does.
+
+        Later stages of a run read the configuration in force: the user may be editing the file.
+        """
+        if not self._is_checked:
+            home, config = Home(Path(self.home)), self.read()
+            if not is_in_force(home, config):
+                begin(home, config, service=config.online)
+            self._is_checked = True
         return super().open()
 
 

@@ -77,7 +77,7 @@ def all_definitions() -> dg.Definitions:
     parts = [_IMPORTS, _PROMPTS, _ROUNDS, _ONLINE, *_OFFLINE.values()]
     assets = {_plain_name(asset): asset for part in parts for asset in part.assets}
     every = _Part(list(assets.values()), [job for part in parts for job in part.jobs])
-    return _definitions(every, None, PLAIN_NAMES, ProjectResource())
+    return _definitions(every, None, PLAIN_NAMES, None)
 
 
 def stored_definitions(home: Home) -> dg.Definitions:
@@ -93,7 +93,8 @@ def definitions_of(
 ) -> dg.Definitions:
     """The definitions that a project with ``config`` uses. The project's plugins are not imported.
 
-    ``project`` is the resource of its folder, by default that of RFT_HOME.
+    ``project`` is the resource of its folder in a deployment of several projects; None: that of RFT_HOME, which has its
+    own instance of Dagster.
     """
     offline = offline_without_plugins(config)
     part = _OFFLINE[offline] if offline is not None else _ONLINE if config.online else _ROUNDS
@@ -101,16 +102,18 @@ def definitions_of(
         part = replace(part, assets=[imports.imported_traces, *part.assets])
     if config.prompt_search is not None and offline is None:
         part = replace(part, assets=[*part.assets, *_PROMPTS.assets], jobs=[*part.jobs, *_PROMPTS.jobs])
-    return _definitions(part, config, names, project or ProjectResource(), config.evaluation.schedule)
+    return _definitions(part, config, names, project, config.evaluation.schedule)
 
 
 def _definitions(
-    part: _Part, config: RftConfig | None, names: DagsterNames, project: ProjectResource, schedule: str | None = None
+    part: _Part, config: RftConfig | None, names: DagsterNames, own: ProjectResource | None, schedule: str | None = None
 ) -> dg.Definitions:
+    project = own or ProjectResource()
     used = [*part.assets, evaluation.evaluation_report]
     keys = {names.key(_plain_name(asset)) for asset in used}
     version = release() if config is None else code_of(config)
     jobs = asset_jobs(names, {*part.jobs, "evaluate_job"})
+    every_job = [*jobs.values(), *maintenance_jobs(names)]
     resources = {
         "project": project,
         "engine": EngineResource(project=project),
@@ -120,11 +123,11 @@ def _definitions(
     }
     return dg.Definitions(
         assets=[_adapted(asset, names, keys, version, config) for asset in used],
-        jobs=[*jobs.values(), *maintenance_jobs(names)],
+        jobs=every_job,
         sensors=[
             next_round_sensor(names, jobs),
             *([experience_threshold_sensor(names, jobs["sync_round_job"])] if part.rounds else []),
-            alert_sensor(names),
+            alert_sensor(names, {job.name for job in every_job}, keys, own_instance=own is None),
         ],
         schedules=[evaluation_schedule(names, jobs["evaluate_job"], schedule)],
         resources={names.name(name): resource for name, resource in resources.items()},

@@ -6,7 +6,8 @@ in ``rounds.planning.plan``.
 Read in this order:
 - What is launched: ``jobs`` has jobs, tags of their runs and round partitions; ``launches`` reads Dagster's record of
   past launches.
-- What launches: ``sensors`` with ``sensor_interval``, ``rejudge``; ``driver_lock`` keeps two drivers apart.
+- What launches: ``sensors`` with ``sensor_interval``, ``rejudge``; ``driver_lock`` keeps two drivers apart,
+  ``run_error`` has the error of a run that a driver executed.
 - The instance: ``instance``, ``init_dagster_home``.
 - After runs: ``alerts``, ``reconcile_materializations`` and ``reconcile_imports`` (Dagster against the disk),
   ``maintenance``.

@@ -6,6 +6,7 @@ A failed delivery never fails a run. Each run gets one alert, from whichever pro
 import logging
 import os
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -51,13 +52,18 @@ def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
 
     ``cause`` is used if the run has no tag ``rft/cause``. Raises nothing.
     """
-    claim = home.alerts / f"{run.run_id}.json"
+    claim, delivered = home.alerts / f"{run.run_id}.json", False
     try:
-        if not has_channels() or not _claim(claim):
+        if not has_channels():
             return False
-        delivered = deliver(f"run {run.run_id}", asdict(build_alert(_project_name(home), run, cause)))
-        if not delivered:
-            claim.unlink()  # another process may still be able to deliver the alert
+        alert = asdict(build_alert(_project_name(home), run, cause))
+        if not _claim(claim):
+            return False
+        try:
+            delivered = deliver(f"run {run.run_id}", alert)
+        finally:
+            if not delivered:
+                claim.unlink()  # another process may still be able to deliver the alert
     except Exception as error:  # an alert must not turn one failure into two
         LOG.warning("no alert was sent for run %s: %s", run.run_id, described(error))
         return False
@@ -84,12 +90,19 @@ def build_alert(project: str, run: dg.DagsterRun, cause: str = "") -> Alert:
     )
 
 
-def alert_sensor(names: DagsterNames) -> dg.SensorDefinition:
-    """The sensor that sends an alert for a run that failed under the daemon, or whose driver died."""
+def alert_sensor(
+    names: DagsterNames, jobs: Collection[str], assets: Collection[dg.AssetKey], *, own_instance: bool
+) -> dg.SensorDefinition:
+    """The sensor that sends an alert for a run that failed under the daemon, or whose driver died.
+
+    A run belongs to the project if its job is one of ``jobs``, or if it materialises some of ``assets``. The runs of
+    drivers belong to no code location: in a home's ``own_instance`` those of all code locations are read.
+    """
 
     def alert_on_run_failure(context: dg.RunFailureSensorContext, project: ProjectResource) -> None:
         run, message = context.dagster_run, context.failure_event.message or ""
-        if names.owns(run) and alert_run_failed(Home(Path(project.home).absolute()), run, message):
+        is_own = run.job_name in jobs or not set(assets).isdisjoint(run.asset_selection or ())
+        if is_own and alert_run_failed(Home(Path(project.home).absolute()), run, message):
             context.log.info(f"sent an alert for failed run {run.run_id}")
 
     return dg.run_failure_sensor(
@@ -97,7 +110,7 @@ def alert_sensor(names: DagsterNames) -> dg.SensorDefinition:
         description=f"Sends an alert for every failed run: by webhook ({URL}), by command ({COMMAND}), or not at all.",
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=sensor_interval_s(),
-        monitor_all_code_locations=not names.prefix,  # the instance of a home has one project
+        monitor_all_code_locations=own_instance,
     )(names.bound(alert_on_run_failure))
 
 
@@ -114,5 +127,10 @@ def _claim(file: Path) -> bool:
 
 
 def _project_name(home: Home) -> str:
-    config = open_project(home).config
+    """Project and name; the folder if the configuration cannot be read, which may be why the run failed."""
+    try:
+        config = open_project(home).config
+    except Exception as error:
+        LOG.warning("the alert names %s, because its project cannot be read: %s", home.root, described(error))
+        return str(home.root)
     return f"{config.project}/{config.name}"

@@ -6,13 +6,13 @@ from typing import Any
 
 import dagster as dg
 
-from rft_platform.common.errors import RftError, UserError
-from rft_platform.common.fault_classification import as_fault
+from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.dagster_internals.run_launcher import driver_tags
 from rft_platform.jobs.driver_lock import driver_lock
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.jobs import run_tags
+from rft_platform.jobs.run_error import run_error
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, all_figures, read
@@ -48,8 +48,8 @@ def rejudge(
                     tags={**run_tags(number), **driver_tags(run_id), REJUDGE_TAG: together},
                     run_config=config,
                 )
-            except dg.Failure as failure:
-                raise (failure.__cause__ if isinstance(failure.__cause__, RftError) else as_fault(failure)) from None
+            except Exception as raised:
+                raise run_error(raised) from raised
             figures = all_figures(read(project.store, number).judged or Judged())
             reports.append({"round": number, "run_id": run_id, **figures})
     return reports

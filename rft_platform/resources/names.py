@@ -59,13 +59,6 @@ class DagsterNames:
         """One partition for each import of traces, by its name."""
         return dg.DynamicPartitionsDefinition(name=self.name("rft_import"))
 
-    def owns(self, run: dg.DagsterRun) -> bool:
-        """Whether a run is one of this project's jobs, or materialises some of its assets."""
-        if not self.prefix or run.job_name.startswith(self.name("")):
-            return True
-        depth = len(self.prefix)
-        return any(tuple(key.path[:depth]) == self.prefix for key in run.asset_selection or ())
-
     def bound(self, body: Callable[..., _Result]) -> Callable[..., _Result]:
         """``body`` with its parameters of resources named after this project's resources, as Dagster looks them up."""
         signature = inspect.signature(body)

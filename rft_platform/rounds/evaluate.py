@@ -150,7 +150,8 @@ def evaluate_round(
     outcome = replace(outcome, metrics={**outcome.metrics, **canary, **seconds})
     write(project.store, round_number, outcome)
     thin_checkpoints(project, registry)
-    if round_number == project.rounds_budget:
+    own = read(project.store, round_number).selection()
+    if round_number == project.rounds_budget or (own is not None and own.last):  # dynamic: before the budget
         finish_runs(project, registry)
     return outcome
 

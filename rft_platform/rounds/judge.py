@@ -97,8 +97,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         _warn_of_replaced_rewards(replaced, read(store, round_number - 1).judged)
     store.write_judged(round_number, version, judged.rows, make_current=False)
     rollouts_found, judged_found = quality(project, round_number, version)
-    sound = rollouts_found.sound and judged_found.sound and not rollouts_found.incomplete_groups
-    if sound:
+    if sound := _may_be_in_force(rollouts_found, judged_found):
         store.put_in_force(round_number, version)
     figures = reward_figures(project, judged.rows, rows, has_advantage=chosen.advantage is not None)
     earlier = record.judged or Judged()
@@ -172,6 +171,11 @@ def quality(project: Project, round_number: int, judge_version: str) -> tuple[Ro
     policy = project.config.explorer.group_policy
     repeat_times = None if project.traffic is not None else project.batches.repeat_times  # production traffic decides
     return check_rollouts(rollouts, repeat_times, policy), check_judged(judged, rollouts)
+
+
+def _may_be_in_force(rollouts: RolloutQuality, judged: JudgedQuality) -> bool:
+    """Whether the blocking checks pass, so that training may use the judgement."""
+    return rollouts.sound and judged.sound and not rollouts.incomplete_groups
 
 
 def may_be_shown(project: Project) -> bool:
@@ -300,7 +304,7 @@ def figures(store: ExperienceStore, round_number: int) -> JudgementFigures | Non
 def restore(project: Project, round_number: int, version: str) -> Judged:
     """Make a stored judgement active again.
 
-    Raises UserError if the judgement is not stored or not sound.
+    Raises UserError if the judgement is not stored, or if it would fail a blocking check.
     """
     started, store = perf_counter(), project.store
     known = store.judge_versions(round_number)
@@ -310,8 +314,11 @@ def restore(project: Project, round_number: int, version: str) -> Judged:
             "them"
         )
     rollouts_found, judged_found = quality(project, round_number, version)
-    if not (rollouts_found.sound and judged_found.sound):
-        raise UserError(f"judgement {version} of {round_key(round_number)} is not sound: judge the round again")
+    if not _may_be_in_force(rollouts_found, judged_found):
+        raise UserError(
+            f"judgement {version} of {round_key(round_number)} would fail a blocking check (`rft ui` shows the checks "
+            "of the judgement): restore another judgement, or correct the cause and judge the round again"
+        )
     by_row = {row.row_id: row for row in store.judged_rows(round_number, version)}
     rows = store.rollout_rows(round_number)
     judged = [by_row[row.row_id] for row in rows]

@@ -17,16 +17,16 @@ import dagster as dg
 
 from rft_platform.assets.round_lock import cancel_work_of, release_rounds
 from rft_platform.cluster.this_process import interrupt
-from rft_platform.common.errors import CheckFailedError, RftError, TransientError
+from rft_platform.common.errors import RftError, TransientError
 from rft_platform.common.fault_classification import as_fault, cause_line
 from rft_platform.jobs.alerts import alert_run_failed
-from rft_platform.jobs.dagster_internals.masked_instance import AssetCheckFailedError
 from rft_platform.jobs.dagster_internals.run_launcher import driver_tags
 from rft_platform.jobs.driver_lock import driver_lock, is_half, other_half_runs
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.jobs import JOB_OF_KIND, add_rounds, evaluation_config, run_tags
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
+from rft_platform.jobs.run_error import run_error
 from rft_platform.object_store.mirror import mirror_of
 from rft_platform.online.project import open_project
 from rft_platform.resources.names import PLAIN_NAMES
@@ -113,7 +113,7 @@ def run_job(project: Project, definitions: dg.Definitions, job: str) -> None:
                 instance=instance, run_id=run_id, tags=driver_tags(run_id), run_config=_QUIET
             )
         except Exception as raised:
-            raise _fault_of(raised) from raised
+            raise run_error(raised) from raised
 
 
 def _overlaps(project: Project) -> bool:
@@ -361,16 +361,7 @@ def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: A
             run_config={**_QUIET, **_BENCH} if action.kind == "evaluate" else _QUIET,
         )
     except Exception as raised:
-        error = _fault_of(raised)
+        error = run_error(raised)
     finally:
         release_rounds(run_id)
     return Launched(action.kind, action.round, run_id, time.perf_counter() - wall, time.process_time() - cpu, error)
-
-
-def _fault_of(raised: Exception) -> RftError:
-    """The error that the asset raised; an error of Dagster itself is classified here."""
-    if isinstance(raised, dg.Failure) and isinstance(raised.__cause__, RftError):
-        return raised.__cause__
-    if isinstance(raised, AssetCheckFailedError):
-        return CheckFailedError(str(raised).strip())
-    return as_fault(raised)

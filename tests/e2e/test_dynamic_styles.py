@@ -18,6 +18,7 @@ from rft_platform.experience.selections import TRAINED_ON, read_selection
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import RoundRecord, RowSelection, read, required
 from rft_platform.rounds.reporting.lineage import trace_checkpoint, trace_row
+from rft_platform.rounds.setup.connections import connect_registry
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +117,12 @@ def staleness_of_the_last(project: Project) -> float:
     return trained.step_events[0].metrics["staleness_max"]
 
 
+def status_in_mlflow(project: Project) -> str:
+    """The status of the training's MLflow run."""
+    run = connect_registry(project).training_run(project.config.name)
+    return str(run.client.get_run(run.run_id).info.status)
+
+
 def test_by_explorer_trains_what_landed_and_every_row_is_traced(finished_styles: dict[str, Any]) -> None:
     project, launched = finished_styles["by_explorer"]
     assert launched == ["warm_start 0", "explore 1", "explore 2", "sync 1", "explore 3", "sync 2"]
@@ -127,6 +134,7 @@ def test_by_explorer_trains_what_landed_and_every_row_is_traced(finished_styles:
     assert staleness_of_the_last(project) == 0
     evaluated = read(project.store, 2).evaluated
     assert evaluated is not None and evaluated.results, "the last training is evaluated"
+    assert status_in_mlflow(project) == "FINISHED", "though there were fewer trainings than batches"
     for number in (1, 2):
         check_traces(project, number)
 

@@ -78,7 +78,48 @@ def test_a_project_sees_its_own_launches_and_rounds(project: Project) -> None:
         instance.report_run_failed(run)
         assert set(launches(instance, names=RED).failures) == {("explore", 1)}
         assert launches(instance, names=GREEN).failures == launches(instance).failures == {}
-        assert RED.owns(run) and not GREEN.owns(run)
+
+
+def alerted(defined: dg.Definitions, names: DagsterNames, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the alert sensor of a project takes a failed run for one of the project's."""
+    found: list[str] = []
+    monkeypatch.setattr("rft_platform.jobs.alerts.alert_run_failed", lambda home, run, cause: found.append(run.run_id))
+    sensor = defined.get_repository_def().get_sensor_def(names.name("alert_on_run_failure"))
+    failed = dg.DagsterEvent(dg.DagsterEventType.RUN_FAILURE.value, run.job_name)
+    context = dg.build_run_status_sensor_context(sensor.name, failed, dg.DagsterInstance.ephemeral(), run)
+    sensor(context.for_run_failure(), **{names.name("project"): ProjectResource(home="/home")})
+    return bool(found)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "job", "assets", "own"),
+    [
+        ("", "explore_job", None, True),
+        ("", "retention_job", None, True),
+        ("", "nightly_dbt_job", None, False),
+        ("", "__ASSET_JOB", ["policy_checkpoint"], True),
+        ("", "__ASSET_JOB", ["orders"], False),
+        ("team", "team__explore_job", None, True),
+        ("team", "team__helper__explore_job", None, False),
+        ("team", "__ASSET_JOB", ["team", "policy_checkpoint"], True),
+        ("team", "__ASSET_JOB", ["team", "helper", "policy_checkpoint"], False),
+        ("team", "__ASSET_JOB", ["team", "orders"], False),
+    ],
+)
+def test_a_component_alerts_about_its_own_runs_only(
+    prefix: str, job: str, assets: list[str] | None, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = DagsterNames.of(prefix)
+    selected = None if assets is None else frozenset([dg.AssetKey(assets)])
+    run = dg.DagsterRun(job_name=job, asset_selection=selected)
+    assert alerted(definitions(ROUNDS, names), names, run, monkeypatch) is own
+
+
+def test_only_the_sensor_of_a_homes_own_instance_reads_runs_of_all_code_locations() -> None:
+    config = RftConfig.model_validate(ROUNDS)
+    for defined, everywhere in ((definitions_of(config), True), (definitions(ROUNDS, PLAIN_NAMES), False)):
+        sensor = defined.get_repository_def().get_sensor_def("alert_on_run_failure")
+        assert sensor._monitor_all_code_locations is everywhere
 
 
 def test_a_sensor_requests_its_own_jobs_and_partitions(project: Project) -> None:
@@ -136,17 +177,39 @@ def test_a_component_has_one_source_of_its_configuration(attributes: dict[str, A
 
 
 @pytest.mark.slow
-def test_a_changed_configuration_is_put_in_force_when_the_project_is_opened(tmp_path: Path, tiny_model: Path) -> None:
-    (tmp_path / "tasks.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n' * 2)
+def test_a_changed_configuration_is_put_in_force_between_runs(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n{"question": "1+2=", "answer": "3"}\n')
     buffer = {"total_steps": 1, "explorer_input": {"taskset": {"path": "tasks.jsonl", "judge": "exact_match"}}}
     settings = {"model": {"model_path": str(tiny_model), "max_model_len": 64}, "buffer": {"batch_size": 1, **buffer}}
     (file := tmp_path / "given.yaml").write_text(yaml.safe_dump(settings))
-    home = Home(tmp_path / "home")
+    home, seen = Home(tmp_path / "home"), list[int]()
     resource = ConfiguredProject(home=str(home.root), config=str(file))
     assert not is_in_force(home, resource.read())
-    assert resource.open().config == resource.read()
+
+    @dg.asset
+    def first_stage(project: ProjectResource) -> None:
+        seen.append(project.open().config.buffer.total_steps)
+        file.write_text("buffer: [half edited")
+
+    @dg.asset(deps=[first_stage])
+    def second_stage(project: ProjectResource) -> None:
+        seen.append(project.open().config.buffer.total_steps)
+
+    @dg.sensor(target=[first_stage])
+    def tick(project: ProjectResource) -> dg.SkipReason:
+        seen.append(project.open().config.buffer.total_steps)
+        return dg.SkipReason("")
+
+    def evaluate() -> None:
+        with dg.build_sensor_context(resources={"project": resource}) as context:
+            tick.evaluate_tick(context)
+
+    assert dg.materialize([first_stage, second_stage], resources={"project": resource}).success
+    assert seen == [1, 1], "the run goes on with the configuration with which it started"
+    file.write_text(yaml.safe_dump(settings))
     written = home.config_file.stat().st_mtime_ns
-    resource.open()
+    evaluate()
     assert home.config_file.stat().st_mtime_ns == written, "an unchanged file is not written again"
     file.write_text(yaml.safe_dump({**settings, "buffer": {**settings["buffer"], "total_steps": 7}}))
-    assert resource.open().config.buffer.total_steps == 7
+    evaluate()
+    assert seen == [1, 1, 1, 7]

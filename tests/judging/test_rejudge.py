@@ -284,3 +284,23 @@ def test_a_judge_without_a_reward_is_named_in_one_line(
     assert "Traceback" not in failed.output + captured.out + captured.err
     assert len((failed.output + captured.out + captured.err).splitlines()) < 8
     assert project.store.judge_version(1) == before
+
+
+@pytest.mark.slow
+def test_a_judgement_that_fails_a_blocking_check_is_not_put_in_force(
+    project: Project, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project.store.write_rollouts(3, 0, rollouts(project, 3)[1:])  # a run is missing: the group is incomplete
+    write(project.store, 3, Explored(rows=7))
+    kept = judge(project, 3)
+    assert not kept.sound and project.store.judge_version(3) is None
+    for arguments, code, message in (
+        (["--restore", kept.judge_version], 2, f"judgement {kept.judge_version} of r0003 would fail a blocking check"),
+        (["--judge", "numeric"], 1, "groups_are_complete"),
+    ):
+        failed = RUN(app, ["judge", "--rounds", "3", *arguments])
+        captured = capfd.readouterr()
+        said = failed.output + captured.out + captured.err
+        assert failed.exit_code == code, said
+        assert message in " ".join(said.split()) and "Traceback" not in said
+        assert project.store.judge_version(3) is None

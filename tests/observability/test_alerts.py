@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from rft_platform.cluster.local.processes import stop_process
+from rft_platform.common.files import write_text
 from rft_platform.definitions import defs
 from rft_platform.jobs.alerts import alert_run_failed, alert_sensor
 from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
@@ -106,6 +107,26 @@ def test_a_broken_command_raises_nothing(
     assert said in caplog.text
 
 
+def test_an_alert_is_sent_though_the_configuration_cannot_be_read(
+    project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_ALERT_URL", inbox.url)
+    write_text(project.home.config_file, "project: [broken")
+    assert alert_run_failed(project.home, failed_run())
+    (alert,) = inbox.received
+    assert (alert["project"], alert["run_id"]) == (str(project.home.root), "1f2e3d4c")
+
+
+def test_an_error_of_the_delivery_leaves_another_try_open(
+    project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_ALERT_URL", inbox.url)
+    with monkeypatch.context() as patched:
+        patched.setattr("rft_platform.jobs.alerts.deliver", lambda what, alert: json.dumps(object()))
+        assert not alert_run_failed(project.home, failed_run())
+    assert alert_run_failed(project.home, failed_run())
+
+
 def test_nothing_is_sent_or_stored_without_a_receiver(project: Project) -> None:
     assert not alert_run_failed(project.home, failed_run())
     assert not project.home.alerts.exists()
@@ -128,7 +149,7 @@ def broken_warm_start() -> None:
 
 def test_the_sensor_alerts_about_a_failed_run(project: Project, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_ALERT_URL", inbox.url)
-    sensor = alert_sensor(PLAIN_NAMES)
+    sensor = alert_sensor(PLAIN_NAMES, {broken_job.name}, (), own_instance=True)
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
     with dg.DagsterInstance.ephemeral() as instance:
         result = broken_job.execute_in_process(instance=instance, raise_on_error=False)

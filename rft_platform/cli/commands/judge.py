@@ -138,11 +138,7 @@ def _print_judgements(project: "Project", before: "list[JudgementFigures | None]
         if calls is not None:
             usage = ", ".join(f"{note[f'judge_{name}']:,} {name}" for name in ("calls", "cached", "retries", "tokens"))
             console.print(f"{key}: judge model: {usage}", markup=False, soft_wrap=True)
-        if not note["sound"]:
-            kept = f"judgement {old.judge_version} stays in force" if old else "the round has no judgement in force"
-            line = f"judgement {note['judge_version']} failed a blocking check (see the checks in `rft ui`); {kept}"
-            console.print(f"{key}: {line}", markup=False, soft_wrap=True)
-        elif new is not None and old is not None and old.judge_version != new.judge_version:
+        if new is not None and old is not None and old.judge_version != new.judge_version:
             back = f"rft judge --rounds {note['round']} --restore {old.judge_version}"
             line = f"judgement {new.judge_version} is in force; to go back: {back}"
             console.print(f"{key}: {line}", markup=False, soft_wrap=True)
