@@ -10,6 +10,7 @@ from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
 from rft_platform.evaluation.results import EvaluationResult, measured_alike
 
 _OTHERWISE = "by another judge, workflow or sampling (or another version of the platform)"
+_COUNTS = ("failed_runs", "truncated_share")  # in the summary of a result, and no scores: more is not better
 _MORE_FAILED = 0.05  # share of runs that may fail beyond the champion's share; scores leave out failed runs
 
 
@@ -181,8 +182,8 @@ def _kept_rule(settings: Regression) -> str:
 
 
 def _measured(result: EvaluationResult, metric: str) -> float:
-    value = result.value(metric)
+    value = None if metric in _COUNTS else result.value(metric)
     if value is None:
-        known = ", ".join(sorted([*result.summary(), *result.metrics]))
+        known = ", ".join(sorted({*result.summary(), *result.metrics}.difference(_COUNTS)))
         raise UserError(f"evaluation.gate.metric {metric!r} was not measured; set it to one of: {known}")
     return value

@@ -123,6 +123,9 @@ def test_any_measured_metric_can_decide(make_result: Make) -> None:
     assert gate(candidate, champion, metric="eval/sums/reward/best@2", min_delta=0.2, confident=False).passed
     with pytest.raises(UserError, match=r"'greedy_pass' was not measured.*sampled_pass"):
         gate(candidate, champion, metric="greedy_pass")
+    with pytest.raises(UserError, match="'failed_runs' was not measured") as refused:
+        gate(candidate, None, metric="failed_runs")
+    assert "truncated_share" not in str(refused.value)
 
 
 def test_what_cannot_be_compared_does_not_pass(make_result: Make) -> None:
