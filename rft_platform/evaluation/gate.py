@@ -10,6 +10,8 @@ from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
 from rft_platform.evaluation.results import EvaluationResult, measured_alike
 
 _OTHERWISE = "by another judge, workflow or sampling (or another version of the platform)"
+_COUNTS = ("failed_runs", "truncated_share")  # in the summary of a result, and no scores: more is not better
+_MORE_FAILED = 0.05  # share of runs that may fail beyond the champion's share; scores leave out failed runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,12 @@ def gate(
 
     ``to_beat`` is the name of ``champion`` in the reason. Before the first promotion ``champion`` is the evaluation of
     the start and ``to_beat`` is ``start``: without ``confident`` and with ``min_delta`` 0, a difference of 0 then
-    passes. Raises ``UserError`` if the candidate was not measured by ``metric``.
+    passes. A candidate of which clearly more runs failed does not pass: its scores would be those of the tasks that it
+    can do. Raises ``UserError`` if the candidate was not measured by ``metric``.
     """
+    if champion is not None and _failed(candidate) > _failed(champion) + _MORE_FAILED:
+        theirs = f"{_failed(champion):.1%} of the {to_beat}'s (policy version {champion.policy_version})"
+        return GateDecision(False, f"{_failed(candidate):.1%} of its runs failed, {theirs}: failed runs have no score")
     value = _measured(candidate, metric)
     if not math.isfinite(value):
         return GateDecision(False, f"{metric} is {value}")
@@ -111,6 +117,12 @@ def gate(
         return GateDecision(True, reason)
     why = f"{reason}: needs {needed:.4f}" if min_delta or to_beat != "champion" else f"{reason}: no gain"
     return GateDecision(False, why, _summary(value - against, min_delta, metric, champion.policy_version, clearly=""))
+
+
+def _failed(result: EvaluationResult) -> float:
+    """The share of failed runs, over all modes."""
+    scored = sum(len(runs) for table in result.scores.values() for runs in table.values())
+    return result.failed_runs / max(result.failed_runs + scored, 1)
 
 
 def _confident(
@@ -170,8 +182,8 @@ def _kept_rule(settings: Regression) -> str:
 
 
 def _measured(result: EvaluationResult, metric: str) -> float:
-    value = result.value(metric)
+    value = None if metric in _COUNTS else result.value(metric)
     if value is None:
-        known = ", ".join(sorted([*result.summary(), *result.metrics]))
+        known = ", ".join(sorted({*result.summary(), *result.metrics}.difference(_COUNTS)))
         raise UserError(f"evaluation.gate.metric {metric!r} was not measured; set it to one of: {known}")
     return value

@@ -209,7 +209,7 @@ class ModelRegistry:
     def rollback(self) -> RegisteredModel:
         """Make the champion's predecessor champion again and return it; repeated calls go further back.
 
-        Raises UserError if there is no predecessor, like ``last_promoted``.
+        Raises the errors of ``last_promoted``, before anything is changed.
         """
         current, client = self.last_promoted(), self._open()[0]
         client.set_registered_model_alias(self.model_name, CHAMPION, current.tags[PREVIOUS_TAG])
@@ -219,13 +219,18 @@ class ModelRegistry:
         return self.resolve(f"models:/{self.model_name}@{CHAMPION}")
 
     def last_promoted(self) -> RegisteredModel:
-        """Return the champion that ``rollback`` would replace. Raises UserError if it has no predecessor."""
+        """Return the champion that ``rollback`` would replace.
+
+        Raises UserError if it has no predecessor, and, like ``resolve``, StorageError or DamagedError if the
+        predecessor's weights are gone: only the newest predecessor is safe from ``trainer.max_checkpoints_to_keep``.
+        """
         current = self.champion()
         if current is None or PREVIOUS_TAG not in current.tags:
             found = "there is no champion" if current is None else f"version {current.version} is the first champion"
             raise UserError(
                 f"rollback of {self.model_name}: {found}; there is no previous champion. Promote a version first"
             )
+        self.resolve(f"models:/{self.model_name}/{current.tags[PREVIOUS_TAG]}", verify=True)
         return current
 
     def resolve(self, uri: str, *, verify: bool = False) -> RegisteredModel:

@@ -150,17 +150,20 @@ def _are_lines(text: str) -> bool:
 
 
 def _read_csv(path: Path) -> Iterator[NumberedRow]:
-    """Rows with the types that pandas infers for each column, as ``datasets.load_dataset`` does."""
+    """Rows with the types that pandas infers for each column, as ``datasets.load_dataset`` does.
+
+    Integers beside empty cells stay integers, which ``load_dataset`` makes floats: an answer "2" must not become "2.0".
+    """
     import pandas as pd
 
     lines = list(_csv_lines(path))
     if not lines:
         return
-    frame = pd.read_csv(path, encoding="utf-8-sig", index_col=False, low_memory=False)
+    frame = pd.read_csv(path, encoding="utf-8-sig", index_col=False, low_memory=False, dtype_backend="numpy_nullable")
     if len(frame) != len(lines):
         raise UserError(f"{path}: has {len(lines)} rows by its commas and quotes, but pandas reads {len(frame)} rows")
     for number, row in zip(lines, frame.astype(object).to_dict("records"), strict=True):
-        yield number, {str(name): None if value != value else value for name, value in row.items()}
+        yield number, {str(name): None if pd.isna(value) else value for name, value in row.items()}
 
 
 def _csv_lines(path: Path) -> Iterator[int]:

@@ -122,8 +122,8 @@ class _Maker:
 
 
 def _known(trace: Trace) -> list[Message]:
-    """The messages before the last answer."""
-    return [*trace.prompt, *trace.answer[:-1]]
+    """The messages before the last answer; all of them if the trace ends otherwise, as with the result of a tool."""
+    return [*trace.prompt, *(trace.answer if _final(trace) is None else trace.answer[:-1])]
 
 
 def _final(trace: Trace) -> Message | None:

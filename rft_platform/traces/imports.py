@@ -45,6 +45,12 @@ class ImportRequest:
     experiment: str | None = None  # of MLflow
     link: str | None = None  # page of a trace, with ``{id}`` in place of its id
     selection: Selection = field(default_factory=Selection)
+    default_name: bool = False  # ``name`` is ``name_of(source)``: it replaces no import of another source
+
+    @property
+    def place(self) -> str:
+        """The source, independent of the current folder."""
+        return self.source if "://" in self.source else str(Path(self.source).expanduser().absolute())
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,8 @@ class ImportReport:
 
     name: str
     format: str
-    source: str
+    source: str  # a file's or folder's absolute path, or a URI
+    experiment: str | None
     imported: int  # traces
     known: dict[str, int]  # traces that earlier imports have, by import
     forgotten: int  # traces that `rft forget` has erased
@@ -97,7 +104,8 @@ class Imports:
     def run(self, request: ImportRequest, redaction: Redaction) -> ImportReport:
         """Import the traces of a source. A repeated call gives the same files.
 
-        Raises UserError for a source that is not there, an unknown format, or a score that no trace has.
+        Raises UserError for a source that is not there, an unknown format, a score that no trace has, or a default
+        name that an import of another source has.
         """
         _check(request)
         with private_files():
@@ -106,6 +114,7 @@ class Imports:
                 return self._run(request, redaction)
 
     def _run(self, request: ImportRequest, redaction: Redaction) -> ImportReport:
+        self._check_name(request)
         chosen = _Chosen(self._owners(request.name), self.forgotten())
         for found in read_traces(FORMATS[request.format](), request.source, request.experiment):
             chosen.add(found)
@@ -118,7 +127,8 @@ class Imports:
         files = {kind: self.file(kind, request.name) for kind in made.rows}
         names = sorted({name for trace in traces for name in trace.scores})
         report = ImportReport(
-            name=request.name, format=request.format, source=request.source, imported=len(traces), known=chosen.known,
+            name=request.name, format=request.format, source=request.place, experiment=request.experiment,
+            imported=len(traces), known=chosen.known,
             forgotten=chosen.forgotten, repeated=chosen.repeated, redacted=redaction.calls - before,
             bad=len(chosen.bad), bad_traces=tuple(chosen.bad[:LISTED]),
             rows={kind: len(rows) for kind, rows in made.rows.items()},
@@ -127,6 +137,18 @@ class Imports:
         )  # fmt: skip
         write_sealed_json(self._note(request.name), asdict(report))
         return report
+
+    def _check_name(self, request: ImportRequest) -> None:
+        """Raise UserError if the default name is that of an import of another source, which it would replace."""
+        if not request.default_name or request.name not in self.names():
+            return
+        known = self.report(request.name)
+        if (known.source, known.experiment) != (request.place, request.experiment):
+            where = known.source if known.experiment is None else f"{known.source}, experiment {known.experiment}"
+            raise UserError(
+                f"there is an import {request.name!r} of another source, {where}: give --name with another name, or "
+                f"--name {request.name} to replace it"
+            )
 
     def refuses(self, names: Iterable[str]) -> bool:
         """Whether some of the ids or subjects were erased before."""

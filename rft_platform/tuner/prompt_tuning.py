@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -68,7 +69,8 @@ def tune_prompt(
     """Return a better system prompt and, with ``eval_dataset``, its gain there as ``valset_improvement`` in percent.
 
     ``workflow`` has the parameters ``task`` and ``system_prompt`` and calls models by itself; its own reward is not
-    used. ``judge_func`` has ``task`` and ``response``. A task whose workflow or judge fails counts 0.
+    used. ``judge_func`` has ``task`` and ``response``. A task whose workflow or judge fails counts 0. The
+    gain is left out if the starting prompt has a mean reward of 0.
 
     Raises:
         ValueError: a function's parameters are not those of a workflow or a judge.
@@ -115,14 +117,14 @@ class _Judged:
         return made
 
     def improvement(self, start: str, best: str, tasks: Sequence[dict[str, Any]]) -> dict[str, float]:
-        """The gain of the best prompt over the starting one, in percent of the latter; empty if not compared."""
+        """The gain of the best prompt over the starting one, in percent of the latter; empty without one."""
         found = self.runs(best, tasks)
         for task, run in islice(zip(tasks, found, strict=True), self._settings.eval_display_table):
             print(f"{run.reward:.4g}\t{_shown(task)[:100]}")
         if not self._settings.compare_performance:
             return {}
         before, after = (fmean(run.reward for run in runs) for runs in (self.runs(start, tasks), found))
-        return {"valset_improvement": 100 * (after - before) / before if before else 0.0}
+        return {"valset_improvement": 100 * (after - before) / abs(before)} if before else {}
 
     async def _all(self, prompt: str, tasks: Sequence[dict[str, Any]]) -> list[PromptRun]:
         slots = asyncio.Semaphore(self._settings.eval_num_threads)
@@ -133,7 +135,10 @@ class _Judged:
             try:
                 output = await _called(self._workflow, task=dict(task), system_prompt=prompt)
                 judged = await _called(self._judge, task=task, response=output.response)
-                return PromptRun(float(judged.reward), {"task": _shown(task), "response": _shown(output.response)})
+                reward = float(judged.reward)
+                if not math.isfinite(reward):
+                    raise ValueError(f"the reward is {reward}; expected a finite number")
+                return PromptRun(reward, {"task": _shown(task), "response": _shown(output.response)})
             except Exception as error:  # user code may raise anything
                 return PromptRun(0.0, {"task": _shown(task), "error": described(error)})
 

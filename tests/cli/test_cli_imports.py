@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from typer.testing import Result
 
 from rft_platform.config.home import Home
@@ -26,6 +27,24 @@ def test_the_report_of_an_import_names_datasets_and_skipped_traces(rft: Rft, hom
     assert f"demonstrations: {home.imports / 'demonstrations'}" in lines
     again = rft("import", str(export), "--format", "langsmith", "--name", "again", "--json")
     assert json.loads(again.stdout)["known"] == {"june-2026": 18}
+
+
+def test_a_default_name_replaces_no_import_of_another_source(
+    rft: Rft, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for month in ("june", "july"):
+        (tmp_path / month).mkdir()
+        (tmp_path / month / "traces.jsonl").write_bytes((EXPORTS / "langsmith.jsonl").read_bytes())
+    arguments = ("import", "traces.jsonl", "--format", "langsmith")
+    monkeypatch.chdir(tmp_path / "june")
+    assert [rft(*arguments).exit_code for _ in range(2)] == [0, 0], "the same file again"
+    refused = rft(*arguments, "--experiment", "other")
+    assert refused.exit_code == 2
+    monkeypatch.chdir(tmp_path / "july")
+    refused = rft(*arguments)
+    assert refused.exit_code == 2
+    assert f"another source, {tmp_path / 'june' / 'traces.jsonl'}: give --name" in " ".join(refused.output.split())
+    assert rft(*arguments, "--name", "traces").exit_code == 0, "replaced on request"
 
 
 def test_wrong_requests_end_in_one_line(rft: Rft, home: Home) -> None:

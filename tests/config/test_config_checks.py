@@ -374,6 +374,12 @@ def test_auxiliary_models_take_gpus_of_their_own(make_config: MakeConfig) -> Non
     assert not any("auxiliary" in line for line in warnings_of(config))
 
 
+@pytest.mark.parametrize("metric", ["failed_runs", "truncated_share"])
+def test_a_gate_needs_a_metric_of_which_more_is_better(make_config: MakeConfig, metric: str) -> None:
+    (line,) = problems(make_config(evaluation__gate__metric=metric))
+    assert f"{metric!r}: expected one of sampled_pass, greedy_pass, mean_reward" in line
+
+
 def test_a_confident_gate_needs_a_metric_that_is_kept_by_task(make_config: MakeConfig) -> None:
     assert problems(make_config(evaluation__gate__confident=True)) == []
     other = make_config(evaluation__gate__confident=True, evaluation__gate__metric="eval/x/reward/best@4")

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.schema.evaluation import Gate
-from rft_platform.evaluation.gate import gate, promotion_rule
+from rft_platform.config.schema.evaluation import Gate, Regression
+from rft_platform.evaluation.gate import gate, kept, promotion_rule
 from rft_platform.evaluation.results import EvaluationResult
 
 Make = Callable[..., EvaluationResult]
@@ -59,6 +59,36 @@ def test_a_gain_within_the_noise_is_not_clearly_better(make_result: Make) -> Non
     assert (decision.passed, decision.summary) == (False, "+50.0 points, not clearly better than v8")
 
 
+TASKS = tuple(f"t{number}" for number in range(100))
+
+
+def with_failures(make_result: Make, version: int, passed: int, failed: int) -> EvaluationResult:
+    """One sampled run of each task: the first ones pass, the last ones fail to end, the others are wrong."""
+    runs = {task: [float(number < passed)] for number, task in enumerate(TASKS[: len(TASKS) - failed])}
+    rate = passed / len(runs)
+    return make_result(rate, version, tasks=TASKS, scores={"sampled": runs}, failed_runs=failed, mean_reward=rate)
+
+
+@pytest.mark.parametrize("settings", [{}, {"confident": False}, {"metric": "mean_reward"}])
+def test_a_policy_whose_runs_fail_is_not_promoted_for_the_others(make_result: Make, settings: dict[str, Any]) -> None:
+    champion = with_failures(make_result, 8, passed=70, failed=0)
+    refused = gate(with_failures(make_result, 16, passed=50, failed=50), champion, **settings)
+    assert not refused.passed
+    assert refused.reason == (
+        "50.0% of its runs failed, 0.0% of the champion's (policy version 8): failed runs have no score"
+    )
+    assert gate(with_failures(make_result, 16, passed=90, failed=5), champion, **settings).passed, "some always may"
+    flaky = with_failures(make_result, 8, passed=40, failed=30)
+    assert gate(with_failures(make_result, 16, passed=65, failed=34), flaky, **settings).passed, "as of the champion"
+
+
+def test_the_regression_set_refuses_a_policy_whose_runs_fail(make_result: Make) -> None:
+    start = with_failures(make_result, 0, passed=70, failed=0)
+    found = kept(with_failures(make_result, 16, passed=50, failed=50), start, Regression(taskset="general"))
+    assert not found.decision.passed
+    assert found.decision.reason.startswith("regression set general: 50.0% of its runs failed, 0.0% of the start's")
+
+
 def test_the_rule_is_one_sentence() -> None:
     assert promotion_rule(Gate()) == (
         "a version becomes champion if the 95 % interval of the gain over the champion in sampled_pass lies above 0"
@@ -93,6 +123,9 @@ def test_any_measured_metric_can_decide(make_result: Make) -> None:
     assert gate(candidate, champion, metric="eval/sums/reward/best@2", min_delta=0.2, confident=False).passed
     with pytest.raises(UserError, match=r"'greedy_pass' was not measured.*sampled_pass"):
         gate(candidate, champion, metric="greedy_pass")
+    with pytest.raises(UserError, match="'failed_runs' was not measured") as refused:
+        gate(candidate, None, metric="failed_runs")
+    assert "truncated_share" not in str(refused.value)
 
 
 def test_what_cannot_be_compared_does_not_pass(make_result: Make) -> None:

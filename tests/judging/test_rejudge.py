@@ -170,6 +170,10 @@ def test_the_judge_of_a_run_configuration() -> None:
         (["--rounds", "1", "--judge", "nomeric"], "did you mean 'numeric'"),
         (["--rounds", "1", "--args", '{"tolerance": 1}'], "without a judge"),
         (["--rounds", "1", "--pairs", "pairs.txt"], "expected a .jsonl or .parquet file"),
+        (["--rounds", "1", "--pairs", "pairs.jsonl", "--judge", "numeric"], "leave out --judge, --args, --restore"),
+        (["--rounds", "1", "--pairs", "pairs.jsonl", "--restore", "feed"], "leave out --judge, --args, --restore"),
+        (["--rounds", "1", "--all-pairs"], "give --pairs, too"),
+        (["--rounds", "1", "--margin", "0.5"], "give --pairs, too"),
     ],
 )
 def test_what_the_command_refuses(project: Project, arguments: list[str], told: str) -> None:

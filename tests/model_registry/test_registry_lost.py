@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rft_platform.common.digests import MANIFEST
-from rft_platform.common.errors import RegistryLostError, UserError
+from rft_platform.common.digests import MANIFEST, THINNED
+from rft_platform.common.errors import DamagedError, RegistryLostError, UserError
 from rft_platform.common.files import write_sealed_json, write_text
 from rft_platform.common.sqlite_files import backup_of
 from rft_platform.config.home import Home
@@ -65,9 +65,8 @@ def train_round(project: Project, registry: ModelRegistry, number: int) -> None:
         folder = project.checkpoints / f"global_step_{2 * number}"
         policy = Policy(str(folder), 2 * number, f"digest-{number}", number)
         identity = {"policy_version": 2 * number, "weights_digest": f"digest-{number}", "lineage": lineage}
-        write_sealed_json(
-            folder / MANIFEST, {**identity, "parent": parent.folder, "parent_version": parent.policy_version}
-        )
+        origin = {"parent": parent.folder, "parent_version": parent.policy_version}
+        write_sealed_json(folder / MANIFEST, {**identity, **origin, "files": {}})
     result = TrainResult(policy.folder, policy.policy_version, policy.weights_digest, len(steps), {}, {}, 0.0)
     odd = {"tool//errors": 1.0, "../../x/..": 2.0}  # names that MLflow refuses
     write(store, number, Judged(mean_reward=0.1 * number, seconds=1.0, figures={"workflow_metrics": odd}))
@@ -130,6 +129,15 @@ def test_a_rollback_is_recorded_in_the_evaluation(project: Project) -> None:
         roll_back(project, new_registry(project))
     withdrawn = read(project.store, 5).evaluated
     assert withdrawn.promoted is False and withdrawn.rolled_back_at and read(project.store, 2).evaluated.promoted
+
+
+@pytest.mark.slow
+def test_a_rollback_to_a_version_without_weights_is_not_recorded(project: Project) -> None:
+    write_text(project.checkpoints / "global_step_4" / THINNED, "{}")
+    with pytest.raises(DamagedError, match=r"its weights were removed to make room"):
+        roll_back(project, new_registry(project))
+    assert read(project.store, 5).evaluated.promoted
+    assert new_registry(project).champion().version == 4
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from rft_platform.model_registry.sqlite_reader import read_training_run
 
 def checkpoint(tmp_path: Path, step: int) -> Path:
     folder = tmp_path / "checkpoints" / f"global_step_{step}"
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():
+        write_sealed_json(folder / "manifest.json", {"files": {}})
     return folder
 
 
@@ -66,6 +67,22 @@ def test_promotions_are_undone_in_order(registry: ModelRegistry, tmp_path: Path)
         registry.rollback()
     registry.promote(second)
     assert registry.rollback().version == first
+
+
+def test_rollback_to_a_version_without_weights_changes_nothing(registry: ModelRegistry, tmp_path: Path) -> None:
+    """Retention keeps the champion and its predecessor; a repeated rollback goes further back."""
+    first, second, third = (register(registry, tmp_path, step) for step in (8, 16, 24))
+    for version in (first, second, third):
+        registry.promote(version)
+    (checkpoint(tmp_path, 8) / "thinned.json").write_text("{}")
+    assert registry.rollback().version == second
+    for attempt in (registry.last_promoted, registry.rollback):
+        with pytest.raises(DamagedError, match=r"version 1 in .*trainer\.max_checkpoints_to_keep"):
+            attempt()
+    champion = registry.champion()
+    assert champion is not None
+    assert (champion.version, champion.tags["previous_champion"]) == (second, str(first))
+    assert "rolled_back_at" not in champion.tags
 
 
 def test_rollback_without_a_champion_is_refused(registry: ModelRegistry) -> None:

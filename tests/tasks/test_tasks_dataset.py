@@ -75,6 +75,19 @@ def test_columns_of_csv_files_have_the_types_that_load_dataset_gives_them(tmp_pa
     assert [(task.prompt, task.answer) for task in load_tasks(str(path)).tasks] == [("1,\n1", "2"), ("x", "-4")]
 
 
+def test_an_empty_cell_of_a_csv_file_makes_integers_no_floats(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("question,answer,share\n1+1,2,0.5\n2+2,4,\n3+3,,2\n")
+    assert repr([row for _, row in read_rows(path)]) == repr(
+        [
+            {"question": "1+1", "answer": 2, "share": 0.5},
+            {"question": "2+2", "answer": 4, "share": None},
+            {"question": "3+3", "answer": None, "share": 2.0},
+        ]
+    )
+    assert [task.answer for task in load_tasks(str(path)).tasks] == ["2", "4"]
+
+
 def test_faulty_rows_are_left_out_and_reported(tmp_path: Path) -> None:
     rows = [ROWS[0], {"question": "  ", "answer": "1"}, ROWS[1], ROWS[0], {"question": "x", "answer": None}, ROWS[0]]
     dataset = load_tasks(str(write_jsonl(tmp_path / "t.jsonl", rows)))

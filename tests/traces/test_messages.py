@@ -50,6 +50,13 @@ FORMS: dict[str, Any] = {
         {"type": "tool", "data": {"content": "2", "tool_call_id": "c1"}},
         {"type": "ai", "content": "It is 2."},
     ]]},
+    "LangChain's messages of ChatAnthropic": {"messages": [[
+        *EXPECTED[:2],
+        {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", "AIMessage"],
+         "kwargs": {"content": [{"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}],
+                    "tool_calls": [{"name": "add", "args": {"a": 1}, "id": "c1", "type": "tool_call"}]}},
+        *EXPECTED[3:],
+    ]]},
     "parts of the GenAI conventions": [
         {"role": "system", "parts": [{"type": "text", "content": "Add."}]},
         {"role": "user", "parts": [{"type": "text", "content": "1+1?"}]},

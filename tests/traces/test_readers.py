@@ -105,6 +105,18 @@ def test_a_reader_gives_the_conversation(name: str, exports: Path) -> None:
         assert trace.duration_s <= 10
 
 
+@pytest.mark.parametrize("column", ["stringValue", "string_value"])
+def test_a_correction_of_langfuse_beside_the_value_0_is_a_text_and_no_score(column: str, tmp_path: Path) -> None:
+    """As version 1 and 2 of the API and the export to blob storage have it."""
+    at = "2026-01-01T00:00:00Z"
+    call = {"id": "o", "traceId": "t", "type": "GENERATION", "startTime": at, "input": "Capital of France?"}
+    score = {"id": "s", "traceId": "t", "name": "output", "dataType": "CORRECTION", "value": 0, "timestamp": at}
+    lines = (json.dumps(record) for record in ({**call, "output": "Lyon"}, {**score, column: "Paris"}))
+    (tmp_path / "traces.jsonl").write_text("\n".join(lines))
+    (trace,) = in_order(read("langfuse", tmp_path / "traces.jsonl"))
+    assert (trace.correction, trace.scores) == ("Paris", {})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_line_and_a_foreign_record_are_reported(name: str, exports: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +77,28 @@ def test_functions_may_be_sync_and_some_tasks_may_fail(provider: JudgeServer, gi
     assert tune_prompt(**{**given, "workflow": fails_once})[0] == BETTER
     with pytest.raises(UserCodeError, match=r"failed on every task; the first error: .*KeyError"):
         tune_prompt(**{**given, "judge_func": lambda task, response: JudgeOutput(reward=task["missing"])})
+
+
+def test_a_reward_that_is_no_number_counts_0(provider: JudgeServer, given: dict[str, Any]) -> None:
+    async def divides(task: dict[str, Any], response: str) -> Any:
+        """Returns an output as AgentScope's: the platform's own refuses such rewards."""
+        return SimpleNamespace(reward=float("nan") if task["a"] == 2 else float(response == str(task["a"] + 1)))
+
+    assert tune_prompt(**{**given, "judge_func": divides}) == (BETTER, {"valset_improvement": 200.0})  # to 3 of 4
+
+
+@pytest.mark.parametrize(("before", "gain"), [(-0.5, {"valset_improvement": 60.0}), (0.0, {})])
+def test_the_gain_is_relative_to_the_size_of_the_first_reward(
+    provider: JudgeServer, given: dict[str, Any], before: float, gain: dict[str, float]
+) -> None:
+    async def costs(task: dict[str, Any], response: str) -> JudgeOutput:
+        return JudgeOutput(reward=before + 0.3 * (response == "better"))
+
+    async def answers(task: dict[str, Any], system_prompt: str) -> WorkflowOutput:
+        return WorkflowOutput(response="better" if "alone" in system_prompt else "worse")
+
+    prompt, found = tune_prompt(**{**given, "workflow": answers, "judge_func": costs})
+    assert (prompt, found) == (BETTER, pytest.approx(gain))
 
 
 def test_what_cannot_be_used_is_refused(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

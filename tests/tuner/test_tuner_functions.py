@@ -3,10 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from rft_platform.cli.commands.tune import _auxiliaries
+from rft_platform.cli.main import app
 from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import is_live, load_object, reference_of, short_name
 from rft_platform.judging.execution.compose import build_judge
@@ -85,3 +88,14 @@ def test_auxiliary_models_from_the_shell() -> None:
     ):
         with pytest.raises(UserError, match=said):
             _auxiliaries([given], length)
+
+
+@pytest.mark.parametrize(("options", "written"), [([], {"path"}), (["--split", "test"], {"path", "split"})])
+def test_a_split_that_the_command_line_leaves_out_is_that_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], written: set[str]
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("rft_platform.tuner.tune", lambda **arguments: given.update(arguments))
+    done = CliRunner().invoke(app, ["tune", f"{__file__}:workflow", "--dataset", "data", *options])
+    assert done.exit_code == 0, done.output
+    assert given["train_dataset"].model_fields_set == written

@@ -102,11 +102,22 @@ def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path
         folder = registered.folder if registered else Path(checkpoint or "").absolute()
         if not folder.is_dir():
             raise UserError(f"--checkpoint {folder}: no such folder; give one with safetensors in it")
-        tags = registered.tags if registered else {}
+        tags = registered.tags if registered else _origin(folder)
         return Policy(
             str(folder), int(tags.get("policy_version", 0)), digest_weights(folder), round=int(tags.get("round", 0))
         )
     return round_policy(project, round_number)
+
+
+def _origin(folder: Path) -> dict[str, str]:
+    """Version and round of a checkpoint, by its manifest; nothing for a folder that is no checkpoint."""
+    from rft_platform.common.digests import MANIFEST
+    from rft_platform.model_registry.manifests import read_manifest
+
+    if not (folder / MANIFEST).exists():
+        return {}
+    manifest = read_manifest(folder)
+    return {"policy_version": str(manifest.policy_version), "round": str(manifest.lineage.get("round", 0))}
 
 
 def require_tasksets(project: "Project") -> None:

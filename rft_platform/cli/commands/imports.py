@@ -20,7 +20,10 @@ def import_traces(
     format: Annotated[str, typer.Option("--format", "-f", help=f"{_FORMATS}.", show_default=False)],
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Name of the import; one that exists is replaced. Default: the file's name."),
+        typer.Option(
+            "--name",
+            help="Name of the import; one that exists is replaced. Default: the file's name, if it is free.",
+        ),
     ] = None,
     experiment: Annotated[str | None, typer.Option(help="MLflow: the experiment with the traces.")] = None,
     link: Annotated[str | None, typer.Option(help="Address of a trace's page, with {id} in place of its id.")] = None,
@@ -47,7 +50,8 @@ def import_traces(
     from rft_platform.traces.imports import ImportRequest, Imports, name_of, redaction_for
 
     home = Home.from_environment()
-    request = ImportRequest(name or name_of(source), format, source, experiment, link, Selection(score, min_score))
+    selection = Selection(score, min_score)
+    request = ImportRequest(name or name_of(source), format, source, experiment, link, selection, not name)
     report = Imports(home).run(request, redaction_for(redact or _configured_redaction(home)))
     _tell_dagster(home)
     if as_json:

@@ -35,6 +35,7 @@ def judge(
     from rft_platform.run.console import output, print_json
     from rft_platform.run.start import use_home
 
+    _check_options(pairs is not None, bool(judge or args or restore), bool(all_pairs or margin))
     project = open_project(Home.from_environment())
     use_home(project.home)
     numbers = chosen_rounds(rounds)
@@ -52,6 +53,16 @@ def judge(
         output().print(
             ", ".join(f"{name} {_cell(value)}" for name, value in line.items() if _is_plain(value)), markup=False
         )
+
+
+def _check_options(pairs: bool, judges: bool, selects: bool) -> None:
+    """Raise UserError for options that would have no effect."""
+    from rft_platform.common.errors import UserError
+
+    if pairs and judges:
+        raise UserError("--pairs writes pairs and does not judge: leave out --judge, --args, --restore")
+    if selects and not pairs:
+        raise UserError("--all-pairs and --margin select the pairs of --pairs FILE: give --pairs, too")
 
 
 def _judge_again(

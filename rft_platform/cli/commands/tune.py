@@ -73,7 +73,7 @@ def tune(
     subset: Annotated[
         str | None, _setting("Subset: a configuration of a Hugging Face dataset, or a folder inside --dataset.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Split of the dataset, also a slice: train[:100].")] = "train",
+    split: Annotated[str | None, _setting("Split of the dataset, also a slice: train[:100]. Default: train.")] = None,
     total_epochs: Annotated[int | None, _setting("Passes over the dataset.")] = None,
     total_steps: Annotated[int | None, _setting("Training steps; overrides --total-epochs.")] = None,
     eval_dataset: Annotated[str | None, _setting("Held-out tasks: a folder, a file or a Hugging Face name.")] = None,

@@ -45,8 +45,8 @@ class LangfuseReader:
         subjects = (one["userId"] for one in (root, *observations) if one.get("userId"))
         return Trace(
             trace_id, _link(root, trace_id), prompt, answer, tools,
-            mean_scores((one["name"], one.get("value")) for one in scores if not _is_category(one)),
-            next((str(one["value"]) for one in scores if one.get("dataType") == _CORRECTION), None),
+            mean_scores((one["name"], one.get("value")) for one in scores if _is_number(one)),
+            next((text for one in scores if (text := _corrected(one))), None),
             next(subjects, None), min(times), max(ends, default=min(times)) - min(times),
             failed=any(one.get("level") == "ERROR" for one in observations if not one.get("parentObservationId")),
         )  # fmt: skip
@@ -82,9 +82,16 @@ def _is_score(one: Record) -> bool:
     return "value" in one and "name" in one and "startTime" not in one
 
 
-def _is_category(one: Record) -> bool:
-    """Whether the value is the number of a category."""
-    return one.get("dataType", "CATEGORICAL" if one.get("stringValue") else None) == "CATEGORICAL"
+def _is_number(one: Record) -> bool:
+    """Whether the value is a score; that of a category is its number, and that of a correction is 0 or its text."""
+    kind = one.get("dataType", "CATEGORICAL" if one.get("stringValue") else None)
+    return kind not in ("CATEGORICAL", _CORRECTION)
+
+
+def _corrected(one: Record) -> str | None:
+    """The text of a correction: version 3 of the API has it as the value; others have 0 there, and the text beside."""
+    text = one.get("stringValue") or one["value"]
+    return text if one.get("dataType") == _CORRECTION and isinstance(text, str) else None
 
 
 def _call(one: Record) -> ModelCall:

@@ -164,7 +164,9 @@ def _role(entry: Mapping[str, Any], role: str) -> str:
 def _chat_message(entry: Mapping[str, Any], role: str) -> Iterator[Message]:
     parts = entry.get("parts", entry.get("content", entry.get("text")))
     content, calls, results = _parts(parts)
-    calls += [_call(call) for call in decoded(entry.get("tool_calls")) or ()]
+    known = {call["id"] for call in calls if call["id"]}  # LangChain lists the tool_use parts of the content again
+    listed = [_call(call) for call in decoded(entry.get("tool_calls")) or ()]
+    calls += [call for call in listed if call["id"] not in known]
     if role == "tool" and not results:
         yield _result(entry.get("tool_call_id") or entry.get("id"), content)
         return
