@@ -16,8 +16,11 @@ def as_messages(value: Any, role: str, where: str, *, prompt_type: str | None = 
     """A prompt or an answer as messages. Text becomes one message of ``role``; a number is converted to text.
 
     ``prompt_type`` has the values of the configuration: ``plaintext`` accepts only text, ``chatpair`` only lists (also
-    as JSON). Raises UserError with a message that begins with ``where`` for anything else.
+    as JSON), None both: JSON text of messages with roles is then a list. Raises UserError with a message that begins
+    with ``where`` for anything else.
     """
+    if prompt_type is None:
+        value = without_json(value)
     if prompt_type != "chatpair":
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             return [{"role": role, "content": str(value)}]
@@ -26,6 +29,20 @@ def as_messages(value: Any, role: str, where: str, *, prompt_type: str | None = 
     if prompt_type == "plaintext":
         raise UserError(f"{where}: expected text (prompt_type plaintext), got {type(value).__name__}")
     return conversation(value, where)
+
+
+def without_json(value: Any) -> Any:
+    """The messages of a JSON text that is a list of messages with roles; any other value unchanged."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        found = json.loads(value)
+    except json.JSONDecodeError:
+        return value
+    is_conversation = isinstance(found, list) and all(
+        isinstance(message, dict) and message.get("role") in ROLES for message in found
+    )
+    return found if is_conversation and found else value
 
 
 def conversation(value: Any, where: str) -> list[Message]:

@@ -24,6 +24,7 @@ from rft_platform.tasks.messages import (
     learned,
     tools_of,
     with_system,
+    without_json,
 )
 from rft_platform.tasks.sources import LocatedRow, located_rows, source_files, with_nested
 from rft_platform.tasks.task import ORIGIN
@@ -146,6 +147,8 @@ def pair_of(columns: Columns, raw: dict[str, Any], where: str) -> Row | None:
     chosen, rejected = raw.get(columns.chosen), raw.get(columns.rejected)
     if is_empty(chosen) or is_empty(rejected):
         return None
+    if columns.prompt_type is None:
+        chosen, rejected = without_json(chosen), without_json(rejected)
     if _are_whole(columns, chosen, rejected):
         prompt, better, worse = _shared_prompt(columns, chosen, rejected, where)
     else:

@@ -6,7 +6,7 @@ import pytest
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.jobs.launches import launches
-from rft_platform.run.driver import _fault_of
+from rft_platform.jobs.run_error import run_error
 
 
 def run(body, check_specs=()) -> tuple[dg.DagsterRun, list[dg.DagsterEvent], Exception | None]:
@@ -53,7 +53,7 @@ def test_a_known_error_is_a_one_line_failure_with_tags(error, tags):
     assert failure.metadata["retryable"].value == error.retryable
     assert failure.metadata["hint"].value == error.hint
     assert raised.allow_retries == error.retryable
-    assert _fault_of(raised) is error  # the in-process driver is told the very same
+    assert run_error(raised) is error  # the in-process driver is told the very same
 
 
 def test_a_bug_in_user_code_is_reported_with_file_and_line():
@@ -64,7 +64,7 @@ def test_a_bug_in_user_code_is_reported_with_file_and_line():
     assert (found.tags["rft/fault"], found.tags["rft/retryable"]) == ("user_code", "false")
     assert f"{__file__}:" in found.tags["rft/cause"]
     assert "ZeroDivisionError" in event.step_failure_data.user_failure_data.description
-    assert _fault_of(raised).fault == "user_code"
+    assert run_error(raised).fault == "user_code"
 
 
 def test_a_blocking_check_is_an_outcome_that_no_retry_changes():
@@ -76,4 +76,4 @@ def test_a_blocking_check_is_an_outcome_that_no_retry_changes():
     assert found.status is dg.DagsterRunStatus.FAILURE
     assert (found.tags["rft/fault"], found.tags["rft/retryable"]) == ("user_code", "false")
     assert "sound" in found.tags["rft/cause"]
-    assert not _fault_of(raised).retryable
+    assert not run_error(raised).retryable

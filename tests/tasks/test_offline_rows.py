@@ -37,6 +37,7 @@ def pairs(folder: Path, rows: list[dict[str, Any]], **columns: Any) -> OfflineDa
         ({"prompt": "1+1=?", "completion": "2"}, {}),
         ({"prompt": [USER], "completion": [GOOD]}, {}),
         ({"prompt": json.dumps([USER]), "completion": json.dumps([GOOD])}, {"prompt_type": "chatpair"}),
+        ({"prompt": json.dumps([USER]), "completion": json.dumps([GOOD])}, {}),
         ({"question": "1+1=?", "answer": "2"}, {"prompt": "question", "response": "answer"}),
         ({"prompt": "1+1=?", "response": "2", "messages": [USER, BAD]}, {"prompt_type": "plaintext"}),
     ],
@@ -61,6 +62,18 @@ def test_an_answer_with_a_label_needs_no_partner(tmp_path, row, columns, label):
     found = pairs(tmp_path, [row, dict.fromkeys(row)], **columns)
     assert found.rows == ({"prompt": [USER], "completion": [GOOD], "label": label},)
     assert found.report.empty == 1
+
+
+def test_pairs_as_json_text_are_messages_and_other_text_is_kept(tmp_path):
+    pair = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
+    whole = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
+    text = {"prompt": "[1, 2]", "chosen": '[{"a": 1}]', "rejected": "[]"}
+    rows = [{name: json.dumps(value) for name, value in row.items()} for row in (pair, whole)]
+    assert pairs(tmp_path, rows[:1]).rows == pairs(tmp_path, rows[1:]).rows == (pair,)
+    (found,) = pairs(tmp_path, [text]).rows
+    assert [found[name][0]["content"] for name in ("prompt", "chosen", "rejected")] == list(text.values())
+    (plain,) = pairs(tmp_path, rows[:1], prompt_type="plaintext").rows
+    assert plain["prompt"] == [{"role": "user", "content": rows[0]["prompt"]}]
 
 
 def test_dots_lead_into_nested_columns_of_an_offline_dataset(tmp_path):
