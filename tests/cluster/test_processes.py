@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -213,3 +215,40 @@ def test_a_node_that_waits_for_its_group_ends_with_the_process_that_started_it(t
             connection.close()
         finally:
             stop_process(node, timeout_s=0.1)
+
+
+FOREGROUND = """
+import os, sys
+from rft_platform.cluster.local.processes import run_in_foreground
+from rft_platform.cluster.this_process import terminable
+slow = '''
+import pathlib, sys, time
+from rft_platform.cluster.this_process import terminable
+with terminable():
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(0.7)
+        pathlib.Path(sys.argv[1]).write_text("bye")
+'''
+with terminable():
+    try:
+        run_in_foreground([sys.executable, "-c", slow, sys.argv[1]], dict(os.environ))
+    except KeyboardInterrupt:
+        sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("of_terminal", [True, False], ids=["Ctrl-C", "SIGTERM of one process"])
+def test_an_interrupt_waits_for_the_command_in_the_foreground(tmp_path: Path, of_terminal: bool) -> None:
+    farewell = tmp_path / "farewell"
+    command = [sys.executable, "-c", FOREGROUND, str(farewell)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
+        if of_terminal:
+            os.killpg(parent.pid, signal.SIGINT)
+        else:
+            parent.terminate()
+        assert parent.wait(20) == 7
+    assert farewell.read_text() == "bye"

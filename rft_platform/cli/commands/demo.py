@@ -1,6 +1,8 @@
 """``rft new``, ``rft demo`` and ``rft recipe``: projects and complete trainings without any preparation."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,6 +94,7 @@ def train(
 
     The stages of the recipe are trained first.
     """
+    from rft_platform.cluster.this_process import terminable
     from rft_platform.common.progress import announce
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
@@ -114,7 +117,8 @@ def train(
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
     with showing_progress(console):
         seed = prepare(home, recipe, command, seed)
-    train_stages(home, recipe, seed, engine)
+    with terminable(), _naming_what_continues(again):
+        train_stages(home, recipe, seed, engine)
     config = with_seed(load_config(home.root / recipe.name / "rft.yaml"), seed)  # it names the last stage's checkpoint
     config = with_rounds(with_engine(config, engine), rounds)
     with showing_progress(console):
@@ -127,13 +131,22 @@ def train(
         console.print(message, markup=False, soft_wrap=True)
         return project
     console.print(_opening(project), markup=False, soft_wrap=True)
-    try:
+    with _naming_what_continues(again):
         drive_project(project, console)
+    return project
+
+
+@contextmanager
+def _naming_what_continues(again: str) -> Iterator[None]:
+    """Print the command that continues the project if the block is interrupted."""
+    from rft_platform.run.console import notes
+
+    try:
+        yield
     except KeyboardInterrupt:
         message = f"interrupted: `{again}` continues this project, `{again} --fresh` starts a new one"
-        console.print(message, markup=False, soft_wrap=True)
+        notes().print(message, markup=False, soft_wrap=True)
         raise
-    return project
 
 
 def train_stages(home: "Home", recipe: "Recipe", seed: int | None, engine: str | None) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 _REAP_S = 1.0
+_INTERRUPTED_S = 3.0  # Ctrl-C reaches every process of a terminal; SIGTERM only one, which passes it on then
 POLL_S = 0.02
 CREATE_TIME_TOLERANCE_S = 1.0  # creation times derive from the kernel's boot time, which moves when the clock is set
 
@@ -175,5 +176,16 @@ def _status(process: psutil.Process) -> str:
 
 
 def run_in_foreground(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Run a command on this process's terminal and return its exit code."""
-    return subprocess.run(command, check=False, env=env).returncode
+    """Run a command on this process's terminal and return its exit code.
+
+    An interrupt waits for the end of the command, which may have to end processes or to save its state.
+    """
+    process = subprocess.Popen(command, env=env)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_INTERRUPTED_S)
+        process.terminate()
+        process.wait()
+        raise
