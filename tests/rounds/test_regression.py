@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from rft_platform.assets.checks import evaluation_results
-from rft_platform.common.digests import digest_weights
-from rft_platform.common.files import write_json, write_text
+from rft_platform.common.digests import MANIFEST, digest_weights
+from rft_platform.common.files import write_json, write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.inference.interface import PolicyEngine
@@ -104,13 +104,14 @@ def evaluated(project: Project, engine: PolicyEngine, tmp_path: Path) -> Callabl
 
 
 def _nudged(base: Path, folder: Path, number: int) -> None:
-    """A copy of a model with slightly different weights."""
+    """A checkpoint: a copy of a model with slightly different weights."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(base, folder)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] += number / 64
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_sealed_json(folder / MANIFEST, {"files": {}})
 
 
 @pytest.mark.slow
