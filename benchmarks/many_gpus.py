@@ -155,37 +155,46 @@ def write_project(work: Path, split: Split, sizes: Sizes, model: Path, given: ar
 
 
 class PeakMemory:
-    """The largest memory in use of each GPU, sampled twice a second while the block runs."""
+    """The largest memory in use of each of ``gpus``, sampled twice a second while the block runs."""
 
-    def __init__(self, visible: bool) -> None:
+    def __init__(self, gpus: list[str]) -> None:
         self.gib: list[float] = []
-        self._visible, self._end = visible, threading.Event()
+        self._gpus, self._end = gpus, threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> "PeakMemory":
-        if self._visible:
+        if self._gpus:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        if self._visible:
+        if self._gpus:
             self._thread.join()
 
     def _sample(self) -> None:
-        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        asked = ["--id", ",".join(self._gpus), "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        command = ["nvidia-smi", *asked]
         while not self._end.wait(0.5):
             used = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
             now = [round(int(each) / GIB, 1) for each in used]
             self.gib = [max(pair) for pair in zip(self.gib or now, now, strict=True)]
 
 
-def measure(work: Path, split: Split, model: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Run the rounds of one split."""
+def visible_gpus() -> list[str]:
+    """The GPUs of ``CUDA_VISIBLE_DEVICES``, or all GPUs of the host."""
+    if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return named.split(",")
+    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    return subprocess.check_output(command, text=True).split()
+
+
+def measure(work: Path, split: Split, model: Path, gpus: list[str], given: argparse.Namespace) -> dict[str, Any]:
+    """Run the rounds of one split on ``gpus``."""
     write_project(work, split, SMALL if given.small else LARGE, model, given)
-    devices = {} if given.small else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(split.gpus)))}
+    devices = {} if given.small else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     started = time.time()
-    with PeakMemory(not given.small) as peak:
+    with PeakMemory(gpus) as peak:
         found = run_rounds(work, given.logs, {**os.environ, **devices})
     steady = found["rounds"][1 : None if found["cut_off"] else -1]
     if not steady:
@@ -213,14 +222,14 @@ def main() -> None:
     """Measure the splits, and write the file after each."""
     given = read_options()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    visible = 0 if given.small else len(subprocess.check_output(["nvidia-smi", "-L"], text=True).splitlines())
+    visible = [] if given.small else visible_gpus()
     splits = (
         SPLITS[-1:]
         if given.small
-        else [split for split in SPLITS if split.gpus in given.gpus and split.gpus <= visible]
+        else [split for split in SPLITS if split.gpus in given.gpus and split.gpus <= len(visible)]
     )
     if not splits:
-        raise SystemExit(f"this host has {visible} GPUs; the splits of {given.gpus} GPUs need more")
+        raise SystemExit(f"{len(visible)} GPUs are visible; the splits of {given.gpus} GPUs need more")
     result: dict[str, Any] = {
         "machine": describe("cpu" if given.small else "cuda"),
         "settings": {
@@ -238,7 +247,7 @@ def main() -> None:
         work = Path(temporary)
         model = build_model(work / "model") if given.small else make_shape_model(work / "model", given.shape)
         for split in splits:
-            found = measure(work / f"gpus-{split.gpus}", split, model, given)
+            found = measure(work / f"gpus-{split.gpus}", split, model, visible[: split.gpus], given)
             result["gpus"][str(split.gpus)] = found
             result["share_of_linear"] = scaling(result["gpus"])
             write_json(given.out, result)
