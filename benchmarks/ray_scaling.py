@@ -1,8 +1,9 @@
 """2,000 concurrent agent runs on one, two and three raylets, while attempts fail: throughput, and every group complete.
 
 ``PYTHONPATH=. .venv-ray/bin/python benchmarks/ray_scaling.py`` (``make test-ray`` makes the environment). All raylets
-are on this machine, so agents that compute would not scale beyond its cores: these wait for a tool, and each reserves
-one of the processors that its raylet declares. The engine is a stub, because its throughput is not measured.
+are on this machine. The agents wait for a tool; with ``--compute`` they use the processor for the same time, which
+needs a machine with more cores than the raylets declare. Each agent reserves one of the processors that its raylet
+declares. The engine is a stub, because its throughput is not measured.
 """
 
 import argparse
@@ -33,10 +34,10 @@ FIRST, LAST = 0.1, 0.9  # the throughput is that between these shares of the run
 OUT = Path(__file__).parent / "results" / "ray_scaling.json"
 
 
-def measure(nodes: int, runs: int, tool_s: float, work: Path) -> dict[str, Any]:
+def measure(nodes: int, runs: int, tool_s: float, computes: bool, work: Path) -> dict[str, Any]:
     """Roll out ``runs`` runs, all of them open at once, on ``nodes`` raylets."""
     slots = nodes * NODE["num_cpus"]
-    faults = {"tool_s": tool_s, "failing": FAILING, "killed": KILLED}
+    faults = {"tool_s": tool_s, "computes": computes, "failing": FAILING, "killed": KILLED}
     tasks = [
         Task(f"task-{number}", "tasks", f"question {number}", None, {"question": f"question {number}", **faults})
         for number in range(runs // REPEAT)
@@ -75,20 +76,20 @@ def measure(nodes: int, runs: int, tool_s: float, work: Path) -> dict[str, Any]:
     }
 
 
-def main(runs: int, tool_s: float, work: Path, out: Path) -> None:
+def main(runs: int, tool_s: float, computes: bool, work: Path, out: Path) -> None:
     """Measure one, two and three raylets with a proportional number of runs, and compare the throughputs."""
     measured = []
     for nodes in range(1, NODES + 1):
         share = runs * nodes // NODES // REPEAT * REPEAT
-        measured.append(measure(nodes, share, tool_s, work / str(nodes)))
+        measured.append(measure(nodes, share, tool_s, computes, work / str(nodes)))
         print(measured[-1], flush=True)
-    one = measured[0]["runs_per_s"]
+    one, tool = measured[0]["runs_per_s"], "compute" if computes else "wait for a tool and do not compute"
     write_json(
         out,
         {
             "what": "agent runs in workers on raylets of one machine, while 5 % of the attempts fail, a fifth of them "
-            "because their process is killed (benchmarks/ray_scaling.py). The agents wait for a tool and do not "
-            "compute, each reserves one of the processors that its raylet declares, and the engine is a stub",
+            f"because their process is killed (benchmarks/ray_scaling.py). The agents {tool}, each reserves one of the "
+            "processors that its raylet declares, and the engine is a stub",
             "machine": {"cpus": os.cpu_count(), "raylets": NODES, "declared_cpus_of_each": NODE["num_cpus"]},
             "tool_s": tool_s,
             "limit": LIMIT,
@@ -102,7 +103,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--tool-s", type=float, default=1.0)
+    parser.add_argument("--compute", action="store_true", help="use the processor for --tool-s instead of waiting")
     parser.add_argument("--work", type=Path, required=True, help="empty folder for logs")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
-    main(given.runs, given.tool_s, given.work, given.out)
+    main(given.runs, given.tool_s, given.compute, given.work, given.out)

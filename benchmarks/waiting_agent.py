@@ -1,9 +1,10 @@
-"""The agent of ``ray_scaling.py``: a model call, then a tool that waits as a browser or a remote sandbox does."""
+"""The agents of ``ray_scaling.py``: a model call, then a tool that waits like a browser or computes like a sandbox."""
 
 import asyncio
 import os
 import random
 import signal
+import time
 from typing import Any
 
 from rft_platform.rollout.recording.model_handle import ModelHandle
@@ -14,7 +15,13 @@ async def answer(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
     """One call and one tool. ``failing`` of the attempts fail, ``killed`` of all attempts by SIGKILL of the process."""
     message = await model.chat([{"role": "user", "content": task["question"]}])
     drawn = random.SystemRandom().random()
-    await asyncio.sleep(task["tool_s"] * (0.5 if drawn < task["failing"] else 1.0))
+    seconds = task["tool_s"] * (0.5 if drawn < task["failing"] else 1.0)
+    if task["computes"]:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            sorted(range(10_000), key=lambda number: -number)
+    else:
+        await asyncio.sleep(seconds)
     if drawn < task["killed"]:
         os.kill(os.getpid(), signal.SIGKILL)
     if drawn < task["failing"]:

@@ -3,6 +3,7 @@
 Tasks that need a container are named on stderr, with the reason, and left out.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 from task_folder import HarborTask, NeedsContainerError
 
 if __name__ == "__main__":
-    for file in sorted(Path(sys.argv[1]).glob("*/task.toml")):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="a folder of task folders")
+    for file in sorted(parser.parse_args().folder.glob("*/task.toml")):
         try:
             task = HarborTask.read(file.parent)
         except NeedsContainerError as error:

@@ -103,7 +103,8 @@ def markdown(report: RecipeReport, picture: str) -> str:
     lines = [
         f"# Recipe {report.recipe}, seed {report.seed}",
         "",
-        f"{report.held_out_tasks} held-out tasks, one sampled run of each; 95 % intervals over tasks.",
+        f"{report.held_out_tasks} held-out tasks, one sampled run of each; 95 % intervals over tasks. A run passes "
+        "with a reward of at least 1, correct or not.",
         "",
         *_head(report),
         *(_row(curve, published) for curve in report.curves),

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
@@ -244,19 +245,33 @@ def test_a_correction_is_right_and_begins_with_what_the_teacher_did(mailbox: Mai
     generator, kinds = random.Random(5), set()
     for question in questions.explored_questions(0, 60, seed=7):
         messages = demonstrations.demonstrate(question, generator, Inquiry(mailbox, question.source))
-        for before, chosen, rejected in corrections.corrections(messages, question, Inquiry(mailbox, question.source)):
-            assert messages[: len(before) + 1] == [*before, rejected] and chosen != rejected
+        inquiry = Inquiry(mailbox, question.source)
+        for before, chosen, rejected in corrections.corrections(messages, question, inquiry, generator):
+            assert messages[: len(before)] == before and chosen != rejected
             inquiry = Inquiry(mailbox, question.source)
             for call in (call for message in before for call in message.get("tool_calls", ())):
                 inquiry.call(call["function"])
             if "tool_calls" not in chosen:
-                assert chosen["content"] == question.source.text and inquiry.is_read
+                assert chosen["content"] == question.source.text and inquiry.is_read and rejected["tool_calls"]
+                kinds.add("answer")
                 continue
+            assert rejected == messages[len(before)]
             (call,) = chosen["tool_calls"]
+            named = (chosen.get("content") or "").split()  # from SENDER HANDLE
+            assert not named or (named[1], named[2]) in zip(
+                [hit.sender for hit in inquiry.hits], workflow.HANDLES, strict=False
+            )
             result = inquiry.call(call["function"])
             assert result.valid and result.right_tool and result.right_arguments
             kinds.add(call["function"]["name"])
-    assert kinds == {"search", "read"}
+    assert kinds == {"search", "read", "answer"}
+
+
+def test_pairs_prefer_answers_and_calls(mailbox: Mailbox) -> None:
+    """An agent that learns only that calls are better than answers never answers."""
+    pairs = list(islice(corrections.pairs(), 600))
+    chosen = [("tool_calls" in chosen, "tool_calls" in rejected) for _, chosen, rejected in pairs]
+    assert chosen.count((False, True)) > 2 * chosen.count((True, False)) > 0
 
 
 def test_demonstrations_are_of_other_mailboxes_than_the_tasks() -> None:

@@ -31,7 +31,7 @@ DEMONSTRATIONS = "demonstrations.jsonl"
 #: Digests of the tasks, demonstrations and corrections, in the order of their names.
 TASKS = {
     "arithmetic": "75c86014c7c2d0a80a88a4d39ad344755dd27e6294d325284718a85bf010b251",
-    "email-search": "0dbb8eee2dd8e6f0dfe98cc5c9c46a45872def2259738cbf2e88538eaa1a2511",
+    "email-search": "ab6d4fb7017435d9b482c53963f62c34c38407b1d1dee3478da63e3f9a261c3e",
     "front-desk": "80798677a8af18e7d051b2ef3922e7d8f824f5a290d273e758fb7051ef37e798",
     "math-agent": "4333fe79b836b19a30c5dd981da322abf703ca9a25c67c675bca280629bde92a",
     "werewolf": "131424604e36cdbb5d3394f11f12c9aeb6ce267146d11e71ee7a4ebbe6970b0e",

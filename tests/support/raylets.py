@@ -69,7 +69,7 @@ def raylets(count: int) -> Iterator[Raylets]:
             "RAY_TMPDIR": folder,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))),
         }
         before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)

@@ -61,7 +61,7 @@ def demonstrate(question: Question, generator: random.Random, inquiry: Inquiry) 
     messages: list[dict[str, Any]] = [{"role": "user", "content": question.text}]
     text = ""
     while len(inquiry.calls) < MAX_CALLS and not text:
-        name, arguments = _next_call(question, generator, inquiry)
+        name, arguments = next_call(question, generator, inquiry)
         name = "open" if generator.random() < UNKNOWN_TOOL else name
         listed = [hit.sender for hit in inquiry.hits]
         result = inquiry.call({"name": name, "arguments": json.dumps(arguments)})
@@ -82,7 +82,8 @@ def call_message(name: str, arguments: dict[str, Any], sender: str, listed: Sequ
     return {"role": "assistant", **said, "tool_calls": [call]}
 
 
-def _next_call(question: Question, generator: random.Random, inquiry: Inquiry) -> tuple[str, dict[str, Any]]:
+def next_call(question: Question, generator: random.Random, inquiry: Inquiry) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of a call that the teacher makes after the calls of ``inquiry``."""
     listed = [hit.sender for hit in inquiry.hits]
     found = question.source.sender in listed
     if found and generator.random() >= REPEATED:

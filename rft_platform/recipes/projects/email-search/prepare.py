@@ -41,7 +41,7 @@ def main() -> None:
         {"prompt": prompt, "chosen": [chosen], "rejected": [rejected], "tools": TOOLS}
         for prompt, chosen, rejected in pairs()
     )
-    write("corrections", ({name: json.dumps(value) for name, value in row.items()} for row in compared))
+    write("corrections", compared)
 
 
 def task(question: Question) -> dict[str, Any]:
