@@ -101,6 +101,11 @@ def test_one_setting_written_in_two_places_is_read_in_one() -> None:
         (INPUT.replace("?", "name: x"), "buffer.explorer_input.taskset.path is missing"),
         (INPUT.replace("?", "path: x, judge: 3"), "taskset.judge: got 3"),
         ("algorithm: {optimizer: {lr: .nan}}", "algorithm.optimizer.lr: got nan"),
+        (INPUT.replace("?", "path: x, judge: a:b, judge_args: {by: {1: 0.5}}"),
+         "taskset.judge_args: got {'by': {1: 0.5}}; by.1: the key 1 is not text, as JSON needs it: write '1' with"),
+        (INPUT.replace("?", "path: x, judge: [{judge: a, args: {since: [2026-01-31]}}]"),
+         "taskset.judge[0].args: got {'since': [datetime.date(2026, 1, 31)]}; since[0]: 2026-01-31 is a date, and"),
+        ("algorithm: {policy_loss_fn_args: {clip_high: .inf}}", "clip_high: inf is not a number of JSON: give a finit"),
     ],
 )  # fmt: skip
 def test_a_fault_is_one_clear_line(tmp_path: Path, text: str, expected: str) -> None:

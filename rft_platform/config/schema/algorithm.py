@@ -1,11 +1,11 @@
 """Section ``algorithm`` (``Algorithm``) and its subsections."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rft_platform.config.schema.buffer import TaskFormat
-from rft_platform.config.schema.section import Section
+from rft_platform.config.schema.section import Options, Section
 
 Estimator = Literal["k1", "k2", "k3"]
 Bounds = tuple[NonNegativeFloat, PositiveFloat]
@@ -166,11 +166,11 @@ class Algorithm(Section):
     """Name of the preset (docs/algorithms.md)."""
     advantage_fn: str | None = None
     """Advantage function instead of the preset's."""
-    advantage_fn_args: dict[str, Any] = Field(default_factory=dict)
+    advantage_fn_args: Options = Field(default_factory=dict)
     """Options of the advantage function."""
     policy_loss_fn: str | None = None
     """Policy loss instead of the preset's."""
-    policy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
+    policy_loss_fn_args: Options = Field(default_factory=dict)
     """Options of the policy loss."""
     kl_loss_fn: Estimator | None = None
     """Estimator of the KL term in the loss; default k2. As a loss, k1 has no gradient in expectation."""

@@ -21,7 +21,7 @@ from rft_platform.config.schema.buffer import Buffer
 from rft_platform.config.schema.evaluation import Evaluation, Monitor, Registry
 from rft_platform.config.schema.explorer import Engine, Explorer
 from rft_platform.config.schema.prompt_search import PromptSearch
-from rft_platform.config.schema.section import Section, aliases
+from rft_platform.config.schema.section import Options, Section, aliases
 from rft_platform.config.schema.service import Service
 from rft_platform.config.schema.trainer import Trainer, WarmStart
 
@@ -124,7 +124,7 @@ class OperatorConfig(Section):
 
     name: str
     """Built-in name, a name that a plugin registers, or ``package.module:function``."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: Options = Field(default_factory=dict)
     """Options of the operator."""
 
 
