@@ -106,7 +106,7 @@ def test_the_examples_pass_on_a_gpu_machine() -> None:
             }.items()
         ),
         ({"buffer__explorer_input__taskset__name": "math/hard"}, "taskset.name 'math/hard': has the character '/'"),
-        ({"model__lora_configs": [{"name": "a"}, {"name": "b"}]}, "one adapter"),
+        ({"model__lora_configs": [{"lora_rank": 8}, {"lora_rank": 16}]}, "one adapter"),
     ],
 )  # fmt: skip
 def test_each_trap_is_refused(make_config: MakeConfig, settings: dict[str, Any], expected: str) -> None:

@@ -91,6 +91,13 @@ def test_a_key_with_an_unsupported_value_is_refused_with_the_reason() -> None:
     )
 
 
+def test_an_adapter_to_start_from_is_refused_and_its_name_has_no_effect() -> None:
+    data, (notice,) = converted(model__lora_configs=[{"name": "mine", "path": "", "lora_rank": 8}])
+    assert data["model"]["lora_configs"] == [{"lora_rank": 8}] and "needs no name" in notice
+    message = refusal(model__lora_configs=[{"path": "/adapters/first"}])
+    assert "model.lora_configs[0].path /adapters/first: a run starts with a new adapter: merge" in message
+
+
 def test_the_key_of_a_foreign_service_is_refused_and_not_shown() -> None:
     model = {"name": "judge", "base_url": "https://host/v1", "api_key": "abc-123"}
     line = refusal(explorer__auxiliary_models=[model])

@@ -174,6 +174,15 @@ _MODEL: tuple[Row, ...] = (
     ("max_cpu_loras", Noted("engine.vllm_args takes its place")),
     ("rope_scaling", Refused("write it into config.json of the model folder")),
     ("rope_theta", Refused("write it into config.json of the model folder")),
+    ("lora_configs[].name", Noted("a run trains one adapter, which needs no name", silent=("lora",))),
+    (
+        "lora_configs[].path",
+        Refused(
+            "a run starts with a new adapter: merge this one into its model (peft's merge_and_unload, or rft models "
+            "export for a version of a project), and give the merged folder as model.model_path",
+            allowed=("",),
+        ),
+    ),
     ("lora_configs[].base_model_name", Noted("the base model is model.model_path")),
     ("lora_configs[].lora_dtype", Noted("an adapter has the data type of trainer.dtype", silent=("auto",))),
     ("lora_configs[].exclude_modules", Refused("name the modules in target_modules")),

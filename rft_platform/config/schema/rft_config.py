@@ -34,10 +34,6 @@ _SYNC_STYLES = {"explorer_driven": "dynamic_by_explorer", "trainer_driven": "dyn
 class LoraConfig(Section):
     """A LoRA adapter to train instead of the full weights."""
 
-    name: str = "lora"
-    """Name of the adapter in logs and in the engine."""
-    path: str | None = None
-    """An adapter to start from."""
     lora_rank: PositiveInt = 32
     """Rank of the update matrices."""
     lora_alpha: PositiveInt = 32
