@@ -229,6 +229,43 @@ def test_the_function_none_switches_a_kl_term_off(key: str) -> None:
     assert kept["algorithm"] == {key: "k3", f"{key}_args": {"kl_coef": 0.1}}
 
 
+def test_an_adaptive_kl_penalty_has_a_target() -> None:
+    adaptive = {"adaptive": True, "kl_coef": 0.1, "target_kl": 0.02, "horizon": 500}
+    data, (notice,) = converted(algorithm__kl_penalty_fn="k1", algorithm__kl_penalty_fn_args=adaptive)
+    assert data["algorithm"]["kl_penalty_fn_args"] == {"kl_coef": 0.1, "target": 0.02}
+    assert "kl_penalty_fn_args.horizon 500 has no effect here" in notice
+    own = {"kl_coef": 0.1, "target": 0.02, "horizon": 500}
+    assert converted(algorithm__kl_penalty_fn_args=own)[0]["algorithm"]["kl_penalty_fn_args"] == own
+    message = refusal(algorithm__kl_penalty_fn_args={"adaptive": True})
+    assert "algorithm.kl_penalty_fn_args.adaptive: target_kl is not set: give" in message
+
+
+@pytest.mark.parametrize("key", ["kl_loss_fn", "kl_penalty_fn"])
+@pytest.mark.parametrize("function", ["k2", "none"])
+def test_a_kl_coefficient_that_does_not_adapt_has_no_target(key: str, function: str) -> None:
+    given = {"adaptive": False, "target_kl": None, "horizon": None}
+    data, notices = converted(**{f"algorithm__{key}": function, f"algorithm__{key}_args": given})
+    assert data["algorithm"][f"{key}_args"] == {} and notices == ()
+
+
+def test_the_weight_of_a_kl_term_in_the_loss_is_constant() -> None:
+    given = {"adaptive": True, "kl_coef": 0.1, "target_kl": 0.02, "horizon": 500}
+    data, (notice,) = converted(algorithm__kl_loss_fn_args=given)
+    assert data["algorithm"]["kl_loss_fn_args"] == {"kl_coef": 0.1}
+    assert "kl_loss_fn_args.adaptive has no effect here" in notice
+
+
+def test_a_kl_term_that_a_foreign_file_does_not_mention_is_reported() -> None:
+    foreign = {"algorithm__algorithm_type": "grpo", "trainer__use_dynamic_bsz": True}
+    data, (notice,) = converted(**foreign)
+    assert "grpo has no KL term here, and one of weight 0.001 in Trinity-RFT: set it to 0.001" in notice
+    assert build_config(data).algorithm.beta == 0
+    assert converted(algorithm__algorithm_type="grpo")[1] == ()  # a file of this platform
+    for said in ({"algorithm__kl_loss_fn": "none"}, {"algorithm__kl_loss_fn_args": {"kl_coef": 0.0}}):
+        assert converted(**foreign, **said)[1] == ()
+    assert converted(**foreign | {"algorithm__algorithm_type": "sft"})[1] == ()
+
+
 def test_a_value_of_another_type_is_not_taken_for_a_known_one() -> None:
     for given in ({"trainer__save_interval": False}, {"buffer__train_batch_size": False}):
         with pytest.raises(UserError, match="greater than 0"):
@@ -275,7 +312,7 @@ CRITIC: dict[str, Any] = {
 def test_the_critics_settings_of_another_trainer_are_taken_over() -> None:
     foreign = {"critic": CRITIC, "trainer": {"max_critic_ckpt_to_keep": 5}, "actor_rollout_ref": {"actor": {}}}
     converted, notices = convert(
-        {"algorithm": {"algorithm_type": "ppo"}, "trainer": {"trainer_config": foreign}}, "a.yaml"
+        {"algorithm": {"algorithm_type": "ppo", "kl_loss_fn": "none"}, "trainer": {"trainer_config": foreign}}, "a.yaml"
     )
     config = RftConfig.model_validate(converted)
     critic = config.algorithm.critic
@@ -383,10 +420,11 @@ def test_a_stage_of_sft_is_the_warm_start() -> None:
         "buffer": {"train_batch_size": 16, "total_epochs": 2, "trainer_input": data_of_sft},
     }  # fmt: skip
     last = {"stage_name": "rl", "mode": "both", "algorithm": {"algorithm_type": "grpo", "repeat_times": 4}}
-    data, (notice,) = converted(algorithm__algorithm_type="sft", stages=[first, last])
+    data, (notice, unsaid) = converted(algorithm__algorithm_type="sft", stages=[first, last])
     warm = {"path": "a.jsonl", "batch_size": 16, "epochs": 2, "optimizer": {"lr": 1e-5}}
     assert data["warm_start"] == warm and data["mode"] == "both" and data["algorithm"] == last["algorithm"]
     assert notice == "stages: warm is the warm start (round 0) of the project, and rl its rounds"
+    assert "grpo has no KL term here" in unsaid
     assert "run each further one as its own project" in refusal(stages=[last, last])
     assert converted(stages=[last])[0]["algorithm"] == last["algorithm"]
 
