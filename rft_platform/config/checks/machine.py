@@ -118,6 +118,9 @@ def _model_problems(config: RftConfig) -> Iterator[Finding]:
     for index, policy in enumerate(config.policies):
         if not policy.model_path.startswith("models:/"):
             yield from _folder_problems(f"policies[{index}].model_path", policy.model_path)
+    for key, path in config.models_of_training.items():
+        if not path.startswith("models:/"):
+            yield from _folder_problems(key, path, tokenizer=False)
     if model.max_model_len is not None:
         parts = {"max_prompt_tokens": model.max_prompt_tokens, "max_response_tokens": model.max_response_tokens}
         given = {f"model.{key} {value}": value for key, value in parts.items() if value}
@@ -169,7 +172,7 @@ def _runtime_env_problems(config: RftConfig) -> Iterator[Finding]:
             )
 
 
-def _folder_problems(key: str, path: str) -> Iterator[Finding]:
+def _folder_problems(key: str, path: str, *, tokenizer: bool = True) -> Iterator[Finding]:
     folder = Path(path)
     if not folder.exists():
         if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
@@ -179,7 +182,7 @@ def _folder_problems(key: str, path: str) -> Iterator[Finding]:
         yield error(f"{key} {path}: this is a file; give the folder with config.json, the weights and the tokenizer")
     elif not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
         yield error(f"{key} {path}: contains no config.json; give the folder of a Hugging Face model")
-    elif not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    elif tokenizer and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         yield error(f"{key} {path}: contains no tokenizer; save one there with AutoTokenizer.save_pretrained")
 
 

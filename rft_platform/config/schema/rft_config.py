@@ -277,6 +277,16 @@ class RftConfig(Section):
         return min(given, default=None)
 
     @property
+    def models_of_training(self) -> dict[str, str]:
+        """The models that only the trainer loads, by configuration key; empty in a mode that does not train."""
+        named = {
+            "algorithm.teacher_model_path": self.algorithm.teacher_model_path,
+            "model.critic_model_path": self.model.critic_model_path,
+        }
+        trains = self.mode in ("both", "train", "colocate")
+        return {key: path for key, path in named.items() if path is not None and trains}
+
+    @property
     def online(self) -> bool:
         """Whether the rows come from production traffic (``rft serve``) and not from tasks that the platform runs."""
         buffer = self.buffer
