@@ -169,6 +169,23 @@ def test_epochs_over_a_round_are_refused_where_another_key_decides_them(make_con
     assert "set buffer.total_epochs instead" in "\n".join(problems(offline))
 
 
+def test_the_schedule_of_an_offline_training_has_an_end_after_its_warm_up(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    def found(**optimizer: Any) -> list[str]:
+        path = {"buffer__trainer_input__experience_buffer__path": str(tmp_path / "train.jsonl")}
+        return problems(
+            make_config(
+                mode="train", algorithm__algorithm_type="sft", buffer__total_steps=30, buffer__train_batch_size=4,
+                algorithm__optimizer={"lr_scheduler_type": "linear", **optimizer}, **path,
+            )
+        )  # fmt: skip
+
+    assert found(lr_warmup_steps=20) == found(lr_warmup_steps=20, total_steps=21) == []
+    (line,) = found(lr_warmup_steps=20, total_steps=10)
+    assert "lr_warmup_steps 20 does not end before algorithm.optimizer.total_steps 10" in line
+
+
 def test_replay_fills_a_step_that_a_round_leaves_short(make_config: MakeConfig) -> None:
     replay = {"buffer__trainer_input__experience_buffer__replay_buffer__enable": True}
     assert problems(make_config(buffer__train_batch_size=48, **replay)) == []

@@ -100,6 +100,7 @@ def test_one_setting_written_in_two_places_is_read_in_one() -> None:
         ("explorer: 3", "explorer: got 3; expected a section"),
         (INPUT.replace("?", "name: x"), "buffer.explorer_input.taskset.path is missing"),
         (INPUT.replace("?", "path: x, judge: 3"), "taskset.judge: got 3"),
+        ("algorithm: {optimizer: {betas: [0.9, 1.5]}}", "optimizer.betas[1]: got 1.5; input should be less than 1"),
         ("algorithm: {optimizer: {lr: .nan}}", "algorithm.optimizer.lr: got nan"),
         (INPUT.replace("?", "path: x, judge: a:b, judge_args: {by: {1: 0.5}}"),
          "taskset.judge_args: got {'by': {1: 0.5}}; by.1: the key 1 is not text, as JSON needs it: write '1' with"),

@@ -1,6 +1,6 @@
 """Section ``algorithm`` (``Algorithm``) and its subsections."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -125,6 +125,9 @@ class Experts(Section):
     """Demonstrations per optimiser step. Default: ``weight`` times the experiences of a step."""
 
 
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Optimizer(Section):
     """AdamW and its learning-rate schedule over optimiser steps."""
 
@@ -134,8 +137,8 @@ class Optimizer(Section):
     """Optimiser steps of linear warm-up from 0."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule after the warm-up: none, or a decay to 0 at ``total_steps``."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's moment decay rates."""
+    betas: tuple[_Beta, _Beta] = (0.9, 0.999)
+    """AdamW's moment decay rates, each at least 0 and below 1."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's decoupled weight decay."""
     eps: PositiveFloat = 1e-8
