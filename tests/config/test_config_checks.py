@@ -130,6 +130,7 @@ def test_a_short_batch_is_no_fault_where_runs_give_many_experiences(make_config:
     assert problems(dynamic) == []
 
 
+SFT = {"mode": "train", "algorithm__algorithm_type": "sft", "buffer__train_batch_size": 4}
 DYNAMIC = {"synchronizer__sync_style": "dynamic_by_explorer"}  # 3 batches of 32 experiences
 
 
@@ -167,6 +168,29 @@ def test_epochs_over_a_round_are_refused_where_another_key_decides_them(make_con
         assert expected in "\n".join(problems(make_config(algorithm__epochs=2, **{key: value})))
     offline = make_config(mode="train", algorithm__algorithm_type="sft", algorithm__epochs=2)
     assert "set buffer.total_epochs instead" in "\n".join(problems(offline))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "in mode both the engine reads every policy"),
+        ({"mode": "train", "buffer__train_batch_size": 4}, "in mode train the engine reads every policy"),
+        ({**SFT, "buffer__explorer_input__eval_tasksets": [{"path": "o/d"}]}, "for buffer.explorer_input.eval_tasks"),
+        ({**SFT, "buffer__explorer_input__eval_tasksets": [{"path": "o/d"}], "model__lora_configs": [{}]}, None),
+        (SFT, None),
+    ],
+)  # fmt: skip
+def test_weights_that_an_engine_reads_are_saved(
+    make_config: MakeConfig, tmp_path: Path, settings: dict[str, Any], expected: str | None
+) -> None:
+    found = problems(
+        make_config(
+            trainer__save_hf_checkpoint="never",
+            buffer__trainer_input__experience_buffer__path=str(tmp_path / "train.jsonl"),
+            **settings,
+        )
+    )
+    assert len(found) == (expected is not None) and (expected or "") in "".join(found)
 
 
 def test_the_schedule_of_an_offline_training_has_an_end_after_its_warm_up(

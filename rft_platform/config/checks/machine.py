@@ -62,6 +62,7 @@ def local_problems(run: RunSettings, machine: Machine) -> Iterator[Finding]:
         yield from _engine_problems(config, cpus, gpus)
     if config.mode in ("both", "train", "colocate"):
         yield from _trainer_problems(config, cpus, gpus)
+        yield from _saving_problems(run)
         yield from _placement_problems(config, gpus)
     yield from map(error, memory_problems(run, gpus, machine.gpu_bytes))
 
@@ -282,8 +283,20 @@ def _trainer_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iter
         yield error(f"trainer.nproc {ranks}: this machine has {devices} {kind}; set it to {devices} or less")
     if config.trainer.cpu_offload and not gpu_count:
         yield error("trainer.cpu_offload moves parameters off the GPU, and there is no GPU here: set it to false")
-    if config.trainer.save_hf_checkpoint == "never" and config.mode != "train":
+
+
+def _saving_problems(run: RunSettings) -> Iterator[Finding]:
+    """One line if checkpoints have no weights, but an engine reads them."""
+    config = run.config
+    if config.trainer.save_hf_checkpoint != "never":
+        return
+    if run.offline is None:
         yield error(
             f"trainer.save_hf_checkpoint never: in mode {config.mode} the engine reads every policy as Hugging Face "
             "weights; set it to last"
+        )
+    elif config.buffer.explorer_input.eval_tasksets and run.lora is None:  # an adapter is always written
+        yield error(
+            "trainer.save_hf_checkpoint never: the engine reads the trained weights for "
+            "buffer.explorer_input.eval_tasksets; set it to last, or leave out the tasksets"
         )
