@@ -77,6 +77,12 @@ def test_one_setting_written_in_two_places_is_read_in_one() -> None:
     assert config.algorithm.repeat_times == 6
     assert config.evaluation.every == 3
     assert [taskset.path for taskset in config.buffer.explorer_input.eval_tasksets] == ["y"]
+    for other in ([], [{"path": "z"}]):
+        both = {"eval_tasksets": [{"path": "y"}], "explorer_input": {"eval_tasksets": other}}
+        with pytest.raises(
+            UserError, match=r"buffer\.eval_tasksets and buffer\.explorer_input\.eval_tasksets are the same"
+        ):
+            build_config({"buffer": both})
     with pytest.raises(UserError, match="same setting"):
         taskset = {"path": "x", "rollout_args": {"n": 6}}
         build_config({"buffer": {"explorer_input": {"taskset": taskset}}, "algorithm": {"repeat_times": 4}})

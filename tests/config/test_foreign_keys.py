@@ -298,6 +298,22 @@ def test_the_platforms_losses_and_advantages_are_registered_by_name() -> None:
     assert own(ADVANTAGES_HERE) | own(TOKEN_ADVANTAGES) == ADVANTAGES
 
 
+def test_held_out_tasksets_of_the_buffer_are_converted_as_those_of_the_explorer() -> None:
+    entry = {"path": "held.jsonl", "repeat_times": 4, "reward_fn_type": "math_boxed_reward"}
+    kinds = {
+        "buffer__explorer_input__default_workflow_type": "math_boxed_workflow",
+        "buffer__explorer_input__default_reward_fn_type": "countdown_reward",
+    }
+    (of_buffer, notices) = converted(buffer__eval_tasksets=[entry, {"path": "more.jsonl"}], **kinds)
+    of_explorer = converted(buffer__explorer_input__eval_tasksets=[entry, {"path": "more.jsonl"}], **kinds)
+    assert (of_buffer, notices) == of_explorer
+    first, second = build_config(of_buffer).buffer.explorer_input.eval_tasksets
+    assert (first.workflow, first.judge, first.rollout_args.n) == ("single_turn", "math", 4)
+    assert (second.workflow, second.judge) == ("single_turn", "countdown")
+    line = refusal(buffer__eval_tasksets=[entry], buffer__explorer_input__eval_tasksets=[])
+    assert "buffer.eval_tasksets and buffer.explorer_input.eval_tasksets are the same setting" in line
+
+
 def test_a_share_of_warm_up_steps_needs_the_length() -> None:
     given = {"algorithm__optimizer__lr_warmup_steps_ratio": 0.1}
     assert converted(**given, trainer__total_steps=50)[0]["algorithm"]["optimizer"] == {"lr_warmup_steps": 5}

@@ -18,7 +18,7 @@ _REPETITION = Refused("it changes the distribution that is sampled: leave it out
 _MEGATRON = "layers are sharded over GPUs by FSDP2 (trainer.nproc)"
 
 _INPUT = "buffer.explorer_input"
-_TASKSETS = (f"{_INPUT}.taskset", f"{_INPUT}.tasksets[]", f"{_INPUT}.eval_tasksets[]", "buffer.eval_tasksets[]")
+_TASKSETS = (f"{_INPUT}.taskset", f"{_INPUT}.tasksets[]", f"{_INPUT}.eval_tasksets[]")
 _STORE = "buffer.trainer_input.experience_buffer"
 
 #: Keys of every format section.
@@ -294,6 +294,7 @@ _OTHERS: tuple[Row, ...] = (
         )
     ),
     *((f"buffer.{key}", Noted(_SET_ELSEWHERE)) for key in ("explorer_output", "tokenizer_path", "cache_dir")),
+    ("buffer.eval_tasksets", Moved(f"{_INPUT}.eval_tasksets")),
     ("buffer.train_batch_size", Moved(".train_batch_size", {0: None})),
     ("monitor.monitor_args", Noted("the services read their settings from the environment")),
     ("monitor.detailed_stats", Noted("mean, deviation and best of n are always stored", silent=(False,))),

@@ -306,7 +306,7 @@ def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
     data = deepcopy(data)
     buffer = data.get("buffer")
     if isinstance(buffer, dict) and "eval_tasksets" in buffer:
-        _section(buffer, "explorer_input").setdefault("eval_tasksets", buffer.pop("eval_tasksets"))
+        _one_list_of_eval_tasksets(buffer)
 
     fixed = _get(data, "synchronizer.sync_style", "fixed") == "fixed"
     interval = _get(data, "synchronizer.sync_interval", 1) if fixed else 1  # batches per round
@@ -319,6 +319,16 @@ def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
     for place in ("taskset", *(f"tasksets.{index}" for index in range(count))):
         _same_setting(data, f"buffer.explorer_input.{place}.rollout_args.n", "algorithm.repeat_times")
     return data
+
+
+def _one_list_of_eval_tasksets(buffer: dict[str, Any]) -> None:
+    inputs, given = _section(buffer, "explorer_input"), buffer.pop("eval_tasksets")
+    if inputs.get("eval_tasksets") is None:
+        inputs["eval_tasksets"] = given
+    elif given and inputs["eval_tasksets"] != given:
+        raise ValueError(
+            "buffer.eval_tasksets and buffer.explorer_input.eval_tasksets are the same setting: give one of them"
+        )
 
 
 def _same_setting(data: dict[str, Any], synonym: str, key: str) -> None:
