@@ -30,7 +30,6 @@ _LOCAL_OR_NAME = [
     ("model", "custom_chat_template"),
     ("algorithm", "teacher_model_path"),
     ("algorithm", "experts", "path"),
-    ("model", "lora_configs", "*", "path"),
     ("buffer", "explorer_input", "taskset", "path"),
     ("buffer", "explorer_input", "tasksets", "*", "path"),
     ("buffer", "explorer_input", "eval_tasksets", "*", "path"),

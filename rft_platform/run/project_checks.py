@@ -81,7 +81,7 @@ def model_problems(project: Project) -> Iterator[Finding]:
 
 
 def missing_models(project: Project) -> Iterator[Finding]:
-    """Models that the engine would not find at its start; names of hub models are looked up on the hub."""
+    """Models that engines or trainer would not find at their start; names of hub models are looked up on the hub."""
     from rft_platform.rounds.setup.connections import check_model
 
     for key, name in _models(project.config).items():
@@ -98,10 +98,11 @@ def unfetched_models(project: Project) -> Iterator[Finding]:
 
 
 def _models(config: RftConfig) -> dict[str, str]:
-    """The models for which an engine starts, by configuration key."""
+    """The models that engines and trainer load, by configuration key."""
     models = {policy.key: policy.model_path for policy in policies_of(config).values()}
     own = [entry for entry in config.explorer.auxiliary_models if not entry.base_url]
-    return models | {f"explorer.auxiliary_models ({entry.known_as}).model_path": entry.model_path for entry in own}
+    models |= {f"explorer.auxiliary_models ({entry.known_as}).model_path": entry.model_path for entry in own}
+    return models | config.models_of_training
 
 
 def check_may_start(home: Home, config: RftConfig) -> None:

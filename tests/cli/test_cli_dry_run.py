@@ -47,6 +47,10 @@ def refused(result: Result, home: Home) -> str:
             "model.model_path models:/other@champion: no such version in sqlite:///",
         ),
         ({"model": {"model_path": "models:/other"}}, "expected models:/NAME@alias or models:/NAME/3"),
+        (
+            {"algorithm": {"algorithm_type": "gkd", "teacher_model_path": "models:/big@champion"}},
+            "algorithm.teacher_model_path models:/big@champion: no such version in sqlite:///",
+        ),
     ],
 )
 def test_what_cannot_start_is_refused(
@@ -106,6 +110,7 @@ def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
     taskset = {"path": "train.jsonl", "limit": 3, "workflow": "agent.py:solve"}
     file = write_config(
         model={"model_path": "owner/model"},
+        algorithm={"algorithm_type": "on_policy_distill", "teacher_model_path": "owner/teacher"},
         buffer={"batch_size": 2, "total_steps": 1, "explorer_input": {"taskset": taskset}},
     )
 
@@ -114,7 +119,8 @@ def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
     assert planned.exit_code == 0, planned.output
     assert "16 rows, 3 tasks (limit 3); longest prompt about" in planned.stdout
     assert "tokens without what the workflow adds (system prompt, tools)" in planned.stdout
-    assert "model.model_path owner/model: neither a folder here nor in the Hugging Face cache" in planned.stdout
+    for named in ("model.model_path owner/model", "algorithm.teacher_model_path owner/teacher"):
+        assert f"{named}: neither a folder here nor in the Hugging Face cache" in planned.stdout
 
 
 def test_the_demonstrations_of_a_warm_start_are_read(

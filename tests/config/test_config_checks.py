@@ -82,6 +82,10 @@ def test_the_examples_pass_on_a_gpu_machine() -> None:
         ({"explorer__rollout_model__tensor_parallel_size": 2}, "needs 2 devices, and 1 are available"),
         ({"trainer__nproc": 3}, "trainer.nproc 3: this machine has 2 processors"),
         ({"model__model_path": "/nowhere/model"}, "model.model_path /nowhere/model: no such folder"),
+        ({"algorithm__algorithm_type": "gkd", "algorithm__teacher_model_path": "/nowhere/teacher"},
+         "algorithm.teacher_model_path /nowhere/teacher: no such folder"),
+        ({"algorithm__algorithm_type": "ppo", "model__critic_model_path": "/nowhere/critic"},
+         "model.critic_model_path /nowhere/critic: no such folder"),
         ({"model__model_path": ""}, "model.model_path is not set"),
         ({f"{TASKSET}__path": "/nowhere/data.jsonl"}, "no such file or folder"),
         ({"buffer__explorer_input__taskset": None}, "taskset is not set"),
@@ -106,7 +110,7 @@ def test_the_examples_pass_on_a_gpu_machine() -> None:
             }.items()
         ),
         ({"buffer__explorer_input__taskset__name": "math/hard"}, "taskset.name 'math/hard': has the character '/'"),
-        ({"model__lora_configs": [{"name": "a"}, {"name": "b"}]}, "one adapter"),
+        ({"model__lora_configs": [{"lora_rank": 8}, {"lora_rank": 16}]}, "one adapter"),
     ],
 )  # fmt: skip
 def test_each_trap_is_refused(make_config: MakeConfig, settings: dict[str, Any], expected: str) -> None:
@@ -126,6 +130,7 @@ def test_a_short_batch_is_no_fault_where_runs_give_many_experiences(make_config:
     assert problems(dynamic) == []
 
 
+SFT = {"mode": "train", "algorithm__algorithm_type": "sft", "buffer__train_batch_size": 4}
 DYNAMIC = {"synchronizer__sync_style": "dynamic_by_explorer"}  # 3 batches of 32 experiences
 
 
@@ -163,6 +168,46 @@ def test_epochs_over_a_round_are_refused_where_another_key_decides_them(make_con
         assert expected in "\n".join(problems(make_config(algorithm__epochs=2, **{key: value})))
     offline = make_config(mode="train", algorithm__algorithm_type="sft", algorithm__epochs=2)
     assert "set buffer.total_epochs instead" in "\n".join(problems(offline))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "in mode both the engine reads every policy"),
+        ({"mode": "train", "buffer__train_batch_size": 4}, "in mode train the engine reads every policy"),
+        ({**SFT, "buffer__explorer_input__eval_tasksets": [{"path": "o/d"}]}, "for buffer.explorer_input.eval_tasks"),
+        ({**SFT, "buffer__explorer_input__eval_tasksets": [{"path": "o/d"}], "model__lora_configs": [{}]}, None),
+        (SFT, None),
+    ],
+)  # fmt: skip
+def test_weights_that_an_engine_reads_are_saved(
+    make_config: MakeConfig, tmp_path: Path, settings: dict[str, Any], expected: str | None
+) -> None:
+    found = problems(
+        make_config(
+            trainer__save_hf_checkpoint="never",
+            buffer__trainer_input__experience_buffer__path=str(tmp_path / "train.jsonl"),
+            **settings,
+        )
+    )
+    assert len(found) == (expected is not None) and (expected or "") in "".join(found)
+
+
+def test_the_schedule_of_an_offline_training_has_an_end_after_its_warm_up(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    def found(**optimizer: Any) -> list[str]:
+        path = {"buffer__trainer_input__experience_buffer__path": str(tmp_path / "train.jsonl")}
+        return problems(
+            make_config(
+                mode="train", algorithm__algorithm_type="sft", buffer__total_steps=30, buffer__train_batch_size=4,
+                algorithm__optimizer={"lr_scheduler_type": "linear", **optimizer}, **path,
+            )
+        )  # fmt: skip
+
+    assert found(lr_warmup_steps=20) == found(lr_warmup_steps=20, total_steps=21) == []
+    (line,) = found(lr_warmup_steps=20, total_steps=10)
+    assert "lr_warmup_steps 20 does not end before algorithm.optimizer.total_steps 10" in line
 
 
 def test_replay_fills_a_step_that_a_round_leaves_short(make_config: MakeConfig) -> None:

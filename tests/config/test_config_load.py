@@ -77,6 +77,12 @@ def test_one_setting_written_in_two_places_is_read_in_one() -> None:
     assert config.algorithm.repeat_times == 6
     assert config.evaluation.every == 3
     assert [taskset.path for taskset in config.buffer.explorer_input.eval_tasksets] == ["y"]
+    for other in ([], [{"path": "z"}]):
+        both = {"eval_tasksets": [{"path": "y"}], "explorer_input": {"eval_tasksets": other}}
+        with pytest.raises(
+            UserError, match=r"buffer\.eval_tasksets and buffer\.explorer_input\.eval_tasksets are the same"
+        ):
+            build_config({"buffer": both})
     with pytest.raises(UserError, match="same setting"):
         taskset = {"path": "x", "rollout_args": {"n": 6}}
         build_config({"buffer": {"explorer_input": {"taskset": taskset}}, "algorithm": {"repeat_times": 4}})
@@ -100,7 +106,13 @@ def test_one_setting_written_in_two_places_is_read_in_one() -> None:
         ("explorer: 3", "explorer: got 3; expected a section"),
         (INPUT.replace("?", "name: x"), "buffer.explorer_input.taskset.path is missing"),
         (INPUT.replace("?", "path: x, judge: 3"), "taskset.judge: got 3"),
+        ("algorithm: {optimizer: {betas: [0.9, 1.5]}}", "optimizer.betas[1]: got 1.5; input should be less than 1"),
         ("algorithm: {optimizer: {lr: .nan}}", "algorithm.optimizer.lr: got nan"),
+        (INPUT.replace("?", "path: x, judge: a:b, judge_args: {by: {1: 0.5}}"),
+         "taskset.judge_args: got {'by': {1: 0.5}}; by.1: the key 1 is not text, as JSON needs it: write '1' with"),
+        (INPUT.replace("?", "path: x, judge: [{judge: a, args: {since: [2026-01-31]}}]"),
+         "taskset.judge[0].args: got {'since': [datetime.date(2026, 1, 31)]}; since[0]: 2026-01-31 is a date, and"),
+        ("algorithm: {policy_loss_fn_args: {clip_high: .inf}}", "clip_high: inf is not a number of JSON: give a finit"),
     ],
 )  # fmt: skip
 def test_a_fault_is_one_clear_line(tmp_path: Path, text: str, expected: str) -> None:

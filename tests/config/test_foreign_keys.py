@@ -91,6 +91,13 @@ def test_a_key_with_an_unsupported_value_is_refused_with_the_reason() -> None:
     )
 
 
+def test_an_adapter_to_start_from_is_refused_and_its_name_has_no_effect() -> None:
+    data, (notice,) = converted(model__lora_configs=[{"name": "mine", "path": "", "lora_rank": 8}])
+    assert data["model"]["lora_configs"] == [{"lora_rank": 8}] and "needs no name" in notice
+    message = refusal(model__lora_configs=[{"path": "/adapters/first"}])
+    assert "model.lora_configs[0].path /adapters/first: a run starts with a new adapter: merge" in message
+
+
 def test_the_key_of_a_foreign_service_is_refused_and_not_shown() -> None:
     model = {"name": "judge", "base_url": "https://host/v1", "api_key": "abc-123"}
     line = refusal(explorer__auxiliary_models=[model])
@@ -222,6 +229,43 @@ def test_the_function_none_switches_a_kl_term_off(key: str) -> None:
     assert kept["algorithm"] == {key: "k3", f"{key}_args": {"kl_coef": 0.1}}
 
 
+def test_an_adaptive_kl_penalty_has_a_target() -> None:
+    adaptive = {"adaptive": True, "kl_coef": 0.1, "target_kl": 0.02, "horizon": 500}
+    data, (notice,) = converted(algorithm__kl_penalty_fn="k1", algorithm__kl_penalty_fn_args=adaptive)
+    assert data["algorithm"]["kl_penalty_fn_args"] == {"kl_coef": 0.1, "target": 0.02}
+    assert "kl_penalty_fn_args.horizon 500 has no effect here" in notice
+    own = {"kl_coef": 0.1, "target": 0.02, "horizon": 500}
+    assert converted(algorithm__kl_penalty_fn_args=own)[0]["algorithm"]["kl_penalty_fn_args"] == own
+    message = refusal(algorithm__kl_penalty_fn_args={"adaptive": True})
+    assert "algorithm.kl_penalty_fn_args.adaptive: target_kl is not set: give" in message
+
+
+@pytest.mark.parametrize("key", ["kl_loss_fn", "kl_penalty_fn"])
+@pytest.mark.parametrize("function", ["k2", "none"])
+def test_a_kl_coefficient_that_does_not_adapt_has_no_target(key: str, function: str) -> None:
+    given = {"adaptive": False, "target_kl": None, "horizon": None}
+    data, notices = converted(**{f"algorithm__{key}": function, f"algorithm__{key}_args": given})
+    assert data["algorithm"][f"{key}_args"] == {} and notices == ()
+
+
+def test_the_weight_of_a_kl_term_in_the_loss_is_constant() -> None:
+    given = {"adaptive": True, "kl_coef": 0.1, "target_kl": 0.02, "horizon": 500}
+    data, (notice,) = converted(algorithm__kl_loss_fn_args=given)
+    assert data["algorithm"]["kl_loss_fn_args"] == {"kl_coef": 0.1}
+    assert "kl_loss_fn_args.adaptive has no effect here" in notice
+
+
+def test_a_kl_term_that_a_foreign_file_does_not_mention_is_reported() -> None:
+    foreign = {"algorithm__algorithm_type": "grpo", "trainer__use_dynamic_bsz": True}
+    data, (notice,) = converted(**foreign)
+    assert "grpo has no KL term here, and one of weight 0.001 in Trinity-RFT: set it to 0.001" in notice
+    assert build_config(data).algorithm.beta == 0
+    assert converted(algorithm__algorithm_type="grpo")[1] == ()  # a file of this platform
+    for said in ({"algorithm__kl_loss_fn": "none"}, {"algorithm__kl_loss_fn_args": {"kl_coef": 0.0}}):
+        assert converted(**foreign, **said)[1] == ()
+    assert converted(**foreign | {"algorithm__algorithm_type": "sft"})[1] == ()
+
+
 def test_a_value_of_another_type_is_not_taken_for_a_known_one() -> None:
     for given in ({"trainer__save_interval": False}, {"buffer__train_batch_size": False}):
         with pytest.raises(UserError, match="greater than 0"):
@@ -254,6 +298,22 @@ def test_the_platforms_losses_and_advantages_are_registered_by_name() -> None:
     assert own(ADVANTAGES_HERE) | own(TOKEN_ADVANTAGES) == ADVANTAGES
 
 
+def test_held_out_tasksets_of_the_buffer_are_converted_as_those_of_the_explorer() -> None:
+    entry = {"path": "held.jsonl", "repeat_times": 4, "reward_fn_type": "math_boxed_reward"}
+    kinds = {
+        "buffer__explorer_input__default_workflow_type": "math_boxed_workflow",
+        "buffer__explorer_input__default_reward_fn_type": "countdown_reward",
+    }
+    (of_buffer, notices) = converted(buffer__eval_tasksets=[entry, {"path": "more.jsonl"}], **kinds)
+    of_explorer = converted(buffer__explorer_input__eval_tasksets=[entry, {"path": "more.jsonl"}], **kinds)
+    assert (of_buffer, notices) == of_explorer
+    first, second = build_config(of_buffer).buffer.explorer_input.eval_tasksets
+    assert (first.workflow, first.judge, first.rollout_args.n) == ("single_turn", "math", 4)
+    assert (second.workflow, second.judge) == ("single_turn", "countdown")
+    line = refusal(buffer__eval_tasksets=[entry], buffer__explorer_input__eval_tasksets=[])
+    assert "buffer.eval_tasksets and buffer.explorer_input.eval_tasksets are the same setting" in line
+
+
 def test_a_share_of_warm_up_steps_needs_the_length() -> None:
     given = {"algorithm__optimizer__lr_warmup_steps_ratio": 0.1}
     assert converted(**given, trainer__total_steps=50)[0]["algorithm"]["optimizer"] == {"lr_warmup_steps": 5}
@@ -268,7 +328,7 @@ CRITIC: dict[str, Any] = {
 def test_the_critics_settings_of_another_trainer_are_taken_over() -> None:
     foreign = {"critic": CRITIC, "trainer": {"max_critic_ckpt_to_keep": 5}, "actor_rollout_ref": {"actor": {}}}
     converted, notices = convert(
-        {"algorithm": {"algorithm_type": "ppo"}, "trainer": {"trainer_config": foreign}}, "a.yaml"
+        {"algorithm": {"algorithm_type": "ppo", "kl_loss_fn": "none"}, "trainer": {"trainer_config": foreign}}, "a.yaml"
     )
     config = RftConfig.model_validate(converted)
     critic = config.algorithm.critic
@@ -376,10 +436,11 @@ def test_a_stage_of_sft_is_the_warm_start() -> None:
         "buffer": {"train_batch_size": 16, "total_epochs": 2, "trainer_input": data_of_sft},
     }  # fmt: skip
     last = {"stage_name": "rl", "mode": "both", "algorithm": {"algorithm_type": "grpo", "repeat_times": 4}}
-    data, (notice,) = converted(algorithm__algorithm_type="sft", stages=[first, last])
+    data, (notice, unsaid) = converted(algorithm__algorithm_type="sft", stages=[first, last])
     warm = {"path": "a.jsonl", "batch_size": 16, "epochs": 2, "optimizer": {"lr": 1e-5}}
     assert data["warm_start"] == warm and data["mode"] == "both" and data["algorithm"] == last["algorithm"]
     assert notice == "stages: warm is the warm start (round 0) of the project, and rl its rounds"
+    assert "grpo has no KL term here" in unsaid
     assert "run each further one as its own project" in refusal(stages=[last, last])
     assert converted(stages=[last])[0]["algorithm"] == last["algorithm"]
 

@@ -1,6 +1,5 @@
 """Interpolation: variables, keys of the same file, messages, and literal marks in a project's own file."""
 
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +112,11 @@ algorithm:
   optimizer: {lr: "${oc.env:NOT_SET,1e-5}", lr_warmup_steps_ratio: "${oc.env:NOT_SET,0.1}", clip_grad: 1.0}
 buffer:
   batch_size: ${oc.env:NOT_SET,4}
-  explorer_input: {taskset: {path: a.jsonl, workflow_args: {port: "${oc.env:NOT_SET,80}", day: 2026-01-02}}}
+  explorer_input: {taskset: {path: a.jsonl, workflow_args: {port: "${oc.env:NOT_SET,80}", day: "2026-01-02"}}}
 """
     config = load_text(tmp_path, text)
     assert (config.name, config.evaluation.every, config.trainer.total_steps) == ("007", 5, 100)
     assert (config.algorithm.optimizer.lr, config.algorithm.optimizer.lr_warmup_steps) == (1e-5, 10)
     assert (config.algorithm.repeat_times, config.buffer.batch_size) == (4, 4)
     assert config.buffer.explorer_input.taskset is not None
-    assert config.buffer.explorer_input.taskset.workflow_args == {"port": 80, "day": date(2026, 1, 2)}
+    assert config.buffer.explorer_input.taskset.workflow_args == {"port": 80, "day": "2026-01-02"}

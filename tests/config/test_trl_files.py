@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rft_platform.common.errors import UserError
+from rft_platform.config.checks.settings import CONFIGURATION
 from rft_platform.config.foreign.treatments import value_at
 from rft_platform.config.foreign.trl import _KEYS, _READ, _WITHOUT_EQUIVALENT, convert_trl, is_trl
 from rft_platform.config.load import build_config
@@ -61,6 +62,29 @@ def test_settings_and_defaults_of_trl(given: dict[str, Any], key: str, value: ob
     settings, _ = converted(**given)
     assert value_at(settings, key) == value
     resolve(build_config(settings))
+
+
+def test_the_name_of_the_run_is_that_of_the_project() -> None:
+    assert [converted(**given)[0]["name"] for given in ({}, {"run_name": None}, {"run_name": "my-run"})] == [
+        "from_trl", "from_trl", "my-run",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{}, {"max_steps": -1}, {"lr_scheduler_type": "cosine"}])
+def test_a_decay_without_an_end_is_a_constant_rate(given: dict[str, Any]) -> None:
+    settings, notices = converted(**given)
+    run = resolve(build_config(settings))
+    assert run.config.algorithm.optimizer.lr_scheduler_type == "constant"
+    assert not [finding for check in CONFIGURATION for finding in check(run) if finding.level == "error"]
+    assert any("max_steps is not set: the learning rate stays constant" in line for line in notices)
+    settings, notices = converted(**given | {"max_steps": 10})
+    assert value_at(settings, "algorithm.optimizer.lr_scheduler_type") == given.get("lr_scheduler_type", "linear")
+    assert not any("max_steps" in line for line in notices)
+
+
+def test_a_second_bound_has_no_effect_on_the_ratio_of_sequences() -> None:
+    _, notices = converted(importance_sampling_level="sequence", delta=4.0)
+    assert any("delta 4.0 has no effect here: gspo has no second bound" in line for line in notices)
 
 
 @pytest.mark.parametrize(

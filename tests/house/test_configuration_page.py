@@ -17,6 +17,6 @@ def test_keys_of_lists_optional_sections_and_aliases_are_found() -> None:
     assert {
         "buffer.explorer_input.taskset.judge.weight",
         "synchronizer.sync_interval",
-        "model.lora_configs[].path",
+        "model.lora_configs[].lora_rank",
     } <= known
     assert len(known) > 250

@@ -228,7 +228,10 @@ def test_operators_that_do_not_fit_are_refused(configure: Configure, keys: dict[
 def test_valid_combinations_are_accepted(configure: Configure) -> None:
     for name, keys in (
         ("rft", {"filters": {"zero_variance": True}}),
-        ("on_policy_distill", {"filters": {"zero_variance": True}, "repeat_times": 2, "teacher_model_path": "."}),
+        (
+            "on_policy_distill",
+            {"filters": {"zero_variance": True}, "repeat_times": 2, "teacher_model_path": "owner/teacher"},
+        ),
         ("ppo", {"kl_penalty_fn_args": {"kl_coef": 0.1, "target": 0.1, "horizon": 5}}),
         ("reinforce++_baseline", {"data": [{"name": "truncated_mask"}]}),
         ("mix", {**EXPERTS, "policy_loss_fn": "mix", "advantage_fn": "rloo"}),
@@ -279,7 +282,11 @@ def test_the_entropy_bonus_can_be_switched_off(configure: Configure) -> None:
         ("ppo", {"kl_penalty_fn_args": {"target": 0.1}}, "set algorithm.kl_penalty_fn_args.kl_coef"),
         ("ppo", {"kl_penalty_fn_args": {"kl_coef": 0.1, "horizon": 5}}, "set algorithm.kl_penalty_fn_args.target"),
         ("grpo", {"policy_loss_fn": "gkd"}, "grpo has none: set algorithm_type: gkd"),
-        ("gkd", {"policy_loss_fn": "sft", "teacher_model_path": "."}, "learns nothing from the teacher of gkd"),
+        (
+            "gkd",
+            {"policy_loss_fn": "sft", "teacher_model_path": "owner/teacher"},
+            "learns nothing from the teacher of gkd",
+        ),
         ("ppo", {"filters": {"zero_variance": True}}, "with 1 run per task no group has variance"),
         ("rft", {"filters": {"zero_variance": True}, "repeat_times": 1}, "set algorithm.repeat_times to 2 or more"),
         ("on_policy_distill", {"filters": {"zero_variance": True}}, "with 1 run per task no group has variance"),

@@ -62,6 +62,7 @@ def local_problems(run: RunSettings, machine: Machine) -> Iterator[Finding]:
         yield from _engine_problems(config, cpus, gpus)
     if config.mode in ("both", "train", "colocate"):
         yield from _trainer_problems(config, cpus, gpus)
+        yield from _saving_problems(run)
         yield from _placement_problems(config, gpus)
     yield from map(error, memory_problems(run, gpus, machine.gpu_bytes))
 
@@ -118,6 +119,9 @@ def _model_problems(config: RftConfig) -> Iterator[Finding]:
     for index, policy in enumerate(config.policies):
         if not policy.model_path.startswith("models:/"):
             yield from _folder_problems(f"policies[{index}].model_path", policy.model_path)
+    for key, path in config.models_of_training.items():
+        if not path.startswith("models:/"):
+            yield from _folder_problems(key, path, tokenizer=False)
     if model.max_model_len is not None:
         parts = {"max_prompt_tokens": model.max_prompt_tokens, "max_response_tokens": model.max_response_tokens}
         given = {f"model.{key} {value}": value for key, value in parts.items() if value}
@@ -169,7 +173,7 @@ def _runtime_env_problems(config: RftConfig) -> Iterator[Finding]:
             )
 
 
-def _folder_problems(key: str, path: str) -> Iterator[Finding]:
+def _folder_problems(key: str, path: str, *, tokenizer: bool = True) -> Iterator[Finding]:
     folder = Path(path)
     if not folder.exists():
         if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
@@ -179,7 +183,7 @@ def _folder_problems(key: str, path: str) -> Iterator[Finding]:
         yield error(f"{key} {path}: this is a file; give the folder with config.json, the weights and the tokenizer")
     elif not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
         yield error(f"{key} {path}: contains no config.json; give the folder of a Hugging Face model")
-    elif not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    elif tokenizer and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         yield error(f"{key} {path}: contains no tokenizer; save one there with AutoTokenizer.save_pretrained")
 
 
@@ -279,8 +283,20 @@ def _trainer_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iter
         yield error(f"trainer.nproc {ranks}: this machine has {devices} {kind}; set it to {devices} or less")
     if config.trainer.cpu_offload and not gpu_count:
         yield error("trainer.cpu_offload moves parameters off the GPU, and there is no GPU here: set it to false")
-    if config.trainer.save_hf_checkpoint == "never" and config.mode != "train":
+
+
+def _saving_problems(run: RunSettings) -> Iterator[Finding]:
+    """One line if checkpoints have no weights, but an engine reads them."""
+    config = run.config
+    if config.trainer.save_hf_checkpoint != "never":
+        return
+    if run.offline is None:
         yield error(
             f"trainer.save_hf_checkpoint never: in mode {config.mode} the engine reads every policy as Hugging Face "
             "weights; set it to last"
+        )
+    elif config.buffer.explorer_input.eval_tasksets and run.lora is None:  # an adapter is always written
+        yield error(
+            "trainer.save_hf_checkpoint never: the engine reads the trained weights for "
+            "buffer.explorer_input.eval_tasksets; set it to last, or leave out the tasksets"
         )

@@ -11,10 +11,12 @@ from rft_platform.config.foreign.names import (
     ALGORITHMS,
     ENTROPY_CLIP_ARGUMENTS,
     ENTROPY_CLIPS,
+    KL_COEF,
     LOSS_ARGUMENTS,
     LOSS_NOTE,
     LOSSES,
     OPERATORS,
+    WITH_KL,
 )
 from rft_platform.config.foreign.treatments import Data, find, mapping_at, put, value_at
 
@@ -41,7 +43,9 @@ def convert_algorithm(data: Data) -> Iterator[str]:
         return
     yield from _demonstrations(data, section)
     yield from _named(section)
-    yield from _without_kl(section)
+    for name in ("kl_loss_fn", "kl_penalty_fn"):
+        yield from _without_kl(section, name)
+        yield from _adaptive_kl(section, name)
     yield from _entropy_clip(section)
     yield from _advantage(section)
     yield from _loss(section)
@@ -70,17 +74,50 @@ def _named(section: Data) -> Iterator[str]:
         yield f"algorithm.algorithm_type {name} is {section['algorithm_type']} here" + (f": {note}" if note else "")
 
 
-def _without_kl(section: Data) -> Iterator[str]:
+def default_kl(data: Data) -> Iterator[str]:
+    """One line if the other system would add a KL term that the file does not mention; here nothing adds it."""
+    section = mapping_at(data, "algorithm")
+    name = section.get("algorithm_type")
+    unset = value_at(section, "kl_loss_fn_args.kl_coef") is None and section.get("kl_loss_fn") != "none"
+    if unset and isinstance(name, str) and name in WITH_KL:
+        yield (
+            f"algorithm.kl_loss_fn_args.kl_coef is not set: {name} has no KL term here, and one of weight {KL_COEF} in "
+            f"Trinity-RFT: set it to {KL_COEF} for the same loss, or kl_loss_fn to none"
+        )
+
+
+def _without_kl(section: Data, name: str) -> Iterator[str]:
     """Remove the function ``none`` of a KL term, and the term's coefficient.
 
     In a foreign file ``none`` disables the term; on this platform a coefficient of 0 does.
     """
-    for name in ("kl_loss_fn", "kl_penalty_fn"):
-        if section.get(name) != "none":
-            continue
-        del section[name]
-        if mapping_at(section, f"{name}_args").pop("kl_coef", None):
-            yield f"algorithm.{name} none: algorithm.{name}_args.kl_coef is left out, and there is no such KL term"
+    if section.get(name) != "none":
+        return
+    del section[name]
+    arguments = mapping_at(section, f"{name}_args")
+    for key in ("adaptive", "target_kl", "horizon"):
+        arguments.pop(key, None)
+    if arguments.pop("kl_coef", None):
+        yield f"algorithm.{name} none: algorithm.{name}_args.kl_coef is left out, and there is no such KL term"
+
+
+def _adaptive_kl(section: Data, name: str) -> Iterator[str]:
+    """Convert the arguments by which a KL coefficient adapts: here a ``target`` of the penalty alone says so."""
+    key, arguments = f"algorithm.{name}_args", mapping_at(section, f"{name}_args")
+    if not {"adaptive", "target_kl"} & arguments.keys():
+        return
+    adaptive, target = arguments.pop("adaptive", False), arguments.pop("target_kl", None)
+    horizon = arguments.pop("horizon", None)
+    if not adaptive:
+        return
+    if name == "kl_loss_fn":
+        yield f"{key}.adaptive has no effect here: the weight of a KL in the loss is constant; kl_penalty_fn adapts"
+        return
+    if target is None:
+        raise UserError(f"{key}.adaptive: target_kl is not set: give the KL per token to adapt to, or leave it out")
+    put(arguments, "target", target, f"{key}.target_kl and {key}.target")
+    if horizon is not None:
+        yield f"{key}.horizon {horizon} has no effect here: it counts experiences there, and tokens here; set it anew"
 
 
 def _arguments(section: Data, name: str, own: frozenset[str]) -> Data | None:

@@ -10,7 +10,7 @@ from copy import deepcopy
 from typing import Any
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.foreign.algorithms import convert_algorithm, warm_up
+from rft_platform.config.foreign.algorithms import convert_algorithm, default_kl, warm_up
 from rft_platform.config.foreign.keys import KEYS
 from rft_platform.config.foreign.names import (
     REFUSED_REWARDS,
@@ -324,7 +324,10 @@ def convert(data: Data, source: str, *, own_functions: bool = False) -> tuple[Da
             notices += apply(converted, key, treatment)
         notices += _convert_tinker(converted)
         notices += convert_tasksets(converted, own_functions)
+        unsaid = list(default_kl(converted))
         notices += convert_algorithm(converted)
+        if converted != data:  # else the file is one of this platform
+            notices += unsaid
         notices += _other_trainer(converted)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None

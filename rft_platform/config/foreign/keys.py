@@ -18,7 +18,7 @@ _REPETITION = Refused("it changes the distribution that is sampled: leave it out
 _MEGATRON = "layers are sharded over GPUs by FSDP2 (trainer.nproc)"
 
 _INPUT = "buffer.explorer_input"
-_TASKSETS = (f"{_INPUT}.taskset", f"{_INPUT}.tasksets[]", f"{_INPUT}.eval_tasksets[]", "buffer.eval_tasksets[]")
+_TASKSETS = (f"{_INPUT}.taskset", f"{_INPUT}.tasksets[]", f"{_INPUT}.eval_tasksets[]")
 _STORE = "buffer.trainer_input.experience_buffer"
 
 #: Keys of every format section.
@@ -174,6 +174,15 @@ _MODEL: tuple[Row, ...] = (
     ("max_cpu_loras", Noted("engine.vllm_args takes its place")),
     ("rope_scaling", Refused("write it into config.json of the model folder")),
     ("rope_theta", Refused("write it into config.json of the model folder")),
+    ("lora_configs[].name", Noted("a run trains one adapter, which needs no name", silent=("lora",))),
+    (
+        "lora_configs[].path",
+        Refused(
+            "a run starts with a new adapter: merge this one into its model (peft's merge_and_unload, or rft models "
+            "export for a version of a project), and give the merged folder as model.model_path",
+            allowed=("",),
+        ),
+    ),
     ("lora_configs[].base_model_name", Noted("the base model is model.model_path")),
     ("lora_configs[].lora_dtype", Noted("an adapter has the data type of trainer.dtype", silent=("auto",))),
     ("lora_configs[].exclude_modules", Refused("name the modules in target_modules")),
@@ -285,6 +294,7 @@ _OTHERS: tuple[Row, ...] = (
         )
     ),
     *((f"buffer.{key}", Noted(_SET_ELSEWHERE)) for key in ("explorer_output", "tokenizer_path", "cache_dir")),
+    ("buffer.eval_tasksets", Moved(f"{_INPUT}.eval_tasksets")),
     ("buffer.train_batch_size", Moved(".train_batch_size", {0: None})),
     ("monitor.monitor_args", Noted("the services read their settings from the environment")),
     ("monitor.detailed_stats", Noted("mean, deviation and best of n are always stored", silent=(False,))),

@@ -155,6 +155,15 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
     "jsd": ("gkd", "the divergence to the teacher is computed over the whole vocabulary, in the trainer"),
 }
 
+#: Algorithms to whose loss the other system adds a KL term of weight ``KL_COEF``, unless the file says otherwise.
+WITH_KL = frozenset(
+    {
+        "cispo", "gigpo", "gspo", "grpo", "grpo_verl", "multi_step_grpo", "opmd", "ppo", "rec", "reinforceplusplus",
+        "rloo", "sapo", "topr",
+    }
+)  # fmt: skip
+KL_COEF = 0.001
+
 #: The platform's own losses and advantages. All other functions are the user's own; their arguments keep their names.
 LOSSES = frozenset(
     {

@@ -87,7 +87,7 @@ def apply(data: Data, key: str, treatment: Treatment) -> Iterator[str]:
 
 def _move(data: Data, found: Found, treatment: Moved, value: Any) -> None:
     value = next((name for known, name in treatment.values.items() if _is_one_of(value, (known,))), value)
-    if value is None:
+    if not _asks(value):
         return
     beside = treatment.to.startswith(".")
     target = treatment.to.removeprefix(".")
@@ -110,7 +110,8 @@ def put(section: Data, key: str, value: Any, both: str) -> None:
     if section.get(last) is None:
         section[last] = value
     elif section[last] != value:
-        raise UserError(f"{both} are the same setting, with the values {value!r} and {section[last]!r}: give one")
+        values = f"{_short(repr(value))} and {_short(repr(section[last]))}"
+        raise UserError(f"{both} are the same setting, with the values {values}: give one")
 
 
 def mapping_at(data: Any, key: str) -> Data:

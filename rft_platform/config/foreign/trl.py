@@ -135,10 +135,10 @@ def convert_trl(data: Data, source: str) -> tuple[Data, tuple[str, ...]]:
 
     Defaults of TRL that differ from ours are written out. Raises UserError for a setting that cannot be supported.
     """
-    settings: Data = {"project": "converted", "name": "from_trl", **_with_defaults(data)}
+    settings: Data = {"project": "converted", "name": None, **_with_defaults(data)}
     try:
         unknown = _unknown(data)
-        notices = [*_batches(settings), *_algorithm(settings), *_adapter(settings)]
+        notices = [*_batches(settings), *_algorithm(settings), *_schedule(settings), *_adapter(settings)]
         for key, treatment in _KEYS:
             notices += apply(settings, key, treatment)
     except UserError as error:
@@ -147,6 +147,7 @@ def convert_trl(data: Data, source: str) -> tuple[Data, tuple[str, ...]]:
         del settings[key]
         reason = "is no known key of TRL's GRPOConfig" if key in unknown else "has no equivalent here"
         notices.append(f"{key} {reason} and was left out")
+    settings["name"] = settings.get("name") or "from_trl"
     return settings, tuple(notices)
 
 
@@ -206,6 +207,8 @@ def _algorithm(settings: Data) -> Iterator[str]:
     delta = settings.pop("delta", None)
     if level == "sequence":
         yield "gspo averages over rows: loss_type has no effect"
+        if delta is not None:
+            yield f"delta {delta} has no effect here: gspo has no second bound of the ratio"
     else:
         algorithm["loss_agg_mode"] = _LOSSES[kind]
         clip["dual_clip"] = delta
@@ -219,6 +222,17 @@ def _algorithm(settings: Data) -> Iterator[str]:
     betas = [settings.pop("adam_beta1", 0.9), settings.pop("adam_beta2", 0.999)]
     algorithm["optimizer"] = {"betas": betas}
     settings["algorithm"] = algorithm
+
+
+def _schedule(settings: Data) -> Iterator[str]:
+    """Keep the learning rate constant if its decay has no known end: only ``max_steps`` says when TRL's run ends."""
+    kind = settings["lr_scheduler_type"]
+    if kind in ("linear", "cosine") and (settings.get("max_steps") or -1) <= 0:
+        settings["lr_scheduler_type"] = "constant"
+        yield (
+            f"lr_scheduler_type {kind} needs the number of steps, and max_steps is not set: the learning rate stays "
+            f"constant; set trainer.total_steps and algorithm.optimizer.lr_scheduler_type {kind} for the decay"
+        )
 
 
 def _adapter(settings: Data) -> Iterator[str]:

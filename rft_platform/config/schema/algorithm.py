@@ -1,11 +1,11 @@
 """Section ``algorithm`` (``Algorithm``) and its subsections."""
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rft_platform.config.schema.buffer import TaskFormat
-from rft_platform.config.schema.section import Section
+from rft_platform.config.schema.section import Options, Section
 
 Estimator = Literal["k1", "k2", "k3"]
 Bounds = tuple[NonNegativeFloat, PositiveFloat]
@@ -125,6 +125,9 @@ class Experts(Section):
     """Demonstrations per optimiser step. Default: ``weight`` times the experiences of a step."""
 
 
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Optimizer(Section):
     """AdamW and its learning-rate schedule over optimiser steps."""
 
@@ -134,8 +137,8 @@ class Optimizer(Section):
     """Optimiser steps of linear warm-up from 0."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule after the warm-up: none, or a decay to 0 at ``total_steps``."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's moment decay rates."""
+    betas: tuple[_Beta, _Beta] = (0.9, 0.999)
+    """AdamW's moment decay rates, each at least 0 and below 1."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's decoupled weight decay."""
     eps: PositiveFloat = 1e-8
@@ -166,11 +169,11 @@ class Algorithm(Section):
     """Name of the preset (docs/algorithms.md)."""
     advantage_fn: str | None = None
     """Advantage function instead of the preset's."""
-    advantage_fn_args: dict[str, Any] = Field(default_factory=dict)
+    advantage_fn_args: Options = Field(default_factory=dict)
     """Options of the advantage function."""
     policy_loss_fn: str | None = None
     """Policy loss instead of the preset's."""
-    policy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
+    policy_loss_fn_args: Options = Field(default_factory=dict)
     """Options of the policy loss."""
     kl_loss_fn: Estimator | None = None
     """Estimator of the KL term in the loss; default k2. As a loss, k1 has no gradient in expectation."""

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from rft_platform.config.schema.section import Section, aliases
+from rft_platform.config.schema.section import Options, Section, aliases
 
 INPUT = "buffer.explorer_input"
 _SELECTORS = {"offline_easy2hard": "easy_to_hard"}
@@ -61,7 +61,7 @@ class TaskSelector(Section):
     feature_keys: list[str] = Field(default_factory=list)
     """Columns with the difficulty of a task. easy_to_hard sorts by them; for difficulty_based the first one holds an
     expected pass rate. Default: the measured pass rates."""
-    args: dict[str, Any] = Field(default_factory=dict, validation_alias=AliasChoices("args", "kwargs"))
+    args: Options = Field(default_factory=dict, validation_alias=AliasChoices("args", "kwargs"))
     """Options of the selector."""
     seed: NonNegativeInt | None = None
     """Default: the top-level ``seed``."""
@@ -78,7 +78,7 @@ class WeightedJudge(Section):
     """Built-in name, or ``package.module:function``."""
     weight: float = 1.0
     """Factor of this judge's reward in the sum."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: Options = Field(default_factory=dict)
     """Keyword arguments of the judge."""
 
 
@@ -133,7 +133,7 @@ class Taskset(Section):
         default="single_turn", validation_alias=AliasChoices("workflow", "default_workflow_type", "workflow_type")
     )
     """Built-in name, or ``package.module:function``."""
-    workflow_args: dict[str, Any] = Field(default_factory=dict)
+    workflow_args: Options = Field(default_factory=dict)
     """Keyword arguments of the workflow."""
     judge: JudgeChoice | None = Field(
         default_factory=_default_judge,
@@ -142,9 +142,9 @@ class Taskset(Section):
     """Built-in name, ``package.module:function``, a weighted list of judges, or null: the workflow returns its own
     reward. Default: exact_match for a built-in workflow on tasks with ``format.response_key``, null for your own
     workflow."""
-    judge_args: dict[str, Any] = Field(default_factory=dict)
+    judge_args: Options = Field(default_factory=dict)
     """Keyword arguments of a single judge. In a list of judges each entry has its own ``args``."""
-    reward_fn_args: dict[str, Any] = Field(default_factory=dict)
+    reward_fn_args: Options = Field(default_factory=dict)
     """``task.reward_fn_args`` of a class-style workflow, which computes its own reward. Judges do not receive it."""
     judge_timeout_s: PositiveFloat | None = 600.0
     """Seconds that your own judge function may take per run (or per group) before it counts as failed; null: no limit.

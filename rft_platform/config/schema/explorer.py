@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rft_platform.config.schema.section import Section
+from rft_platform.config.schema.section import Options, Section
 
 
 class RolloutModel(Section):
@@ -270,5 +270,5 @@ class Engine(Section):
     """Name of the environment variable with the token of the engines in ``urls``."""
     kv_cache_gb: PositiveFloat = 1.0
     """vLLM on a CPU: memory of the KV cache, in GB."""
-    vllm_args: dict[str, Any] = Field(default_factory=dict)
+    vllm_args: Options = Field(default_factory=dict)
     """Additional options of the vLLM server, for example ``{max_num_seqs: 64}``."""

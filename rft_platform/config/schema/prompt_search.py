@@ -1,16 +1,14 @@
 """Section ``prompt_search``: the search for a better system prompt, as a comparison for the training."""
 
-from typing import Any
-
 from pydantic import Field, PositiveInt
 
-from rft_platform.config.schema.section import Section
+from rft_platform.config.schema.section import Options, Section
 
 
 class PromptSearch(Section):
     """How `rft prompt optimise` searches for a system prompt."""
 
-    reflection: dict[str, Any] = Field(min_length=1)
+    reflection: Options = Field(min_length=1)
     """The model that proposes prompts: ``model`` is the name of one of ``explorer.auxiliary_models`` or ``{base_url,
     model, api_key_env}``, as of the judge ``llm``; ``temperature``, ``max_tokens`` and its other arguments that are not
     about criteria are accepted too."""

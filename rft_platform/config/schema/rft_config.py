@@ -21,7 +21,7 @@ from rft_platform.config.schema.buffer import Buffer
 from rft_platform.config.schema.evaluation import Evaluation, Monitor, Registry
 from rft_platform.config.schema.explorer import Engine, Explorer
 from rft_platform.config.schema.prompt_search import PromptSearch
-from rft_platform.config.schema.section import Section, aliases
+from rft_platform.config.schema.section import Options, Section, aliases
 from rft_platform.config.schema.service import Service
 from rft_platform.config.schema.trainer import Trainer, WarmStart
 
@@ -34,10 +34,6 @@ _SYNC_STYLES = {"explorer_driven": "dynamic_by_explorer", "trainer_driven": "dyn
 class LoraConfig(Section):
     """A LoRA adapter to train instead of the full weights."""
 
-    name: str = "lora"
-    """Name of the adapter in logs and in the engine."""
-    path: str | None = None
-    """An adapter to start from."""
     lora_rank: PositiveInt = 32
     """Rank of the update matrices."""
     lora_alpha: PositiveInt = 32
@@ -124,7 +120,7 @@ class OperatorConfig(Section):
 
     name: str
     """Built-in name, a name that a plugin registers, or ``package.module:function``."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: Options = Field(default_factory=dict)
     """Options of the operator."""
 
 
@@ -281,6 +277,16 @@ class RftConfig(Section):
         return min(given, default=None)
 
     @property
+    def models_of_training(self) -> dict[str, str]:
+        """The models that only the trainer loads, by configuration key; empty in a mode that does not train."""
+        named = {
+            "algorithm.teacher_model_path": self.algorithm.teacher_model_path,
+            "model.critic_model_path": self.model.critic_model_path,
+        }
+        trains = self.mode in ("both", "train", "colocate")
+        return {key: path for key, path in named.items() if path is not None and trains}
+
+    @property
     def online(self) -> bool:
         """Whether the rows come from production traffic (``rft serve``) and not from tasks that the platform runs."""
         buffer = self.buffer
@@ -300,7 +306,7 @@ def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
     data = deepcopy(data)
     buffer = data.get("buffer")
     if isinstance(buffer, dict) and "eval_tasksets" in buffer:
-        _section(buffer, "explorer_input").setdefault("eval_tasksets", buffer.pop("eval_tasksets"))
+        _one_list_of_eval_tasksets(buffer)
 
     fixed = _get(data, "synchronizer.sync_style", "fixed") == "fixed"
     interval = _get(data, "synchronizer.sync_interval", 1) if fixed else 1  # batches per round
@@ -313,6 +319,16 @@ def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
     for place in ("taskset", *(f"tasksets.{index}" for index in range(count))):
         _same_setting(data, f"buffer.explorer_input.{place}.rollout_args.n", "algorithm.repeat_times")
     return data
+
+
+def _one_list_of_eval_tasksets(buffer: dict[str, Any]) -> None:
+    inputs, given = _section(buffer, "explorer_input"), buffer.pop("eval_tasksets")
+    if inputs.get("eval_tasksets") is None:
+        inputs["eval_tasksets"] = given
+    elif given and inputs["eval_tasksets"] != given:
+        raise ValueError(
+            "buffer.eval_tasksets and buffer.explorer_input.eval_tasksets are the same setting: give one of them"
+        )
 
 
 def _same_setting(data: dict[str, Any], synonym: str, key: str) -> None:

@@ -1,9 +1,11 @@
-"""Base class of all sections of the configuration, and a validator that accepts other names for a value."""
+"""Base class of all sections, a validator that accepts other names for a value, and the type of options."""
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic_core import PydanticCustomError
 
 
 def aliases(names: Mapping[str, str]) -> BeforeValidator:
@@ -16,6 +18,33 @@ def aliases(names: Mapping[str, str]) -> BeforeValidator:
         return names.get(value, value) if isinstance(value, str) else value
 
     return BeforeValidator(replaced)
+
+
+def _storable(options: dict[str, Any]) -> dict[str, Any]:
+    for problem in _not_json(options, ""):
+        raise PydanticCustomError("options", "{problem}", {"problem": problem})
+    return options
+
+
+def _not_json(value: Any, place: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            inside = f"{place}.{key}" if place else str(key)
+            if not isinstance(key, str):
+                yield f"{inside}: the key {key!r} is not text, as JSON needs it: write {str(key)!r} with quotes"
+            yield from _not_json(inner, inside)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _not_json(inner, f"{place}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{place}: {value} is not a number of JSON: give a finite number"
+    elif not isinstance(value, str | int | float | None):
+        kind = type(value).__name__
+        yield f"{place}: {value} is a {kind}, and options are values of JSON: write text, with quotes in YAML"
+
+
+#: Options of a function. They are values of JSON, so that the stored configuration has the values that were given.
+Options = Annotated[dict[str, Any], AfterValidator(_storable)]
 
 
 class Section(BaseModel):

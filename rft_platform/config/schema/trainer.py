@@ -31,7 +31,7 @@ class Trainer(Section):
     complete trains the round again."""
     save_hf_checkpoint: Literal["last", "always", "never"] = "last"
     """Which checkpoints contain Hugging Face weights. ``last``: the one at the end of a training. ``always``: also the
-    intermediate checkpoints. ``never``: none (offline training only)."""
+    intermediate checkpoints. ``never``: none (offline training without ``eval_tasksets`` only)."""
     max_checkpoints_to_keep: PositiveInt | None = None
     """Number of newest policies whose weights are kept. The champion's weights and all manifests are always kept.
     Default: all."""
