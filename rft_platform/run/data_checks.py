@@ -251,7 +251,7 @@ def _token_counts(prompts: Sequence[str], tokenizer: Any | None) -> list[int]:
 
 def _shortest_first(project: Project, taskset: "Taskset") -> list[str]:
     system = taskset.format.system_prompt or ""
-    return sorted((system + task.prompt for task in load_taskset(taskset).tasks), key=len)
+    return sorted(((task.system or system) + task.prompt for task in load_taskset(taskset).tasks), key=len)
 
 
 def _tokenizer(project: Project) -> Any | None:

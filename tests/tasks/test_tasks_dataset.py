@@ -17,6 +17,7 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.buffer import Taskset
+from rft_platform.rollout.runner.run_rollouts import SingleTurn
 from rft_platform.tasks.dataset import find_leaks, load_tasks
 from rft_platform.tasks.readers import read_rows
 from rft_platform.tasks.task import Task
@@ -287,3 +288,48 @@ def test_dots_lead_into_nested_columns(tmp_path: Path, name: str, write: Callabl
 def test_a_column_whose_name_has_dots_is_read_as_it_is(tmp_path: Path) -> None:
     path = str(write_jsonl(tmp_path / "t.jsonl", [{"q": "1+1", "a.b": "2", "a": {"b": "3"}}]))
     assert load_tasks(path, prompt_key="q", response_key="a.b").tasks[0].answer == "2"
+
+
+def chat(*messages: tuple[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in messages]
+
+
+@pytest.mark.parametrize(("name", "write"), [("t.jsonl", write_jsonl), ("t.parquet", write_parquet)])
+def test_a_chat_prompt_gives_the_texts_of_its_user_and_system_message(
+    tmp_path: Path, name: str, write: Callable[..., Path]
+) -> None:
+    rows = [
+        {"question": chat(("system", "Be brief."), ("user", "1+1")), "answer": "2"},
+        {"question": chat(("user", "2+2")), "answer": "4"},
+    ]
+    with_system, without = load_tasks(str(write(tmp_path / name, rows))).tasks
+    assert (with_system.prompt, with_system.system, without.prompt, without.system) == ("1+1", "Be brief.", "2+2", None)
+    assert SingleTurn("Be polite.").messages(with_system) == rows[0]["question"]
+    assert SingleTurn("Be polite.").messages(without) == chat(("system", "Be polite."), ("user", "2+2"))
+
+
+def test_text_parts_of_a_chat_prompt_are_joined(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1"}]
+    rows = [{"question": chat(("user", parts)), "answer": "2"}]
+    assert load_tasks(str(write_jsonl(tmp_path / "t.jsonl", rows))).tasks[0].prompt == "1+1"
+
+
+def test_chat_prompts_without_text_of_the_user_are_empty_rows(tmp_path: Path) -> None:
+    prompts = [ROWS[0]["question"], chat(("user", None)), chat(("user", " ")), chat(("system", "x"), ("user", "")), []]
+    path = str(write_jsonl(tmp_path / "t.jsonl", [{"question": prompt, "answer": "1"} for prompt in prompts]))
+    assert load_tasks(path).report.empty_lines == (2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [
+        (chat(("user", "a"), ("assistant", "b"), ("user", "c")), "got the roles user, assistant, user"),
+        (["a"], "got the roles str"),
+        ({"role": "user", "content": "a"}, "got an object"),
+        (chat(("user", [{"type": "image_url"}])), "text parts only"),
+    ],
+)
+def test_other_lists_and_objects_are_no_prompt(tmp_path: Path, prompt: Any, found: str) -> None:
+    write_jsonl(tmp_path / "train.jsonl", [ROWS[0], {"question": prompt, "answer": "1"}])
+    with pytest.raises(UserError, match=rf"{tmp_path}/train\.jsonl, line 2, question: .*{found}"):
+        load_tasks(str(tmp_path))

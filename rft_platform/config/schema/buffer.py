@@ -30,7 +30,7 @@ class TaskFormat(Section):
     response_key: str | None = "answer"
     """Column with the reference answer. null: the tasks have no reference answer."""
     system_prompt: str | None = None
-    """System message put before every prompt."""
+    """System message put before every prompt that has none."""
 
 
 class RolloutArgs(Section):
