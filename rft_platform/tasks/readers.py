@@ -6,7 +6,7 @@ Split expressions have the syntax of ``datasets.load_dataset``: ``train[:100]``,
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -150,20 +150,46 @@ def _are_lines(text: str) -> bool:
 
 
 def _read_csv(path: Path) -> Iterator[NumberedRow]:
-    """Rows with the types that pandas infers for each column, as ``datasets.load_dataset`` does.
+    """Rows of text, numbers and booleans; empty cells are None.
 
-    Integers beside empty cells stay integers, which ``load_dataset`` makes floats: an answer "2" must not become "2.0".
+    A column is converted only if all its cells are written as Python writes the number or boolean: a reference answer
+    keeps its text (``2``, ``007``, ``1.10``, ``true``), which ``datasets.load_dataset`` changes.
     """
     import pandas as pd
 
     lines = list(_csv_lines(path))
     if not lines:
         return
-    frame = pd.read_csv(path, encoding="utf-8-sig", index_col=False, low_memory=False, dtype_backend="numpy_nullable")
+    frame = pd.read_csv(
+        path, encoding="utf-8-sig", index_col=False, dtype=str, keep_default_na=False, na_values=[""]
+    ).astype(object)
     if len(frame) != len(lines):
         raise UserError(f"{path}: has {len(lines)} rows by its commas and quotes, but pandas reads {len(frame)} rows")
-    for number, row in zip(lines, frame.astype(object).to_dict("records"), strict=True):
-        yield number, {str(name): None if pd.isna(value) else value for name, value in row.items()}
+    columns = {str(name): _converted(frame.iloc[:, at]) for at, name in enumerate(frame)}
+    for number, *cells in zip(lines, *columns.values(), strict=True):
+        yield number, dict(zip(columns, cells, strict=True))
+
+
+def _converted(cells: Iterable[Any]) -> list[Any]:
+    """The cells of a CSV column: all numbers, all booleans, or text; None for the missing ones, which are not text."""
+    texts = [cell if isinstance(cell, str) else None for cell in cells]
+    for convert in (_number, {"True": True, "False": False}.get):
+        values = [None if text is None else convert(text) for text in texts]
+        if [value is None for value in values] == [text is None for text in texts]:
+            return values
+    return texts
+
+
+def _number(text: str) -> int | float | None:
+    """The number that Python writes as ``text``; None if there is none."""
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        if abs(value) < 1 << 63 and str(value) == text:  # stored as 64 bits; neither infinite nor NaN
+            return value
+    return None
 
 
 def _csv_lines(path: Path) -> Iterator[int]:

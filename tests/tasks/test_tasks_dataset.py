@@ -63,7 +63,7 @@ def test_every_format_gives_the_same_tasks(tmp_path: Path, name: str, write: Cal
     assert dataset.report.columns == ("question", "answer")
 
 
-def test_columns_of_csv_files_have_the_types_that_load_dataset_gives_them(tmp_path: Path) -> None:
+def test_columns_of_numbers_and_booleans_of_csv_files_equal_those_of_load_dataset(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text(
         'question,answer,level,share,hard,note\n"1,\n1",2,3,0.5,True,\n\nx,-4,,1,False,7b\n',
@@ -83,10 +83,33 @@ def test_an_empty_cell_of_a_csv_file_makes_integers_no_floats(tmp_path: Path) ->
         [
             {"question": "1+1", "answer": 2, "share": 0.5},
             {"question": "2+2", "answer": 4, "share": None},
-            {"question": "3+3", "answer": None, "share": 2.0},
+            {"question": "3+3", "answer": None, "share": 2},
         ]
     )
     assert [task.answer for task in load_tasks(str(path)).tasks] == ["2", "4"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["42", "3.5", "7"], [42, 3.5, 7]),
+        (["-4", "1e-07", "0.1"], [-4, 1e-07, 0.1]),
+        (["007", "8"], ["007", "8"]),
+        (["1.10", "2.5"], ["1.10", "2.5"]),
+        (["1e5", "7"], ["1e5", "7"]),
+        (["9" * 20, "7"], ["9" * 20, "7"]),
+        (["9" * 5000, "7"], ["9" * 5000, "7"]),
+        (["inf", "1.5"], ["inf", "1.5"]),
+        (["true", "false"], ["true", "false"]),
+        (["True", "False"], [True, False]),
+        (["True", "1"], ["True", "1"]),
+        (["None", "NA", "null", "N/A", "nan", " "], ["None", "NA", "null", "N/A", "nan", " "]),
+    ],
+)
+def test_answers_of_a_csv_file_keep_their_text(tmp_path: Path, cells: list[str], values: list[Any]) -> None:
+    path = write_csv(tmp_path / "t.csv", [{"question": f"q{i}", "answer": cell} for i, cell in enumerate(cells)])
+    assert repr([row["answer"] for _, row in read_rows(path)]) == repr(values)
+    assert [task.answer for task in load_tasks(str(path)).tasks] == [cell for cell in cells if cell.strip()]
 
 
 def test_faulty_rows_are_left_out_and_reported(tmp_path: Path) -> None:
