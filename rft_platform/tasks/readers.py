@@ -7,6 +7,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -194,7 +195,7 @@ def _number(text: str) -> int | float | None:
 
 def _csv_lines(path: Path) -> Iterator[int]:
     """The number of the last line of each row; UserError for a row with too many or too few fields."""
-    with path.open(encoding="utf-8-sig", newline="") as stream:
+    with path.open(encoding="utf-8-sig", newline="") as stream, _long_fields():
         reader = csv.DictReader(stream, strict=True)
         try:
             for row in reader:
@@ -203,6 +204,16 @@ def _csv_lines(path: Path) -> Iterator[int]:
                 yield reader.line_num
         except csv.Error as error:
             raise UserError(f"{path}, after line {reader.line_num}: not valid CSV: {error}") from None
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Accept cells of up to ``_LONGEST_LINE`` characters; the limit of ``csv`` holds for the whole process."""
+    before = csv.field_size_limit(_LONGEST_LINE)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _read_parquet(path: Path) -> Iterator[NumberedRow]:

@@ -112,6 +112,13 @@ def test_answers_of_a_csv_file_keep_their_text(tmp_path: Path, cells: list[str],
     assert [task.answer for task in load_tasks(str(path)).tasks] == [cell for cell in cells if cell.strip()]
 
 
+def test_a_long_cell_of_a_csv_file_is_read(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    path = write_csv(tmp_path / "t.csv", [{"question": "q", "answer": "x" * 200_000}])
+    assert len(load_tasks(str(path)).tasks[0].answer or "") == 200_000
+    assert csv.field_size_limit() == before
+
+
 def test_faulty_rows_are_left_out_and_reported(tmp_path: Path) -> None:
     rows = [ROWS[0], {"question": "  ", "answer": "1"}, ROWS[1], ROWS[0], {"question": "x", "answer": None}, ROWS[0]]
     dataset = load_tasks(str(write_jsonl(tmp_path / "t.jsonl", rows)))
