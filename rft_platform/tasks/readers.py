@@ -26,6 +26,10 @@ ALIASES = {
 }
 
 
+#: Files of a folder that describe its dataset or model; ``datasets`` ignores them, too.
+_NO_DATA = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+
+
 @dataclass(frozen=True, slots=True)
 class SplitPart:
     """One split, or a slice of it. Bounds are texts as written (``100``, ``-5``, ``10%``), or None."""
@@ -64,8 +68,9 @@ def words_for(split: str) -> tuple[str, ...]:
 
 
 def names_split(stem: str, split: str) -> bool:
-    """Whether a file name without suffix contains a word for ``split``, separated from other letters."""
-    return any(re.search(rf"(^|[-._ \d]){re.escape(word)}($|[-._ \d])", stem) for word in words_for(split))
+    """Whether a file name without suffix contains a word for ``split``, in any case, separated from other letters."""
+    patterns = (rf"(^|[-._ \d]){re.escape(word)}($|[-._ \d])" for word in words_for(split))
+    return any(re.search(pattern, stem, re.IGNORECASE) for pattern in patterns)
 
 
 def names_any_split(stem: str) -> bool:
@@ -100,16 +105,19 @@ def split_files(folder: Path, split: str, subset_name: str | None) -> list[Path]
     """The files of a split: ``train.jsonl``, or shards like ``train-00000-of-00002.parquet``, also below ``data/``.
 
     Without such files, a split has the files whose names contain a word for it (``my_dev.csv`` for ``validation``). If
-    no file name contains a word for any split, all files belong to ``train``. ``datasets.load_dataset`` uses the same
-    rules. ``subset_name`` is a subfolder of ``folder``.
+    no file name contains a word for any split, all files belong to ``train``, but those that describe a dataset or
+    model (``config.json``). ``datasets.load_dataset`` uses the same rules; here the case of letters is ignored.
+    ``subset_name`` is a subfolder of ``folder``.
     """
-    root = folder / subset_name if subset_name and (folder / subset_name).is_dir() else folder
+    root = _subfolder(folder, subset_name) if subset_name else folder
     for base in (root, root / "data"):
-        files = [path for path in sorted(base.glob("*")) if path.suffix.lower() in _READERS]
-        exact = [path for path in files if path.stem == split]
+        files = [
+            path for path in sorted(base.glob("*")) if path.suffix.lower() in _READERS and path.name not in _NO_DATA
+        ]
+        exact = [path for path in files if path.stem.casefold() == split.casefold()]
         if len(exact) > 1:
             raise UserError(f"{base}: {', '.join(path.name for path in exact)} all hold split {split!r}; name one file")
-        found = exact or [path for path in files if path.stem.startswith(f"{split}-")]
+        found = exact or [path for path in files if path.stem.casefold().startswith(f"{split}-".casefold())]
         found = found or [path for path in files if names_split(path.stem, split)]
         if not found and split == "train" and not any(names_any_split(path.stem) for path in files):
             found = files  # no file name contains a split: train on all files
@@ -118,6 +126,16 @@ def split_files(folder: Path, split: str, subset_name: str | None) -> list[Path]
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in _READERS)
     listing = ", ".join(names[:10]) if names else "no data file at all"
     raise UserError(f"{folder}: no file of split {split!r} (such as {split}.jsonl); found: {listing}")
+
+
+def _subfolder(folder: Path, name: str) -> Path:
+    if not (folder / name).is_dir():
+        found = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir())[:10]) or "none"
+        raise UserError(
+            f"{folder}: subset_name is {name!r}, expected one of its subfolders; found: {found}. Correct it, or "
+            "leave it out to read the files of the folder itself"
+        )
+    return folder / name
 
 
 _LONGEST_LINE = 1 << 24  # characters; a longer line is a damaged file, or no row that a model can read

@@ -126,7 +126,7 @@ class Taskset(Section):
     split: str = "train"
     """Split of the dataset."""
     subset_name: str | None = None
-    """Subset (configuration) of a Hugging Face dataset."""
+    """Subset (configuration) of a Hugging Face dataset, or subfolder of a folder."""
     format: TaskFormat = TaskFormat()
     rollout_args: RolloutArgs = RolloutArgs()
     workflow: str = Field(
@@ -266,7 +266,7 @@ class ExperienceBuffer(Section):
     split: str = "train"
     """Split of an offline dataset."""
     subset_name: str | None = None
-    """Subset (configuration) of a Hugging Face dataset."""
+    """Subset (configuration) of a Hugging Face dataset, or subfolder of a folder."""
     format: OfflineFormat = OfflineFormat()
     limit: PositiveInt | None = None
     """Use only the first ``limit`` rows of an offline dataset."""
