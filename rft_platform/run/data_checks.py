@@ -14,6 +14,7 @@ from rft_platform.common.files import read_json
 from rft_platform.config.checks.notices import unusual_length
 from rft_platform.config.findings import Finding, error, note, raised, warning
 from rft_platform.rounds.project.project import Project, load_taskset
+from rft_platform.tasks.messages import NOT_JSON
 
 if TYPE_CHECKING:
     from rft_platform.config.schema.buffer import Taskset
@@ -83,8 +84,8 @@ def dataset_problems(project: Project) -> Iterator[Finding]:
         return
     yield from raised(load_dataset, project)
     model = Path(config.model.model_path)
-    if model.is_dir() and config.model.custom_chat_template is None and not _has_chat_template(model):
-        yield error(f"model.model_path {model}: its tokenizer has no chat template, needed to render conversations")
+    if model.is_dir() and config.model.custom_chat_template is None:
+        yield from raised(_check_chat_template, model, key="model.model_path")
     teacher = config.algorithm.teacher_model_path
     if teacher is not None and Path(teacher).is_dir():
         for finding in raised(check_model_folder, Path(teacher)):
@@ -158,12 +159,17 @@ def regression_notices(project: Project) -> Iterator[Finding]:
         )
 
 
-def _has_chat_template(model: Path) -> bool:
-    """Whether the tokenizer in a model folder has a chat template."""
+def _check_chat_template(model: Path) -> None:
+    """Raise UserError unless the tokenizer in a model folder has a chat template."""
     if any(model.glob("*.jinja")) or (model / "chat_template.json").exists():
-        return True
+        return
     file = model / "tokenizer_config.json"
-    return file.exists() and bool(read_json(file).get("chat_template"))
+    try:
+        settings = read_json(file) if file.exists() else {}
+    except NOT_JSON as problem:
+        raise UserError(f"{file}: not readable JSON: {problem}; download the model again") from None
+    if not isinstance(settings, dict) or not settings.get("chat_template"):
+        raise UserError(f"model.model_path {model}: its tokenizer has no chat template, needed to render conversations")
 
 
 def _changed_length(project: Project) -> Iterator[Finding]:

@@ -162,11 +162,16 @@ def _identity(where: str, row: dict[str, Any]) -> str:
     try:
         return task_id_of(row)
     except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start : error.end])
-        raise UserError(
-            f"{where}: holds {half}, half of a surrogate pair, which is not a character; "
-            "write the whole pair, or U+FFFD instead"
-        ) from None
+        raise half_pair(where, error) from None
+
+
+def half_pair(where: str, error: UnicodeEncodeError) -> UserError:
+    """The error for a row at ``where`` with half of a surrogate pair, which JSON can write."""
+    half = ascii(error.object[error.start : error.end])
+    return UserError(
+        f"{where}: holds {half}, half of a surrogate pair, which is not a character; "
+        "write the whole pair, or U+FFFD instead"
+    )
 
 
 def task_id_of(row: dict[str, Any]) -> str:
