@@ -193,10 +193,10 @@ def _changed_length(project: Project) -> Iterator[Finding]:
 def _check_prompt_lengths(project: Project, taskset: "Taskset") -> None:
     """Raise UserError if no prompt of a taskset leaves space for an answer; estimated counts never raise.
 
-    A taskset with a user workflow is skipped, because the workflow builds its own prompts.
+    A taskset with a user workflow, or without a prompt column, is skipped: the workflow builds the prompts.
     """
     context, tokenizer = _context_of(project), _tokenizer(project)
-    if context is None or tokenizer is None or ":" in taskset.workflow:
+    if context is None or tokenizer is None or ":" in taskset.workflow or taskset.format.prompt_key is None:
         return
     counts = _token_counts(_shortest_first(project, taskset)[:_TRIED], tokenizer)
     if min(counts) >= context:
@@ -207,23 +207,30 @@ def _check_prompt_lengths(project: Project, taskset: "Taskset") -> None:
 
 
 def task_lines(project: Project) -> Iterator[str]:
-    """Lines of the plan about each taskset: rows, tasks, the longest prompt, and how many prompts are too long."""
+    """Lines of the plan about each taskset: rows, tasks, the longest prompt, and how many prompts are too long.
+
+    Without a prompt column the workflow builds the prompts of the rows, whose lengths say little.
+    """
     inputs, context, tokenizer = project.config.buffer.explorer_input, _context_of(project), _tokenizer(project)
     for taskset in inputs.every.values():
         dataset = load_taskset(taskset)
         limited = "" if taskset.limit is None else f" (limit {taskset.limit:,})"
+        line = (
+            f"read       {dataset.report.source}: {dataset.report.rows:,} rows, {len(dataset.tasks):,} tasks{limited}"
+        )
+        if taskset.format.prompt_key is None:
+            yield line
+            continue
         counts = _token_counts(_shortest_first(project, taskset)[-_COUNTED:], tokenizer)
         about = "" if tokenizer is not None else "about "
-        line = (
-            f"read       {dataset.report.source}: {dataset.report.rows:,} rows, {len(dataset.tasks):,} tasks{limited}; "
-            f"longest prompt {about}{max(counts):,} tokens"
-        )
+        line += f"; longest prompt {about}{max(counts):,} tokens"
         if ":" in taskset.workflow:
             line += " without what the workflow adds (system prompt, tools)"
         if context is not None:
             line += f" in a context of {context:,}"
             too_long = sum(count >= context for count in counts)
-            line += f", {too_long:,} prompts are too long" if too_long else ""
+            more = "at least " if too_long == len(counts) < len(dataset.tasks) else ""
+            line += f", {more}{too_long:,} prompts are too long" if too_long else ""
         yield line
 
 
