@@ -60,12 +60,14 @@ class Task:
     reward_fn: Any = None  # a class may set its own, made with reward_fn_args; None: the taskset's judge rewards
     repeat_times: int = 1  # each run has its own object
     is_eval: bool = False
+    prompt: str | None = None  # text of the prompt column
 
     @property
     def task_desc(self) -> Any:
-        """Value of the prompt column; None if the row has none."""
+        """Value of the prompt column, of chat messages the user's text; None if the row has none."""
         key = self.format_args.prompt_key
-        return None if key is None else self.raw_task.get(key)
+        value = None if key is None else self.raw_task.get(key)
+        return self.prompt if isinstance(value, list) and self.prompt is not None else value
 
     @property
     def truth(self) -> Any:
@@ -246,10 +248,11 @@ class ClassWorkflow:
         own_task = Task(
             copy.deepcopy(task.raw),
             task.task_id,
-            replace(self.format_args),
+            replace(self.format_args, system_prompt=task.system or self.format_args.system_prompt),
             copy.deepcopy(dict(self.arguments)),
             copy.deepcopy(dict(self.reward_fn_args)),
             rollout_args_of(model),
+            prompt=task.prompt,
         )
         arguments: dict[str, Any] = {"task": own_task, "model": ModelWrapper(model)}
         init = inspect.getattr_static(self.kind, "__init__")  # the signature of the class is that of __new__

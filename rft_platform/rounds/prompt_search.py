@@ -153,6 +153,11 @@ def _drawn(project: Project, dataset: TaskDataset, count: int) -> TaskDataset:
     tasks = [task for task in dataset.tasks if ORIGIN not in task.raw]
     if not tasks:
         raise UserError("prompt_search: all tasks are of imported traces, which a prompt could quote; add other tasks")
+    if own := sum(task.system is not None for task in tasks):
+        raise UserError(
+            f"prompt_search: {own} tasks of {dataset.report.source} have a system message of their own, which no other "
+            "prompt replaces: give prompts without one"
+        )
     chosen = random.Random(project.config.seed).sample(tasks, min(count, len(tasks)))
     return replace(dataset, tasks=tuple(chosen))
 

@@ -14,6 +14,7 @@ from rft_platform.common.files import read_json
 from rft_platform.config.checks.notices import unusual_length
 from rft_platform.config.findings import Finding, error, note, raised, warning
 from rft_platform.rounds.project.project import Project, load_taskset
+from rft_platform.tasks.messages import NOT_JSON
 
 if TYPE_CHECKING:
     from rft_platform.config.schema.buffer import Taskset
@@ -83,8 +84,8 @@ def dataset_problems(project: Project) -> Iterator[Finding]:
         return
     yield from raised(load_dataset, project)
     model = Path(config.model.model_path)
-    if model.is_dir() and config.model.custom_chat_template is None and not _has_chat_template(model):
-        yield error(f"model.model_path {model}: its tokenizer has no chat template, needed to render conversations")
+    if model.is_dir() and config.model.custom_chat_template is None:
+        yield from raised(_check_chat_template, model, key="model.model_path")
     teacher = config.algorithm.teacher_model_path
     if teacher is not None and Path(teacher).is_dir():
         for finding in raised(check_model_folder, Path(teacher)):
@@ -158,12 +159,17 @@ def regression_notices(project: Project) -> Iterator[Finding]:
         )
 
 
-def _has_chat_template(model: Path) -> bool:
-    """Whether the tokenizer in a model folder has a chat template."""
+def _check_chat_template(model: Path) -> None:
+    """Raise UserError unless the tokenizer in a model folder has a chat template."""
     if any(model.glob("*.jinja")) or (model / "chat_template.json").exists():
-        return True
+        return
     file = model / "tokenizer_config.json"
-    return file.exists() and bool(read_json(file).get("chat_template"))
+    try:
+        settings = read_json(file) if file.exists() else {}
+    except NOT_JSON as problem:
+        raise UserError(f"{file}: not readable JSON: {problem}; download the model again") from None
+    if not isinstance(settings, dict) or not settings.get("chat_template"):
+        raise UserError(f"model.model_path {model}: its tokenizer has no chat template, needed to render conversations")
 
 
 def _changed_length(project: Project) -> Iterator[Finding]:
@@ -187,10 +193,10 @@ def _changed_length(project: Project) -> Iterator[Finding]:
 def _check_prompt_lengths(project: Project, taskset: "Taskset") -> None:
     """Raise UserError if no prompt of a taskset leaves space for an answer; estimated counts never raise.
 
-    A taskset with a user workflow is skipped, because the workflow builds its own prompts.
+    A taskset with a user workflow, or without a prompt column, is skipped: the workflow builds the prompts.
     """
     context, tokenizer = _context_of(project), _tokenizer(project)
-    if context is None or tokenizer is None or ":" in taskset.workflow:
+    if context is None or tokenizer is None or ":" in taskset.workflow or taskset.format.prompt_key is None:
         return
     counts = _token_counts(_shortest_first(project, taskset)[:_TRIED], tokenizer)
     if min(counts) >= context:
@@ -201,23 +207,30 @@ def _check_prompt_lengths(project: Project, taskset: "Taskset") -> None:
 
 
 def task_lines(project: Project) -> Iterator[str]:
-    """Lines of the plan about each taskset: rows, tasks, the longest prompt, and how many prompts are too long."""
+    """Lines of the plan about each taskset: rows, tasks, the longest prompt, and how many prompts are too long.
+
+    Without a prompt column the workflow builds the prompts of the rows, whose lengths say little.
+    """
     inputs, context, tokenizer = project.config.buffer.explorer_input, _context_of(project), _tokenizer(project)
     for taskset in inputs.every.values():
         dataset = load_taskset(taskset)
         limited = "" if taskset.limit is None else f" (limit {taskset.limit:,})"
+        line = (
+            f"read       {dataset.report.source}: {dataset.report.rows:,} rows, {len(dataset.tasks):,} tasks{limited}"
+        )
+        if taskset.format.prompt_key is None:
+            yield line
+            continue
         counts = _token_counts(_shortest_first(project, taskset)[-_COUNTED:], tokenizer)
         about = "" if tokenizer is not None else "about "
-        line = (
-            f"read       {dataset.report.source}: {dataset.report.rows:,} rows, {len(dataset.tasks):,} tasks{limited}; "
-            f"longest prompt {about}{max(counts):,} tokens"
-        )
+        line += f"; longest prompt {about}{max(counts):,} tokens"
         if ":" in taskset.workflow:
             line += " without what the workflow adds (system prompt, tools)"
         if context is not None:
             line += f" in a context of {context:,}"
             too_long = sum(count >= context for count in counts)
-            line += f", {too_long:,} prompts are too long" if too_long else ""
+            more = "at least " if too_long == len(counts) < len(dataset.tasks) else ""
+            line += f", {more}{too_long:,} prompts are too long" if too_long else ""
         yield line
 
 
@@ -251,7 +264,7 @@ def _token_counts(prompts: Sequence[str], tokenizer: Any | None) -> list[int]:
 
 def _shortest_first(project: Project, taskset: "Taskset") -> list[str]:
     system = taskset.format.system_prompt or ""
-    return sorted((system + task.prompt for task in load_taskset(taskset).tasks), key=len)
+    return sorted(((task.system or system) + task.prompt for task in load_taskset(taskset).tasks), key=len)
 
 
 def _tokenizer(project: Project) -> Any | None:

@@ -14,8 +14,8 @@ from typing import Any
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
 from rft_platform.config.schema.buffer import default_name
-from rft_platform.tasks.readers import NumberedRow
-from rft_platform.tasks.sources import located_rows, with_nested
+from rft_platform.openai_api.messages import text_of
+from rft_platform.tasks.sources import LocatedRow, located_rows, with_nested
 from rft_platform.tasks.task import ORIGIN, Task
 
 LISTED = 10  # line numbers listed in a report
@@ -76,17 +76,17 @@ def load_tasks(
         name: name of the taskset; default: the name of the file or dataset, with the split.
         split: file of a folder, or split of a Hugging Face dataset; unused for a single file.
         subset_name: subfolder of the folder, or configuration of a Hugging Face dataset.
-        prompt_key: column with the prompt, which may be a list with one message of the user; None: the prompt is the
-            row itself as JSON text. Names with dots lead into nested columns.
+        prompt_key: column with the prompt: text, or a list with one message of the user, perhaps after a system
+            message; None: the prompt is the row itself as JSON text. Names with dots lead into nested columns.
         response_key: column with the reference answer; None: the tasks have none.
         limit: keep only the first ``limit`` tasks.
         section: section of the configuration that demonstrations belong to, named in errors; None: a taskset.
 
     Raises:
-        UserError: nothing found, unreadable rows, an unknown column, or no task left.
+        UserError: nothing found, unreadable rows or prompts, an unknown column, or no task left.
     """
-    numbered = ((number, row) for _, number, row in located_rows(path, split, subset_name))
-    report, rows = _collect(path, numbered, prompt_key, response_key, section)
+    located = located_rows(path, split, subset_name)
+    report, rows = _collect(path, located, prompt_key, response_key, section)
     taskset = name or default_name(path, split)
     tasks = tuple(_task(taskset, row, prompt_key, response_key) for row in islice(rows, limit))
     digest = digest_json(
@@ -96,7 +96,7 @@ def load_tasks(
 
 
 def _collect(
-    path: str, numbered: Iterable[NumberedRow], prompt_key: str | None, response_key: str | None, section: str | None
+    path: str, located: Iterable[LocatedRow], prompt_key: str | None, response_key: str | None, section: str | None
 ) -> tuple[DatasetReport, Iterable[dict[str, Any]]]:
     columns: dict[str, None] = {}
     kept: dict[str, dict[str, Any]] = {}
@@ -106,13 +106,13 @@ def _collect(
     wanted = {"prompt_key": prompt_key, "response_key": response_key}
     settings = {name: column for name, column in wanted.items() if column is not None}
     keys = list(settings.values())
-    for number, read in numbered:
-        row = with_nested(read, keys)
+    for file, number, read in located:
+        row, where = with_nested(read, keys), f"{path}{'' if path.endswith(file) else f'/{file}'}, line {number}"
         total += 1
         columns.update(dict.fromkeys(row))
-        if any(is_empty(row.get(key)) for key in keys):
+        if any(is_empty(row.get(key)) for key in keys) or (prompt_key and is_empty(_prompt(row, prompt_key, where)[1])):
             empty.append(number)
-        elif (identity := _identity(path, number, row)) in kept:
+        elif (identity := _identity(where, row)) in kept:
             duplicates.append(number)
         else:
             kept[identity] = row
@@ -158,15 +158,20 @@ def is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _identity(path: str, number: int, row: dict[str, Any]) -> str:
+def _identity(where: str, row: dict[str, Any]) -> str:
     try:
         return task_id_of(row)
     except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start : error.end])
-        raise UserError(
-            f"{path}, line {number}: holds {half}, half of a surrogate pair, which is not a character; "
-            "write the whole pair, or U+FFFD instead"
-        ) from None
+        raise half_pair(where, error) from None
+
+
+def half_pair(where: str, error: UnicodeEncodeError) -> UserError:
+    """The error for a row at ``where`` with half of a surrogate pair, which JSON can write."""
+    half = ascii(error.object[error.start : error.end])
+    return UserError(
+        f"{where}: holds {half}, half of a surrogate pair, which is not a character; "
+        "write the whole pair, or U+FFFD instead"
+    )
 
 
 def task_id_of(row: dict[str, Any]) -> str:
@@ -176,20 +181,30 @@ def task_id_of(row: dict[str, Any]) -> str:
 
 def _task(taskset: str, row: dict[str, Any], prompt_key: str | None, response_key: str | None) -> Task:
     answer = None if response_key is None else _text(row[response_key])
-    prompt = json.dumps(row, ensure_ascii=False) if prompt_key is None else _text(_only_message(row[prompt_key]))
-    return Task(task_id_of(row), taskset, prompt, answer, row)
+    system, prompt = _prompt(row, prompt_key, taskset)
+    return Task(task_id_of(row), taskset, prompt, answer, row, system)
 
 
-def _only_message(prompt: Any) -> Any:
-    """The text of a conversation with one message, which is the user's; any other prompt is returned unchanged."""
-    if (
-        isinstance(prompt, list)
-        and len(prompt) == 1
-        and isinstance(prompt[0], dict)
-        and prompt[0].get("role") == "user"
-    ):
-        return prompt[0].get("content")
-    return prompt
+def _prompt(row: dict[str, Any], key: str | None, where: str) -> tuple[str | None, str]:
+    """The system message of a row, if it has one, and its prompt; UserError beginning with ``where``."""
+    if key is None:
+        return None, json.dumps(row, ensure_ascii=False)
+    cell = row.get(key)
+    if not isinstance(cell, list | dict):
+        return None, "" if cell is None else _text(cell)
+    messages = cell if isinstance(cell, list) else [cell]
+    roles = [message.get("role") if isinstance(message, dict) else type(message).__name__ for message in messages]
+    if isinstance(cell, dict) or (roles and roles not in (["user"], ["system", "user"], ["developer", "user"])):
+        found = f"the roles {', '.join(map(str, roles))}" if isinstance(cell, list) else "an object"
+        raise UserError(
+            f"{where}, {key}: expected text, or a list with one message of the user, perhaps after a system message; "
+            f"got {found}. Write it so, or set format.prompt_key to null if your workflow reads the row itself"
+        )
+    try:
+        *system, prompt = [text_of(message.get("content")) for message in messages] or [""]
+    except UserError as error:
+        raise UserError(f"{where}, {key}: {error}") from None
+    return "".join(system) or None, prompt
 
 
 def _text(value: Any) -> str:

@@ -9,6 +9,9 @@ from rft_platform.common.errors import UserError
 
 Message = dict[str, Any]
 
+#: What ``json.loads`` raises: invalid text, a number with more digits than Python parses, nested too deep.
+NOT_JSON = (ValueError, RecursionError)
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -37,7 +40,7 @@ def without_json(value: Any) -> Any:
         return value
     try:
         found = json.loads(value)
-    except json.JSONDecodeError:
+    except NOT_JSON:
         return value
     is_conversation = isinstance(found, list) and all(
         isinstance(message, dict) and message.get("role") in ROLES for message in found
@@ -50,7 +53,7 @@ def conversation(value: Any, where: str) -> list[Message]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError:
+        except NOT_JSON:
             raise UserError(f"{where}: expected a list of messages, got the text {value[:40]!r}") from None
     if not isinstance(value, list) or not value:
         raise UserError(f"{where}: expected a list of messages, got {_shown(value)}")
@@ -93,8 +96,8 @@ def tools_of(value: Any, where: str) -> list[dict[str, Any]] | None:
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where}: not valid JSON: {error.msg}") from None
+        except NOT_JSON as error:
+            raise UserError(f"{where}: not readable JSON: {error}") from None
     if not value:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):

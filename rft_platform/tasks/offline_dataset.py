@@ -15,7 +15,7 @@ from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_file, digest_json
-from rft_platform.tasks.dataset import is_empty
+from rft_platform.tasks.dataset import half_pair, is_empty
 from rft_platform.tasks.messages import (
     Message,
     as_context,
@@ -356,7 +356,7 @@ class _Sorting:
                 self._empty.append(where)
             elif "chosen" in row and row["chosen"] == row["rejected"]:
                 self._equal.append(where)
-            elif (identity := _identity(row)) in seen:
+            elif (identity := _identity(row, where)) in seen:
                 self._duplicates.append(where)
             else:
                 seen.add(identity)
@@ -372,8 +372,11 @@ class _Sorting:
         )
 
 
-def _identity(row: Row) -> bytes:
-    return hashlib.sha256(json.dumps(row, sort_keys=True, ensure_ascii=False).encode()).digest()
+def _identity(row: Row, where: str) -> bytes:
+    try:
+        return hashlib.sha256(json.dumps(row, sort_keys=True, ensure_ascii=False).encode()).digest()
+    except UnicodeEncodeError as error:
+        raise half_pair(where, error) from None
 
 
 def _digests(files: Iterable[Path]) -> dict[str, str]:

@@ -6,7 +6,8 @@ Split expressions have the syntax of ``datasets.load_dataset``: ``train[:100]``,
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,10 @@ ALIASES = {
     "validation": ("validation", "valid", "dev", "val"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
+
+
+#: Files of a folder that describe its dataset or model; ``datasets`` ignores them, too.
+_NO_DATA = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,9 @@ def words_for(split: str) -> tuple[str, ...]:
 
 
 def names_split(stem: str, split: str) -> bool:
-    """Whether a file name without suffix contains a word for ``split``, separated from other letters."""
-    return any(re.search(rf"(^|[-._ \d]){re.escape(word)}($|[-._ \d])", stem) for word in words_for(split))
+    """Whether a file name without suffix contains a word for ``split``, in any case, separated from other letters."""
+    patterns = (rf"(^|[-._ \d]){re.escape(word)}($|[-._ \d])" for word in words_for(split))
+    return any(re.search(pattern, stem, re.IGNORECASE) for pattern in patterns)
 
 
 def names_any_split(stem: str) -> bool:
@@ -99,16 +105,19 @@ def split_files(folder: Path, split: str, subset_name: str | None) -> list[Path]
     """The files of a split: ``train.jsonl``, or shards like ``train-00000-of-00002.parquet``, also below ``data/``.
 
     Without such files, a split has the files whose names contain a word for it (``my_dev.csv`` for ``validation``). If
-    no file name contains a word for any split, all files belong to ``train``. ``datasets.load_dataset`` uses the same
-    rules. ``subset_name`` is a subfolder of ``folder``.
+    no file name contains a word for any split, all files belong to ``train``, but those that describe a dataset or
+    model (``config.json``). ``datasets.load_dataset`` uses the same rules; here the case of letters is ignored.
+    ``subset_name`` is a subfolder of ``folder``.
     """
-    root = folder / subset_name if subset_name and (folder / subset_name).is_dir() else folder
+    root = _subfolder(folder, subset_name) if subset_name else folder
     for base in (root, root / "data"):
-        files = [path for path in sorted(base.glob("*")) if path.suffix.lower() in _READERS]
-        exact = [path for path in files if path.stem == split]
+        files = [
+            path for path in sorted(base.glob("*")) if path.suffix.lower() in _READERS and path.name not in _NO_DATA
+        ]
+        exact = [path for path in files if path.stem.casefold() == split.casefold()]
         if len(exact) > 1:
             raise UserError(f"{base}: {', '.join(path.name for path in exact)} all hold split {split!r}; name one file")
-        found = exact or [path for path in files if path.stem.startswith(f"{split}-")]
+        found = exact or [path for path in files if path.stem.casefold().startswith(f"{split}-".casefold())]
         found = found or [path for path in files if names_split(path.stem, split)]
         if not found and split == "train" and not any(names_any_split(path.stem) for path in files):
             found = files  # no file name contains a split: train on all files
@@ -117,6 +126,16 @@ def split_files(folder: Path, split: str, subset_name: str | None) -> list[Path]
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in _READERS)
     listing = ", ".join(names[:10]) if names else "no data file at all"
     raise UserError(f"{folder}: no file of split {split!r} (such as {split}.jsonl); found: {listing}")
+
+
+def _subfolder(folder: Path, name: str) -> Path:
+    if not (folder / name).is_dir():
+        found = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir())[:10]) or "none"
+        raise UserError(
+            f"{folder}: subset_name is {name!r}, expected one of its subfolders; found: {found}. Correct it, or "
+            "leave it out to read the files of the folder itself"
+        )
+    return folder / name
 
 
 _LONGEST_LINE = 1 << 24  # characters; a longer line is a damaged file, or no row that a model can read
@@ -150,25 +169,51 @@ def _are_lines(text: str) -> bool:
 
 
 def _read_csv(path: Path) -> Iterator[NumberedRow]:
-    """Rows with the types that pandas infers for each column, as ``datasets.load_dataset`` does.
+    """Rows of text, numbers and booleans; empty cells are None.
 
-    Integers beside empty cells stay integers, which ``load_dataset`` makes floats: an answer "2" must not become "2.0".
+    A column is converted only if all its cells are written as Python writes the number or boolean: a reference answer
+    keeps its text (``2``, ``007``, ``1.10``, ``true``), which ``datasets.load_dataset`` changes.
     """
     import pandas as pd
 
     lines = list(_csv_lines(path))
     if not lines:
         return
-    frame = pd.read_csv(path, encoding="utf-8-sig", index_col=False, low_memory=False, dtype_backend="numpy_nullable")
+    frame = pd.read_csv(
+        path, encoding="utf-8-sig", index_col=False, dtype=str, keep_default_na=False, na_values=[""]
+    ).astype(object)
     if len(frame) != len(lines):
         raise UserError(f"{path}: has {len(lines)} rows by its commas and quotes, but pandas reads {len(frame)} rows")
-    for number, row in zip(lines, frame.astype(object).to_dict("records"), strict=True):
-        yield number, {str(name): None if pd.isna(value) else value for name, value in row.items()}
+    columns = {str(name): _converted(frame.iloc[:, at]) for at, name in enumerate(frame)}
+    for number, *cells in zip(lines, *columns.values(), strict=True):
+        yield number, dict(zip(columns, cells, strict=True))
+
+
+def _converted(cells: Iterable[Any]) -> list[Any]:
+    """The cells of a CSV column: all numbers, all booleans, or text; None for the missing ones, which are not text."""
+    texts = [cell if isinstance(cell, str) else None for cell in cells]
+    for convert in (_number, {"True": True, "False": False}.get):
+        values = [None if text is None else convert(text) for text in texts]
+        if [value is None for value in values] == [text is None for text in texts]:
+            return values
+    return texts
+
+
+def _number(text: str) -> int | float | None:
+    """The number that Python writes as ``text``; None if there is none."""
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        if abs(value) < 1 << 63 and str(value) == text:  # stored as 64 bits; neither infinite nor NaN
+            return value
+    return None
 
 
 def _csv_lines(path: Path) -> Iterator[int]:
     """The number of the last line of each row; UserError for a row with too many or too few fields."""
-    with path.open(encoding="utf-8-sig", newline="") as stream:
+    with path.open(encoding="utf-8-sig", newline="") as stream, _long_fields():
         reader = csv.DictReader(stream, strict=True)
         try:
             for row in reader:
@@ -177,6 +222,16 @@ def _csv_lines(path: Path) -> Iterator[int]:
                 yield reader.line_num
         except csv.Error as error:
             raise UserError(f"{path}, after line {reader.line_num}: not valid CSV: {error}") from None
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Accept cells of up to ``_LONGEST_LINE`` characters; the limit of ``csv`` holds for the whole process."""
+    before = csv.field_size_limit(_LONGEST_LINE)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _read_parquet(path: Path) -> Iterator[NumberedRow]:

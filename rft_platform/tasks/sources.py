@@ -11,6 +11,7 @@ from typing import Any
 from rft_platform.common.errors import UserError
 from rft_platform.config.paths import DATA_SUFFIXES
 from rft_platform.config.schema.buffer import REASONING_GYM
+from rft_platform.tasks.messages import NOT_JSON
 from rft_platform.tasks.readers import NumberedRow, SplitPart, plain, read_rows, split_files, split_parts
 from rft_platform.tasks.reasoning_gym import GymSource
 
@@ -111,7 +112,7 @@ def _nested(row: dict[str, Any], name: str) -> Any:
         if isinstance(node, str):
             try:
                 node = json.loads(node)
-            except ValueError:
+            except NOT_JSON:
                 return None
         node = node.get(part) if isinstance(node, dict) else None
     return node

@@ -19,3 +19,9 @@ class Task:
     prompt: str
     answer: str | None
     raw: dict[str, Any]
+    system: str | None = None  # the row's own system message
+
+    def system_messages(self, default: str | None) -> list[dict[str, Any]]:
+        """What a conversation about the task begins with: its own system message, or else ``default``, if any."""
+        text = self.system or default
+        return [{"role": "system", "content": text}] if text else []

@@ -15,7 +15,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.run import checks, project_checks, start
+from rft_platform.run import checks, data_checks, project_checks, start
 from rft_platform.run.project_checks import check_may_start
 
 WriteConfig = Callable[..., Path]
@@ -87,6 +87,34 @@ def test_prompts_beyond_the_context_are_counted_and_refused_where_none_fits(
     assert "no prompt fits: the shortest have 120 tokens, and the context is 64" in refused(
         rft("run", "--config", file, "--dry-run"), home
     )
+
+
+def test_prompts_too_long_beyond_those_that_are_counted_are_not_counted_out(
+    write_config: WriteConfig, rft: Rft, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_checks, "_COUNTED", 2)
+    rows = [{"question": "12+" * count, "answer": "1"} for count in (2, 40, 50, 60)]
+    file = write_config(model={"model_path": str(tiny_model), "max_model_len": 64})
+    write_text(tmp_path / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    planned = rft("run", "--config", file, "--dry-run")
+    assert "in a context of 64, at least 2 prompts are too long" in planned.stdout
+
+
+def test_rows_without_a_prompt_column_have_no_prompts_to_measure(
+    write_config: WriteConfig, rft: Rft, tmp_path: Path, tiny_model: Path
+) -> None:
+    columns = {"prompt_key": None, "response_key": None}
+    taskset = {"path": "train.jsonl", "workflow": "tool_call", "judge": "tool_use", "format": columns}
+    file = write_config(
+        model={"model_path": str(tiny_model), "max_model_len": 64},
+        buffer={"batch_size": 2, "total_steps": 1, "explorer_input": {"taskset": taskset}},
+    )
+    call = {"role": "user", "content": "1+1"}
+    rows = [{"conversations": [call], "tools": [{"name": "add", "description": "x" * 900}], "n": n} for n in range(4)]
+    write_text(tmp_path / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    planned = rft("run", "--config", file, "--dry-run")
+    assert planned.exit_code == 0, planned.output
+    assert "train.jsonl: 4 rows, 4 tasks\n" in planned.stdout and "longest prompt" not in planned.stdout
 
 
 def test_a_length_above_the_limit_of_the_model_is_noticed(

@@ -27,7 +27,12 @@ def offline(write_config: Callable[..., Path]) -> Callable[..., Path]:
     """Write the configuration of an offline training."""
 
     def write(
-        data: str | None = "good.jsonl", algorithm: str = "sft", *, template: bool = True, **sections: Any
+        data: str | None = "good.jsonl",
+        algorithm: str = "sft",
+        *,
+        template: bool = True,
+        tokenizer: str | None = None,
+        **sections: Any,
     ) -> Path:
         experience_buffer = {} if data is None else {"path": data}
         buffer = {"train_batch_size": 5, "trainer_input": {"experience_buffer": experience_buffer}}
@@ -37,6 +42,8 @@ def offline(write_config: Callable[..., Path]) -> Callable[..., Path]:
             write_text(config.parent / name, "".join(json.dumps(row) + "\n" for row in rows))
         if template:
             write_text(config.parent / "model" / "chat_template.jinja", "{{ messages }}")
+        if tokenizer is not None:
+            write_text(config.parent / "model" / "tokenizer_config.json", tokenizer)
         return config
 
     return write
@@ -53,6 +60,8 @@ def offline(write_config: Callable[..., Path]) -> Callable[..., Path]:
         ({"data": "pairs.jsonl", "algorithm": "dpo"}, "did you mean 'rejectd' for 'rejected'?"),
         ({"algorithm": "gkd"}, "algorithm.teacher_model_path is not set: gkd learns from a teacher"),
         ({"template": False}, "has no chat template"),
+        ({"template": False, "tokenizer": "{"}, "tokenizer_config.json: not readable JSON"),
+        ({"template": False, "tokenizer": "[]"}, "has no chat template"),
         ({"mode": "both"}, "trains on demonstrations and mode both explores: set mode: train"),
         ({"warm_start": {"path": "train.jsonl"}}, "warm_start: sft in mode train starts from model.model_path"),
     ],

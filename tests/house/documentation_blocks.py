@@ -164,7 +164,8 @@ def _merged(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 def _with_files(node: Any, folder: Path, rows: dict[str, dict[str, Any]], key: str = "") -> Any:
     """Write the data files that the settings name; models and programs elsewhere become those of the folder."""
     if isinstance(node, dict):
-        return {name: _with_files(value, folder, rows, name) for name, value in node.items()}
+        whole = {name: value for name, value in node.items() if name != "subset_name"}  # our folders have no subsets
+        return {name: _with_files(value, folder, rows, name) for name, value in whole.items()}
     if isinstance(node, list):
         return [_with_files(value, folder, rows, key) for value in node]
     if not isinstance(node, str):

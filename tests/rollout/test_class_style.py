@@ -26,6 +26,7 @@ from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, resolve_workflow
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
+from rft_platform.tasks.task import Task as PlatformTask
 
 from .fake_engine import FakeEngine
 from .samples import roll_out, tasks
@@ -327,6 +328,13 @@ def test_a_class_finds_its_arguments_in_its_task(engine: FakeEngine) -> None:
     assert [row.step_reward for row in batch.rows[:4]] == [0.5, None, None, None]
     assert batch.rows[3].metrics == {"calls": 4.0}
     assert batch.report.rows == 16
+
+
+def test_a_class_gets_the_texts_of_a_chat_prompt(engine: FakeEngine) -> None:
+    raw = {"question": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]}
+    task = PlatformTask("t", "set", "1+1", None, raw, "be brief")
+    batch = roll_out(engine, [task], resolve_workflow(f"{HERE}:Boxless", format_args=FormatArgs(system_prompt="x")))
+    assert batch.rows[0].messages == raw["question"]
 
 
 def test_a_simple_workflow_rewards_each_of_its_answers(engine: FakeEngine) -> None:

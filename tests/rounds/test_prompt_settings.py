@@ -47,6 +47,13 @@ def test_tasks_of_imported_traces_are_left_out(tmp_path: Path) -> None:
         check_prompt_search(project(tmp_path, search, [imported]))
 
 
+def test_tasks_with_a_system_message_of_their_own_are_refused(tmp_path: Path) -> None:
+    prompt = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
+    search = {"reflection": {"model": MODEL}}
+    with pytest.raises(UserError, match=r"1 tasks of .*tasks\.jsonl have a system message of their own"):
+        check_prompt_search(project(tmp_path, search, [{"question": prompt, "answer": "2"}]))
+
+
 @pytest.mark.parametrize(
     ("search", "taskset", "message"),
     [

@@ -200,3 +200,23 @@ def test_an_empty_file_is_refused(tmp_path):
 def test_a_messages_weight_reaches_the_trainer(tmp_path: Path) -> None:
     rows = conversations(tmp_path, [{"prompt": [USER], "completion": [GOOD | {"weight": 0.5}]}]).rows
     assert [message.get("weight") for message in rows[0]["messages"]] == [None, 0.5]
+
+
+@pytest.mark.parametrize(
+    "row", [{"prompt": "1+1=?", "response": "\ud83d"}, {"messages": [USER, {**GOOD, "content": "\ud83d"}]}]
+)
+def test_half_a_surrogate_pair_is_named_by_its_line(tmp_path, row):
+    with pytest.raises(UserError, match=r"train\.jsonl:2: holds '\\ud83d', half of a surrogate pair"):
+        conversations(tmp_path, [{"messages": [USER, GOOD]} if "messages" in row else {**row, "response": "2"}, row])
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" + "9" * 5000 + "]"], ids=["deep", "digits"])
+def test_text_that_python_cannot_read_as_json_is_text_or_named_by_its_line(tmp_path, text):
+    (row,) = conversations(tmp_path, [{"prompt": text, "response": "2"}]).rows
+    assert row["messages"][0]["content"] == text
+    with pytest.raises(UserError, match=r"train\.jsonl:1, messages: expected a list of messages, got the text"):
+        conversations(tmp_path, [{"messages": text}])
+    with pytest.raises(UserError, match=r"train\.jsonl:1, tools: not readable JSON"):
+        conversations(tmp_path, [{"messages": [USER, GOOD], "tools": text}])
+    with pytest.raises(UserError, match=r"expected 'messages', or 'data\.prompt'"):
+        conversations(tmp_path, [{"data": text, "response": "2"}], prompt="data.prompt")

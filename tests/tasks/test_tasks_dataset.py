@@ -17,6 +17,7 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.buffer import Taskset
+from rft_platform.rollout.runner.run_rollouts import SingleTurn
 from rft_platform.tasks.dataset import find_leaks, load_tasks
 from rft_platform.tasks.readers import read_rows
 from rft_platform.tasks.task import Task
@@ -62,7 +63,7 @@ def test_every_format_gives_the_same_tasks(tmp_path: Path, name: str, write: Cal
     assert dataset.report.columns == ("question", "answer")
 
 
-def test_columns_of_csv_files_have_the_types_that_load_dataset_gives_them(tmp_path: Path) -> None:
+def test_columns_of_numbers_and_booleans_of_csv_files_equal_those_of_load_dataset(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text(
         'question,answer,level,share,hard,note\n"1,\n1",2,3,0.5,True,\n\nx,-4,,1,False,7b\n',
@@ -82,10 +83,40 @@ def test_an_empty_cell_of_a_csv_file_makes_integers_no_floats(tmp_path: Path) ->
         [
             {"question": "1+1", "answer": 2, "share": 0.5},
             {"question": "2+2", "answer": 4, "share": None},
-            {"question": "3+3", "answer": None, "share": 2.0},
+            {"question": "3+3", "answer": None, "share": 2},
         ]
     )
     assert [task.answer for task in load_tasks(str(path)).tasks] == ["2", "4"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["42", "3.5", "7"], [42, 3.5, 7]),
+        (["-4", "1e-07", "0.1"], [-4, 1e-07, 0.1]),
+        (["007", "8"], ["007", "8"]),
+        (["1.10", "2.5"], ["1.10", "2.5"]),
+        (["1e5", "7"], ["1e5", "7"]),
+        (["9" * 20, "7"], ["9" * 20, "7"]),
+        (["9" * 5000, "7"], ["9" * 5000, "7"]),
+        (["inf", "1.5"], ["inf", "1.5"]),
+        (["true", "false"], ["true", "false"]),
+        (["True", "False"], [True, False]),
+        (["True", "1"], ["True", "1"]),
+        (["None", "NA", "null", "N/A", "nan", " "], ["None", "NA", "null", "N/A", "nan", " "]),
+    ],
+)
+def test_answers_of_a_csv_file_keep_their_text(tmp_path: Path, cells: list[str], values: list[Any]) -> None:
+    path = write_csv(tmp_path / "t.csv", [{"question": f"q{i}", "answer": cell} for i, cell in enumerate(cells)])
+    assert repr([row["answer"] for _, row in read_rows(path)]) == repr(values)
+    assert [task.answer for task in load_tasks(str(path)).tasks] == [cell for cell in cells if cell.strip()]
+
+
+def test_a_long_cell_of_a_csv_file_is_read(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    path = write_csv(tmp_path / "t.csv", [{"question": "q", "answer": "x" * 200_000}])
+    assert len(load_tasks(str(path)).tasks[0].answer or "") == 200_000
+    assert csv.field_size_limit() == before
 
 
 def test_faulty_rows_are_left_out_and_reported(tmp_path: Path) -> None:
@@ -287,3 +318,48 @@ def test_dots_lead_into_nested_columns(tmp_path: Path, name: str, write: Callabl
 def test_a_column_whose_name_has_dots_is_read_as_it_is(tmp_path: Path) -> None:
     path = str(write_jsonl(tmp_path / "t.jsonl", [{"q": "1+1", "a.b": "2", "a": {"b": "3"}}]))
     assert load_tasks(path, prompt_key="q", response_key="a.b").tasks[0].answer == "2"
+
+
+def chat(*messages: tuple[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in messages]
+
+
+@pytest.mark.parametrize(("name", "write"), [("t.jsonl", write_jsonl), ("t.parquet", write_parquet)])
+def test_a_chat_prompt_gives_the_texts_of_its_user_and_system_message(
+    tmp_path: Path, name: str, write: Callable[..., Path]
+) -> None:
+    rows = [
+        {"question": chat(("system", "Be brief."), ("user", "1+1")), "answer": "2"},
+        {"question": chat(("user", "2+2")), "answer": "4"},
+    ]
+    with_system, without = load_tasks(str(write(tmp_path / name, rows))).tasks
+    assert (with_system.prompt, with_system.system, without.prompt, without.system) == ("1+1", "Be brief.", "2+2", None)
+    assert SingleTurn("Be polite.").messages(with_system) == rows[0]["question"]
+    assert SingleTurn("Be polite.").messages(without) == chat(("system", "Be polite."), ("user", "2+2"))
+
+
+def test_text_parts_of_a_chat_prompt_are_joined(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1"}]
+    rows = [{"question": chat(("user", parts)), "answer": "2"}]
+    assert load_tasks(str(write_jsonl(tmp_path / "t.jsonl", rows))).tasks[0].prompt == "1+1"
+
+
+def test_chat_prompts_without_text_of_the_user_are_empty_rows(tmp_path: Path) -> None:
+    prompts = [ROWS[0]["question"], chat(("user", None)), chat(("user", " ")), chat(("system", "x"), ("user", "")), []]
+    path = str(write_jsonl(tmp_path / "t.jsonl", [{"question": prompt, "answer": "1"} for prompt in prompts]))
+    assert load_tasks(path).report.empty_lines == (2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [
+        (chat(("user", "a"), ("assistant", "b"), ("user", "c")), "got the roles user, assistant, user"),
+        (["a"], "got the roles str"),
+        ({"role": "user", "content": "a"}, "got an object"),
+        (chat(("user", [{"type": "image_url"}])), "text parts only"),
+    ],
+)
+def test_other_lists_and_objects_are_no_prompt(tmp_path: Path, prompt: Any, found: str) -> None:
+    write_jsonl(tmp_path / "train.jsonl", [ROWS[0], {"question": prompt, "answer": "1"}])
+    with pytest.raises(UserError, match=rf"{tmp_path}/train\.jsonl, line 2, question: .*{found}"):
+        load_tasks(str(tmp_path))

@@ -57,6 +57,8 @@ def test_percentages_are_rounded_to_the_nearest_row() -> None:
         ("questions-eval.jsonl", "test", True),
         ("restrain.jsonl", "train", True),  # no word of any split: all of it is train
         ("contest.jsonl", "test", False),
+        ("Test.jsonl", "test", True),
+        ("My_TRAINING.jsonl", "train", True),
     ],
 )
 def test_the_split_of_a_file_follows_from_its_name(tmp_path: Path, name: str, split: str, found: bool) -> None:
@@ -66,6 +68,26 @@ def test_the_split_of_a_file_follows_from_its_name(tmp_path: Path, name: str, sp
     else:
         with pytest.raises(UserError, match="no file of split 'test'"):
             numbers(tmp_path, split)
+
+
+def test_the_case_of_a_file_name_does_not_matter_to_its_split(tmp_path: Path) -> None:
+    write(tmp_path / "Train.jsonl", 1)
+    write(tmp_path / "Test.jsonl", 2)
+    assert (numbers(tmp_path, "train"), numbers(tmp_path, "test")) == ([1], [2])
+
+
+def test_files_that_describe_a_folder_are_no_data(tmp_path: Path) -> None:
+    write(tmp_path / "tasks.jsonl", 1)
+    for name in ("config.json", "dataset_info.json"):
+        (tmp_path / name).write_text('{"n": 2}\n')
+    assert numbers(tmp_path, "train") == [1]
+
+
+def test_a_subset_that_a_folder_lacks_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", 1)
+    (tmp_path / "main").mkdir()
+    with pytest.raises(UserError, match=r"subset_name is 'socratic', expected one of its subfolders; found: main\."):
+        load_tasks(str(tmp_path), subset_name="socratic")
 
 
 def test_tasks_need_no_fixed_columns(tmp_path: Path) -> None:

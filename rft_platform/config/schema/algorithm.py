@@ -111,7 +111,7 @@ class Experts(Section):
     split: str = "train"
     """Split of the dataset."""
     subset_name: str | None = None
-    """Subset (configuration) of a Hugging Face dataset."""
+    """Subset (configuration) of a Hugging Face dataset, or subfolder of a folder."""
     format: TaskFormat = TaskFormat()
     weight: float = Field(default=0.1, gt=0, lt=1)
     """Share of the demonstrations in the loss; with ``warmup_steps`` or ``decay_steps`` the largest share."""

@@ -30,7 +30,7 @@ class TaskFormat(Section):
     response_key: str | None = "answer"
     """Column with the reference answer. null: the tasks have no reference answer."""
     system_prompt: str | None = None
-    """System message put before every prompt."""
+    """System message put before every prompt that has none."""
 
 
 class RolloutArgs(Section):
@@ -126,7 +126,7 @@ class Taskset(Section):
     split: str = "train"
     """Split of the dataset."""
     subset_name: str | None = None
-    """Subset (configuration) of a Hugging Face dataset."""
+    """Subset (configuration) of a Hugging Face dataset, or subfolder of a folder."""
     format: TaskFormat = TaskFormat()
     rollout_args: RolloutArgs = RolloutArgs()
     workflow: str = Field(
@@ -266,7 +266,7 @@ class ExperienceBuffer(Section):
     split: str = "train"
     """Split of an offline dataset."""
     subset_name: str | None = None
-    """Subset (configuration) of a Hugging Face dataset."""
+    """Subset (configuration) of a Hugging Face dataset, or subfolder of a folder."""
     format: OfflineFormat = OfflineFormat()
     limit: PositiveInt | None = None
     """Use only the first ``limit`` rows of an offline dataset."""

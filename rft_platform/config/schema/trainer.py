@@ -80,7 +80,7 @@ class WarmStart(Section):
     split: str = "train"
     """Split of the dataset."""
     subset_name: str | None = None
-    """Subset (configuration) of a Hugging Face dataset."""
+    """Subset (configuration) of a Hugging Face dataset, or subfolder of a folder."""
     format: TaskFormat = TaskFormat()
     batch_size: PositiveInt = 256
     """Demonstrations per optimiser step."""

@@ -93,8 +93,7 @@ class SingleTurn:
 
     def messages(self, task: Task) -> list[dict[str, Any]]:
         """The conversation that the answer continues."""
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        return [*system, {"role": "user", "content": task.prompt}]
+        return [*task.system_messages(self.system_prompt), {"role": "user", "content": task.prompt}]
 
 
 def run_single_turn(

@@ -84,7 +84,7 @@ class CalculatorWorkflow:
         self, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
     ) -> WorkflowOutput:
         """Return the last message's text as the response. Metrics: turns, tool_calls, tool_errors."""
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        system = task.system_messages(self.system_prompt)
         messages: list[dict[str, Any]] = [*system, {"role": "user", "content": task.prompt}]
         metrics = {"turns": 0.0, "tool_calls": 0.0, "tool_errors": 0.0}
         answer: dict[str, Any] = {}

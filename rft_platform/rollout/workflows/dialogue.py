@@ -59,7 +59,7 @@ class DialogueWorkflow:
     ) -> WorkflowOutput:
         """Return the conversation, a list of messages, as the response. Metrics: rounds, user_stopped (1 or 0)."""
         next_message = self._speaker(task, model, dict(auxiliary_models or {}))
-        system: Messages = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        system: Messages = task.system_messages(self.system_prompt)
         conversation: Messages = []
         text: str | None = task.prompt if self.opening == "task" else await next_message(conversation)
         rounds = 0

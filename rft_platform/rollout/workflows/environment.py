@@ -57,9 +57,8 @@ class EnvironmentWorkflow:
         return WorkflowOutput(episode.reward, episode.response(), episode.metrics())
 
     def _opening(self, task: Task, turn: Turn) -> list[dict[str, Any]]:
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         shown = "\n\n".join(text for text in (task.prompt, turn.observation) if text)
-        return [*system, {"role": "user", "content": shown}]
+        return [*task.system_messages(self.system_prompt), {"role": "user", "content": shown}]
 
 
 @dataclass(slots=True)

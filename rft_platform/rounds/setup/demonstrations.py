@@ -96,7 +96,7 @@ def _texts(settings: WarmStart | Experts, section: str) -> Demonstrations:
     answers = [task.answer for task in dataset.tasks]
     if None in answers:
         raise UserError(f"{section}.path {settings.path}: {answers.count(None)} rows have no response to learn from")
-    system = [settings.format.system_prompt] * len(answers)
+    system = [task.system or settings.format.system_prompt for task in dataset.tasks]
     origins = origin_cells([task.raw.get(ORIGIN) for task in dataset.tasks])
     texts: Cells = {"prompt": [task.prompt for task in dataset.tasks], "response": answers, "system": system}
     return Demonstrations({**texts, **origins}, dataset.digest, dataset.report.left_out())
