@@ -76,12 +76,18 @@ class DriveResult:
     error: RftError | None = None  # the error of the last failed launch
 
 
-def drive(project: Project, definitions: dg.Definitions, max_launches: int | None = None) -> DriveResult:
+def drive(
+    project: Project,
+    definitions: dg.Definitions,
+    max_launches: int | None = None,
+    result: DriveResult | None = None,
+) -> DriveResult:
     """Launch what the plan returns until everything is done, a launch has failed permanently, or a limit is reached.
 
     With ``max_launches``, one launch runs at a time. In modes explore and train the driver waits for the other half of
     the project: without limit while the other half has a driver, else for ``synchronizer.sync_timeout`` seconds.
     Failures of earlier drives are not counted: a new start of the driver implies that their cause is fixed.
+    The launches are added to ``result`` as they end, so a caller that gives it has those of an interrupted drive.
     """
     with (
         driver_lock(project.home, project.config.mode),
@@ -95,7 +101,7 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
         known, stored = launches(instance), open_project(project.home)  # ``project`` may be in mode bench
         reconcile_materializations(stored, instance, known.failures, known.running)
         add_rounds(instance, stored)
-        driven = _Drive(project, definitions, instance, max_launches)
+        driven = _Drive(project, definitions, instance, max_launches, DriveResult() if result is None else result)
         if max_launches is None and _overlaps(project):
             driven.run_two_threads()
         else:
@@ -134,9 +140,14 @@ class _Drive:
     """The launches of one drive, one after the other or, in two threads, trainings beside the others."""
 
     def __init__(
-        self, project: Project, definitions: dg.Definitions, instance: dg.DagsterInstance, max_launches: int | None
+        self,
+        project: Project,
+        definitions: dg.Definitions,
+        instance: dg.DagsterInstance,
+        max_launches: int | None,
+        result: DriveResult,
     ) -> None:
-        self.result = DriveResult()
+        self.result = result
         self._project = project
         self._definitions = definitions
         self._instance = instance

@@ -154,27 +154,32 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
 
     refuse_second_driver(project.home, project.config.mode)
     ending = used_processes_end(project.home, console, detach)
-    with terminable(), ending, recorded_cost(project.home) as cost:
-        with showing_progress(console, RoundNews(project)) as screen:
-            announce(_LOADING)
-            with importing():
-                from dagster import DagsterExecutionInterruptedError
+    with (
+        terminable(),
+        ending,
+        recorded_cost(project.home) as cost,
+        showing_progress(console, RoundNews(project)) as screen,
+    ):
+        announce(_LOADING)
+        with importing():
+            from dagster import DagsterExecutionInterruptedError
 
-                from rft_platform.project_definitions import stored_definitions
-                from rft_platform.run.driver import drive
-            keep_imports()
-            log = project.home.logs / "driver.log"
-            try:
-                with prints_go_to(log), configured("driver"), logs_bounded(log.parent):
-                    result = drive(project, stored_definitions(project.home))
-            except DagsterExecutionInterruptedError:
-                raise KeyboardInterrupt from None
-            if result.failed:  # the failure is raised below
-                screen.take_back_failure()
-        cost.launches = [
-            {"kind": done.kind, "round": done.round, "run_id": done.run_id, "wall_s": done.wall_s}
-            for done in result.launched
-        ]
+            from rft_platform.project_definitions import stored_definitions
+            from rft_platform.run.driver import DriveResult, drive
+        keep_imports()
+        log, result = project.home.logs / "driver.log", DriveResult()
+        try:
+            with prints_go_to(log), configured("driver"), logs_bounded(log.parent):
+                drive(project, stored_definitions(project.home), result=result)
+        except DagsterExecutionInterruptedError:
+            raise KeyboardInterrupt from None
+        finally:  # an interrupted drive has a cost too
+            cost.launches = [
+                {"kind": done.kind, "round": done.round, "run_id": done.run_id, "wall_s": done.wall_s}
+                for done in result.launched
+            ]
+        if result.failed:  # the failure is raised below
+            screen.take_back_failure()
     if result.failed:
         raise _failure(result)
     return result
