@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rft_platform.cluster.local.leases import naming_starter
-from rft_platform.cluster.local.locks import locked
 from rft_platform.cluster.local.log_files import logs_bounded
 from rft_platform.cluster.this_process import importing, keep_imports, terminable, undisturbed
 from rft_platform.common.errors import RftError, UserError
@@ -22,7 +21,7 @@ from rft_platform.config.load import dump_config, load_config_of
 from rft_platform.config.online_halves import decided_elsewhere, joined
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.jobs.driver_lock import other_half_runs, refuse_second_driver
+from rft_platform.jobs.driver_lock import config_lock, other_half_runs, refuse_second_driver
 from rft_platform.object_store.mirror import open_mirror, store_changes
 from rft_platform.observability.logs import configured
 from rft_platform.observability.masked_output import masked
@@ -67,8 +66,8 @@ def write_config(home: Home, config: RftConfig) -> None:
     If the other half of the project (mode explore or train) is running, its configuration stays in force, and a
     configuration with other values is refused.
     """
-    refuse_second_driver(home, config.mode)
-    with locked(home.leases / "config"):  # the other half of an online project may start now too
+    with config_lock(home):  # another command, or the other half of an online project, may start now too
+        refuse_second_driver(home, config.mode)
         _write(home, _joined(home, config))
 
 
