@@ -7,8 +7,10 @@ and mode ``train``), both compute the same placement.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 from rft_platform.config.schema.rft_config import RftConfig
@@ -16,6 +18,7 @@ from rft_platform.config.schema.rft_config import RftConfig
 POLICY_ENGINE = "engine"  #: name of the first policy's engine
 EVALUATION_ENGINE, CANDIDATE_ENGINE = "evaluation", "candidate"
 ONLINE_ENGINES = (EVALUATION_ENGINE, CANDIDATE_ENGINE)  #: in addition to the engine that serves production traffic
+_GPU_NAME = re.compile(r"\d+|(GPU|MIG)-\S*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,22 @@ class GpuPlacement:
         return 0 if self.trainer is None else len(self.trainer)
 
 
+def visible_gpus() -> list[str] | None:
+    """The names in ``CUDA_VISIBLE_DEVICES`` up to the first that is no GPU, as CUDA reads them; None: it is not set.
+
+    A name is an index or the start of an identifier. ``-1``, ``none`` or SLURM's ``NoDevFiles`` hide all GPUs.
+    """
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return None
+    return list(takewhile(_GPU_NAME.fullmatch, (name.strip() for name in names.split(","))))
+
+
 def gpu_count() -> int:
     """Number of CUDA devices that a process started here would see."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = visible_gpus()
     if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        return len([name for name in names if name and name != "-1"])
+        return len(visible)
     return len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(Path("/dev/dxg").exists())  # dxg: WSL, one device
 
 
@@ -104,8 +117,5 @@ def engine_share(config: RftConfig, gpus: int, name: str = POLICY_ENGINE) -> flo
 
 def visible_devices(own: range) -> str:
     """``CUDA_VISIBLE_DEVICES`` of a process that may use only the devices at positions ``own`` of this process's."""
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if devices is None:
-        return ",".join(map(str, own))
-    visible = [device.strip() for device in devices.split(",")]
-    return ",".join(visible[index] for index in own)
+    visible = visible_gpus()
+    return ",".join(map(str, own) if visible is None else (visible[index] for index in own))

@@ -23,7 +23,7 @@ from psutil import virtual_memory
 
 from rft_platform.cluster.child import Program
 from rft_platform.config.card_models import POLICY_SHARE, CardModels, EngineModel, TrainerModel, card_models
-from rft_platform.config.gpu_placement import engine_kind, place
+from rft_platform.config.gpu_placement import engine_kind, place, visible_gpus
 from rft_platform.config.resolve import RunSettings
 
 GIB = 2**30
@@ -435,10 +435,20 @@ def _of_models(run: RunSettings, models: Sequence[TrainerModel], choice: MemoryC
 
 
 def gpu_bytes() -> int | None:
-    """Memory of the smallest GPU of this machine; None if nvidia-smi does not say it."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    """Memory of the smallest GPU that this process may use; None if nvidia-smi does not say it.
+
+    An index in ``CUDA_VISIBLE_DEVICES`` is taken as nvidia-smi counts; CUDA counts so with
+    ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` or GPUs of one kind.
+    """
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
     try:
-        return min(int(line) for line in Program(command, wall_s=20).run().stdout.split()) * 2**20
+        lines = Program(command, wall_s=20).run().stdout.decode().splitlines()
+        gpus = [(index, uuid, int(mib)) for index, uuid, mib in (line.split(", ") for line in lines)]
+        names = visible_gpus()
+        if names is None:
+            return min(mib for _, _, mib in gpus) * 2**20
+        known = [[mib for index, uuid, mib in gpus if index == name or uuid.startswith(name)] for name in names]
+        return min(min(sizes) for sizes in known) * 2**20  # a part of a GPU (MIG) is not known: min([]) fails
     except (OSError, ValueError):
         return None
 

@@ -73,6 +73,13 @@ def driver_lock(home: Home, mode: str = "both") -> Iterator[None]:
         yield
 
 
+@contextmanager
+def config_lock(home: Home) -> Iterator[None]:
+    """Hold the lock under which a command writes the project's configuration, and a new driver compares it."""
+    with locked(home.leases / "config"):
+        yield
+
+
 def driver_is_running(home: Home) -> bool:
     """Whether an `rft run` or `rft demo` is driving this project, or half of it."""
     return any(is_locked(home.leases / lock) for lock in _HALVES.values())

@@ -41,13 +41,13 @@ _TASKSET = ("buffer", "explorer_input", "taskset")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the user asked for; None or empty: as the configuration file says, or a default."""
+    """What the user asked for; None or empty without another remark: as the configuration file says, or a default."""
 
     config: Path | None = None
     taskset: str = ""  # name of one of the file's tasksets; empty: the first
     workflow: str = ""
     workflow_args: Mapping[str, Any] | None = None
-    judge: str = ""
+    judge: str | None = ""  # None: no judge
     judge_args: Mapping[str, Any] | None = None
     tasks: Path | None = None
     task: str = "0"  # the task's number in the taskset, or the task itself as a JSON object
@@ -132,15 +132,14 @@ def _settings(wanted: Wanted, home: Home) -> dict[str, Any]:
     taskset = _taskset_of(settings, wanted)
     if wanted.workflow:
         taskset |= {"workflow": wanted.workflow, "workflow_args": dict(wanted.workflow_args or {})}
-    if wanted.judge:
+    if wanted.judge is None:
+        taskset |= {"judge": None, "judge_args": {}}
+    elif wanted.judge:
         taskset |= {"judge": wanted.judge, "judge_args": dict(wanted.judge_args or {})}
     if (inline := _inline_task(wanted)) is not None:
-        file = home.root / "task.jsonl"
-        write_text(file, json.dumps(inline) + "\n")
-        columns = {name: name in inline for name in ("question", "answer")}
-        formats = {"prompt_key": "question" if columns["question"] else None}
-        formats["response_key"] = "answer" if columns["answer"] else None
-        taskset |= {"path": str(file), "format": {**formats, **taskset.get("format", {})}}
+        file, row, format_ = home.root / "task.jsonl", *_in_columns(inline, taskset.get("format") or {})
+        write_text(file, json.dumps(row) + "\n")
+        taskset |= {"path": str(file), "split": "train", "subset_name": None, "limit": None, "format": format_}
     elif wanted.tasks is not None:
         taskset["path"] = str(wanted.tasks.absolute())
     buffer = {**settings.get("buffer", {})}
@@ -188,6 +187,28 @@ def _inline_task(wanted: Wanted) -> dict[str, Any] | None:
         except ValueError as error:
             raise UserError(f"--task: expected a number or a JSON object, got {wanted.task!r} ({error})") from error
     return _SAMPLE if wanted.tasks is None and wanted.config is None else None
+
+
+def _in_columns(task: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The row and the section ``format`` of a task given as JSON.
+
+    A column that the file names and the task lacks gets the task's ``question`` or ``answer``; without it there is no
+    such column.
+    """
+    from rft_platform.tasks.sources import with_nested
+
+    format_, row = {"prompt_key": "question", "response_key": "answer", **given}, dict(task)
+    if isinstance(row.get("question"), str):  # also if the file's own workflow reads the whole row
+        format_["prompt_key"] = format_["prompt_key"] or "question"
+    for key, plain in (("prompt_key", "question"), ("response_key", "answer")):
+        column = format_[key]
+        if column is None or column in with_nested(row, [column]):
+            continue
+        if plain in row:
+            row[column] = row[plain]
+        else:
+            format_[key] = None
+    return row, format_
 
 
 def _model(name: str, home: Home) -> str:

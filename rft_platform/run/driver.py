@@ -17,11 +17,14 @@ import dagster as dg
 
 from rft_platform.assets.round_lock import cancel_work_of, release_rounds
 from rft_platform.cluster.this_process import interrupt
-from rft_platform.common.errors import RftError, TransientError
+from rft_platform.common.errors import RftError, TransientError, UserError
 from rft_platform.common.fault_classification import as_fault, cause_line
+from rft_platform.config.allowed_changes import changed_keys
+from rft_platform.config.load import load_config_of
+from rft_platform.config.online_halves import joined
 from rft_platform.jobs.alerts import alert_run_failed
 from rft_platform.jobs.dagster_internals.run_launcher import driver_tags
-from rft_platform.jobs.driver_lock import driver_lock, is_half, other_half_runs
+from rft_platform.jobs.driver_lock import config_lock, driver_lock, is_half, other_half_runs
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.jobs import JOB_OF_KIND, add_rounds, evaluation_config, run_tags
 from rft_platform.jobs.launches import launches
@@ -76,15 +79,21 @@ class DriveResult:
     error: RftError | None = None  # the error of the last failed launch
 
 
-def drive(project: Project, definitions: dg.Definitions, max_launches: int | None = None) -> DriveResult:
+def drive(
+    project: Project,
+    definitions: dg.Definitions,
+    max_launches: int | None = None,
+    result: DriveResult | None = None,
+) -> DriveResult:
     """Launch what the plan returns until everything is done, a launch has failed permanently, or a limit is reached.
 
     With ``max_launches``, one launch runs at a time. In modes explore and train the driver waits for the other half of
     the project: without limit while the other half has a driver, else for ``synchronizer.sync_timeout`` seconds.
     Failures of earlier drives are not counted: a new start of the driver implies that their cause is fixed.
+    The launches are added to ``result`` as they end, so a caller that gives it has those of an interrupted drive.
     """
     with (
-        driver_lock(project.home, project.config.mode),
+        _driving(project),
         _stored(project),
         open_instance(project.home, capture_output=False) as instance,
         _rare_full_collections(),
@@ -95,7 +104,7 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
         known, stored = launches(instance), open_project(project.home)  # ``project`` may be in mode bench
         reconcile_materializations(stored, instance, known.failures, known.running)
         add_rounds(instance, stored)
-        driven = _Drive(project, definitions, instance, max_launches)
+        driven = _Drive(project, definitions, instance, max_launches, DriveResult() if result is None else result)
         if max_launches is None and _overlaps(project):
             driven.run_two_threads()
         else:
@@ -106,7 +115,7 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
 
 def run_job(project: Project, definitions: dg.Definitions, job: str) -> None:
     """Run a job without partitions in this process. Raises the error of its asset, or UserError while a driver runs."""
-    with driver_lock(project.home, project.config.mode), open_instance(project.home, capture_output=False) as instance:
+    with _driving(project), open_instance(project.home, capture_output=False) as instance:
         run_id = str(uuid.uuid4())
         try:
             definitions.resolve_job_def(job).execute_in_process(
@@ -114,6 +123,25 @@ def run_job(project: Project, definitions: dg.Definitions, job: str) -> None:
             )
         except Exception as raised:
             raise run_error(raised) from raised
+
+
+@contextmanager
+def _driving(project: Project) -> Iterator[None]:
+    """Hold the driver's lock during the block.
+
+    Raises UserError if another driver holds it, or if another command, which started at the same time, has replaced
+    the configuration that ``project`` was opened with.
+    """
+    home, own = project.home, project.config
+    with driver_lock(home, own.mode):
+        with config_lock(home):  # wait for a command that found no driver and still writes
+            stored = load_config_of(home)
+        if changed := changed_keys(stored, joined(stored, own)).keys() - {"mode"}:
+            raise UserError(
+                f"{home.config_file}: another command has written other values of {', '.join(sorted(changed))} since "
+                "this one wrote its own; run one of the two commands again"
+            )
+        yield
 
 
 def _overlaps(project: Project) -> bool:
@@ -134,9 +162,14 @@ class _Drive:
     """The launches of one drive, one after the other or, in two threads, trainings beside the others."""
 
     def __init__(
-        self, project: Project, definitions: dg.Definitions, instance: dg.DagsterInstance, max_launches: int | None
+        self,
+        project: Project,
+        definitions: dg.Definitions,
+        instance: dg.DagsterInstance,
+        max_launches: int | None,
+        result: DriveResult,
     ) -> None:
-        self.result = DriveResult()
+        self.result = result
         self._project = project
         self._definitions = definitions
         self._instance = instance

@@ -190,7 +190,11 @@ def _own_listener(home: Home, port: int) -> int | None:
     """The id of this home's process that listens on ``port``; None if another or an unknown process does."""
     import psutil
 
-    for connection in psutil.net_connections("tcp"):
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:  # macOS shows connections to root only
+        return None
+    for connection in connections:
         if connection.status != psutil.CONN_LISTEN or getattr(connection.laddr, "port", None) != port:
             continue
         if connection.pid:
@@ -207,7 +211,13 @@ def device_findings(_home: Home) -> Iterator[Finding]:
     except Exception as problem:  # a broken installation can raise anything
         yield error(f"cannot be imported: {problem}; install the pinned version of torch again", key="torch")
         return
-    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    try:
+        devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    except (RuntimeError, AssertionError) as problem:  # AssertionError: the driver is too old
+        reason = str(problem).partition("\n")[0]
+        fix = "check the driver with `nvidia-smi`; after a change of the driver restart the machine"
+        yield error(f"{torch.__version__} cannot use the GPUs: {reason}; {fix}", key="torch")
+        return
     found = f"{len(devices)} x {devices[0]}" if devices else f"no GPU, {cpu_count()} processors"
     if gpu_count() and not devices:
         fix = "install a CUDA build of torch that the driver supports"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rft_platform.cluster.local.leases import naming_starter
-from rft_platform.cluster.local.locks import locked
 from rft_platform.cluster.local.log_files import logs_bounded
 from rft_platform.cluster.this_process import importing, keep_imports, terminable, undisturbed
 from rft_platform.common.errors import RftError, UserError
@@ -22,7 +21,7 @@ from rft_platform.config.load import dump_config, load_config_of
 from rft_platform.config.online_halves import decided_elsewhere, joined
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.jobs.driver_lock import other_half_runs, refuse_second_driver
+from rft_platform.jobs.driver_lock import config_lock, other_half_runs, refuse_second_driver
 from rft_platform.object_store.mirror import open_mirror, store_changes
 from rft_platform.observability.logs import configured
 from rft_platform.observability.masked_output import masked
@@ -67,8 +66,8 @@ def write_config(home: Home, config: RftConfig) -> None:
     If the other half of the project (mode explore or train) is running, its configuration stays in force, and a
     configuration with other values is refused.
     """
-    refuse_second_driver(home, config.mode)
-    with locked(home.leases / "config"):  # the other half of an online project may start now too
+    with config_lock(home):  # another command, or the other half of an online project, may start now too
+        refuse_second_driver(home, config.mode)
         _write(home, _joined(home, config))
 
 
@@ -154,27 +153,32 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
 
     refuse_second_driver(project.home, project.config.mode)
     ending = used_processes_end(project.home, console, detach)
-    with terminable(), ending, recorded_cost(project.home) as cost:
-        with showing_progress(console, RoundNews(project)) as screen:
-            announce(_LOADING)
-            with importing():
-                from dagster import DagsterExecutionInterruptedError
+    with (
+        terminable(),
+        ending,
+        recorded_cost(project.home) as cost,
+        showing_progress(console, RoundNews(project)) as screen,
+    ):
+        announce(_LOADING)
+        with importing():
+            from dagster import DagsterExecutionInterruptedError
 
-                from rft_platform.project_definitions import stored_definitions
-                from rft_platform.run.driver import drive
-            keep_imports()
-            log = project.home.logs / "driver.log"
-            try:
-                with prints_go_to(log), configured("driver"), logs_bounded(log.parent):
-                    result = drive(project, stored_definitions(project.home))
-            except DagsterExecutionInterruptedError:
-                raise KeyboardInterrupt from None
-            if result.failed:  # the failure is raised below
-                screen.take_back_failure()
-        cost.launches = [
-            {"kind": done.kind, "round": done.round, "run_id": done.run_id, "wall_s": done.wall_s}
-            for done in result.launched
-        ]
+            from rft_platform.project_definitions import stored_definitions
+            from rft_platform.run.driver import DriveResult, drive
+        keep_imports()
+        log, result = project.home.logs / "driver.log", DriveResult()
+        try:
+            with prints_go_to(log), configured("driver"), logs_bounded(log.parent):
+                drive(project, stored_definitions(project.home), result=result)
+        except DagsterExecutionInterruptedError:
+            raise KeyboardInterrupt from None
+        finally:  # an interrupted drive has a cost too
+            cost.launches = [
+                {"kind": done.kind, "round": done.round, "run_id": done.run_id, "wall_s": done.wall_s}
+                for done in result.launched
+            ]
+        if result.failed:  # the failure is raised below
+            screen.take_back_failure()
     if result.failed:
         raise _failure(result)
     return result

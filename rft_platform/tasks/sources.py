@@ -71,12 +71,14 @@ def source_files(path: str, split: str, subset_name: str | None) -> list[Path]:
 
     Raises UserError for any other path.
     """
+    if path.startswith(REASONING_GYM):
+        return []
     local = Path(path).expanduser()
     if local.is_dir():
         return [file for part in split_parts(split) for file in split_files(local, part.name, subset_name)]
     if local.is_file() or local.suffix.lower() in DATA_SUFFIXES:
         return [local]
-    if is_hub_name(path) or path.startswith(REASONING_GYM):
+    if is_hub_name(path):
         return []
     raise UserError(f"{path}: no such file or folder, and not the name of a Hugging Face dataset")
 

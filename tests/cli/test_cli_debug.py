@@ -158,6 +158,52 @@ def test_tasks_and_judge_of_a_file(rft: Callable[..., Result], home: object, wri
     assert "reward 0 by exact_match" in shown.stdout
 
 
+@pytest.fixture
+def sliced(write_config: Callable[..., Path]) -> Path:
+    """A file whose taskset is a part of a dataset with its own columns and a judge that needs an answer."""
+    columns = {"prompt_key": "problem", "response_key": "reward_model.solution"}
+    taskset = {"path": "train.jsonl", "split": "train[8:12]", "limit": 2, "format": columns, "judge": "numeric"}
+    return write_config(buffer={"batch_size": 1, "total_steps": 1, "explorer_input": {"taskset": taskset}})
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"question": "What is 1+1?", "answer": "2"},
+        {"problem": "What is 1+1?", "answer": "2"},
+        {"problem": "What is 1+1?", "reward_model": {"solution": "2"}},
+    ],
+)
+def test_a_task_as_json_with_the_columns_of_a_file(
+    rft: Callable[..., Result], home: object, sliced: Path, task: dict[str, object]
+) -> None:
+    shown = rft("debug", "judge", "It is 2.", "--config", sliced, "--task", json.dumps(task), "--json")
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["reward"] == 1.0
+
+
+def test_a_task_as_json_without_an_answer_cannot_be_compared(
+    rft: Callable[..., Result], home: object, sliced: Path
+) -> None:
+    refused = rft("debug", "judge", "It is 2.", "--config", sliced, "--task", '{"question": "What is 1+1?"}')
+    assert refused.exit_code == 2 and "response_key" in refused.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt_key", ["problem", None])
+def test_a_model_with_the_settings_of_a_file(write_config: Callable[..., Path], prompt_key: str | None) -> None:
+    taskset = {
+        "path": "train.jsonl", "split": "train[8:12]", "judge": "math", "workflow": "tool_call",
+        "format": {"prompt_key": prompt_key, "response_key": "solution", "system_prompt": "Be brief."},
+    }  # fmt: skip
+    file = write_config(buffer={"batch_size": 1, "total_steps": 1, "explorer_input": {"taskset": taskset}})
+    asked = run("model", "How are you?", "--config", file, "--model", "tiny", "--max-tokens", "4", "--json")
+    assert asked.returncode == 0, asked.stderr
+    found = json.loads(asked.stdout)
+    assert [message["content"] for message in found["calls"][0]["messages"]][:2] == ["Be brief.", "How are you?"]
+    assert found["judge"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

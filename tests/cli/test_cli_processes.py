@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,9 +21,9 @@ from rft_platform.config.findings import Finding
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.jobs.driver_lock import driver_is_running, refuse_second_driver
-from rft_platform.run import start
+from rft_platform.run import machine, start
 from rft_platform.run.checks import project_findings
-from rft_platform.run.machine import package_findings, port_findings, process_findings
+from rft_platform.run.machine import device_findings, package_findings, port_findings, process_findings
 from rft_platform.run.run_cost import drive_costs, launch_seconds, recorded_cost
 
 _BUSY = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ntime.sleep(600)"
@@ -132,6 +133,33 @@ def test_doctor_finds_what_would_refuse_the_start(
 
 def test_doctor_looks_at_the_ports() -> None:
     assert [finding.text.split()[0] for finding in port_findings(Home(Path("none")))] == ["3000", "5000"]
+
+
+def test_doctor_reports_gpus_that_torch_cannot_use(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def broken(_index: int) -> str:
+        raise RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment\nmore")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", broken)
+    (found,) = device_findings(home)
+    assert (found.level, found.key) == ("error", "torch")
+    assert "cannot use the GPUs: CUDA unknown error" in found.text and "more" not in found.text
+
+
+def test_doctor_names_a_used_port_if_connections_are_only_shown_to_root(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_kind: str) -> list[object]:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil, "net_connections", denied)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(machine, "_PORTS", {port: ("the Dagster interface", "take another")})
+        (found,) = port_findings(home)
+    assert (found.level, found.text.partition(",")[0]) == ("warning", f"{port} is in use")
 
 
 def test_doctor_as_json_ends_with_1_on_a_failure(home: Home, rft: Callable[..., Result]) -> None:

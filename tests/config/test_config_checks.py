@@ -324,6 +324,16 @@ def test_the_devices_of_a_process_are_a_part_of_the_callers(monkeypatch: pytest.
     assert visible_devices(range(1, 3)) == "3,GPU-ab"
 
 
+@pytest.mark.parametrize(
+    ("names", "count"), [("", 0), ("-1", 0), ("NoDevFiles", 0), ("none", 0), ("void", 0), ("0,-1,1", 1), ("MIG-a,1", 2)]
+)
+def test_names_that_are_no_gpu_hide_the_gpus_behind_them(
+    monkeypatch: pytest.MonkeyPatch, names: str, count: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+    assert gpu_count() == count
+
+
 def test_replicas_that_share_a_gpu_must_fit_it(make_config: MakeConfig) -> None:
     two = {"explorer__rollout_model__engine_num": 2, "explorer__engines_per_gpu": 2}
     assert problems(make_config(**two), gpu_count=1) == []  # the default is divided by the engines

@@ -1,6 +1,7 @@
 """The memory plan: near what was measured on a GPU, and each thing that does not fit is refused with what to change."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from rft_platform.config.memory_plan import (
     MemoryChoice,
     TrainerMemory,
     choose_memory,
+    gpu_bytes,
     memory_lines,
     memory_problems,
     trainer_memory,
@@ -132,6 +134,22 @@ def test_the_dry_run_shows_the_memory_where_there_is_a_gpu(model: Path) -> None:
     assert "engine: 49.3 GiB of 141.0 GiB (gpu_memory_utilization)" in text
     assert memory_lines(run, 0, None) == []
     assert list(memory_problems(run, 1, None)) == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "gib"), [(None, 2), ("1", 80), ("GPU-b", 80), ("1,0", 2), ("NoDevFiles", None), ("MIG-c", None)]
+)
+def test_only_gpus_that_the_process_may_use_limit_the_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, gib: int | None
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '0, GPU-a1, 2048\\n1, GPU-b2, 81920\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_bytes() == (None if gib is None else gib * GIB)
 
 
 def test_memory_of_reference_and_critic_is_counted(model: Path) -> None:

@@ -4,6 +4,8 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import dagster as dg
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from rft_platform.assets.checks import EVALUATION_CHECKS
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.common.errors import EngineError, RegistryError, RftError, TransientError, UserError
+from rft_platform.jobs.driver_lock import config_lock, driver_lock
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
 from rft_platform.resources.names import PLAIN_NAMES
@@ -19,6 +22,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
 from rft_platform.run import driver
 from rft_platform.run.driver import DriveResult, drive
+from rft_platform.run.start import write_config
 
 
 @pytest.fixture
@@ -125,3 +129,24 @@ def test_a_launch_that_fails_after_its_last_note_has_its_result_in_dagster(
         history = instance.event_log_storage.get_asset_check_execution_history(EVALUATION_CHECKS[0].key, limit=1)
         assert history[0].event is not None and history[0].event.dagster_event is not None
         assert not history[0].event.dagster_event.asset_check_evaluation_data.passed
+
+
+def test_a_driver_does_not_start_with_the_configuration_of_another_command(project: Project) -> None:
+    write_config(project.home, project.config.model_copy(update={"seed": 7}))
+    with pytest.raises(UserError, match="another command has written other values of seed since"):
+        drive(project, dg.Definitions(), max_launches=0)
+    for_one_half = project.in_mode("train").config
+    write_config(project.home, for_one_half)  # its mode alone is no other configuration
+    assert drive(project, dg.Definitions(), max_launches=0).failed is None
+
+
+def test_a_command_that_waits_to_write_its_configuration_is_refused_once_a_driver_runs(project: Project) -> None:
+    other, before = project.config.model_copy(update={"seed": 7}), project.home.config_file.read_text()
+    with ThreadPoolExecutor(1) as pool, ExitStack() as driver_starts:
+        with config_lock(project.home):
+            late = pool.submit(write_config, project.home, other)
+            time.sleep(0.1)
+            driver_starts.enter_context(driver_lock(project.home))
+        with pytest.raises(UserError, match="is driving"):
+            late.result(timeout=10)
+    assert project.home.config_file.read_text() == before

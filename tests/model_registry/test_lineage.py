@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -309,6 +309,19 @@ def test_rounds_of_another_project_are_not_looked_up_here(world: World) -> None:
     other, *before = trace_checkpoint(continued, world.store).trainings
     assert len(other.rollouts) == 1
     assert [(step.result.policy_version, step.rollouts) for step in before] == [(24, ()), (8, ()), (60, ())]
+
+
+@pytest.mark.parametrize("name", ["first", "second"], ids=["of the same name", "of another name"])
+def test_a_checkpoint_of_another_home_is_not_compared_with_the_rows_of_this_one(
+    world: World, tmp_path: Path, name: str
+) -> None:
+    here = ExperienceStore(tmp_path / "here" / "rounds")
+    here.write_rollouts(3, 0, [replace(rollout(3, run), engine="other") for run in range(ROWS)])
+    judge(here, 3, "judge-1")
+    selected(here, 3)
+    trace = trace_checkpoint(world.folder(24), here, project=("demo", name), verify=True)
+    assert [(step.data_unchanged, step.rollouts) for step in trace.trainings] == [(None, ())] * 3
+    assert trace.trainings[0].code_version == "abc1"
 
 
 def test_what_is_no_checkpoint_or_row_is_refused(world: World, tmp_path: Path) -> None:

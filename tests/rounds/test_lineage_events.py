@@ -12,7 +12,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.experience.record import JudgedRow
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, publish
+from rft_platform.rounds.project.record import Policy, publish, read
 from rft_platform.rounds.reporting.lineage_events import stage_events
 from tests.experience.samples import step_row
 from tests.support.records import selected
@@ -79,11 +79,14 @@ def test_each_stage_names_what_it_read_and_wrote(project: Project, file: Path) -
     rollouts, judged = str(home / "rounds/r0001/rollouts"), str(home / "rounds/r0001/judged/judge-1.parquet")
     weights, tasks = str(home / "checkpoints/demo/first/global_step_2"), str(home.parent / "sums.jsonl")
     digest, selection = project.store.digest(1), str(home / "rounds/r0001/row_selection-policy.parquet")
+    trained = read(project.store, 1).trained()
+    assert trained is not None
+    data_digest = trained.lineage["data_digest"]
     assert flows == {
         "rollout_batches": ({(tasks, None, None)}, {(rollouts, None, 4)}),
         "judged_experiences": ({(rollouts, None, 4)}, {(judged, digest, 4)}),
         "policy_checkpoint": (
-            {("/base", None, None), (selection, "d", 3)}, {(weights, "w2", None)},
+            {("/base", None, None), (selection, data_digest, 3)}, {(weights, "w2", None)},
         ),
         "evaluation_report": (
             {(weights, "w2", None), (tasks, None, None)}, {(str(home / "rounds/r0001/evaluation.json"), None, None)},

@@ -1,6 +1,7 @@
 """Replay: which rows are served again, in which order, and how often each was used."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from simulated import ROWS, simulated
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.buffer import ReplayBuffer
 from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection import row_selection
 from rft_platform.rounds.selection.row_selection import (
     Group,
     by_priority,
@@ -88,3 +91,19 @@ def test_what_is_too_old_to_be_used_again_counts_as_nothing(tmp_path: Path) -> N
     world.explore(4)
     assert world.settle(2).rows == {"fresh": 2 * ROWS, "replay": 0, "filtered": 0, "stale": 0}
     assert replayable_rows(world.project, 3) == 0, "also while the training before is under way"
+
+
+def test_rows_that_may_be_used_again_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = simulated(tmp_path, 6, train_batch_size=2 * ROWS, replay={"enable": True}, sync_style="dynamic_by_explorer")
+    for number in (1, 2):
+        world.explore(number)
+    world.train(1)
+    world.explore(3)
+    assert replayable_rows(world.project, 2) == 2 * ROWS
+    with monkeypatch.context() as reading:
+        for module, name in ((row_selection, "read_selection"), (row_selection, "groups_of")):
+            reading.setattr(module, name, lambda *_: pytest.fail("read again"))
+        assert replayable_rows(Project.open(world.project.home), 2) == 2 * ROWS, "another tick"
+    judged = world.store.judged_rows(2)
+    world.store.write_judged(2, "w", [replace(row, judge_version="w", dropped_by="too_long") for row in judged])
+    assert replayable_rows(world.project, 2) == ROWS, "a new judgement is read"

@@ -15,13 +15,15 @@ from rft_platform.config.findings import refuse
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
+from rft_platform.config.schema.buffer import Taskset
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge
-from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.project import Project, load_taskset, stamps
 from rft_platform.rounds.project.record import read
 from rft_platform.rounds.selection.task_selection import TaskSelection, mixture_of
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, judges_of
+from rft_platform.tasks.sources import source_files
 from tests.rounds.test_dynamic_sampling import serving
 
 WORKFLOW = """
@@ -169,3 +171,15 @@ def test_a_taskset_beside_the_list_is_refused(start: Any) -> None:
     given["buffer"]["explorer_input"]["taskset"] = given["buffer"]["explorer_input"]["tasksets"][0]
     with pytest.raises(UserError, match="are both set: move the taskset into the list"):
         build_config(given)
+
+
+def test_a_folder_with_a_link_to_nothing_is_read(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    (tmp_path / ".#train.jsonl").symlink_to("user@host.1234")  # an editor's lock
+    assert [task.prompt for task in load_taskset(Taskset(path=str(tmp_path))).tasks] == ["1+1?"]
+
+
+def test_a_generated_taskset_with_many_options_has_no_files() -> None:
+    path = "reasoning_gym:NAME?" + "&".join(f"option{number}=1" for number in range(40))
+    assert stamps(Path(path)) == ()
+    assert source_files(path, "train", None) == []

@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 import yaml
 
+from rft_platform import project_definitions
 from rft_platform.assets.run_failure import FAULT_TAG, reports_faults
 from rft_platform.common.errors import TrainerError
 from rft_platform.common.files import write_text
@@ -20,7 +21,10 @@ from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write, write_snapshot
 from rft_platform.run import driver
+from rft_platform.run.console import notes
 from rft_platform.run.driver import drive
+from rft_platform.run.run_cost import drive_costs
+from rft_platform.run.start import drive_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -102,3 +106,13 @@ def test_a_drive_after_an_interrupted_one_whose_training_still_runs(stages: Stag
     with open_instance(stages.project.home) as instance:
         runs = instance.get_runs()
     assert not [run.tags[FAULT_TAG] for run in runs if FAULT_TAG in run.tags], "the interrupted training is no failure"
+
+
+def test_the_ledger_has_the_launches_that_ended_before_the_interruption(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(project_definitions, "stored_definitions", lambda _home: stages.definitions)
+    with pytest.raises(KeyboardInterrupt):
+        drive_project(stages.project, notes())
+    (cost,) = drive_costs(stages.project.home)
+    assert ("explore", 1) in [(launch["kind"], launch["round"]) for launch in cost.launches]

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from rft_platform.common.files import digest_json
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.selections import write_selection
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.project.record import Trained
+from rft_platform.rounds.project.record import Trained, write
 
 
 def trained(**known: Any) -> Trained:
@@ -23,7 +24,7 @@ def result(**known: Any) -> EvaluationResult:
 
 
 def selected(store: ExperienceStore, number: int, judge: str = "judge-1") -> dict[str, Any]:
-    """The lineage of a training on all rows of a round, after their selection."""
+    """The lineage of a training on all rows of a round, as its record has it."""
     uses: dict[str, list[str]] = {"fresh": [], "replay": [], "filtered": [], "stale": []}
     for row in store.judged_rows(number, judge):
         uses["fresh" if row.dropped_by is None else "filtered"].append(row.row_id)
@@ -34,4 +35,7 @@ def selected(store: ExperienceStore, number: int, judge: str = "judge-1") -> dic
         "judge_versions": {str(number): judge},
         "digests": {str(number): store.digest(number, judge_version=judge)},
     }
-    return {"round": number, "data_digest": "d", "judge_version": judge, "row_selection": selection}
+    lineage: dict[str, Any] = {"round": number, "data_digest": digest_json(selection), "judge_version": judge}
+    lineage["row_selection"] = selection
+    write(store, number, trained(lineage=lineage))
+    return lineage

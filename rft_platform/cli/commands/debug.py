@@ -105,8 +105,8 @@ def debug_model(
     from rft_platform.run.debug import Wanted, run_one_task
 
     wanted = Wanted(
-        config, workflow="single_turn", task=json.dumps({"question": prompt}), model=model, temperature=temperature,
-        max_tokens=max_tokens,
+        config, workflow="single_turn", judge=None, task=json.dumps({"question": prompt}), model=model,
+        temperature=temperature, max_tokens=max_tokens,
     )  # fmt: skip
     _show(run_one_task(wanted, seed=seed), tokens=True, as_json=as_json, reward=False)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,6 +112,9 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
     from rft_platform.rounds.setup.connections import connect_registry
 
     registry, store = connect_registry(project), project.store
+    traced = partial(
+        trace_checkpoint, store=store, project=(project.config.project, project.config.name), verify=verify
+    )
     if re.fullmatch(_ROUND, target):
         number = round_number(target)
         policy = round_policy(project, number)
@@ -119,7 +123,7 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
                 f"{target} ended with the base model {policy.folder}: "
                 + (without_steps(project, number) or "it has not been trained yet")
             )
-        return trace_checkpoint(policy.folder, store, registry, verify=verify)
+        return traced(policy.folder, registry=registry)
     if (of_policy := re.fullmatch(_OF_POLICY, target)) and not Path(target).is_dir():
         number, name = round_number(of_policy[1]), of_policy[2]
         _, *others = project.policies
@@ -127,9 +131,9 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
             known = ", ".join(others) or "none"
             raise UserError(f"{target}: no policy {name!r}; the section policies has {known}")
         policy = required(store, number, name)
-        return trace_checkpoint(policy.folder, store, registry.of_policy(name), verify=verify)
+        return traced(policy.folder, registry=registry.of_policy(name))
     if target.startswith("models:/") or Path(target).is_dir():
-        return trace_checkpoint(target, store, _of_model(project, registry, target), verify=verify)
+        return traced(target, registry=_of_model(project, registry, target))
     if not re.fullmatch(_ROW, target):
         raise UserError(f"{target}: expected {_TARGETS} (32 hexadecimal digits){_meant(project, target)}")
     return trace_row(target, store, project.checkpoints, registry)

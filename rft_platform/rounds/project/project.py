@@ -1,5 +1,6 @@
 """An opened project: its folder, configuration, store and tasks."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from rft_platform.config.load import load_config_of
 from rft_platform.config.memory_plan import MemoryChoice, choose_memory, gpu_bytes
 from rft_platform.config.node_placement import gpus_of
 from rft_platform.config.resolve import Batches, PolicySettings, RunLength, RunSettings, policies_of, resolve
-from rft_platform.config.schema.buffer import ExploredTaskset, Taskset
+from rft_platform.config.schema.buffer import REASONING_GYM, ExploredTaskset, Taskset
 from rft_platform.config.schema.rft_config import Mode, RftConfig
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.traffic_source import TrafficSource
@@ -207,6 +208,13 @@ def _load_once(taskset_json: str, _stamps: tuple[tuple[str, int, int], ...]) -> 
 
 
 def stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and modification time of the files behind a path; empty for a name of the hub."""
+    """Name, size and modification time of the files behind a path; empty for a name of the hub or of reasoning-gym."""
+    if str(path).startswith(REASONING_GYM):  # with its options it may be too long for a file's name
+        return ()
     files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
-    return tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    found = []
+    for file in files:
+        with suppress(FileNotFoundError):  # a link to nothing, as editors make as locks; or removed meanwhile
+            stat = file.stat()
+            found.append((str(file), stat.st_size, stat.st_mtime_ns))
+    return tuple(found)

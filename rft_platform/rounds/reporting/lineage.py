@@ -138,22 +138,28 @@ _Versions = Mapping[Path, tuple[int, tuple[str, ...]]]
 
 
 def trace_checkpoint(
-    checkpoint: str | Path, store: "ExperienceStore", registry: "ModelRegistry | None" = None, *, verify: bool = False
+    checkpoint: str | Path,
+    store: "ExperienceStore",
+    registry: "ModelRegistry | None" = None,
+    *,
+    project: tuple[str, str] | None = None,
+    verify: bool = False,
 ) -> CheckpointTrace:
     """Trace a checkpoint back to the base model.
 
     ``checkpoint`` is a folder, ``models:/NAME@alias`` or ``models:/NAME/3``. With a registry, the trace
     names the model versions and aliases of checkpoints. Digests of files are taken from the store's ledgers; with
-    ``verify`` every byte is read and compared. Raises ``UserError`` if ``checkpoint`` is not a checkpoint, and with
-    ``verify`` ``StorageError`` with the names of damaged files.
+    ``verify`` every byte is read and compared. ``project`` is the project and name of the store's home, by default
+    those of ``checkpoint``; trainings of other homes are traced without their rows. Raises ``UserError`` if
+    ``checkpoint`` is not a checkpoint, and with ``verify`` ``StorageError`` with the names of damaged files.
     """
     manifests = chain(_folder(checkpoint, registry))
-    known = _versions(registry)
+    known, project = _versions(registry), project or manifests[0].project
     oldest = manifests[-1]
     return CheckpointTrace(
         trainings=tuple(
-            _training(manifest, store if manifest.project == manifests[0].project else None, known, verify)
-            for manifest in manifests
+            _training(each, store if each.project == project and _has_rows(store, each) else None, known, verify)
+            for each in manifests
         ),
         base_model=oldest.base_model,
         complete=oldest.starts_from_base,
@@ -251,8 +257,19 @@ def _ref(manifest: Manifest, known: _Versions) -> CheckpointRef:
     return CheckpointRef(str(manifest.folder), manifest.policy_version, manifest.lineage.get("round"), version, aliases)
 
 
+def _has_rows(store: "ExperienceStore", manifest: Manifest) -> bool:
+    """Whether the store's home made the training: another home may have a project of the same name."""
+    from rft_platform.rounds.project.record import read
+
+    number, settled = manifest.lineage.get("round"), manifest.lineage.get("row_selection")
+    if number is None or settled is None:
+        return True  # demonstrations, or a dataset, whose digest is compared later
+    known = read(store, number).trained(manifest.lineage.get("policy", DEFAULT_POLICY))
+    return known is not None and known.lineage.get("data_digest") == manifest.lineage.get("data_digest")
+
+
 def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versions, verify: bool) -> TrainingTrace:
-    """Build the trace of one training. ``store`` is None for another project, whose rounds are elsewhere."""
+    """Build the trace of one training. ``store`` is None for another home, which has its rounds."""
     lineage = manifest.lineage
     return TrainingTrace(
         result=_ref(manifest, known),
@@ -314,7 +331,7 @@ def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tu
 def rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verify: bool) -> dict[str, Any]:
     """Return the fields of a ``TrainingTrace`` about the round's files, from the round's current ledger.
 
-    ``store`` is None for a training of another project. With ``verify`` every byte is read and compared. Raises
+    ``store`` is None for a training of another home. With ``verify`` every byte is read and compared. Raises
     ``StorageError`` with the names of damaged files.
     """
     number = lineage.get("round")
@@ -322,7 +339,7 @@ def rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verif
         return _dataset_read(lineage, store, number, verify)
     if store is not None and number is not None and lineage.get("row_selection"):
         return _selection_read(lineage, store, number, verify)
-    return {"data_unchanged": None}  # trained on demonstrations, or in another project
+    return {"data_unchanged": None}  # trained on demonstrations, or in another home
 
 
 def _selection_read(

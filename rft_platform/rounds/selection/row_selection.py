@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 from rft_platform.common.errors import StorageError, UserError
@@ -37,6 +39,8 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, Policy, RowSelection, published, read, snapshot_of, write
 from rft_platform.rounds.project.repair import refuse_damaged_rows
+
+_REMEMBERED = 1024  #: rounds whose groups a process remembers, about 50 kB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +176,29 @@ def used_groups(project: Project, number: int) -> list[Group]:
     settings, store = project.config.buffer.trainer_input.experience_buffer.replay_buffer, project.store
     uses: Counter[tuple[int, str]] = Counter()
     resting: set[tuple[int, str]] = set()
-    for training, settled_at in _trainings(project, number):
-        table = read_selection(store, training, ["round", "group_id", "use"]).to_pylist()
-        taken = {(row["round"], row["group_id"]) for row in table if row["use"] in TRAINED_ON}
+    for training, selection in _trainings(project, number):
+        taken = _trained_groups(store.root, training, selection.sha256)
         uses.update(taken)
-        passed = time.time() - settled_at
+        passed = time.time() - selection.settled_at
         if settings.reuse_cooldown_time is not None and 0 <= passed < settings.reuse_cooldown_time:
             resting |= taken
     rounds = [n for n in sorted({n for n, _ in uses}) if not store.ledger(n).read().retired]
-    groups = [group for n in rounds for group in groups_of(store, n) if group.key in uses and group.kept]
+    every = (group for n in rounds for group in _groups_once(store.root, n, store.digest(n)))
+    groups = [group for group in every if group.key in uses and group.kept]
     return [replace(group, uses=uses[group.key]) for group in groups if group.key not in resting]
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _trained_groups(root: Path, training: int, _sha256: str) -> frozenset[tuple[int, str]]:
+    """The groups that a training was trained on. The plan counts them at every tick, so each file is read once."""
+    rows = read_selection(ExperienceStore(root), training, ["round", "group_id", "use"]).to_pylist()
+    return frozenset((row["round"], row["group_id"]) for row in rows if row["use"] in TRAINED_ON)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _groups_once(root: Path, number: int, _digest: str) -> tuple[Group, ...]:
+    """``groups_of`` a round whose rows and judgement have a digest; read once too."""
+    return tuple(groups_of(ExperienceStore(root), number))
 
 
 def replayable_rows(project: Project, number: int) -> int:
@@ -202,12 +219,12 @@ def _version_before(project: Project, number: int) -> int:
     return 0 if running is None else running.parent_version + running.steps
 
 
-def _trainings(project: Project, before: int) -> Iterator[tuple[int, float]]:
-    """The number of each training before ``before`` with a recorded row selection, and the time of the record."""
+def _trainings(project: Project, before: int) -> Iterator[tuple[int, RowSelection]]:
+    """The number and the row selection of each training before ``before`` that has one."""
     for number in range(1, min(before, newest(project.store) + 1)):
         selection = read(project.store, number).selection()
         if selection is not None:
-            yield number, selection.settled_at
+            yield number, selection
 
 
 def groups_of(store: ExperienceStore, number: int, policy: str | None = None) -> list[Group]:
