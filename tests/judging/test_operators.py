@@ -98,6 +98,19 @@ def test_runs_below_the_threshold_are_left_out() -> None:
     assert [r.reward for r in found.rows] == [1.0, 0.0, 0.0, 1.0]
 
 
+def test_rounding_of_a_sum_of_weights_does_not_move_a_run_across_a_threshold() -> None:
+    def weighted(task: dict[str, str], response: str) -> float:
+        return 0.7 + 0.2 + 0.1 if response == task["answer"] else 0.1 + 0.2
+
+    assert weighted({"answer": "2"}, "2") < 1.0 and weighted({"answer": "2"}, "x") > 0.3
+    rows = [row(1, 0, "2"), row(1, 1, "x")]
+    for limits, dropped in (({"threshold": 1.0}, [None, REWARD_FILTER]), ({"max_reward": 0.3}, [REWARD_FILTER, None])):
+        given = pipeline(("reward_filter", limits), ("pass_rate_calculator", {}))
+        found = judge_rollouts(rows, TASKS, build_judge(weighted), advantage_fn=None, pipeline=given)
+        assert [r.dropped_by for r in found.rows] == dropped
+        assert [r.reward_parts["passed"] for r in found.rows] == [1.0, 0.0]
+
+
 def test_groups_that_differ_too_little_are_left_out_of_advantages_and_training() -> None:
     """Standard deviations 0, sqrt(1/2) and sqrt(1/3): over runs, not over rows."""
     rows = [row(1, 0, "2"), row(1, 1, "2"), row(2, 0, "x"), row(2, 0, "4", step=1), row(2, 1, "x")]

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from rft_platform.algorithms.common.registry import unknown_name
 from rft_platform.common.errors import UserError
+from rft_platform.experience.record import REWARD_ROUNDING
 from rft_platform.judging.operators.registry import Change, Experiences, operator
 
 
@@ -104,7 +105,7 @@ def pass_rate_calculator(experiences: Experiences, *, pass_reward: float = 1.0) 
 
     All runs of the task count, also those that another operator leaves out; rewards do not change.
     """
-    passed_R = (experiences.judged_R >= pass_reward).astype(np.float64)
+    passed_R = (experiences.judged_R >= pass_reward - REWARD_ROUNDING).astype(np.float64)
     groups = len(experiences.group_ids)
     runs_G = np.maximum(np.bincount(experiences.group_R, minlength=groups), 1)
     rate_G = np.bincount(experiences.group_R, weights=passed_R, minlength=groups) / runs_G
