@@ -71,11 +71,13 @@ def write_pairs(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         import pyarrow.parquet as pq
 
         as_text = ("prompt", "chosen", "rejected", "tools")  # Parquet needs one type; messages differ in their fields
-        table = [
-            {key: json.dumps(value, ensure_ascii=False) if key in as_text else value for key, value in row.items()}
-            for row in rows
-        ]
-        pq.write_table(pa.Table.from_pylist(table), temp)
+        columns = dict.fromkeys(key for row in rows for key in row)  # from_pylist takes those of the first row
+        table = {key: [_as_text(row.get(key)) if key in as_text else row.get(key) for row in rows] for key in columns}
+        pq.write_table(pa.table(table), temp)
+
+
+def _as_text(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _pair(better: list[RolloutRow], worse: list[RolloutRow], reward: Mapping[str, float]) -> dict[str, Any] | None:

@@ -166,5 +166,20 @@ def test_runs_of_several_calls_pair_where_they_first_differ(tmp_path: Path) -> N
     assert len(load_pairs(str(tmp_path / "pairs.jsonl"), Columns()).rows) == 4
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_file_of_pairs_keeps_tools_that_only_some_pairs_have(tmp_path: Path, suffix: str) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    rows = [
+        a_row(f"{group}-{n}", 0, str(n), tools=given, group=group)
+        for group, given in (("g1", None), ("g2", tools))
+        for n in (1, 2)
+    ]
+    judged = judge_rollouts(rows, TASKS, build_judge(distance_to_ten), advantage_fn=None).rows
+    file = tmp_path / f"pairs.{suffix}"
+    write_pairs(file, preference_pairs(rows, judged).rows)
+    columns = Columns(prompt_type="chatpair" if suffix == "parquet" else None)
+    assert [row.get("tools") for row in load_pairs(str(file), columns).rows] == [None, tools]
+
+
 def distance_to_ten(task: Any, response: Any) -> float:
     return 10.0 - float(response)
