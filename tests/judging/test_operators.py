@@ -193,8 +193,24 @@ def test_what_an_operator_changes_leaves_the_judges_reward_to_be_read() -> None:
     clipped = judged(rows, pipeline(("reward_shaping", {"add": add, "clip": [0.0, 1.5]})))
     assert [r.reward for r in clipped.rows] == [1.5, 0.0]
     assert JUDGED not in judged(rows, pipeline(("std_filter", {}))).rows[0].reward_parts
-    with pytest.raises(UserError, match=r"unknown measure .*'parts.exactmatch': did you mean 'parts.exact_match'"):
-        judged(rows, pipeline(("reward_shaping", {"add": {"parts.exactmatch": 1.0}})))
+
+
+@pytest.mark.parametrize("name", ["metrics.tool", "parts.exactmatch"])
+def test_a_part_or_metric_that_no_run_has_counts_as_zero(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row(1, 0, "2"), row(1, 1, "x")]
+    rows[0].call.metrics = {"tools": 2.0}
+    found = judged(rows, pipeline(("reward_shaping", {"add": {name: 1.0}})))
+    assert [r.reward for r in found.rows] == [1.0, 0.0]
+    (warning,) = caplog.messages
+    assert f"no run has {name}, which counts as 0; unknown measure" in warning
+    assert "did you mean 'metrics.tools'" in warning or "did you mean 'parts.exact_match'" in warning
+
+
+@pytest.mark.parametrize("answers", [["2", "x"], []])
+def test_a_measure_that_does_not_exist_is_refused(answers: list[str]) -> None:
+    rows = [row(1, run, answer) for run, answer in enumerate(answers)]
+    with pytest.raises(UserError, match=r"unknown measure .*'response_token': did you mean 'response_tokens'"):
+        judged(rows, pipeline(("reward_shaping", {"add": {"response_token": 1.0}})))
 
 
 def test_runs_that_nothing_can_be_learned_from_are_left_out() -> None:
