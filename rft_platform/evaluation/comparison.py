@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, paired_interval, paired_share_interval
 from rft_platform.evaluation.results import GREEDY, MODES, SAMPLED, EvaluationResult, measured_alike
+from rft_platform.experience.record import REWARD_ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,9 @@ def task_means(result: EvaluationResult, metric: str) -> dict[str, float]:
     table = result.scores.get(_mode(result, metric), {})
     if metric == "mean_reward":
         return {task: _mean(runs) for task, runs in table.items()}
-    return {task: _mean([run >= result.pass_threshold - 1e-9 for run in runs]) for task, runs in table.items()}
+    return {
+        task: _mean([run >= result.pass_threshold - REWARD_ROUNDING for run in runs]) for task, runs in table.items()
+    }
 
 
 def _mode(result: EvaluationResult, metric: str) -> str:

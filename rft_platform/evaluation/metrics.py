@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
+from rft_platform.experience.record import REWARD_ROUNDING
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -48,7 +50,7 @@ def pass_rate(scores: Scores, threshold: float = 1.0) -> PassRate:
 
     if not scores:
         raise ValueError("pass rate: there are no tasks; at least one scored run is needed")
-    shares_T = np.array([np.mean(np.asarray(runs) >= threshold - 1e-9) for runs in scores.values()])
+    shares_T = np.array([np.mean(np.asarray(runs) >= threshold - REWARD_ROUNDING) for runs in scores.values()])
     runs, value = sum(len(runs) for runs in scores.values()), float(shares_T.mean())
     low, high = _wilson(value, _effective_size(shares_T, runs))
     return PassRate(value, low, high, len(shares_T), runs)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rft_platform.common.files import digest_json
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, PassRate, named, pass_rate, run_metrics
-from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.record import REWARD_ROUNDING, RolloutRow
 from rft_platform.tasks.task import Task
 
 
@@ -32,8 +32,8 @@ def choose(transcripts: Sequence[Transcript], count: int, pass_threshold: float)
     firsts: dict[str, Transcript] = {}
     for found in transcripts:
         firsts.setdefault(found.task_id, found)
-    failed = [found for found in firsts.values() if found.reward < pass_threshold - 1e-9]
-    passed = [found for found in firsts.values() if found.reward >= pass_threshold - 1e-9]
+    failed = [found for found in firsts.values() if found.reward < pass_threshold - REWARD_ROUNDING]
+    passed = [found for found in firsts.values() if found.reward >= pass_threshold - REWARD_ROUNDING]
     kept = failed[: max(count // 2, count - len(passed))]
     return [*kept, *passed[: count - len(kept)]]
 
@@ -142,7 +142,9 @@ def named_metrics(scores: Sequence[RunScore], threshold: float, seed: int = BOOT
         chosen = [score for score in scores if score.taskset == taskset and score.mode == mode]
         prefix = "" if mode == SAMPLED else f"{mode}_"
         rewards = by_task(chosen)
-        passes = {task: [float(reward >= threshold - 1e-9) for reward in runs] for task, runs in rewards.items()}
+        passes = {
+            task: [float(reward >= threshold - REWARD_ROUNDING) for reward in runs] for task, runs in rewards.items()
+        }
         tables = {"reward": rewards, "pass": passes}
         for part in sorted({name for score in chosen for name in score.parts} - set(tables)):
             tables[part] = by_task(chosen, part)

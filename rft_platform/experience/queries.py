@@ -19,6 +19,7 @@ import pyarrow as pa
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import read_json
 from rft_platform.experience.file_ledger import Contents
+from rft_platform.experience.record import REWARD_ROUNDING
 from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
 from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, selection_files
 from rft_platform.experience.store import ExperienceStore
@@ -345,4 +346,4 @@ def task_outcomes(
     if not numbers:
         return []
     with connect(store, rounds=numbers) as connection:
-        return connection.execute(_QUERY, [pass_reward]).fetchall()
+        return connection.execute(_QUERY, [pass_reward - REWARD_ROUNDING]).fetchall()

@@ -17,6 +17,9 @@ LARGEST_TOP_K = 2**31 - 1
 LARGEST_METRIC = 3.4e38
 METRIC_EXPECTED = "a finite number (at most 3.4e38); omit a metric that has no value"
 
+#: A reward that is less than this below a threshold reaches it: weights 0.7, 0.2 and 0.1 add up to 0.9999999999999999.
+REWARD_ROUNDING = 1e-9
+
 #: Prefix of a metric in a run's last row: the workflow's own reward for a further policy, whose name follows.
 POLICY_REWARD = "reward/"
 #: Metric in a run's last row: 1 if the run ended because its next prompt exceeded the context.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import atomic_path
-from rft_platform.experience.record import JudgedRow, RolloutRow
+from rft_platform.experience.record import REWARD_ROUNDING, JudgedRow, RolloutRow
 
 Which = Literal["extremes", "all"]
 
@@ -27,7 +27,7 @@ class PreferencePairs:
 def preference_pairs(
     rows: Sequence[RolloutRow], judged: Iterable[JudgedRow], *, least_margin: float = 0.0, which: Which = "extremes"
 ) -> PreferencePairs:
-    """Return pairs of runs of one group whose rewards differ by more than ``least_margin``.
+    """Return pairs of runs of one group whose rewards differ, and by ``least_margin`` or more.
 
     ``extremes``: the best with the worst, one pair per group. ``all``: every two runs. Runs without a reward are left
     out. A pair consists of the first two answers that differ after an equal history. Two runs give no pair if they
@@ -45,7 +45,7 @@ def preference_pairs(
         candidates = [
             _pair(of_run[better], of_run[worse], reward)
             for better, worse in (combinations(best_first, 2) if which == "all" else ends)
-            if reward[better] - reward[worse] > least_margin
+            if reward[better] - reward[worse] > max(REWARD_ROUNDING, least_margin - REWARD_ROUNDING)
         ]
         made = [pair for pair in candidates if pair is not None]
         found.rows += made
@@ -62,7 +62,10 @@ def write_pairs(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     if file.suffix not in (".jsonl", ".parquet"):
         raise UserError(f"{file}: expected a .jsonl or .parquet file for preference pairs")
     if not rows:
-        raise UserError(f"{file}: there is no pair to write: no two runs of one task differ in their reward")
+        raise UserError(
+            f"{file}: there is no pair to write: no two runs of one task differ in their reward (by --margin or more) "
+            "and in an answer to the same messages. Give other rounds, --all-pairs or a smaller --margin"
+        )
     with atomic_path(file) as temp:
         if file.suffix == ".jsonl":
             temp.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
@@ -71,11 +74,13 @@ def write_pairs(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         import pyarrow.parquet as pq
 
         as_text = ("prompt", "chosen", "rejected", "tools")  # Parquet needs one type; messages differ in their fields
-        table = [
-            {key: json.dumps(value, ensure_ascii=False) if key in as_text else value for key, value in row.items()}
-            for row in rows
-        ]
-        pq.write_table(pa.Table.from_pylist(table), temp)
+        columns = dict.fromkeys(key for row in rows for key in row)  # from_pylist takes those of the first row
+        table = {key: [_as_text(row.get(key)) if key in as_text else row.get(key) for row in rows] for key in columns}
+        pq.write_table(pa.table(table), temp)
+
+
+def _as_text(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _pair(better: list[RolloutRow], worse: list[RolloutRow], reward: Mapping[str, float]) -> dict[str, Any] | None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
-from rft_platform.common.errors import UserCodeError
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.user_code import check_parameters
 
@@ -35,27 +34,27 @@ class RunJudgement:
         return self if policy == DEFAULT_POLICY else replace(self, reward=self.rewards.get(policy, self.reward))
 
 
-def refuse_beyond(runs: list[RunJudgement], most: float | None) -> list[RunJudgement]:
+def refuse_beyond(runs: list[RunJudgement], most: float | None) -> tuple[list[RunJudgement], str | None]:
     """Return the judgements; a judgement whose reward is further from 0 than ``most`` becomes a failed one.
 
-    Raises UserCodeError if no run has a usable reward left.
+    The second value tells the first such error if no run has a usable reward left, else None.
     """
     if most is None:
-        return runs
+        return runs, None
     checked = [_within(run, most) for run in runs]
     refused = [new for new, old in zip(checked, runs, strict=True) if new is not old]
     if not refused:
-        return runs
+        return runs, None
     first = f"run {refused[0].run_id} (task {refused[0].task_id}): {refused[0].error}"
     if all(run.error is not None for run in checked):
-        raise UserCodeError(f"no run has a usable reward; the first invalid one: {first}")
+        return checked, f"no run has a usable reward; the first invalid one: {first}"
     _log.warning(
         "the rewards of %d of %d runs are invalid; these runs are excluded; the first: %s",
         len(refused),
         len(runs),
         first,
     )
-    return checked
+    return checked, None
 
 
 def _within(run: RunJudgement, most: float) -> RunJudgement:

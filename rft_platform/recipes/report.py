@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.evaluation.results import EvaluationResult, Transcript
+from rft_platform.experience.record import REWARD_ROUNDING
 from rft_platform.recipes.recipe import Figure
 from rft_platform.rounds.reporting.round_history import evaluation_of
 
@@ -177,8 +178,8 @@ def _value(result: EvaluationResult, metric: str) -> Value | None:
 
 
 def _chosen(result: EvaluationResult) -> list[Transcript]:
-    failed = [kept for kept in result.transcripts if kept.reward < result.pass_threshold]
-    passed = [kept for kept in result.transcripts if kept.reward >= result.pass_threshold]
+    failed = [kept for kept in result.transcripts if kept.reward < result.pass_threshold - REWARD_ROUNDING]
+    passed = [kept for kept in result.transcripts if kept.reward >= result.pass_threshold - REWARD_ROUNDING]
     return [*failed[:1], *passed[:1]]
 
 

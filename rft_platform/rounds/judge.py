@@ -21,7 +21,7 @@ from rft_platform.experience.quality import (
     check_judged,
     check_rollouts,
 )
-from rft_platform.experience.record import TRUNCATED_METRIC, JudgedRow, RolloutRow
+from rft_platform.experience.record import REWARD_ROUNDING, TRUNCATED_METRIC, JudgedRow, RolloutRow
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.experience.transcripts import rollout_transcripts
 from rft_platform.judging.execution.judge_rollouts import (
@@ -297,7 +297,7 @@ def figures(store: ExperienceStore, round_number: int) -> JudgementFigures | Non
         failed=len(failed),
         dropped_rows=sum(row["dropped_by"] not in (None, JUDGE_ERROR) for row in table),
         mean_reward=sum(found) / len(found) if found else None,
-        pass_rate=sum(reward >= PASS_REWARD - 1e-9 for reward in found) / len(found) if found else None,
+        pass_rate=sum(reward >= PASS_REWARD - REWARD_ROUNDING for reward in found) / len(found) if found else None,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rft_platform.common.errors import StorageError
 from rft_platform.common.files import write_sealed_json
-from rft_platform.experience.queries import connect, mean_reward_by_round, rows_that_trained
+from rft_platform.experience.queries import connect, mean_reward_by_round, rows_that_trained, task_outcomes
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.experience.transcripts import rollout_transcripts
 
@@ -57,6 +57,15 @@ def test_runs_that_the_judge_failed_on_have_no_reward_and_filtered_ones_have(sto
     store.write_judged(1, "exact@1", rows)
     (found,) = mean_reward_by_round(connect(store))
     assert (found["runs"], found["mean_reward"]) == (3, 2 / 3)
+
+
+def test_rounding_of_a_sum_of_weights_does_not_fail_a_run(store: ExperienceStore) -> None:
+    for number, reward in enumerate((0.7 + 0.2 + 0.1, 0.999), start=1):
+        rows = rollouts(round=number)
+        store.write_rollouts(number, 0, rows)
+        store.write_judged(number, "v", judged(rows, "v", reward=reward))
+    found = {number: (runs, passes) for _, number, runs, passes in task_outcomes(store, [1, 2])}
+    assert found[1][0] == found[1][1] > 0.0 and found[2][0] > found[2][1] == 0.0
 
 
 def test_a_missing_reward_is_null_in_every_view(store: ExperienceStore) -> None:

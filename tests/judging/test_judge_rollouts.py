@@ -4,7 +4,7 @@ import asyncio
 import math
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from rft_platform.judging.execution.judge_rollouts import (
     GREEDY_BASELINE,
     JUDGE_ERROR,
     WORKFLOW_REWARD,
+    TasksetJudge,
     judge_rollouts,
     judge_runs,
+    judge_tasksets,
 )
 from rft_platform.judging.types import JudgeOutput
 from rft_platform.rounds.judge import run_metrics
@@ -224,6 +226,29 @@ def test_a_judge_that_always_fails_is_the_users_error() -> None:
         judge_rollouts([row(1, 0, "2"), row(1, 1, "2")], TASKS, build_judge(broken), advantage_fn="grpo")
     with pytest.raises(UserCodeError, match="failed on the only run: KeyError: 'absent'"):
         judge_runs([row(1, 0, "2")], TASKS, build_judge(broken))
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [("x", "the judge failed on the only run: ValueError: no verdict"), ("9", "no run has a usable reward; the first")],
+)
+def test_a_taskset_without_any_reward_stops_a_round_only_if_no_other_has_one(
+    bad: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def judge(task: dict[str, Any], response: Any) -> float:
+        if response == "x":
+            raise ValueError("no verdict")
+        return float(response)
+
+    rows = [replace(row(1, 0, bad), taskset="hard"), row(2, 0, "4"), row(2, 1, "0")]
+    judges = {name: TasksetJudge(build_judge(judge), max_abs_reward=5.0) for name in ("hard", "sums")}
+    found = judge_rollouts(rows, TASKS, judges, advantage_fn="grpo").rows
+    assert [r.dropped_by for r in found] == [JUDGE_ERROR, None, None]
+    assert [r.reward for r in found[1:]] == [4.0, 0.0]
+    assert f"taskset 'hard': {why}" in caplog.text and "the runs of this taskset are excluded" in caplog.text
+    rows[1:] = [row(2, 0, bad)]
+    with pytest.raises(UserCodeError, match=f"^taskset 'hard': {why}.*; taskset 'sums': {why}"):
+        judge_tasksets(rows, TASKS, judges)
 
 
 def test_without_a_judge_the_workflows_reward_counts() -> None:

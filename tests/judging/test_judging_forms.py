@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rft_platform.common.errors import UserCodeError
+from rft_platform.experience.responses import encode_response
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.judging.types import RunJudgement
@@ -53,6 +54,27 @@ def test_json_schema(answer: str, reward: float) -> None:
     rows = [a_row("r", 0, answer)]
     assert judged(rows, "json_schema", schema=SCHEMA).reward == reward
     assert judged(rows, "json_schema", {"form": SCHEMA}, schema_key="form").reward == reward
+
+
+@pytest.mark.parametrize(
+    ("response", "is_data"),
+    [
+        ([1, 2], True),
+        ([], True),
+        ([{"n": 1}, {"n": 2}], True),
+        ([{"type": "cat", "n": 1}], True),
+        ({"content": "about cats"}, True),
+        ({"role": "admin", "n": 1}, True),
+        ({"role": "assistant", "content": '"text"'}, False),
+        ([{"role": "assistant", "content": '"text"'}], False),
+        ([{"type": "text", "text": '"text"'}], False),
+        ([{"type": "text", "text": ""}, {"type": "text", "text": '"text"'}], False),
+    ],
+)
+def test_a_json_schema_of_data_that_a_workflow_returns(response: Any, is_data: bool) -> None:
+    row = replace(a_row("r", 0, "done"), run_output=encode_response(response))
+    assert judged([row], "json_schema", schema={"type": ["array", "object"]}).reward == float(is_data)
+    assert judged([row], "json_schema", schema={"const": "text"}).reward == float(not is_data)
 
 
 def test_a_schema_that_is_none_is_the_datasets_error_not_the_models() -> None:

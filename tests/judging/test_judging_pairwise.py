@@ -138,7 +138,7 @@ def test_judged_groups_become_a_dataset_for_dpo(
     assert [(row["chosen_run"], row["rejected_run"]) for row in everything.rows] == [
         ("g1-1", "g1-2"), ("g1-1", "g1-0"), ("g1-2", "g1-0"),
     ]  # fmt: skip
-    assert len(preference_pairs(rows, judged.rows, which="all", least_margin=0.5).rows) == 1
+    assert len(preference_pairs(rows, judged.rows, which="all", least_margin=0.6).rows) == 1
 
 
 def test_runs_of_several_calls_pair_where_they_first_differ(tmp_path: Path) -> None:
@@ -164,6 +164,41 @@ def test_runs_of_several_calls_pair_where_they_first_differ(tmp_path: Path) -> N
     assert [message["role"] for message in found[0]["prompt"]] == ["user", "assistant", "tool"]
     write_pairs(tmp_path / "pairs.jsonl", found)
     assert len(load_pairs(str(tmp_path / "pairs.jsonl"), Columns()).rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("answers", "margin", "pairs"),
+    [
+        (("10", "9"), 1.0, 1),
+        (("10", "9"), 1.1, 0),
+        (("1.1", "1.0"), 0.1, 1),  # the difference of the rewards is 0.09999999999999964
+        (("9", "9"), 0.0, 0),
+    ],
+)
+def test_a_pair_differs_by_the_margin_or_more(answers: tuple[str, str], margin: float, pairs: int) -> None:
+    rows = [a_row(f"r{run}", 0, answer) for run, answer in enumerate(answers)]
+    judged = judge_rollouts(rows, TASKS, build_judge(distance_to_ten), advantage_fn=None).rows
+    assert len(preference_pairs(rows, judged, least_margin=margin).rows) == pairs
+
+
+def test_a_file_without_pairs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no pair to write: .* Give other rounds, --all-pairs or a smaller --margin"):
+        write_pairs(tmp_path / "pairs.jsonl", [])
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_file_of_pairs_keeps_tools_that_only_some_pairs_have(tmp_path: Path, suffix: str) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    rows = [
+        a_row(f"{group}-{n}", 0, str(n), tools=given, group=group)
+        for group, given in (("g1", None), ("g2", tools))
+        for n in (1, 2)
+    ]
+    judged = judge_rollouts(rows, TASKS, build_judge(distance_to_ten), advantage_fn=None).rows
+    file = tmp_path / f"pairs.{suffix}"
+    write_pairs(file, preference_pairs(rows, judged).rows)
+    columns = Columns(prompt_type="chatpair" if suffix == "parquet" else None)
+    assert [row.get("tools") for row in load_pairs(str(file), columns).rows] == [None, tools]
 
 
 def distance_to_ten(task: Any, response: Any) -> float:

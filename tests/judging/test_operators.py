@@ -98,6 +98,19 @@ def test_runs_below_the_threshold_are_left_out() -> None:
     assert [r.reward for r in found.rows] == [1.0, 0.0, 0.0, 1.0]
 
 
+def test_rounding_of_a_sum_of_weights_does_not_move_a_run_across_a_threshold() -> None:
+    def weighted(task: dict[str, str], response: str) -> float:
+        return 0.7 + 0.2 + 0.1 if response == task["answer"] else 0.1 + 0.2
+
+    assert weighted({"answer": "2"}, "2") < 1.0 and weighted({"answer": "2"}, "x") > 0.3
+    rows = [row(1, 0, "2"), row(1, 1, "x")]
+    for limits, dropped in (({"threshold": 1.0}, [None, REWARD_FILTER]), ({"max_reward": 0.3}, [REWARD_FILTER, None])):
+        given = pipeline(("reward_filter", limits), ("pass_rate_calculator", {}))
+        found = judge_rollouts(rows, TASKS, build_judge(weighted), advantage_fn=None, pipeline=given)
+        assert [r.dropped_by for r in found.rows] == dropped
+        assert [r.reward_parts["passed"] for r in found.rows] == [1.0, 0.0]
+
+
 def test_groups_that_differ_too_little_are_left_out_of_advantages_and_training() -> None:
     """Standard deviations 0, sqrt(1/2) and sqrt(1/3): over runs, not over rows."""
     rows = [row(1, 0, "2"), row(1, 1, "2"), row(2, 0, "x"), row(2, 0, "4", step=1), row(2, 1, "x")]
@@ -180,8 +193,24 @@ def test_what_an_operator_changes_leaves_the_judges_reward_to_be_read() -> None:
     clipped = judged(rows, pipeline(("reward_shaping", {"add": add, "clip": [0.0, 1.5]})))
     assert [r.reward for r in clipped.rows] == [1.5, 0.0]
     assert JUDGED not in judged(rows, pipeline(("std_filter", {}))).rows[0].reward_parts
-    with pytest.raises(UserError, match=r"unknown measure .*'parts.exactmatch': did you mean 'parts.exact_match'"):
-        judged(rows, pipeline(("reward_shaping", {"add": {"parts.exactmatch": 1.0}})))
+
+
+@pytest.mark.parametrize("name", ["metrics.tool", "parts.exactmatch"])
+def test_a_part_or_metric_that_no_run_has_counts_as_zero(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row(1, 0, "2"), row(1, 1, "x")]
+    rows[0].call.metrics = {"tools": 2.0}
+    found = judged(rows, pipeline(("reward_shaping", {"add": {name: 1.0}})))
+    assert [r.reward for r in found.rows] == [1.0, 0.0]
+    (warning,) = caplog.messages
+    assert f"no run has {name}, which counts as 0; unknown measure" in warning
+    assert "did you mean 'metrics.tools'" in warning or "did you mean 'parts.exact_match'" in warning
+
+
+@pytest.mark.parametrize("answers", [["2", "x"], []])
+def test_a_measure_that_does_not_exist_is_refused(answers: list[str]) -> None:
+    rows = [row(1, run, answer) for run, answer in enumerate(answers)]
+    with pytest.raises(UserError, match=r"unknown measure .*'response_token': did you mean 'response_tokens'"):
+        judged(rows, pipeline(("reward_shaping", {"add": {"response_token": 1.0}})))
 
 
 def test_runs_that_nothing_can_be_learned_from_are_left_out() -> None:

@@ -90,6 +90,7 @@ def judge_tasksets(
 ) -> list[RunJudgement]:
     """Like ``judge_runs``, with a judge for each taskset, by its name. A single judge judges the rows of any taskset.
 
+    If no run of a taskset gets a reward, this is logged; UserCodeError is raised if no run of any taskset gets one.
     Raises StorageError if a row's taskset has no judge.
     """
     settings: Any = {"needs_reward": needs_reward, "concurrency": concurrency, "auxiliary_models": auxiliary_models}
@@ -101,11 +102,16 @@ def judge_tasksets(
         by_taskset.setdefault(row.taskset, []).append(row)
     if unknown := sorted(by_taskset.keys() - judges.keys()):
         raise StorageError(f"the rows are of taskset {unknown[0]!r}; the configuration has {', '.join(judges)}")
-    found = {
-        run.run_id: run
-        for name, own in by_taskset.items()
-        for run in judge_runs(own, tasks, judges[name].spec, max_abs_reward=judges[name].max_abs_reward, **settings)
-    }
+    found: dict[str, RunJudgement] = {}
+    faults = []
+    for name, own in by_taskset.items():
+        runs, fault = _judgements(own, tasks, judges[name], **settings)
+        found |= {run.run_id: run for run in runs}
+        faults += [] if fault is None else [f"taskset {name!r}: {fault}"]
+    if faults and len(faults) == len(by_taskset):
+        raise UserCodeError("; ".join(faults[:NAMED]))
+    for fault in faults:
+        _log.warning("%s; the runs of this taskset are excluded", fault)
     return [found[name] for name in dict.fromkeys(row.run_id for row in rows)]
 
 
@@ -135,12 +141,35 @@ def judge_runs(
         UserCodeError: the judge failed on every run, or no reward is finite and within ``max_abs_reward``.
         JudgeUnavailableError: a judge model does not answer; then no run gets a reward.
     """
-    last_rows = _last_rows(rows)
+    runs, fault = _judgements(
+        rows,
+        tasks,
+        TasksetJudge(judge, max_abs_reward),
+        needs_reward=needs_reward,
+        concurrency=concurrency,
+        auxiliary_models=auxiliary_models,
+    )
+    if fault is not None:
+        raise UserCodeError(fault)
+    return runs
+
+
+def _judgements(
+    rows: Sequence[RolloutRow],
+    tasks: Mapping[str, Task],
+    how: TasksetJudge,
+    *,
+    needs_reward: bool,
+    concurrency: int,
+    auxiliary_models: Mapping[str, Any] | None,
+) -> tuple[list[RunJudgement], str | None]:
+    """Judge every run; the second value tells why no run gets a reward, None if one does."""
+    last_rows, judge = _last_rows(rows), how.spec
     for row in last_rows:
         if row.task_id not in tasks:
             raise StorageError(f"run {row.run_id}: task {row.task_id} is not in the taskset of this judgement")
     if judge is None:
-        return refuse_beyond([_own_reward(row, needs_reward) for row in last_rows], max_abs_reward)
+        return refuse_beyond([_own_reward(row, needs_reward) for row in last_rows], how.max_abs_reward)
     of_run: dict[str, list[RolloutRow]] = {}
     for row in rows:
         of_run.setdefault(row.run_id, []).append(row)
@@ -157,17 +186,17 @@ def judge_runs(
     state = judge.state or JudgeState.of(Home.from_environment())
     verdicts = judge_all(runs, judge, state, concurrency, auxiliary_models or {}) if runs else []
     judged = {row.run_id: _judgement(row, verdict) for row, verdict in zip(ended, verdicts, strict=True)}
+    judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in last_rows]
     failed = [judgement for judgement in judged.values() if judgement.error]
     if failed and len(failed) == len(judged):
         runs_of = "the only run" if len(judged) == 1 else f"all {len(judged)} runs; the first"
-        raise UserCodeError(f"the judge failed on {runs_of}: {failed[0].error}")
+        return judgements, f"the judge failed on {runs_of}: {failed[0].error}"
     if failed:
         first = f"run {failed[0].run_id} (task {failed[0].task_id}): {failed[0].error}"
         _log.warning(
             "the judge failed on %d of %d runs, which are excluded; the first: %s", len(failed), len(last_rows), first
         )
-    judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in last_rows]
-    return refuse_beyond(judgements, max_abs_reward)
+    return refuse_beyond(judgements, how.max_abs_reward)
 
 
 def judge_rollouts(

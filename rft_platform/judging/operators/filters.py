@@ -13,6 +13,7 @@ from pydantic import Field
 
 from rft_platform.algorithms.advantages.grpo import spread
 from rft_platform.common.errors import UserError
+from rft_platform.experience.record import REWARD_ROUNDING
 from rft_platform.judging.operators.registry import Change, Experiences, operator
 
 REWARD_FILTER = "reward_filter"
@@ -27,7 +28,8 @@ def reward_filter(
         raise UserError("experience operator 'reward_filter': give threshold, max_reward or both")
     low = -np.inf if threshold is None else threshold
     high = np.inf if max_reward is None else max_reward
-    return Change(drop=(experiences.reward_R < low) | (experiences.reward_R > high))
+    too_low = experiences.reward_R < low - REWARD_ROUNDING
+    return Change(drop=too_low | (experiences.reward_R > high + REWARD_ROUNDING))
 
 
 STD_FILTER = "std_filter"

@@ -5,6 +5,7 @@
 - ``pass_rate_calculator``: how often each task was solved, as reward parts, which task selectors read.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -13,7 +14,10 @@ from pydantic import Field
 
 from rft_platform.algorithms.common.registry import unknown_name
 from rft_platform.common.errors import UserError
+from rft_platform.experience.record import REWARD_ROUNDING
 from rft_platform.judging.operators.registry import Change, Experiences, operator
+
+_log = logging.getLogger(__name__)
 
 
 @operator("reward_shaping")
@@ -29,7 +33,8 @@ def reward_shaping(
 
     ``add`` gives the weight of each measure: ``response_tokens`` (of all responses of a run), ``longest_response``,
     ``calls``, ``truncated`` (0 or 1), ``parts.<name>`` (a part of the reward) or ``metrics.<name>`` (a metric of the
-    workflow; 0 for a run without it). The change of the reward is stored as the reward part ``shaping``.
+    workflow). A part or metric is 0 for a run without it; if no run has it, a warning is logged. The change of the
+    reward is stored as the reward part ``shaping``.
     """
     if clip is not None and not clip[0] < clip[1]:
         raise UserError(f"experience operator 'reward_shaping': clip {list(clip)}: expected [low, high], low < high")
@@ -42,7 +47,7 @@ def reward_shaping(
 
 
 def measure(experiences: Experiences, name: str) -> np.ndarray:
-    """float64 [R]: the measure ``name`` of every run. Raises UserError if no run has it."""
+    """float64 [R]: the measure ``name`` of every run. Raises UserError if ``name`` is no measure."""
     known = {
         "response_tokens": experiences.tokens_R,
         "longest_response": experiences.longest_R,
@@ -51,10 +56,13 @@ def measure(experiences: Experiences, name: str) -> np.ndarray:
         **{f"parts.{part}": values for part, values in experiences.parts.items()},
         **{f"metrics.{metric}": values for metric, values in experiences.metrics.items()},
     }
-    if name not in known and len(experiences.run_ids) == 0:
-        return np.zeros(0)
     if name not in known:
-        raise UserError(unknown_name("measure of experience operator 'reward_shaping'", name, known))
+        unknown = unknown_name("measure of experience operator 'reward_shaping'", name, known)
+        if not name.startswith(("parts.", "metrics.")):
+            raise UserError(unknown)
+        if len(experiences.run_ids) > 0:
+            _log.warning("no run has %s, which counts as 0; %s", name, unknown)
+        return np.zeros(len(experiences.run_ids))
     return np.nan_to_num(known[name].astype(np.float64), nan=0.0)
 
 
@@ -104,7 +112,7 @@ def pass_rate_calculator(experiences: Experiences, *, pass_reward: float = 1.0) 
 
     All runs of the task count, also those that another operator leaves out; rewards do not change.
     """
-    passed_R = (experiences.judged_R >= pass_reward).astype(np.float64)
+    passed_R = (experiences.judged_R >= pass_reward - REWARD_ROUNDING).astype(np.float64)
     groups = len(experiences.group_ids)
     runs_G = np.maximum(np.bincount(experiences.group_R, minlength=groups), 1)
     rate_G = np.bincount(experiences.group_R, weights=passed_R, minlength=groups) / runs_G

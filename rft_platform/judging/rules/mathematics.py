@@ -43,12 +43,16 @@ def _written_out(match: re.Match[str]) -> str:
     return f"{Decimal(digits).scaleb(int(next(filter(None, exponents)))):f}"
 
 
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 _NUMBER = re.compile(
-    r"""(?P<sign>(?<![\w)\]])[-−](?=[$€£¥\d.\\]))?     # a minus after a digit or a bracket is a subtraction
+    rf"""(?P<sign>(?<![\w)\]])[-−](?=[$€£¥\d.\\]))?     # a minus after a digit or a bracket is a subtraction
         [$€£¥]?[ ]?(?P<inner>(?<=[$€£¥])[-−])?
-        (?: \\[dt]?frac\{(?P<top>\d+)\}\{(?P<bottom>\d+)\}
-          | (?P<number> (?:\d{1,3}(?:,\d{3})+(?!\d) | \d+)(?:\.\d+)? | \.\d+ )
-            (?:[ ]?/[ ]?(?P<divisor>\d+(?![\d/,.])))? )""",
+        (?: (?:(?P<whole>{_WHOLE})[ ]*)? \\[dtc]?frac\s*    # LaTeX: an argument is one digit or in braces
+            (?:(?P<top>\d) | \{{\s*(?P<long_top>[-−]?{_WHOLE})\s*\}}) \s*
+            (?:(?P<bottom>\d) | \{{\s*(?P<long_bottom>{_WHOLE})\s*\}}) (?!\d)
+          | (?P<no_number> (?:{_WHOLE}[ ]*)? \\[dtc]?frac (?:\s*(?:{_GROUP}|\\[A-Za-z]+|[^\s{{}}\\])){{0,2}} \d* )
+          | (?P<number> {_WHOLE} | \.\d+ ) (?:[ ]?/[ ]?(?P<divisor>\d+(?![\d/,.])))? )""",
     re.VERBOSE,
 )
 _POWER = re.compile(r"(?<![\w.^])(\d+)(?:\^\{(\d+)\}|\^(\d+)|\*\*(\d+))(?![\d*])")
@@ -67,8 +71,9 @@ def numeric(task: dict[str, Any], response: Any, *, answer_key: str = "answer", 
 
     Four places are tried in this order: after ``####``, in ``\\boxed{}``, after ``A:`` or ``Answer:``, and the end of
     the text. The first place that exists counts; if it occurs several times, the last occurrence. Signs, thousands
-    separators (also spaces), currency, units (``5 m^2`` is 5), fractions, ``1e3``, ``2 × 10^3`` and ``10^3`` are
-    understood. ``tolerance`` is absolute.
+    separators (also spaces), currency, units (``5 m^2`` is 5), fractions (also ``\\frac12``, ``1\\frac{1}{2}``),
+    ``1e3``, ``2 × 10^3`` and ``10^3`` are understood. A ``\\frac`` of anything but numbers is no number.
+    ``tolerance`` is absolute.
     """
     expected = _reference(task, answer_key, final_number)
     given = final_number(response_text(response))
@@ -93,7 +98,7 @@ def final_number(text: str) -> Fraction | None:
         if tails:
             return _first_number(tails[-1])
     for part in (text[-_TAIL:], text):
-        numbers = list(_NUMBER.finditer(_simplified(part)))
+        numbers = _numbers(_simplified(part))
         if len(numbers) > 1 or part == text:  # the first number of a tail may be cut
             return _value(numbers[-1]) if numbers else None
     return None
@@ -118,16 +123,27 @@ def _power(match: re.Match[str]) -> str:
 
 def _first_number(tail: str) -> Fraction | None:
     """Return the first number of an answer, or of the part after its last equals sign."""
-    match = _NUMBER.search(_simplified(tail).rpartition("=")[2])
-    return _value(match) if match else None
+    numbers = _numbers(_simplified(tail).rpartition("=")[2])
+    return _value(numbers[0]) if numbers else None
+
+
+def _numbers(text: str) -> list[re.Match[str]]:
+    return [match for match in _NUMBER.finditer(text) if match["no_number"] is None]
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    top = match["top"] or match["number"].replace(",", "")
-    bottom = match["bottom"] or match["divisor"] or "1"
-    if len(top) + len(bottom) > _MOST_DIGITS or int(bottom) == 0:
+    def digits(default: str, *names: str) -> str:
+        return next((match[name] for name in names if match[name]), default).replace(",", "").replace("−", "-")
+
+    whole, top = digits("0", "whole"), digits("0", "top", "long_top", "number")
+    bottom = digits("1", "bottom", "long_bottom", "divisor")
+    if len(whole) + len(top) + len(bottom) > _MOST_DIGITS or Fraction(bottom) == 0:
         return None
-    value = Fraction(top) / int(bottom)
+    value = Fraction(top) / Fraction(bottom)
+    if match["whole"]:
+        if not (whole.isdigit() and top.isdigit() and bottom.isdigit() and value < 1):
+            return None  # a product, not a mixed number
+        value += int(whole)
     return -value if match["sign"] or match["inner"] else value
 
 

@@ -201,8 +201,9 @@ def json_schema(
     """1.0 when the response is one JSON document (alone or in a fence) that the schema allows, else 0.0.
 
     The schema is given as ``schema``, or by the task's column ``schema_key`` (an object or JSON text). A response that
-    is not text is validated as it is. Raises ValueError for an invalid schema, PatternTimeoutError if a search for one
-    of its patterns takes too long.
+    is data (a number, an object, a list) is validated as it is; of a message (with ``role`` and ``content``), and of a
+    list of messages or content parts, the text is. Raises ValueError for an invalid schema, PatternTimeoutError if a
+    search for one of its patterns takes too long.
     """
     if (schema is None) == (schema_key is None):
         raise ValueError("give one of schema and schema_key")
@@ -237,9 +238,25 @@ def tags(
     return float(once and re.fullmatch(between + between.join(parts) + between, text, re.DOTALL) is not None)
 
 
+_JSON = (str, int, float, dict, list, type(None))
+
+
 def _is_document(response: Any) -> bool:
-    """Whether a workflow returned data instead of text or a message."""
-    return isinstance(response, int | float) or (isinstance(response, dict) and "content" not in response)
+    """Whether a workflow returned data instead of text, a message, or a list of messages or content parts."""
+    if isinstance(response, list):
+        messages = len(response) > 0 and all(map(_is_message, response))
+        return not messages and not _are_parts(response) and all(isinstance(each, _JSON) for each in response)
+    return isinstance(response, int | float) or (isinstance(response, dict) and not _is_message(response))
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and "role" in value and "content" in value
+
+
+def _are_parts(values: list[Any]) -> bool:
+    """Whether ``values`` are the parts of a message's content, with text among them."""
+    typed = all(isinstance(each, dict) and "type" in each for each in values)
+    return typed and any(each["type"] in ("text", "output_text") and "text" in each for each in values)
 
 
 def _unfenced(text: str) -> str:
