@@ -56,14 +56,13 @@ def search_prompts(
     *,
     runs: int,
     minibatch: int,
-    perfect: float = 1.0,
     seed: int = 0,
 ) -> FoundPrompts:
     """Search for a prompt with a higher mean reward than ``start``.
 
     ``run`` makes one run of each given task with a prompt; ``reflect`` answers a question to the reflection model. The
-    search ends after ``runs`` runs; a prompt that is being measured then is measured to its end. Runs whose reward
-    reaches ``perfect`` are not reflected on. Errors of ``run`` and ``reflect`` end the search.
+    search ends after ``runs`` runs; a prompt that is being measured then is measured to its end. No reward
+    counts as perfect, because rewards have no upper bound. Errors of ``run`` and ``reflect`` end the search.
     """
     import gepa
 
@@ -76,7 +75,7 @@ def search_prompts(
         stop_callbacks=lambda _state: bool(errors),
         max_metric_calls=runs,
         reflection_minibatch_size=min(minibatch, len(tasks)),
-        perfect_score=perfect,
+        skip_perfect_score=False,  # GEPA would propose nothing for rewards of 1 and more
         seed=seed,
         logger=_Quiet(),
     )
