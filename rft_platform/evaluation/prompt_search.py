@@ -6,7 +6,7 @@ reflection model, which writes a new prompt. If that is better on the same tasks
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,18 @@ class PromptRun:
 
     reward: float
     record: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class FailureReward:
+    """What a failed run counts: 0, or the lowest reward so far if that is negative. So no prompt gains by failing."""
+
+    value: float = 0.0
+
+    def after(self, rewards: Iterable[float]) -> float:
+        """The value when runs that did not fail had these rewards."""
+        self.value = min([self.value, *rewards])
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)

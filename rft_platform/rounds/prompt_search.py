@@ -7,6 +7,7 @@ training gives.
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeFloat, PositiveInt, ValidationError
 
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.common.progress import report
 from rft_platform.config.schema.buffer import ExploredTaskset, Taskset
 from rft_platform.config.schema.prompt_search import PromptSearch
 from rft_platform.evaluation.gate import GateDecision, gate
-from rft_platform.evaluation.prompt_search import FoundPrompts, PromptRun, search_prompts
+from rft_platform.evaluation.prompt_search import FailureReward, FoundPrompts, PromptRun, search_prompts
 from rft_platform.evaluation.results import SAMPLED, EvaluationResult, Transcript, tasks_digest
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.judging.judge_context import EndpointSettings, JudgeContext, JudgeState
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _NO_TIE = 1e-9  # a prompt that is exactly as good as the starting one is not better
 _SHOWN = 2000  # characters of a message that the reflection model reads
+_log = logging.getLogger(__name__)
 
 
 class _Reflection(AskingSettings):
@@ -167,25 +169,39 @@ class _Measuring:
     policies: Mapping[str, PolicyEngine]
     budget: int
     _made: int = field(default=0, init=False)
+    _succeeded: bool = field(default=False, init=False)
+    _failure: FailureReward = field(default_factory=FailureReward, init=False)
 
     def runs(self, search: _Search, prompt: str, tasks: Sequence[Task]) -> list[PromptRun]:
-        """One run of each task; a failed one has no reward and counts 0. A task that occurs twice is run once."""
-        unique = tuple({task.task_id: task for task in tasks}.values())
-        dataset = replace(search.dataset, tasks=unique)
-        result = measure_taskset(
-            self.project, self.engine, with_prompt(search.taskset, prompt), dataset, 0, 1, False,
-            self.auxiliaries, self.policies, quiet=True, transcripts=len(unique),
-        )  # fmt: skip
+        """One run of each task; a failed one counts as ``FailureReward`` says. A task that occurs twice is run once."""
+        result = self._measured(search, prompt, tuple({task.task_id: task for task in tasks}.values()))
         self._made += len(tasks)
         report("prompt search", min(self._made, self.budget), self.budget)
-        read = {transcript.task_id: transcript for transcript in result.transcripts}
-        rewards = result.scores.get(SAMPLED, {})
+        read = {each.task_id: each for each in result.transcripts} if result else {}
+        scores = result.scores.get(SAMPLED, {}) if result else {}
+        rewards = {task_id: of_task[0] for task_id, of_task in scores.items()}
+        failed = self._failure.after(rewards.values())
         return [
-            PromptRun(rewards[task.task_id][0], _record(read.get(task.task_id)))
+            PromptRun(rewards[task.task_id], _record(read.get(task.task_id)))
             if task.task_id in rewards
-            else PromptRun(0.0, {"task": task.prompt, "failed": "the run ended with an error"})
+            else PromptRun(failed, {"task": task.prompt, "failed": "the run ended with an error"})
             for task in tasks
         ]
+
+    def _measured(self, search: _Search, prompt: str, tasks: tuple[Task, ...]) -> EvaluationResult | None:
+        """One run of each task; None if workflow or judge failed on all. Raises UserCodeError if that happens first."""
+        try:
+            result = measure_taskset(
+                self.project, self.engine, with_prompt(search.taskset, prompt), replace(search.dataset, tasks=tasks),
+                0, 1, False, self.auxiliaries, self.policies, quiet=True, transcripts=len(tasks),
+            )  # fmt: skip
+        except UserCodeError as error:
+            if not self._succeeded:
+                raise
+            _log.warning("prompt search: no run of %d tasks succeeded with a prompt: %s", len(tasks), error)
+            return None
+        self._succeeded = True
+        return result
 
     def held_out(self, found: FoundPrompts) -> list[PromptPoint]:
         """The found prompts with their results on the first held-out taskset."""

@@ -87,6 +87,19 @@ def test_a_reward_that_is_no_number_counts_0(provider: JudgeServer, given: dict[
     assert tune_prompt(**{**given, "judge_func": divides}) == (BETTER, {"valset_improvement": 200.0})  # to 3 of 4
 
 
+def test_a_failed_task_does_not_count_more_than_the_lowest_reward(provider: JudgeServer, given: dict[str, Any]) -> None:
+    async def costs(task: dict[str, Any], response: str) -> JudgeOutput:
+        return JudgeOutput(reward=-1.0)
+
+    async def fails_when_alone(task: dict[str, Any], system_prompt: str) -> WorkflowOutput:
+        if "alone" in system_prompt:
+            raise RuntimeError("no answer")
+        return WorkflowOutput(response="?")
+
+    found = tune_prompt(**{**given, "workflow": fails_when_alone, "judge_func": costs})
+    assert found == (START, {"valset_improvement": 0.0})
+
+
 @pytest.mark.parametrize(("before", "gain"), [(-0.5, {"valset_improvement": 60.0}), (0.0, {})])
 def test_the_gain_is_relative_to_the_size_of_the_first_reward(
     provider: JudgeServer, given: dict[str, Any], before: float, gain: dict[str, float]
