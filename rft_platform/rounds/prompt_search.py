@@ -73,11 +73,11 @@ def check_prompt_search(project: Project) -> None:
 
 
 def optimise_prompt(project: Project, engine: PolicyEngine, registry: "ModelRegistry") -> PromptResult:
-    """Search for a prompt, measure what was found on the held-out tasks, register the best one, write the report.
+    """Search for a prompt, measure what was found on the held-out tasks, write the report, register the best one.
 
     If no prompt was better than the starting one, nothing is registered. A repeated call searches again; answers of
     the reflection model are kept, as those of judges are. Raises UserError if the configuration names no search, and
-    JudgeUnavailableError if the reflection model does not answer.
+    JudgeUnavailableError if the reflection model does not answer. If MLflow refuses the prompt, the report stays.
     """
     started, search, policy = perf_counter(), _prepared(project), required(project.store, 0)
     deploy(engine, policy)
@@ -107,12 +107,19 @@ def optimise_prompt(project: Project, engine: PolicyEngine, registry: "ModelRegi
         lineage=_lineage(project, search, policy),
         seconds=perf_counter() - started,
     )
-    if result.found:
-        training, prompt = project.config.name, result.best.text
-        address = register_prompt(registry, training, prompt, result.tags(), promote=decision.passed)
-        result = replace(result, address=address)
+    return _stored(project, registry, result)
+
+
+def _stored(project: Project, registry: "ModelRegistry", result: PromptResult) -> PromptResult:
+    """The result with its address in MLflow. It is written before MLflow is asked: a search may have taken hours."""
     write_prompt_report(project, result)
-    return result
+    if not result.found:
+        return result
+    training, passed = project.config.name, result.decision.passed
+    address = register_prompt(registry, training, result.best.text, result.tags(), promote=passed)
+    registered = replace(result, address=address)
+    write_prompt_report(project, registered)
+    return registered
 
 
 def _prepared(project: Project) -> _Search:

@@ -1,12 +1,15 @@
-"""Runs of a prompt search: what failed runs count, and which errors end the search."""
+"""Runs of a prompt search: what failed runs count, which errors end the search, and what is kept if MLflow fails."""
 
 from pathlib import Path
 
 import pytest
 
-from rft_platform.common.errors import EngineError, UserCodeError
+from rft_platform.common.errors import EngineError, RegistryError, UserCodeError
+from rft_platform.evaluation.gate import GateDecision
+from rft_platform.evaluation.prompt_search import FoundPrompt, FoundPrompts
 from rft_platform.inference.interface import Completion, SamplingParams
-from rft_platform.rounds.prompt_search import _Measuring, _prepared, _Search
+from rft_platform.rounds.prompt_search import _Measuring, _prepared, _Search, _stored
+from rft_platform.rounds.reporting.prompt_report import PromptResult, read_prompt_result
 from tests.rollout.fake_engine import FakeEngine, decode, encode, logprobs_of
 from tests.rounds.test_prompt_settings import MODEL, project
 
@@ -60,3 +63,19 @@ def test_a_lost_engine_ends_the_search(search: tuple[_Measuring, _Search]) -> No
     search[0].engine.dead = True  # type: ignore[attr-defined]
     with pytest.raises(EngineError, match="does not answer"):
         rewards(search, "cost")
+
+
+def test_the_result_is_kept_if_mlflow_fails(search: tuple[_Measuring, _Search]) -> None:
+    class Down:
+        model_name = "demo"
+
+        def training_run(self, name: str) -> None:
+            raise RegistryError("MLflow does not answer")
+
+    measuring, _ = search
+    points = measuring.held_out(FoundPrompts((FoundPrompt("cost", -1.0, 4), FoundPrompt("gain", 0.25, 12)), 2, 20))
+    result = PromptResult(7, points, 2, 20, 4, GateDecision(True, "better"), {}, 1.5)
+    with pytest.raises(RegistryError, match="does not answer"):
+        _stored(measuring.project, Down(), result)  # type: ignore[arg-type]
+    assert read_prompt_result(measuring.project.home) == result
+    assert "## The best prompt (not registered)" in (measuring.project.home.prompts / "report.md").read_text()
