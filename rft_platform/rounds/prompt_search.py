@@ -132,19 +132,43 @@ def _prepared(project: Project) -> _Search:
     start = settings.start or taskset.format.system_prompt
     if not start:
         raise UserError("prompt_search.start is not set, and the taskset has no format.system_prompt: set one of them")
-    if not project.config.explorer.workers.own_imports:
-        for each in (taskset, inputs.eval_tasksets[0]):
-            if not takes_system_prompt(each.workflow):
-                raise UserError(
-                    f"prompt_search: the workflow {each.workflow} takes no system prompt: give it a parameter "
-                    "system_prompt, which gets format.system_prompt, and use it"
-                )
+    for each in (taskset, inputs.eval_tasksets[0]):
+        _check_takes_prompts(each, project.config.explorer.workers.own_imports)
+    reflection = _reflection(project, settings)
+    drawn = _drawn(project, project.datasets[name], settings.tasks)
+    if settings.runs <= (count := len(drawn.tasks)):
+        raise UserError(
+            f"prompt_search.runs is {settings.runs}, which the starting prompt takes on {count} tasks "
+            f"(prompt_search.tasks), so nothing would be searched: set runs to {count + 1} or more, "
+            f"for example {15 * count}, or fewer tasks"
+        )
+    return _Search(settings, taskset, drawn, start, reflection)
+
+
+def _check_takes_prompts(taskset: Taskset, own_imports: bool) -> None:
+    """Raise UserError if the prompts of a search would not reach the workflow."""
+    if "system_prompt" in taskset.workflow_args:
+        raise UserError(
+            f"prompt_search: workflow_args.system_prompt of {taskset.name or taskset.path} would replace every prompt "
+            "of the search: remove it, and set format.system_prompt instead"
+        )
+    if not own_imports and not takes_system_prompt(taskset.workflow):
+        raise UserError(
+            f"prompt_search: the workflow {taskset.workflow} takes no system prompt: give it a parameter "
+            "system_prompt, which gets format.system_prompt, and use it"
+        )
+
+
+def _reflection(project: Project, settings: PromptSearch) -> _Reflection:
+    """How to ask the reflection model. Raises UserError if it is unknown, lacks its key, or has invalid settings."""
     try:
         reflection = _Reflection.model_validate(settings.reflection)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        key = ".".join(map(str, ("prompt_search.reflection", *wrong["loc"])))
-        raise UserError(f"{key}: {wrong['msg']}, got {wrong['input']!r}") from error
+        # A model's loc names its type behind ``model``. A mapping is invalid as a name, too, which tells nothing.
+        wrong = max(error.errors(), key=lambda fault: fault["loc"][:1] == ("model",) and len(fault["loc"]) > 2)
+        path = wrong["loc"][:1] + wrong["loc"][2 if wrong["loc"][0] == "model" else 1 :]
+        given = "" if wrong["type"] in ("missing", "extra_forbidden") else f", got {wrong['input']!r}"
+        raise UserError(f"{'.'.join(map(str, ('prompt_search.reflection', *path)))}: {wrong['msg']}{given}") from error
     if isinstance(reflection.model, EndpointSettings):
         reflection.model.api_key(reflection.role)
     elif reflection.model not in {entry.known_as for entry in project.config.explorer.auxiliary_models}:
@@ -152,7 +176,7 @@ def _prepared(project: Project) -> _Search:
             f"prompt_search.reflection.model {reflection.model!r} is not one of explorer.auxiliary_models: add it "
             "there, or give {base_url, model, api_key_env}"
         )
-    return _Search(settings, taskset, _drawn(project, project.datasets[name], settings.tasks), start, reflection)
+    return reflection
 
 
 def _drawn(project: Project, dataset: TaskDataset, count: int) -> TaskDataset:

@@ -47,6 +47,15 @@ def test_rewards_beyond_1_are_improved_too() -> None:
     assert [(prompt.text, prompt.reward) for prompt in found.prompts] == [("aa", 2.0), ("aaaa", 4.0)]
 
 
+@pytest.mark.parametrize(("budget", "proposals"), [(6, 0), (7, 1)])
+def test_a_prompt_is_proposed_if_runs_are_left_after_the_starting_prompt(budget: int, proposals: int) -> None:
+    asked = list[str]()
+    search_prompts(
+        runs, TASKS, "aa", lambda question: asked.append(question) or "```\na\n```", runs=budget, minibatch=3
+    )
+    assert len(asked) == proposals
+
+
 def test_the_search_depends_on_its_seed_alone() -> None:
     def answers() -> list[str]:
         read: list[str] = []

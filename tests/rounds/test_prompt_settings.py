@@ -59,6 +59,15 @@ def test_tasks_of_imported_traces_are_left_out(tmp_path: Path) -> None:
         ),
         ({"reflection": {"model": "helper"}}, {}, "'helper' is not one of explorer.auxiliary_models"),
         ({"reflection": {"model": MODEL, "temperature": -1}}, {}, "prompt_search.reflection.temperature: .*got -1"),
+        ({"reflection": {"model": 5}}, {}, "prompt_search.reflection.model: Input should be a valid string, got 5"),
+        ({"reflection": {"model": {"base_url": "x"}}}, {}, "^prompt_search.reflection.model.model: Field required$"),
+        ({"reflection": {"model": {**MODEL, "key": "k"}}}, {}, "^prompt_search.reflection.model.key: Extra [^']*$"),
+        ({"reflection": {"model": MODEL}, "runs": 32}, {}, "prompt_search.runs is 32, .* on 32 tasks .* 33 or more"),
+        (
+            {"reflection": {"model": MODEL}},
+            {"workflow": "calculator", "workflow_args": {"system_prompt": "Add."}},
+            "workflow_args.system_prompt of .*tasks.jsonl would replace every prompt",
+        ),
         (
             {"reflection": {"model": {**MODEL, "api_key_env": "RFT_NO_KEY"}}},
             {},
