@@ -1,5 +1,6 @@
 """`rft view`: search, transcripts and comparisons over a real store, in an HTTP client and in a browser."""
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -92,6 +93,17 @@ def test_a_search_finds_whole_runs(store: ExperienceStore, search: Search, runs:
     assert len(found.rows) == runs
     if search.text == "sure?":
         assert found.rows[0]["calls"] == 2  # also the call without the text
+
+
+@pytest.mark.parametrize("text", ['He said "Oh"', "a line\nbelow", "C:\\data", 'find "it" in', "über\\all", '{"query"'])
+def test_a_search_finds_text_that_json_escapes(tmp_path: Path, text: str) -> None:
+    store = ExperienceStore(tmp_path)
+    asked = [{"role": "user", "content": 'He said "oh".\nA line\nbelow: C:\\data'}]
+    arguments = json.dumps({"query": 'Find "it" in ÜBER\\all'}, ensure_ascii=False)
+    call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": arguments}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    store.write_rollouts(1, 0, [*rollouts(1, 1), *rollouts(1, 1, batch=1, messages=asked, response=answer)])
+    assert [run["run_id"] for run in find_runs(store, Search(text=text)).rows] == ["r0001-b0001-t00000-000"]
 
 
 def test_runs_are_ordered_and_filtered_by_reward(store: ExperienceStore) -> None:

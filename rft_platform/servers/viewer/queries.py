@@ -130,8 +130,10 @@ def _conditions(search: Search) -> tuple[list[tuple[str, list[Any]]], list[tuple
     """Conditions on rows and on runs, each with the values of its parameters."""
     where: list[tuple[str, list[Any]]] = []
     if search.text:
-        found = "SELECT run_id FROM rollouts WHERE contains(lower(messages), ?) OR contains(lower(response), ?)"
-        where.append((f"r.run_id IN ({found})", [search.text.lower()] * 2))
+        forms = _stored_forms(search.text)
+        found = " OR ".join(["contains(lower(messages), ?) OR contains(lower(response), ?)"] * len(forms))
+        values = [form for form in forms for _ in range(2)]
+        where.append((f"r.run_id IN (SELECT run_id FROM rollouts WHERE {found})", values))
     for column, value in (("task_id", search.task), ("taskset", search.taskset), ("policy", search.policy)):
         if value:
             where.append((f"r.{column} = ?", [value]))
@@ -143,6 +145,13 @@ def _conditions(search: Search) -> tuple[list[tuple[str, list[Any]]], list[tuple
     if search.most is not None:
         having.append(("any_value(w.reward) <= ?", [search.most]))
     return where, having
+
+
+def _stored_forms(text: str) -> list[str]:
+    """The text as rows contain it: in a JSON string, and in the arguments of a tool call, which are JSON in a string."""
+    once = json.dumps(text, ensure_ascii=False)[1:-1].lower()
+    twice = json.dumps(once, ensure_ascii=False)[1:-1]
+    return list(dict.fromkeys([once, twice]))
 
 
 def prompt_of(messages: str) -> str:
