@@ -16,8 +16,15 @@ from rft_platform.config.home import Home
 from rft_platform.experience.record import row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.servers.viewer import queries
-from rft_platform.servers.viewer.app import new_messages, pieces, serve_view, view_app
-from rft_platform.servers.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
+from rft_platform.servers.viewer.app import _task_page, new_messages, pieces, serve_view, view_app
+from rft_platform.servers.viewer.queries import (
+    Search,
+    find_runs,
+    newest,
+    rows_of_run,
+    runs_of_task,
+    versions_of_task,
+)
 from rft_platform.web_guard.asgi import WebGuard
 from tests.e2e.browser import browser
 from tests.experience.samples import judged, rollouts
@@ -140,8 +147,23 @@ def test_tokens_are_coloured(store: ExperienceStore) -> None:
     assert new_messages([{"role": "user", "content": "other"}], second["messages"]) == second["messages"]
 
 
-def test_the_runs_of_a_task_under_all_policies(store: ExperienceStore) -> None:
-    assert [run["policy_version"] for run in runs_of_task(store, "task-1", [1, 2])] == [4, 4, 8, 8]
+def test_the_runs_of_a_task_under_a_policy(store: ExperienceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert versions_of_task(store, "task-0", [1, 2]) == [4, 8] and versions_of_task(store, "other", [1, 2]) == []
+    found = runs_of_task(store, "task-0", [1, 2], 8)
+    assert [(run["policy_version"], run["calls"]) for run in found.rows] == [(8, 2), (8, 1)]
+    assert [run["prompt"]["content"] for run in found.rows] == ["Größe 0?"] * 2
+    assert [run["answer"]["content"] for run in found.rows] == [f"Yes {SCRIPT}", "1"]
+    assert (found.total, found.more) == (2, False)
+    monkeypatch.setattr(queries, "MOST_OF_TASK", 1)
+    cut = runs_of_task(store, "task-0", [1, 2], 8)
+    assert (len(cut.rows), cut.total, cut.more, cut.mean_reward) == (1, 2, True, found.mean_reward)
+
+
+def test_a_task_page_says_when_runs_are_left_out(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "MOST_OF_TASK", 1)
+    page = bytes(_task_page(home, "task-0", "", None, None).body).decode()
+    assert "Version 4" in page and "Version 8" in page and "2 runs, mean reward" in page
+    assert page.count("the first 1 are shown, choose fewer rounds") == 2
 
 
 def test_pages_need_the_token_and_escape_text(url: str) -> None:

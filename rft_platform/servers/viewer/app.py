@@ -27,7 +27,14 @@ from rft_platform.servers.ui_servers import interface_links
 from rft_platform.servers.viewer import overview
 from rft_platform.servers.viewer.page import FOLDER, field, page
 from rft_platform.servers.viewer.production import production_dataset, production_page
-from rft_platform.servers.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
+from rft_platform.servers.viewer.queries import (
+    Search,
+    find_runs,
+    newest,
+    rows_of_run,
+    runs_of_task,
+    versions_of_task,
+)
 from rft_platform.web_guard.asgi import WebGuard
 
 if TYPE_CHECKING:
@@ -191,25 +198,16 @@ def _task_page(home: Home, task_id: str, rounds: str, one: int | None, other: in
     project = open_project(home)
     first, _, last = rounds.partition("-")
     chosen = _search({"first": first, "last": last or first}).rounds(project.store) if rounds else newest(project.store)
-    runs = runs_of_task(project.store, task_id, chosen)
-    versions = sorted({run["policy_version"] for run in runs if run["policy_version"] is not None})
+    versions = versions_of_task(project.store, task_id, chosen)
     if not versions:
         raise NotFoundError(
             f"no run of task {task_id!r} in the rounds {rounds or f'{min(chosen, default=0)}-{max(chosen, default=0)}'}"
         )
     wanted = (versions[0] if one is None else one, versions[-1] if other is None else other)
-    sides = [
-        (version, [_answered(project, run) for run in runs if run["policy_version"] == version]) for version in wanted
-    ]
+    sides = [(version, runs_of_task(project.store, task_id, chosen, version)) for version in wanted]
     return page(
         "task.html.jinja", project, title="Task", task_id=task_id, rounds=rounds, versions=versions, sides=sides,
     )  # fmt: skip
-
-
-def _answered(project: Project, run: dict[str, Any]) -> dict[str, Any]:
-    """A run with its last answer and the task's prompt."""
-    rows = rows_of_run(project.store, run["round"], run["run_id"])
-    return {**run, "prompt": rows[0]["messages"][-1], "answer": rows[-1]["response"]}
 
 
 def _calls(project: Project, rows: list[dict[str, Any]], colour: Colour) -> list[dict[str, Any]]:
