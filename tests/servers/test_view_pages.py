@@ -5,18 +5,24 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import yaml
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
 from rft_platform.experience.record import row_id
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.online.project import open_project
+from rft_platform.rounds.project.record import Policy, publish
 from rft_platform.servers.viewer import queries
-from rft_platform.servers.viewer.app import _task_page, new_messages, pieces, serve_view, view_app
+from rft_platform.servers.viewer.app import _calls, _task_page, new_messages, pieces, serve_view, token_texts, view_app
 from rft_platform.servers.viewer.queries import (
     Search,
     find_runs,
@@ -145,6 +151,47 @@ def test_tokens_are_coloured(store: ExperienceStore) -> None:
     assert "p 36.8%" in pieces({**first, "rollout_logprobs": [-1.0] * 3}, None, "logprob")[0].title
     assert [message["role"] for message in new_messages(second["messages"][:2], second["messages"])] == ["user"]
     assert new_messages([{"role": "user", "content": "other"}], second["messages"]) == second["messages"]
+
+
+def tokenizer(words: list[str], decoder: Any) -> Tokenizer:
+    made = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    made.decoder = decoder
+    return made
+
+
+SENTENCEPIECE = decoders.Sequence(
+    [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+)
+
+
+def test_tokens_have_the_text_that_they_add() -> None:
+    words = ["▁Hello", "▁world", ",", *(f"<0x{byte:02X}>" for byte in "你😀".encode())]
+    made = tokenizer(words, SENTENCEPIECE)
+    assert token_texts([0, 1, 2, 1, 0], made) == ["Hello", " world", ",", " world", " Hello"]
+    assert token_texts([0, 3, 4, 5, 6, 7, 8, 9, 1], made) == ["Hello", "", "", "你", "", "", "", "😀", " world"]
+    assert token_texts([0, 1, 3, 4], made) == ["Hello", " world", "", "��"]  # the answer ends within a character
+    assert token_texts([], made) == []
+
+
+def test_bytes_that_are_no_text_do_not_make_the_pieces_slow() -> None:
+    made = tokenizer(["<0xFF>", "▁a"], SENTENCEPIECE)
+    texts = token_texts([0] * 20_000 + [1], made)
+    assert "".join(texts) == "\ufffd" * 20_000 + " a" and texts[-1] == " a"
+
+
+def test_each_call_is_shown_with_the_tokenizer_of_its_policy(home: Home, tmp_path: Path) -> None:
+    project = open_project(home)
+    for name in (DEFAULT_POLICY, "wolf"):
+        policy = Policy(folder=str(tmp_path / name), policy_version=0, weights_digest="d", round=0, name=name)
+        publish(project.store, policy)
+    (row,) = rows_of_run(project.store, 1, "r0001-b0000-t00000-000")
+    rows = [{**row, "response_ids": [0] * 3, "policy": name} for name in (DEFAULT_POLICY, "wolf")]
+    assert [piece.text for call in _calls(project, rows, "mask") for piece in call["pieces"]] == ["0"] * 6
+    for name, word in ((DEFAULT_POLICY, "mine"), ("wolf", "wolf's")):
+        (tmp_path / name).mkdir()
+        tokenizer([word], decoders.Fuse()).save(str(tmp_path / name / "tokenizer.json"))
+    shown = [call["pieces"][0].text for call in _calls(project, rows, "mask")]
+    assert shown == ["mine", "wolf's"]
 
 
 def test_the_runs_of_a_task_under_a_policy(store: ExperienceStore, monkeypatch: pytest.MonkeyPatch) -> None:
