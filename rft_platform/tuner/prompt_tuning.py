@@ -7,6 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from statistics import fmean
@@ -88,7 +89,10 @@ def tune_prompt(
     held_out = [] if eval_dataset is None else _tasks(eval_dataset, None)
 
     def tuned() -> tuple[str, dict[str, float]]:
+        # Functions that are not async run in the loop's threads, which are fewer than eval_num_threads by default.
+        threads = ThreadPoolExecutor(settings.eval_num_threads)
         with asyncio.Runner() as runner:
+            runner.get_loop().set_default_executor(threads)  # the runner ends the threads
             judged = _Judged(workflow, judge_func, settings, runner)
             runs = prompts * (len(tasks) + 2 * _MINIBATCH)
             found = search_prompts(judged.runs, tasks, init_system_prompt, reflect, runs=runs, minibatch=_MINIBATCH)
@@ -152,10 +156,11 @@ class _Judged:
 
 
 async def _called(function: Any, **arguments: Any) -> Any:
-    returned = function(**arguments) if inspect.iscoroutinefunction(function) else asyncio.to_thread(
-        function, **arguments
-    )  # fmt: skip
-    return await returned
+    if inspect.iscoroutinefunction(function):
+        return await function(**arguments)
+    returned = await asyncio.to_thread(function, **arguments)
+    # Of an async function behind an ordinary decorator, or of an object with an async __call__.
+    return await returned if inspect.isawaitable(returned) else returned
 
 
 def _shown(value: Any) -> str:

@@ -1,5 +1,7 @@
 """``tune_prompt()`` as ``agentscope.tuner`` has it: the caller's workflow, a judge, a model that proposes prompts."""
 
+import functools
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -77,6 +79,37 @@ def test_functions_may_be_sync_and_some_tasks_may_fail(provider: JudgeServer, gi
     assert tune_prompt(**{**given, "workflow": fails_once})[0] == BETTER
     with pytest.raises(UserCodeError, match=r"failed on every task; the first error: .*KeyError"):
         tune_prompt(**{**given, "judge_func": lambda task, response: JudgeOutput(reward=task["missing"])})
+
+
+def test_async_functions_may_be_decorated_or_objects(provider: JudgeServer, given: dict[str, Any]) -> None:
+    @functools.wraps(solve)
+    def decorated(*args: Any, **arguments: Any) -> Any:
+        return solve(*args, **arguments)
+
+    class Judge:
+        async def __call__(self, task: dict[str, Any], response: str) -> JudgeOutput:
+            return await judge(task, response)
+
+    found = tune_prompt(**{**given, "workflow": decorated, "judge_func": Judge()})
+    assert found == (BETTER, {"valset_improvement": 300.0})
+
+
+def test_as_many_tasks_run_at_the_same_time_as_configured(
+    provider: JudgeServer, given: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"a": number}) + "\n" for number in range(64)))
+    together, started = threading.Barrier(40), itertools.count()  # asyncio's own pool has 32 threads at most
+
+    def waits(task: dict[str, Any], system_prompt: str) -> WorkflowOutput:
+        if next(started) < together.parties:
+            together.wait(timeout=10)
+        return WorkflowOutput(response=str(task["a"] + 1))
+
+    settings = PromptTuneConfig(
+        lm_model_name="openai/grader", eval_num_threads=together.parties, optimization_level="medium"
+    )
+    assert tune_prompt(**{**given, "workflow": waits, "eval_dataset": None, "config": settings}) == (START, {})
+    assert not together.broken
 
 
 def test_a_reward_that_is_no_number_counts_0(provider: JudgeServer, given: dict[str, Any]) -> None:
