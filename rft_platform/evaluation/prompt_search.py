@@ -6,7 +6,7 @@ reflection model, which writes a new prompt. If that is better on the same tasks
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,18 @@ class PromptRun:
 
     reward: float
     record: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class FailureReward:
+    """What a failed run counts: 0, or the lowest reward so far if that is negative. So no prompt gains by failing."""
+
+    value: float = 0.0
+
+    def after(self, rewards: Iterable[float]) -> float:
+        """The value when runs that did not fail had these rewards."""
+        self.value = min([self.value, *rewards])
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +68,13 @@ def search_prompts(
     *,
     runs: int,
     minibatch: int,
-    perfect: float = 1.0,
     seed: int = 0,
 ) -> FoundPrompts:
     """Search for a prompt with a higher mean reward than ``start``.
 
     ``run`` makes one run of each given task with a prompt; ``reflect`` answers a question to the reflection model. The
-    search ends after ``runs`` runs; a prompt that is being measured then is measured to its end. Runs whose reward
-    reaches ``perfect`` are not reflected on. Errors of ``run`` and ``reflect`` end the search.
+    search ends after ``runs`` runs; a prompt that is being measured then is measured to its end. No reward
+    counts as perfect, because rewards have no upper bound. Errors of ``run`` and ``reflect`` end the search.
     """
     import gepa
 
@@ -76,7 +87,7 @@ def search_prompts(
         stop_callbacks=lambda _state: bool(errors),
         max_metric_calls=runs,
         reflection_minibatch_size=min(minibatch, len(tasks)),
-        perfect_score=perfect,
+        skip_perfect_score=False,  # GEPA would propose nothing for rewards of 1 and more
         seed=seed,
         logger=_Quiet(),
     )

@@ -7,6 +7,7 @@ training gives.
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeFloat, PositiveInt, ValidationError
 
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.common.progress import report
 from rft_platform.config.schema.buffer import ExploredTaskset, Taskset
 from rft_platform.config.schema.prompt_search import PromptSearch
 from rft_platform.evaluation.gate import GateDecision, gate
-from rft_platform.evaluation.prompt_search import FoundPrompts, PromptRun, search_prompts
+from rft_platform.evaluation.prompt_search import FailureReward, FoundPrompts, PromptRun, search_prompts
 from rft_platform.evaluation.results import SAMPLED, EvaluationResult, Transcript, tasks_digest
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.judging.judge_context import EndpointSettings, JudgeContext, JudgeState
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _NO_TIE = 1e-9  # a prompt that is exactly as good as the starting one is not better
 _SHOWN = 2000  # characters of a message that the reflection model reads
+_log = logging.getLogger(__name__)
 
 
 class _Reflection(AskingSettings):
@@ -71,11 +73,11 @@ def check_prompt_search(project: Project) -> None:
 
 
 def optimise_prompt(project: Project, engine: PolicyEngine, registry: "ModelRegistry") -> PromptResult:
-    """Search for a prompt, measure what was found on the held-out tasks, register the best one, write the report.
+    """Search for a prompt, measure what was found on the held-out tasks, write the report, register the best one.
 
     If no prompt was better than the starting one, nothing is registered. A repeated call searches again; answers of
     the reflection model are kept, as those of judges are. Raises UserError if the configuration names no search, and
-    JudgeUnavailableError if the reflection model does not answer.
+    JudgeUnavailableError if the reflection model does not answer. If MLflow refuses the prompt, the report stays.
     """
     started, search, policy = perf_counter(), _prepared(project), required(project.store, 0)
     deploy(engine, policy)
@@ -105,12 +107,19 @@ def optimise_prompt(project: Project, engine: PolicyEngine, registry: "ModelRegi
         lineage=_lineage(project, search, policy),
         seconds=perf_counter() - started,
     )
-    if result.found:
-        training, prompt = project.config.name, result.best.text
-        address = register_prompt(registry, training, prompt, result.tags(), promote=decision.passed)
-        result = replace(result, address=address)
+    return _stored(project, registry, result)
+
+
+def _stored(project: Project, registry: "ModelRegistry", result: PromptResult) -> PromptResult:
+    """The result with its address in MLflow. It is written before MLflow is asked: a search may have taken hours."""
     write_prompt_report(project, result)
-    return result
+    if not result.found:
+        return result
+    training, passed = project.config.name, result.decision.passed
+    address = register_prompt(registry, training, result.best.text, result.tags(), promote=passed)
+    registered = replace(result, address=address)
+    write_prompt_report(project, registered)
+    return registered
 
 
 def _prepared(project: Project) -> _Search:
@@ -123,19 +132,43 @@ def _prepared(project: Project) -> _Search:
     start = settings.start or taskset.format.system_prompt
     if not start:
         raise UserError("prompt_search.start is not set, and the taskset has no format.system_prompt: set one of them")
-    if not project.config.explorer.workers.own_imports:
-        for each in (taskset, inputs.eval_tasksets[0]):
-            if not takes_system_prompt(each.workflow):
-                raise UserError(
-                    f"prompt_search: the workflow {each.workflow} takes no system prompt: give it a parameter "
-                    "system_prompt, which gets format.system_prompt, and use it"
-                )
+    for each in (taskset, inputs.eval_tasksets[0]):
+        _check_takes_prompts(each, project.config.explorer.workers.own_imports)
+    reflection = _reflection(project, settings)
+    drawn = _drawn(project, project.datasets[name], settings.tasks)
+    if settings.runs <= (count := len(drawn.tasks)):
+        raise UserError(
+            f"prompt_search.runs is {settings.runs}, which the starting prompt takes on {count} tasks "
+            f"(prompt_search.tasks), so nothing would be searched: set runs to {count + 1} or more, "
+            f"for example {15 * count}, or fewer tasks"
+        )
+    return _Search(settings, taskset, drawn, start, reflection)
+
+
+def _check_takes_prompts(taskset: Taskset, own_imports: bool) -> None:
+    """Raise UserError if the prompts of a search would not reach the workflow."""
+    if "system_prompt" in taskset.workflow_args:
+        raise UserError(
+            f"prompt_search: workflow_args.system_prompt of {taskset.name or taskset.path} would replace every prompt "
+            "of the search: remove it, and set format.system_prompt instead"
+        )
+    if not own_imports and not takes_system_prompt(taskset.workflow):
+        raise UserError(
+            f"prompt_search: the workflow {taskset.workflow} takes no system prompt: give it a parameter "
+            "system_prompt, which gets format.system_prompt, and use it"
+        )
+
+
+def _reflection(project: Project, settings: PromptSearch) -> _Reflection:
+    """How to ask the reflection model. Raises UserError if it is unknown, lacks its key, or has invalid settings."""
     try:
         reflection = _Reflection.model_validate(settings.reflection)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        key = ".".join(map(str, ("prompt_search.reflection", *wrong["loc"])))
-        raise UserError(f"{key}: {wrong['msg']}, got {wrong['input']!r}") from error
+        # A model's loc names its type behind ``model``. A mapping is invalid as a name, too, which tells nothing.
+        wrong = max(error.errors(), key=lambda fault: fault["loc"][:1] == ("model",) and len(fault["loc"]) > 2)
+        path = wrong["loc"][:1] + wrong["loc"][2 if wrong["loc"][0] == "model" else 1 :]
+        given = "" if wrong["type"] in ("missing", "extra_forbidden") else f", got {wrong['input']!r}"
+        raise UserError(f"{'.'.join(map(str, ('prompt_search.reflection', *path)))}: {wrong['msg']}{given}") from error
     if isinstance(reflection.model, EndpointSettings):
         reflection.model.api_key(reflection.role)
     elif reflection.model not in {entry.known_as for entry in project.config.explorer.auxiliary_models}:
@@ -143,7 +176,7 @@ def _prepared(project: Project) -> _Search:
             f"prompt_search.reflection.model {reflection.model!r} is not one of explorer.auxiliary_models: add it "
             "there, or give {base_url, model, api_key_env}"
         )
-    return _Search(settings, taskset, _drawn(project, project.datasets[name], settings.tasks), start, reflection)
+    return reflection
 
 
 def _drawn(project: Project, dataset: TaskDataset, count: int) -> TaskDataset:
@@ -172,25 +205,39 @@ class _Measuring:
     policies: Mapping[str, PolicyEngine]
     budget: int
     _made: int = field(default=0, init=False)
+    _succeeded: bool = field(default=False, init=False)
+    _failure: FailureReward = field(default_factory=FailureReward, init=False)
 
     def runs(self, search: _Search, prompt: str, tasks: Sequence[Task]) -> list[PromptRun]:
-        """One run of each task; a failed one has no reward and counts 0. A task that occurs twice is run once."""
-        unique = tuple({task.task_id: task for task in tasks}.values())
-        dataset = replace(search.dataset, tasks=unique)
-        result = measure_taskset(
-            self.project, self.engine, with_prompt(search.taskset, prompt), dataset, 0, 1, False,
-            self.auxiliaries, self.policies, quiet=True, transcripts=len(unique),
-        )  # fmt: skip
+        """One run of each task; a failed one counts as ``FailureReward`` says. A task that occurs twice is run once."""
+        result = self._measured(search, prompt, tuple({task.task_id: task for task in tasks}.values()))
         self._made += len(tasks)
         report("prompt search", min(self._made, self.budget), self.budget)
-        read = {transcript.task_id: transcript for transcript in result.transcripts}
-        rewards = result.scores.get(SAMPLED, {})
+        read = {each.task_id: each for each in result.transcripts} if result else {}
+        scores = result.scores.get(SAMPLED, {}) if result else {}
+        rewards = {task_id: of_task[0] for task_id, of_task in scores.items()}
+        failed = self._failure.after(rewards.values())
         return [
-            PromptRun(rewards[task.task_id][0], _record(read.get(task.task_id)))
+            PromptRun(rewards[task.task_id], _record(read.get(task.task_id)))
             if task.task_id in rewards
-            else PromptRun(0.0, {"task": task.prompt, "failed": "the run ended with an error"})
+            else PromptRun(failed, {"task": task.prompt, "failed": "the run ended with an error"})
             for task in tasks
         ]
+
+    def _measured(self, search: _Search, prompt: str, tasks: tuple[Task, ...]) -> EvaluationResult | None:
+        """One run of each task; None if workflow or judge failed on all. Raises UserCodeError if that happens first."""
+        try:
+            result = measure_taskset(
+                self.project, self.engine, with_prompt(search.taskset, prompt), replace(search.dataset, tasks=tasks),
+                0, 1, False, self.auxiliaries, self.policies, quiet=True, transcripts=len(tasks),
+            )  # fmt: skip
+        except UserCodeError as error:
+            if not self._succeeded:
+                raise
+            _log.warning("prompt search: no run of %d tasks succeeded with a prompt: %s", len(tasks), error)
+            return None
+        self._succeeded = True
+        return result
 
     def held_out(self, found: FoundPrompts) -> list[PromptPoint]:
         """The found prompts with their results on the first held-out taskset."""

@@ -7,6 +7,8 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from statistics import fmean
 from typing import Any, Literal
@@ -16,7 +18,7 @@ from pydantic import Field
 from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.common.fault_classification import described
 from rft_platform.common.user_code import check_parameters
-from rft_platform.evaluation.prompt_search import PromptRun, search_prompts
+from rft_platform.evaluation.prompt_search import FailureReward, PromptRun, search_prompts
 from rft_platform.judging.types import check_judge_function
 from rft_platform.tuner.sections import DatasetConfig, TunerSection
 from rft_platform.tuner.tuning import outside_event_loop
@@ -69,8 +71,9 @@ def tune_prompt(
     """Return a better system prompt and, with ``eval_dataset``, its gain there as ``valset_improvement`` in percent.
 
     ``workflow`` has the parameters ``task`` and ``system_prompt`` and calls models by itself; its own reward is not
-    used. ``judge_func`` has ``task`` and ``response``. A task whose workflow or judge fails counts 0. The
-    gain is left out if the starting prompt has a mean reward of 0.
+    used. ``judge_func`` has ``task`` and ``response``. A task whose workflow or judge fails counts 0,
+    or as much as the worst reward so far if that is negative. The gain is left out if the starting prompt has a mean
+    reward of 0.
 
     Raises:
         ValueError: a function's parameters are not those of a workflow or a judge.
@@ -86,7 +89,10 @@ def tune_prompt(
     held_out = [] if eval_dataset is None else _tasks(eval_dataset, None)
 
     def tuned() -> tuple[str, dict[str, float]]:
+        # Functions that are not async run in the loop's threads, which are fewer than eval_num_threads by default.
+        threads = ThreadPoolExecutor(settings.eval_num_threads)
         with asyncio.Runner() as runner:
+            runner.get_loop().set_default_executor(threads)  # the runner ends the threads
             judged = _Judged(workflow, judge_func, settings, runner)
             runs = prompts * (len(tasks) + 2 * _MINIBATCH)
             found = search_prompts(judged.runs, tasks, init_system_prompt, reflect, runs=runs, minibatch=_MINIBATCH)
@@ -104,10 +110,11 @@ class _Judged:
     ) -> None:
         self._workflow, self._judge, self._settings, self._runner = workflow, judge, settings, runner
         self._succeeded = False
+        self._failure = FailureReward()
 
     def runs(self, prompt: str, tasks: Sequence[dict[str, Any]]) -> list[PromptRun]:
         """One run of each task. Raises UserCodeError if the first call has no run that did not fail."""
-        made = self._runner.run(self._all(prompt, tasks))
+        made = self._counted(self._runner.run(self._all(prompt, tasks)))
         failures = [run.record["error"] for run in made if "error" in run.record]
         if len(failures) == len(made) and not self._succeeded:
             raise UserCodeError(f"tune_prompt: workflow or judge failed on every task; the first error: {failures[0]}")
@@ -115,6 +122,11 @@ class _Judged:
         if self._settings.eval_display_progress:
             _log.info("mean reward %.4f on %d tasks", fmean(run.reward for run in made), len(made))
         return made
+
+    def _counted(self, made: list[PromptRun]) -> list[PromptRun]:
+        """The runs; failed ones with the reward that a failure counts."""
+        failed = self._failure.after(run.reward for run in made if "error" not in run.record)
+        return [replace(run, reward=failed) if "error" in run.record else run for run in made]
 
     def improvement(self, start: str, best: str, tasks: Sequence[dict[str, Any]]) -> dict[str, float]:
         """The gain of the best prompt over the starting one, in percent of the latter; empty without one."""
@@ -144,10 +156,11 @@ class _Judged:
 
 
 async def _called(function: Any, **arguments: Any) -> Any:
-    returned = function(**arguments) if inspect.iscoroutinefunction(function) else asyncio.to_thread(
-        function, **arguments
-    )  # fmt: skip
-    return await returned
+    if inspect.iscoroutinefunction(function):
+        return await function(**arguments)
+    returned = await asyncio.to_thread(function, **arguments)
+    # Of an async function behind an ordinary decorator, or of an object with an async __call__.
+    return await returned if inspect.isawaitable(returned) else returned
 
 
 def _shown(value: Any) -> str:

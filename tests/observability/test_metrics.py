@@ -166,6 +166,15 @@ def test_a_source_that_cannot_be_read_affects_no_other(project: Project) -> None
     assert "rft_driver_running" in found
 
 
+def test_a_configuration_that_cannot_be_read_hides_no_process(project: Project) -> None:
+    write_text(project.home.config_file, "buffer: [")
+    found = scrape(project)
+    assert found["rft_scrape_failed"][("project",)] == 1 and found["rft_driver_running"][()] == 0
+    assert {source for (source,) in found["rft_scrape_failed"]} == {"project", "runs", "driver", "engine", "trainer"}
+    project.home.config_file.unlink()
+    assert scrape(project) == {}
+
+
 @pytest.mark.slow
 def test_a_replaced_home_is_read_again(project: Project) -> None:
     collector = PlatformCollector(project.home)

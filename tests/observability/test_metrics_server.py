@@ -39,6 +39,18 @@ def test_the_interface_serves_metrics_only_if_requested(project: Project, monkey
     assert "rft_rounds_budget 1000.0" in text
 
 
+@pytest.mark.parametrize("command", ["metrics", "view"])
+def test_an_address_of_another_machine_gives_a_one_line_error(
+    project: Project, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("RFT_HOME", str(project.home.root))
+    monkeypatch.setenv("DAGSTER_HOME", str(project.home.dagster))
+    options = ["--host", "203.0.113.1", "--port", str(free_port())]
+    done = CliRunner().invoke(app, [command, *options])
+    assert done.exit_code == 2
+    assert f"port {options[-1]} of 203.0.113.1 cannot be used" in done.output and "--host" in done.output
+
+
 def test_a_port_in_use_gives_a_one_line_error(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_HOME", str(project.home.root))
     monkeypatch.setenv("DAGSTER_HOME", str(project.home.dagster))

@@ -66,6 +66,15 @@ def test_tasks_with_a_system_message_of_their_own_are_refused(tmp_path: Path) ->
         ),
         ({"reflection": {"model": "helper"}}, {}, "'helper' is not one of explorer.auxiliary_models"),
         ({"reflection": {"model": MODEL, "temperature": -1}}, {}, "prompt_search.reflection.temperature: .*got -1"),
+        ({"reflection": {"model": 5}}, {}, "prompt_search.reflection.model: Input should be a valid string, got 5"),
+        ({"reflection": {"model": {"base_url": "x"}}}, {}, "^prompt_search.reflection.model.model: Field required$"),
+        ({"reflection": {"model": {**MODEL, "key": "k"}}}, {}, "^prompt_search.reflection.model.key: Extra [^']*$"),
+        ({"reflection": {"model": MODEL}, "runs": 32}, {}, "prompt_search.runs is 32, .* on 32 tasks .* 33 or more"),
+        (
+            {"reflection": {"model": MODEL}},
+            {"workflow": "calculator", "workflow_args": {"system_prompt": "Add."}},
+            "workflow_args.system_prompt of .*tasks.jsonl would replace every prompt",
+        ),
         (
             {"reflection": {"model": {**MODEL, "api_key_env": "RFT_NO_KEY"}}},
             {},

@@ -1,22 +1,36 @@
 """`rft view`: search, transcripts and comparisons over a real store, in an HTTP client and in a browser."""
 
+import json
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import yaml
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
 from rft_platform.experience.record import row_id
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.online.project import open_project
+from rft_platform.rounds.project.record import Policy, publish
 from rft_platform.servers.viewer import queries
-from rft_platform.servers.viewer.app import new_messages, pieces, serve_view, view_app
-from rft_platform.servers.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
+from rft_platform.servers.viewer.app import _calls, _task_page, new_messages, pieces, serve_view, token_texts, view_app
+from rft_platform.servers.viewer.queries import (
+    Search,
+    find_runs,
+    newest,
+    rows_of_run,
+    runs_of_task,
+    versions_of_task,
+)
 from rft_platform.web_guard.asgi import WebGuard
 from tests.e2e.browser import browser
 from tests.experience.samples import judged, rollouts
@@ -94,6 +108,17 @@ def test_a_search_finds_whole_runs(store: ExperienceStore, search: Search, runs:
         assert found.rows[0]["calls"] == 2  # also the call without the text
 
 
+@pytest.mark.parametrize("text", ['He said "Oh"', "a line\nbelow", "C:\\data", 'find "it" in', "über\\all", '{"query"'])
+def test_a_search_finds_text_that_json_escapes(tmp_path: Path, text: str) -> None:
+    store = ExperienceStore(tmp_path)
+    asked = [{"role": "user", "content": 'He said "oh".\nA line\nbelow: C:\\data'}]
+    arguments = json.dumps({"query": 'Find "it" in ÜBER\\all'}, ensure_ascii=False)
+    call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": arguments}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    store.write_rollouts(1, 0, [*rollouts(1, 1), *rollouts(1, 1, batch=1, messages=asked, response=answer)])
+    assert [run["run_id"] for run in find_runs(store, Search(text=text)).rows] == ["r0001-b0001-t00000-000"]
+
+
 def test_runs_are_ordered_and_filtered_by_reward(store: ExperienceStore) -> None:
     rewards = [run["reward"] for run in find_runs(store, Search(first=1, last=2, order="-reward")).rows]
     known = [reward for reward in rewards if reward is not None]
@@ -128,8 +153,64 @@ def test_tokens_are_coloured(store: ExperienceStore) -> None:
     assert new_messages([{"role": "user", "content": "other"}], second["messages"]) == second["messages"]
 
 
-def test_the_runs_of_a_task_under_all_policies(store: ExperienceStore) -> None:
-    assert [run["policy_version"] for run in runs_of_task(store, "task-1", [1, 2])] == [4, 4, 8, 8]
+def tokenizer(words: list[str], decoder: Any) -> Tokenizer:
+    made = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    made.decoder = decoder
+    return made
+
+
+SENTENCEPIECE = decoders.Sequence(
+    [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+)
+
+
+def test_tokens_have_the_text_that_they_add() -> None:
+    words = ["▁Hello", "▁world", ",", *(f"<0x{byte:02X}>" for byte in "你😀".encode())]
+    made = tokenizer(words, SENTENCEPIECE)
+    assert token_texts([0, 1, 2, 1, 0], made) == ["Hello", " world", ",", " world", " Hello"]
+    assert token_texts([0, 3, 4, 5, 6, 7, 8, 9, 1], made) == ["Hello", "", "", "你", "", "", "", "😀", " world"]
+    assert token_texts([0, 1, 3, 4], made) == ["Hello", " world", "", "��"]  # the answer ends within a character
+    assert token_texts([], made) == []
+
+
+def test_bytes_that_are_no_text_do_not_make_the_pieces_slow() -> None:
+    made = tokenizer(["<0xFF>", "▁a"], SENTENCEPIECE)
+    texts = token_texts([0] * 20_000 + [1], made)
+    assert "".join(texts) == "\ufffd" * 20_000 + " a" and texts[-1] == " a"
+
+
+def test_each_call_is_shown_with_the_tokenizer_of_its_policy(home: Home, tmp_path: Path) -> None:
+    project = open_project(home)
+    for name in (DEFAULT_POLICY, "wolf"):
+        policy = Policy(folder=str(tmp_path / name), policy_version=0, weights_digest="d", round=0, name=name)
+        publish(project.store, policy)
+    (row,) = rows_of_run(project.store, 1, "r0001-b0000-t00000-000")
+    rows = [{**row, "response_ids": [0] * 3, "policy": name} for name in (DEFAULT_POLICY, "wolf")]
+    assert [piece.text for call in _calls(project, rows, "mask") for piece in call["pieces"]] == ["0"] * 6
+    for name, word in ((DEFAULT_POLICY, "mine"), ("wolf", "wolf's")):
+        (tmp_path / name).mkdir()
+        tokenizer([word], decoders.Fuse()).save(str(tmp_path / name / "tokenizer.json"))
+    shown = [call["pieces"][0].text for call in _calls(project, rows, "mask")]
+    assert shown == ["mine", "wolf's"]
+
+
+def test_the_runs_of_a_task_under_a_policy(store: ExperienceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert versions_of_task(store, "task-0", [1, 2]) == [4, 8] and versions_of_task(store, "other", [1, 2]) == []
+    found = runs_of_task(store, "task-0", [1, 2], 8)
+    assert [(run["policy_version"], run["calls"]) for run in found.rows] == [(8, 2), (8, 1)]
+    assert [run["prompt"]["content"] for run in found.rows] == ["Größe 0?"] * 2
+    assert [run["answer"]["content"] for run in found.rows] == [f"Yes {SCRIPT}", "1"]
+    assert (found.total, found.more) == (2, False)
+    monkeypatch.setattr(queries, "MOST_OF_TASK", 1)
+    cut = runs_of_task(store, "task-0", [1, 2], 8)
+    assert (len(cut.rows), cut.total, cut.more, cut.mean_reward) == (1, 2, True, found.mean_reward)
+
+
+def test_a_task_page_says_when_runs_are_left_out(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "MOST_OF_TASK", 1)
+    page = bytes(_task_page(home, "task-0", "", None, None).body).decode()
+    assert "Version 4" in page and "Version 8" in page and "2 runs, mean reward" in page
+    assert page.count("the first 1 are shown, choose fewer rounds") == 2
 
 
 def test_pages_need_the_token_and_escape_text(url: str) -> None:

@@ -1,5 +1,7 @@
 """``tune_prompt()`` as ``agentscope.tuner`` has it: the caller's workflow, a judge, a model that proposes prompts."""
 
+import functools
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -79,12 +81,56 @@ def test_functions_may_be_sync_and_some_tasks_may_fail(provider: JudgeServer, gi
         tune_prompt(**{**given, "judge_func": lambda task, response: JudgeOutput(reward=task["missing"])})
 
 
+def test_async_functions_may_be_decorated_or_objects(provider: JudgeServer, given: dict[str, Any]) -> None:
+    @functools.wraps(solve)
+    def decorated(*args: Any, **arguments: Any) -> Any:
+        return solve(*args, **arguments)
+
+    class Judge:
+        async def __call__(self, task: dict[str, Any], response: str) -> JudgeOutput:
+            return await judge(task, response)
+
+    found = tune_prompt(**{**given, "workflow": decorated, "judge_func": Judge()})
+    assert found == (BETTER, {"valset_improvement": 300.0})
+
+
+def test_as_many_tasks_run_at_the_same_time_as_configured(
+    provider: JudgeServer, given: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"a": number}) + "\n" for number in range(64)))
+    together, started = threading.Barrier(40), itertools.count()  # asyncio's own pool has 32 threads at most
+
+    def waits(task: dict[str, Any], system_prompt: str) -> WorkflowOutput:
+        if next(started) < together.parties:
+            together.wait(timeout=10)
+        return WorkflowOutput(response=str(task["a"] + 1))
+
+    settings = PromptTuneConfig(
+        lm_model_name="openai/grader", eval_num_threads=together.parties, optimization_level="medium"
+    )
+    assert tune_prompt(**{**given, "workflow": waits, "eval_dataset": None, "config": settings}) == (START, {})
+    assert not together.broken
+
+
 def test_a_reward_that_is_no_number_counts_0(provider: JudgeServer, given: dict[str, Any]) -> None:
     async def divides(task: dict[str, Any], response: str) -> Any:
         """Returns an output as AgentScope's: the platform's own refuses such rewards."""
         return SimpleNamespace(reward=float("nan") if task["a"] == 2 else float(response == str(task["a"] + 1)))
 
     assert tune_prompt(**{**given, "judge_func": divides}) == (BETTER, {"valset_improvement": 200.0})  # to 3 of 4
+
+
+def test_a_failed_task_does_not_count_more_than_the_lowest_reward(provider: JudgeServer, given: dict[str, Any]) -> None:
+    async def costs(task: dict[str, Any], response: str) -> JudgeOutput:
+        return JudgeOutput(reward=-1.0)
+
+    async def fails_when_alone(task: dict[str, Any], system_prompt: str) -> WorkflowOutput:
+        if "alone" in system_prompt:
+            raise RuntimeError("no answer")
+        return WorkflowOutput(response="?")
+
+    found = tune_prompt(**{**given, "workflow": fails_when_alone, "judge_func": costs})
+    assert found == (START, {"valset_improvement": 0.0})
 
 
 @pytest.mark.parametrize(("before", "gain"), [(-0.5, {"valset_improvement": 60.0}), (0.0, {})])

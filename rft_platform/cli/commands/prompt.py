@@ -64,11 +64,12 @@ def _print_report(project: "Project", as_json: bool) -> None:
     if as_json:
         print_json({**asdict(result), "report": str(written)})
         return
+    unregistered = "not registered" if result.found else "the starting one; nothing was registered"
     better = "better" if result.decision.passed else "not better"
     lines = {
         "": headline(project, result),
         "gate": f"{better}: {result.decision.reason}",
-        "prompt": f"{result.address or 'the starting one; nothing was registered'}, from {result.runs:,} runs",
+        "prompt": f"{result.address or unregistered}, from {result.runs:,} runs",
         "report": str(written),
     }
     for name, line in lines.items():

@@ -3,6 +3,7 @@
 ``rft stop`` ends its processes.
 """
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,8 @@ import typer
 from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rft_platform.config.home import Home
     from rft_platform.servers.ui_servers import Server
 
@@ -111,7 +114,6 @@ def metrics(
     """
     from rft_platform.cluster.local.service_process import end_with_starter
     from rft_platform.cluster.this_process import terminable
-    from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
     from rft_platform.observability.logs import configured
     from rft_platform.run.console import output
@@ -125,13 +127,24 @@ def metrics(
     token = None if no_token else access_token(home.web_token)
     line = f"metrics    http://{host}:{port}/metrics"
     try:
-        with terminable(), configured("metrics"):
+        with terminable(), configured("metrics"), _listening(host, port):
             serve_metrics(home, host, port, token, lambda: output().print(line, markup=False, soft_wrap=True))
     except KeyboardInterrupt:
         output().print("stopped")
+
+
+@contextmanager
+def _listening(host: str, port: int) -> "Iterator[None]":
+    """Raise UserError for an address that cannot be listened on."""
+    from rft_platform.common.errors import UserError
+
+    try:
+        yield
     except OSError as error:
+        if error.filename is not None:  # of a file
+            raise
         raise UserError(
-            f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port"
+            f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port or --host"
         ) from error
 
 
@@ -158,7 +171,7 @@ def view(
     check_ports([Port(port, "rft view", "--port")])
     token = access_token(home.web_token)
     try:
-        with terminable():
+        with terminable(), _listening(host, port):
             link = sign_in_url(f"http://{host}:{port}", token)
             serve_view(home, host, port, token, lambda: print_unmasked("view", link))
     except KeyboardInterrupt:

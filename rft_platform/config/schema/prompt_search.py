@@ -17,8 +17,8 @@ class PromptSearch(Section):
     tasks: PositiveInt = 32
     """The search uses this many tasks of the first explored taskset, drawn with the seed."""
     runs: PositiveInt = 500
-    """Runs of the workflow after which the search ends. A prompt that is being measured then is measured to its end, so
-    up to ``tasks`` runs more are possible."""
+    """Runs of the workflow after which the search ends; more than ``tasks``, which the starting prompt takes. A prompt
+    that is being measured then is measured to its end, so up to ``tasks`` and two minibatches more are possible."""
     minibatch: PositiveInt = 4
     """Runs that the model reads before it proposes a prompt. The prompt is measured on all ``tasks`` if it is better on
     these."""

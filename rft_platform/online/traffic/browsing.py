@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, func, select
+from sqlalchemy import ColumnElement, Engine, String, case, cast, func, select
 from sqlalchemy.orm import Session, defer
 
 from rft_platform.online.traffic.database import Call, Feedback, FeedbackCall, readings
@@ -44,7 +44,7 @@ class KeyUsage:
 
 def find_calls(engine: Engine, search: CallSearch, limit: int, offset: int = 0) -> list[dict[str, Any]]:
     """The matching calls, newest first, with the newest value of each metric and the tags of their feedback."""
-    query = select(Call).where(*_conditions(search)).order_by(Call.recorded_at.desc(), Call.number.desc())
+    query = select(Call).where(*_conditions(engine, search)).order_by(Call.recorded_at.desc(), Call.number.desc())
     with readings(engine)() as session:
         return _with_feedback(session, session.scalars(query.limit(limit).offset(offset)).all())
 
@@ -52,7 +52,7 @@ def find_calls(engine: Engine, search: CallSearch, limit: int, offset: int = 0) 
 def usage_by_key(engine: Engine, search: CallSearch) -> list[KeyUsage]:
     """Calls and tokens of each API key among the matching calls, the largest first."""
     tokens = func.sum(Call.tokens)
-    query = select(Call.tenant, func.count(), tokens).where(*_conditions(search)).group_by(Call.tenant)
+    query = select(Call.tenant, func.count(), tokens).where(*_conditions(engine, search)).group_by(Call.tenant)
     with readings(engine)() as session:
         return [KeyUsage(*row) for row in session.execute(query.order_by(tokens.desc(), Call.tenant))]
 
@@ -76,7 +76,7 @@ def dataset_rows(engine: Engine, search: CallSearch) -> Iterator[dict[str, Any]]
             }
 
 
-def _conditions(search: CallSearch) -> Iterator[ColumnElement[bool]]:
+def _conditions(engine: Engine, search: CallSearch) -> Iterator[ColumnElement[bool]]:
     if search.least is not None or search.most is not None:
         value = Call.reward if search.metric == REWARD else Feedback.value
         bounds = [value >= search.least] if search.least is not None else []
@@ -85,9 +85,7 @@ def _conditions(search: CallSearch) -> Iterator[ColumnElement[bool]]:
     elif search.metric != REWARD:
         yield _rated(Feedback.metric == search.metric, Feedback.value.is_not(None))
     if search.tag:
-        name, _, wanted = search.tag.partition("=")
-        tag = Feedback.tags[name].as_string()
-        yield _rated(tag == wanted if wanted else tag.is_not(None))
+        yield _rated(_tagged(engine, *search.tag.split("=", 1)))
     if search.version is not None:
         yield Call.policy_version == search.version
     if search.key is not None:
@@ -96,6 +94,22 @@ def _conditions(search: CallSearch) -> Iterator[ColumnElement[bool]]:
         yield Call.recorded_at >= search.since
     if search.until is not None:
         yield Call.recorded_at <= search.until
+
+
+def _tagged(engine: Engine, name: str, wanted: str = "") -> ColumnElement[bool]:
+    """Whether a feedback has the tag ``name``, with the value ``wanted`` as pages show it if that is given.
+
+    The tags are listed, because a path to one cannot hold every name in SQLite, which also takes true for 1.
+    """
+    text: ColumnElement[str]
+    if engine.dialect.name == "sqlite":
+        tags = func.json_each(Feedback.tags).table_valued("key", "value", "type")
+        text = case((tags.c.type.in_(("true", "false")), tags.c.type), else_=cast(tags.c.value, String))
+    else:
+        tags = func.json_each_text(Feedback.tags).table_valued("key", "value")
+        text = tags.c.value
+    found = select(tags.c.key).where(tags.c.key == name, text == wanted if wanted else text.is_not(None))
+    return found.correlate(Feedback).exists()
 
 
 def _rated(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:

@@ -45,7 +45,7 @@ class PromptResult:
     decision: GateDecision
     lineage: dict[str, str]
     seconds: float
-    address: str = ""  # in MLflow's prompt registry; empty: nothing was registered
+    address: str = ""  # in MLflow's prompt registry; empty: not registered
 
     @property
     def found(self) -> bool:
@@ -138,7 +138,7 @@ class _Comparison:
             f"**{rule}:** {result.decision.reason}",
             self._prompts_table(),
             self._rounds_table(),
-            f"## The best prompt ({result.address})" if result.found else "## The starting prompt",
+            f"## The best prompt ({result.address or 'not registered'})" if result.found else "## The starting prompt",
             _fenced(result.best.text),
             "## What it was made of",
             table(["", ""], [[name, value] for name, value in result.lineage.items()]),

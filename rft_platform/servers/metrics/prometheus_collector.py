@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from prometheus_client.registry import Collector
 
 from rft_platform.assets.run_failure import FAULT_TAG, fault_of
 from rft_platform.cluster.interface import Address
-from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.jobs.driver_lock import driver_is_running
@@ -121,18 +121,26 @@ class PlatformCollector(Collector):
             return families([*samples, *_lag(samples)])
 
     def _sources(self) -> dict[str, Callable[[], Iterator[Sample]]]:
-        try:
-            project = open_project(self._home)
-        except UserError:
+        if not self._home.config_file.exists():
             return {}
         return {
-            "plan": lambda: plan_samples(project, launches(self._dagster())),
-            "rows": lambda: self._rows.samples(project),
-            "outcome": lambda: outcome_samples(project),
+            **self._project_sources(),
             "runs": lambda: run_samples(self._dagster()),
             "driver": lambda: driver_samples(self._home, self._dagster()),
             "engine": lambda: self._processes.engines(self._home),
             "trainer": lambda: self._processes.trainer(self._home),
+        }
+
+    def _project_sources(self) -> dict[str, Callable[[], Iterator[Sample]]]:
+        """What needs the project's configuration; if that cannot be read, the source ``project``, which fails."""
+        try:
+            project = open_project(self._home)
+        except Exception as error:  # of a file that somebody edits: processes and runs are still read
+            return {"project": partial(_failing, error)}
+        return {
+            "plan": lambda: plan_samples(project, launches(self._dagster())),
+            "rows": lambda: self._rows.samples(project),
+            "outcome": lambda: outcome_samples(project),
         }
 
     def _dagster(self) -> dg.DagsterInstance:
@@ -163,6 +171,10 @@ def _lag(samples: Iterable[Sample]) -> Iterator[Sample]:
     for (name, *labels), served in known.items():
         if name == "rft_policy_version_served" and trained is not None and served <= FIRST_IMPORTED:
             yield Sample("rft_policy_version_lag", trained - served, tuple(labels))
+
+
+def _failing(error: Exception) -> Iterator[Sample]:
+    raise error
 
 
 def _safely(source: str, read: Callable[[], Iterator[Sample]]) -> list[Sample]:

@@ -19,6 +19,7 @@ from fastapi.responses import PlainTextResponse, Response
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
 from rft_platform.inference.serving.http_server import serve
+from rft_platform.object_store.mirror import fetch_missing
 from rft_platform.online.pages.shell import static_routes
 from rft_platform.online.project import open_project
 from rft_platform.rounds.project.project import Project
@@ -27,7 +28,14 @@ from rft_platform.servers.ui_servers import interface_links
 from rft_platform.servers.viewer import overview
 from rft_platform.servers.viewer.page import FOLDER, field, page
 from rft_platform.servers.viewer.production import production_dataset, production_page
-from rft_platform.servers.viewer.queries import Search, find_runs, newest, rows_of_run, runs_of_task
+from rft_platform.servers.viewer.queries import (
+    Search,
+    find_runs,
+    newest,
+    rows_of_run,
+    runs_of_task,
+    versions_of_task,
+)
 from rft_platform.web_guard.asgi import WebGuard
 
 if TYPE_CHECKING:
@@ -35,6 +43,8 @@ if TYPE_CHECKING:
 
 Colour = Literal["logprob", "advantage", "mask"]
 COLOURS: tuple[Colour, ...] = ("logprob", "advantage", "mask")
+_INCOMPLETE = "\ufffd"  # what tokenizers decode the first bytes of a character to
+_MOST_PARTS = 4  # bytes of a character, and so its tokens
 #: Least log-prob of each class, from likely to unlikely: probabilities of about 90, 50, 14 and 1.8 %.
 _LIKELY = ((-0.105, "p0"), (-0.69, "p1"), (-2.0, "p2"), (-4.0, "p3"), (-math.inf, "p4"))
 
@@ -50,15 +60,33 @@ class Piece:
 
 def pieces(row: Mapping[str, Any], tokenizer: "Tokenizer | None", colour: Colour) -> list[Piece]:
     """The tokens of a row's response. Without a tokenizer their text is the id."""
-    advantage = row["advantage"]
+    advantage, ids = row["advantage"], row["response_ids"]
+    texts = [str(token) for token in ids] if tokenizer is None else token_texts(ids, tokenizer)
     found = []
-    for token, logprob, trained in zip(row["response_ids"], row["rollout_logprobs"], row["loss_mask"], strict=True):
-        text = str(token) if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+    for token, text, logprob, trained in zip(ids, texts, row["rollout_logprobs"], row["loss_mask"], strict=True):
         title = (
             f"token {token}, log-prob {logprob:.3f}, p {math.exp(logprob):.1%}, {'trained' if trained else 'masked'}"
         )
         found.append(Piece(text or "∅", _style(colour, logprob, advantage, trained), title))
     return found
+
+
+def token_texts(ids: Sequence[int], tokenizer: "Tokenizer") -> list[str]:
+    """The text that each token adds to those before it; that of a character of several tokens is with its last one.
+
+    A token alone may have another text: SentencePiece drops the space before the first word. So each token is decoded
+    behind the tokens that had the text before it, and only those.
+    """
+    texts, first, read = list[str](), 0, 0  # ids[first:read] had the text before, ids[read:] have none yet
+    for end in range(1, len(ids) + 1):
+        before = tokenizer.decode(ids[first:read], skip_special_tokens=False)
+        whole = tokenizer.decode(ids[first:end], skip_special_tokens=False)
+        if whole.endswith(_INCOMPLETE) and end < len(ids) and end - read < _MOST_PARTS:
+            texts.append("")
+        else:
+            texts.append(whole[len(before) :])
+            first, read = read, end
+    return texts
 
 
 def _style(colour: Colour, logprob: float, advantage: float | None, trained: bool) -> str:
@@ -72,13 +100,19 @@ def _style(colour: Colour, logprob: float, advantage: float | None, trained: boo
     return next(style for least, style in _LIKELY if logprob >= least)
 
 
-@lru_cache(maxsize=4)
 def tokenizer_in(folder: Path) -> "Tokenizer | None":
-    """The tokenizer of a model's folder; None if the folder has no ``tokenizer.json``."""
+    """The tokenizer of a model's folder, fetched from the home's copy; None if there is no ``tokenizer.json``."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        fetch_missing(file)
+    return _tokenizer(file) if file.is_file() else None
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(file: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
-    file = folder / "tokenizer.json"
-    return Tokenizer.from_file(str(file)) if file.is_file() else None
+    return Tokenizer.from_file(str(file))
 
 
 def new_messages(
@@ -191,34 +225,26 @@ def _task_page(home: Home, task_id: str, rounds: str, one: int | None, other: in
     project = open_project(home)
     first, _, last = rounds.partition("-")
     chosen = _search({"first": first, "last": last or first}).rounds(project.store) if rounds else newest(project.store)
-    runs = runs_of_task(project.store, task_id, chosen)
-    versions = sorted({run["policy_version"] for run in runs if run["policy_version"] is not None})
+    versions = versions_of_task(project.store, task_id, chosen)
     if not versions:
         raise NotFoundError(
             f"no run of task {task_id!r} in the rounds {rounds or f'{min(chosen, default=0)}-{max(chosen, default=0)}'}"
         )
     wanted = (versions[0] if one is None else one, versions[-1] if other is None else other)
-    sides = [
-        (version, [_answered(project, run) for run in runs if run["policy_version"] == version]) for version in wanted
-    ]
+    sides = [(version, runs_of_task(project.store, task_id, chosen, version)) for version in wanted]
     return page(
         "task.html.jinja", project, title="Task", task_id=task_id, rounds=rounds, versions=versions, sides=sides,
     )  # fmt: skip
 
 
-def _answered(project: Project, run: dict[str, Any]) -> dict[str, Any]:
-    """A run with its last answer and the task's prompt."""
-    rows = rows_of_run(project.store, run["round"], run["run_id"])
-    return {**run, "prompt": rows[0]["messages"][-1], "answer": rows[-1]["response"]}
-
-
 def _calls(project: Project, rows: list[dict[str, Any]], colour: Colour) -> list[dict[str, Any]]:
     """The calls of a run: the messages that are new in each, and the tokens of its answer."""
-    start = published(project.store, 0)
-    tokenizer = None if start is None else tokenizer_in(Path(start.folder))
+    starts = {name: published(project.store, 0, name) for name in {row["policy"] for row in rows}}
+    tokenizers = {name: tokenizer_in(Path(start.folder)) for name, start in starts.items() if start is not None}
     calls, earlier = [], list[Any]()
     for row in rows:
-        calls.append({**row, "new": new_messages(earlier, row["messages"]), "pieces": pieces(row, tokenizer, colour)})
+        shown = pieces(row, tokenizers.get(row["policy"]), colour)
+        calls.append({**row, "new": new_messages(earlier, row["messages"]), "pieces": shown})
         earlier = [*row["messages"], row["response"]]
     return calls
 

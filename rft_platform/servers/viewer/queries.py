@@ -10,6 +10,7 @@ from rft_platform.experience.queries import connect
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.servers.viewer.page import PAGE_ROWS
 
+MOST_OF_TASK = 500  #: runs of a task under one policy version that a page shows
 #: Largest number of rounds that one search reads: the time of a search grows with the rows.
 MOST_ROUNDS = 50
 _ORDERS = {
@@ -30,6 +31,14 @@ FROM rollouts r LEFT JOIN rewards w ON w.run_id = r.run_id AND w.round = r.round
 _PROMPTS = (
     "SELECT run_id, arg_min(messages, step) AS messages FROM rollouts WHERE list_contains(?, run_id) GROUP BY run_id"
 )
+_ANSWERS = """
+SELECT run_id, arg_min(messages, step) AS messages, arg_max(response, (step, row_id)) AS response
+FROM rollouts WHERE list_contains(?, run_id) GROUP BY run_id
+"""
+_VERSIONS = """
+SELECT DISTINCT max(policy_version) AS version FROM rollouts WHERE task_id = ? GROUP BY round, run_id
+HAVING version IS NOT NULL ORDER BY version
+"""
 _ROWS = """
 SELECT r.*, j.reward, j.reward_parts, j.advantage, j.judge_version, j.dropped_by
 FROM rollouts r LEFT JOIN judged j ON j.row_id = r.row_id AND j.round = r.round
@@ -119,19 +128,39 @@ def rows_of_run(store: ExperienceStore, number: int, run_id: str) -> list[dict[s
     return rows
 
 
-def runs_of_task(store: ExperienceStore, task_id: str, rounds: Sequence[int]) -> list[dict[str, Any]]:
-    """The runs of a task in some rounds, oldest policy first."""
-    query = _RUNS.format(where="WHERE r.task_id = ?", having="", order="policy_version, run_id", limit=1000, offset=0)
+def versions_of_task(store: ExperienceStore, task_id: str, rounds: Sequence[int]) -> list[int]:
+    """The policy versions of a task's runs in some rounds, ascending."""
     with connect(store, rounds=rounds) as connection:
-        return dicts(connection.execute(query, [task_id]))
+        return [version for (version,) in connection.execute(_VERSIONS, [task_id]).fetchall()]
+
+
+def runs_of_task(store: ExperienceStore, task_id: str, rounds: Sequence[int], version: int) -> Runs:
+    """The runs of a task under a policy version, ``MOST_OF_TASK`` at most, with the last message that the first call
+    got (``prompt``) and the last response (``answer``).
+    """
+    query = _RUNS.format(
+        where="WHERE r.task_id = ?", having="HAVING max(r.policy_version) = ?", order="r.round, run_id",
+        limit=MOST_OF_TASK + 1, offset=0,
+    )  # fmt: skip
+    with connect(store, rounds=rounds) as connection:
+        rows = dicts(connection.execute(query, [task_id, version]))
+        shown = rows[:MOST_OF_TASK]
+        texts = dicts(connection.execute(_ANSWERS, [[row["run_id"] for row in shown]])) if shown else []
+    read = {
+        each["run_id"]: {"prompt": json.loads(each["messages"])[-1], "answer": json.loads(each["response"])}
+        for each in texts
+    }
+    return Runs([{**row, **read[row["run_id"]]} for row in shown], len(rows) > len(shown), list(rounds))
 
 
 def _conditions(search: Search) -> tuple[list[tuple[str, list[Any]]], list[tuple[str, list[Any]]]]:
     """Conditions on rows and on runs, each with the values of its parameters."""
     where: list[tuple[str, list[Any]]] = []
     if search.text:
-        found = "SELECT run_id FROM rollouts WHERE contains(lower(messages), ?) OR contains(lower(response), ?)"
-        where.append((f"r.run_id IN ({found})", [search.text.lower()] * 2))
+        forms = _stored_forms(search.text)
+        found = " OR ".join(["contains(lower(messages), ?) OR contains(lower(response), ?)"] * len(forms))
+        values = [form for form in forms for _ in range(2)]
+        where.append((f"r.run_id IN (SELECT run_id FROM rollouts WHERE {found})", values))
     for column, value in (("task_id", search.task), ("taskset", search.taskset), ("policy", search.policy)):
         if value:
             where.append((f"r.{column} = ?", [value]))
@@ -143,6 +172,13 @@ def _conditions(search: Search) -> tuple[list[tuple[str, list[Any]]], list[tuple
     if search.most is not None:
         having.append(("any_value(w.reward) <= ?", [search.most]))
     return where, having
+
+
+def _stored_forms(text: str) -> list[str]:
+    """The text as rows have it: in a JSON string, and in the arguments of a tool call, which are JSON in a string."""
+    once = json.dumps(text, ensure_ascii=False)[1:-1].lower()
+    twice = json.dumps(once, ensure_ascii=False)[1:-1]
+    return list(dict.fromkeys([once, twice]))
 
 
 def prompt_of(messages: str) -> str:

@@ -5,6 +5,8 @@ from sqlalchemy import Engine
 
 from rft_platform.online.traffic.browsing import CallSearch, KeyUsage, dataset_rows, find_calls, usage_by_key
 from rft_platform.online.traffic.database import open_database
+from rft_platform.online.traffic.incoming import NewFeedback
+from rft_platform.online.traffic.store import TrafficStore
 from tests.support.traffic import START, fill
 
 
@@ -37,6 +39,28 @@ def test_calls_are_found_by_each_field(engine: Engine, search: CallSearch, found
     assert [call["msg_id"] for call in find_calls(engine, search, 10)] == found
     assert [row["msg_id"] for row in dataset_rows(engine, search)] == found
     assert sum(each.calls for each in usage_by_key(engine, search)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("tag", "found"),
+    [
+        ("beta=true", ["m0"]),
+        ("beta=false", ["m1"]),
+        ("beta=1", ["m2"]),
+        ("beta", ["m2", "m1", "m0"]),
+        ('the "new" shop=x=y', ["m0"]),
+        ('the "new" shop', ["m0"]),
+        ("größe=1.5", ["m1"]),
+        ("nothing", []),
+        ('" OR 1=1', []),
+    ],
+)
+def test_tags_are_found_as_they_are_shown(engine: Engine, tag: str, found: list[str]) -> None:
+    store = TrafficStore(engine)
+    given = [{"beta": True, 'the "new" shop': "x=y", "nothing": None}, {"beta": False, "größe": 1.5}, {"beta": 1}]
+    for number, tags in enumerate(given):
+        store.give_feedback(NewFeedback(f"t{number}", [f"m{number}"], 0.5, metric="helpful", tenant="shop", tags=tags))
+    assert [call["msg_id"] for call in find_calls(engine, CallSearch(tag=tag), 10)] == found
 
 
 def test_calls_have_their_metrics_and_keys_their_tokens(engine: Engine) -> None:
