@@ -27,9 +27,12 @@ class DriverSign:
     """The signs of life of this home, and those of other homes.
 
     ``home`` gives the id of this home now, ``holds_project`` says whether no other home has continued the project.
+    ``remote`` gives the store; the thread of the signs calls it first, because a client of S3 takes a second to import.
     """
 
-    def __init__(self, remote: RemoteFiles, home: Callable[[], str], holds_project: Callable[[], bool]) -> None:
+    def __init__(
+        self, remote: Callable[[], RemoteFiles], home: Callable[[], str], holds_project: Callable[[], bool]
+    ) -> None:
         self._remote = remote
         self._home, self._holds_project = home, holds_project
         self._until = 0.0  # end of the signs, monotonic
@@ -70,7 +73,7 @@ class DriverSign:
         """``count`` changes while the driver runs; 0: it has ended. A failure is only logged."""
         sign = {"home": self._home(), "host": socket.gethostname(), "count": count}
         try:
-            self._remote.write(_NAME, json.dumps(sign).encode())
+            self._remote().write(_NAME, json.dumps(sign).encode())
         except TransientError as error:
             LOG.warning("%s", error)
 
@@ -101,13 +104,13 @@ class DriverSign:
             seen = self._read()
             if seen.get("count") and seen.get("home") != home and seen != first:
                 raise UserError(
-                    f"store_url {self._remote.url}: host {seen.get('host')} drives this project: on that host "
+                    f"store_url {self._remote().url}: host {seen.get('host')} drives this project: on that host "
                     "wait for `rft run`, or stop the daemon, before you continue the project here"
                 )
 
     def _read(self) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads(self._remote.read(_NAME) or b"{}")
+            found: dict[str, Any] = json.loads(self._remote().read(_NAME) or b"{}")
         except ValueError:  # truncated
             return {}
         return found

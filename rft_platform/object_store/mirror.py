@@ -74,7 +74,7 @@ class HomeMirror:
 
     @cached_property
     def _driver(self) -> DriverSign:
-        return DriverSign(self.remote, lambda: self._state.known().home, self._holds_project)
+        return DriverSign(lambda: self.remote, lambda: self._state.known().home, self._holds_project)
 
     def _holds_project(self) -> bool:
         """Whether the newest commit is one of this home."""
@@ -265,7 +265,7 @@ class HomeMirror:
                 return
             self._driver.refuse_other()
             sign = secrets.token_hex(8)
-            with DriverSign(self.remote, lambda: sign, lambda: True).running():
+            with DriverSign(lambda: self.remote, lambda: sign, lambda: True).running():
                 self._bring(state, newest, another=True)
 
     def claim(self) -> None:

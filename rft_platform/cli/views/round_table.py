@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import round_key
-from rft_platform.online.releases.versions import pinned_version
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, read, required
 from rft_platform.rounds.releases.training_start import refusal_hint
@@ -31,6 +30,8 @@ LAST = 100  # rounds shown in the table
 
 def print_rounds(project: "Project", console: "Console", last: int = LAST) -> None:
     """Print the table of the ``last`` rounds (0: all), and the plan's next step."""
+    from rft_platform.online.releases.versions import pinned_version  # has the database of the service
+
     lines = round_lines(project, last)
     console.print(rounds_table(lines), width=max(console.width, _TABLE_WIDTH), crop=False)
     if (hidden := len(project.store.rounds()) - len(lines)) > 0:

@@ -6,11 +6,13 @@ A hash of the request's unit chooses, so that a user or a conversation keeps its
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rft_platform.common.errors import EngineError
 from rft_platform.inference.interface import EngineStatus
-from rft_platform.rollout.recording.clients import RecordingClients
+
+if TYPE_CHECKING:
+    from rft_platform.rollout.recording.clients import RecordingClients
 
 Arm = Literal["base", "candidate"]
 Sticky = Literal["user", "conversation", "request"]
@@ -61,7 +63,7 @@ class ServedEngine:
     """An engine that serves the policy, and how its calls are recorded."""
 
     status: EngineStatus
-    clients: RecordingClients
+    clients: "RecordingClients"
     base_url: str
 
 
