@@ -118,6 +118,7 @@ class Service:
     stages: Mapping[str, str] = field(default_factory=dict)  # text that it prints while it starts -> what it does then
     is_ready: Callable[[], bool] | None = None  # of a program that publishes no address itself: whether it serves
     ends_with_starter: bool = False  # it ends when the process that started it ends in any way
+    reads_home: bool = False  # it reads and writes the home of the project: only nodes that see it can run it
     leaves_work: bool = False  # if it ends by itself, processes that it started (Dagster runs) go on until ``stop``
 
 

@@ -85,6 +85,13 @@ class WeightMismatchError(EngineError):
     hint = "the engine keeps serving its previous weights; compare engine and trainer on that checkpoint"
 
 
+class WeightsAbsentError(EngineError):
+    """The engine's machine does not see the folder of the weights."""
+
+    retryable = False
+    hint = "let that machine see RFT_HOME, or set store_url and its credentials, so that it can fetch weights"
+
+
 class TrainerError(RftError):
     """The trainer group failed; it restarts from the last checkpoint."""
 

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 
 from rft_platform.cluster.interface import Address, Cluster, tls_context
 from rft_platform.common import json_codec
-from rft_platform.common.errors import EngineError, RftError, UserError, WeightMismatchError
+from rft_platform.common.errors import EngineError, RftError, UserError, WeightMismatchError, WeightsAbsentError
 from rft_platform.inference.http_contract import api_key_of
 from rft_platform.inference.interface import (
     Completion,
@@ -32,6 +32,7 @@ from rft_platform.inference.interface import (
     PauseMode,
     SamplingParams,
 )
+from rft_platform.object_store.weights import stored_weights
 from rft_platform.observability.log_context import context_headers
 
 CONNECT_TIMEOUT_S = 10.0
@@ -120,8 +121,19 @@ class EngineClient:
         return {self.url: self.score(sequences)}
 
     def update_weights(self, folder: Path, policy_version: int) -> None:
-        """Swap the weights in place; if they do not fit, keep the old ones and raise WeightMismatchError."""
-        self._post("update_weights", folder=str(folder.absolute()), policy_version=policy_version)
+        """Swap the weights in place; if they do not fit, keep the old ones and raise WeightMismatchError.
+
+        An engine on a machine that does not see the home of ``folder`` fetches them from its copy on an object store.
+        Raises WeightsAbsentError if the home has none.
+        """
+        folder, stored = folder.absolute(), None
+        try:
+            self._post("update_weights", folder=str(folder), policy_version=policy_version)
+        except WeightsAbsentError:
+            if (stored := stored_weights(folder)) is None:
+                raise
+        if stored is not None:
+            self._post("update_weights", folder=str(folder), policy_version=policy_version, stored=stored)
 
     def pause(self, mode: PauseMode = "wait") -> None:
         """Hold new requests; ``abort`` ends running requests, ``wait`` lets them finish, ``keep`` freezes them."""
@@ -194,7 +206,7 @@ class EngineClient:
             message = str(response.json()["error"]["message"])
         except (ValueError, KeyError, TypeError):
             message = response.text[:500]
-        kinds: dict[int, type[RftError]] = {400: UserError, 409: WeightMismatchError}
+        kinds: dict[int, type[RftError]] = {400: UserError, 409: WeightMismatchError, 424: WeightsAbsentError}
         kind = kinds.get(response.status_code, EngineError)
         return kind(f"the engine at {self.url} refuses {name} ({response.status_code}): {message}")
 

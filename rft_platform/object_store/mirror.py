@@ -39,6 +39,7 @@ from rft_platform.object_store.scope import (
     is_large,
     is_rollouts,
     is_small,
+    is_weights,
     pack_kind,
     stamp_of,
 )
@@ -62,6 +63,7 @@ class HomeMirror:
         self.url: str = place["url"]
         self._changed, self._background = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
+        self._weights_first, self._storing_weights = False, threading.Lock()
         self._state = StateFile(self._folder)
 
     @cached_property
@@ -179,9 +181,25 @@ class HomeMirror:
         while self._changed.is_set():
             self._changed.clear()
             try:
+                if self._weights_first:
+                    self._store_weights(CHECKPOINTS)
                 self.commit([CHECKPOINTS])
             except Exception as error:
                 LOG.warning("%s: checkpoints are not stored yet: %s", self.url, error)
+
+    def weights(self, folder: Path) -> dict[str, StoredFile]:
+        """What is stored of a checkpoint's weights, by the names in ``folder``; what is not stored yet is, first.
+
+        From the first call on, the weights of later checkpoints are stored before the trainer's states.
+        """
+        self._weights_first, name = True, folder.relative_to(self._root).as_posix()
+        self._store_weights(name)
+        found = self._state.known().stored_below([name])
+        return {path.removeprefix(f"{name}/"): file for path, file in found.items() if is_weights(path)}
+
+    def _store_weights(self, folder: str) -> None:
+        with self._storing_weights:  # otherwise the thread would upload the same files at the same time
+            self.commit([path for path, _ in files_below(self._root, [folder]) if is_weights(path)])
 
     def _uploaded(
         self, state: HomeState, scope: Sequence[str], documents: Mapping[str, str]
@@ -497,7 +515,7 @@ def open_mirror(root: Path, url: str) -> HomeMirror:
 
 def fetch_missing(path: Path) -> bool:
     """Bring a missing file of a home here, or what is missing of a folder; False if the home has no copy."""
-    mirror = _mirror_above(path.absolute())
+    mirror = mirror_above(path.absolute())
     if mirror is not None:
         mirror.fetch([path.absolute()])
     return mirror is not None
@@ -505,19 +523,20 @@ def fetch_missing(path: Path) -> bool:
 
 def restore_stored(path: Path, sha256: str | None = None) -> bool:
     """``HomeMirror.restore`` for a file or folder of a home; False if the home has no copy."""
-    mirror = _mirror_above(path.absolute())
+    mirror = mirror_above(path.absolute())
     return mirror is not None and mirror.restore(path.absolute(), sha256)
 
 
 @contextmanager
 def removing(*paths: Path) -> Iterator[None]:
     """``HomeMirror.removing`` for files and folders of one home; for a home without a copy only the block."""
-    mirror = _mirror_above(paths[0].absolute()) if paths else None
+    mirror = mirror_above(paths[0].absolute()) if paths else None
     with nullcontext() if mirror is None else mirror.removing([path.absolute() for path in paths]):
         yield
 
 
-def _mirror_above(path: Path) -> "HomeMirror | None":
+def mirror_above(path: Path) -> "HomeMirror | None":
+    """The copy of the home that an absolute path is in; None if that home has none."""
     return next((mirror for parent in path.parents if (mirror := mirror_of(parent)) is not None), None)
 
 

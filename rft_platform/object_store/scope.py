@@ -18,6 +18,10 @@ ROW_IDS = f"{FOLDER}/row_ids/"  # indices of files of rollouts, named by the dig
 #: Folders: damaged files, removed files, resuming on this host, unfinished files.
 _NOT_STORED = {"aside", "discarded", "intermediate", ".saving"}
 
+#: What only the trainer and the control plane read of a checkpoint: a folder, and files. The manifest makes a
+#: checkpoint complete, so it is stored with the trainer's state.
+_STATE, _NOT_SERVED = "trainer_state", ("manifest.json", "steps.json")
+
 
 def files_below(root: Path, scope: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
     """The files of the home ``root`` below ``scope`` that are stored, with their stamps."""
@@ -56,6 +60,12 @@ def is_large(path: str) -> bool:
         return path.startswith(ROW_IDS)
     folder, name = path.split("/")[-2:]
     return folder in ("rollouts", "judged") or name.startswith("row_selection-")
+
+
+def is_weights(path: str) -> bool:
+    """Whether a file belongs to what engines read of a checkpoint."""
+    inside = path.split("/")
+    return inside[0] == CHECKPOINTS and _STATE not in inside and inside[-1] not in _NOT_SERVED
 
 
 def is_small(path: str, size: int) -> bool:

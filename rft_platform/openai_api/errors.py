@@ -4,7 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.common.errors import EngineError, RftError, UserCodeError, UserError, WeightMismatchError
+from rft_platform.common.errors import (
+    EngineError,
+    RftError,
+    UserCodeError,
+    UserError,
+    WeightMismatchError,
+    WeightsAbsentError,
+)
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -43,6 +50,7 @@ STATUS: list[tuple[type[RftError], int, str]] = [
     (ContextLengthError, 400, TOO_LONG),
     (UserError, 400, "invalid_value"),
     (WeightMismatchError, 409, "weights_refused"),
+    (WeightsAbsentError, 424, "weights_absent"),
     (EngineError, 503, "engine_unavailable"),
     (UserCodeError, 500, "user_code_failed"),
     (RftError, 500, "engine_failed"),

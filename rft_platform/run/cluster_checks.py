@@ -6,7 +6,7 @@ from importlib import metadata
 
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.checks.machine import Machine
-from rft_platform.config.findings import Finding, error, note, raised
+from rft_platform.config.findings import Finding, error, has_errors, note, raised
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
 from rft_platform.config.node_placement import demands, placed
@@ -43,7 +43,7 @@ def placement_problems(project: Project) -> Iterator[Finding]:
 
 
 def access_problems(project: Project) -> Iterator[Finding]:
-    """Nodes that accept commands without a token, or have other versions than this process."""
+    """Nodes that accept commands without a token, have other versions than this process, or lack what they need."""
     if project.config.cluster.kind == "local":
         return
     from rft_platform.cluster.ray.connection import AUTH_VARIABLE, TOKEN_MODE
@@ -52,16 +52,28 @@ def access_problems(project: Project) -> Iterator[Finding]:
     cluster = project.cluster
     assert isinstance(cluster, RayCluster)
     own = {"Python": platform.python_version(), **{n: metadata.version(n) for n in ("ray", "rft-platform")}}
-    for node, (*there, mode) in cluster.versions().items():
-        for (name, version), other in zip(own.items(), there, strict=True):
-            if version != other:
+    for node, facts in cluster.facts().items():
+        for name, version in own.items():
+            if (other := facts.versions[name]) != version:
                 yield error(f"node {node} has {name} {other}, this command {version}: install the same", key="cluster")
-        if mode != TOKEN_MODE:
+        if facts.authentication != TOKEN_MODE:
             yield error(
                 f"node {node} runs without token authentication, so everybody who reaches its ports can run programs "
                 f"on it: start it with {AUTH_VARIABLE}={TOKEN_MODE}",
                 key="cluster",
             )
+        if not facts.sees_home:
+            yield _without_home(project, node)
+
+
+def _without_home(project: Project, node: str) -> Finding:
+    """What a node that does not see the home can and cannot run."""
+    config, what = project.config, f"node {node} does not see {project.home.root}"
+    if config.store_url is None:
+        text = f"{what}: mount it there under this path, or set store_url, so that engines there can fetch weights"
+        return error(text, key="cluster")
+    text = f"{what}: it runs workers, and engines that fetch weights from store_url, but no trainer"
+    return note(text, key="cluster")
 
 
 def environment_problems(project: Project) -> Iterator[Finding]:
@@ -105,8 +117,10 @@ def cluster_findings(home: Home) -> Iterator[Finding]:
     try:
         for node in project.cluster.nodes():
             yield note(f"Ray node {node}", key="cluster")
-        wrong = list(access_problems(project))
+        found = list(access_problems(project))
     except RftError as problem:
         yield error(str(problem), key="cluster")
         return
-    yield from wrong or [note(f"all nodes have Ray {metadata.version('ray')} and require a token", key="cluster")]
+    yield from found
+    if not has_errors(found):
+        yield note(f"all nodes have Ray {metadata.version('ray')} and require a token", key="cluster")

@@ -63,6 +63,7 @@ def trainer_service(
         start_timeout_s=START_TIMEOUT_S + (ranks.timeout_s if ranks.nodes > 1 else 0.0),
         grace_s=STOP_TIMEOUT_S,
         shutdown_path=f"{PREFIX}shutdown",
+        reads_home=True,
     )
 
 

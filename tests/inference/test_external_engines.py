@@ -16,15 +16,18 @@ import pytest
 import yaml
 
 from rft_platform.cluster.local.processes import wait_until_ended
-from rft_platform.common.errors import EngineError, UserError
+from rft_platform.common.digests import digest_weights
+from rft_platform.common.errors import EngineError, UserError, WeightsAbsentError
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.launch.external import external_engine
 from rft_platform.inference.pool.engine_pool import EnginePool
+from rft_platform.object_store.mirror import open_mirror
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import check_engines, connect_engine
+from tests.support.hidden_folder import REFUSED
 from tests.support.ports import free_port
 
 TOKEN = "a-token-of-24-characters"
@@ -52,14 +55,16 @@ def configure(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def serve(configure: Configure, tmp_path: Path) -> Iterator[Callable[[], tuple[str, psutil.Popen]]]:
-    """``serve()``: the address and the process of a further ``rft engine``."""
+def serve(configure: Configure, tmp_path: Path) -> Iterator[Callable[..., tuple[str, psutil.Popen]]]:
+    """``serve()``: address and process of a further ``rft engine``, which does not see the folder ``hidden``."""
     started: list[psutil.Popen] = []
 
-    def start() -> tuple[str, psutil.Popen]:
+    def start(hidden: Path | None = None) -> tuple[str, psutil.Popen]:
         configure()
         port = free_port()
         command = [sys.executable, "-m", "rft_platform", "engine", "--config", str(tmp_path / "rft.yaml")]
+        if hidden is not None:
+            command = [sys.executable, "-m", "tests.support.hidden_folder", str(hidden), *command]
         process = psutil.Popen(
             [*command, "--port", str(port), "--token-env", "ENGINE_TOKEN"],
             env={**os.environ, "RFT_HOME": str(tmp_path / "there")}, stdout=subprocess.DEVNULL,
@@ -71,6 +76,8 @@ def serve(configure: Configure, tmp_path: Path) -> Iterator[Callable[[], tuple[s
                 external_engine(url, TOKEN).close()
                 return url, process
             except EngineError:
+                if process.poll() == REFUSED:
+                    pytest.skip("this user may not mount file systems")
                 assert process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.2)
 
@@ -92,7 +99,7 @@ class StockServer(BaseHTTPRequestHandler):
 
 @pytest.mark.slow
 def test_two_external_engines_form_a_pool_and_a_lost_one_is_named(
-    configure: Configure, serve: Callable[[], tuple[str, psutil.Popen]], tiny_model: Path, tmp_path: Path
+    configure: Configure, serve: Callable[..., tuple[str, psutil.Popen]], tiny_model: Path, tmp_path: Path
 ) -> None:
     (first, kept), (second, lost) = serve(), serve()
     project = configure(first, second)
@@ -115,6 +122,29 @@ def test_two_external_engines_form_a_pool_and_a_lost_one_is_named(
         check_engines(project)
 
 
+@pytest.mark.slow
+def test_an_engine_on_a_machine_that_does_not_see_the_home_fetches_weights(
+    serve: Callable[..., tuple[str, psutil.Popen]], tiny_model: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    folder = Path(shutil.copytree(tiny_model, home / "checkpoints" / "policy" / "global_step_1"))
+    (folder / "trainer_state").mkdir()
+    (folder / "trainer_state" / "optimizer.safetensors").write_bytes(b"moments")
+    url, _ = serve(hidden=home)
+    with EngineClient(url, token=TOKEN) as engine:
+        with pytest.raises(WeightsAbsentError, match=f"{folder}: this machine does not see that folder") as refused:
+            engine.update_weights(folder, 1)
+        assert "set store_url" in refused.value.hint and engine.status().policy_version == 0
+        open_mirror(home, f"file://{tmp_path}/store").take_over()
+        for version in (1, 2):
+            engine.update_weights(folder, version)
+            status = engine.status()
+            assert (status.policy_version, status.weights_path) == (version, str(folder))
+            assert status.weights_digest == digest_weights(folder)
+    stored = [path.name for path in (tmp_path / "store" / "files").rglob("*") if path.is_file()]
+    assert not [name for name in stored if "optimizer" in name], "an engine does not wait for the trainer's state"
+
+
 class Deviating(EngineClient):
     """A client of an engine whose log-probs are wrong."""
 
@@ -125,7 +155,7 @@ class Deviating(EngineClient):
 
 @pytest.mark.slow
 def test_an_external_engine_that_fails_the_comparison_is_named_and_not_ended(
-    serve: Callable[[], tuple[str, psutil.Popen]],
+    serve: Callable[..., tuple[str, psutil.Popen]],
 ) -> None:
     (first, kept), (second, refused) = serve(), serve()
     wrong = Deviating(second, token=TOKEN)
@@ -152,7 +182,7 @@ def test_an_external_engine_that_fails_the_comparison_is_named_and_not_ended(
 
 @pytest.mark.slow
 def test_another_model_and_a_wrong_token_are_refused(
-    configure: Configure, serve: Callable[[], tuple[str, psutil.Popen]], tiny_model: Path, tmp_path: Path
+    configure: Configure, serve: Callable[..., tuple[str, psutil.Popen]], tiny_model: Path, tmp_path: Path
 ) -> None:
     url, _ = serve()
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))

@@ -1,7 +1,7 @@
 """A Ray cluster of a few raylets on this host, with token authentication, which ends with the process that started it.
 
 ``python -m tests.support.raylets COUNT`` is the cluster: it prints its address and then obeys lines on standard input
-(``add``, ``kill INDEX``, ``pids``) until that closes.
+(``add``, ``add FOLDER``, ``kill INDEX``, ``pids``) until that closes.
 """
 
 import json
@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from tests.support.hidden_folder import hide
 
 REPOSITORY = Path(__file__).parents[2]
 #: Ray replaces 127.0.0.1 by the address of the host's network interface, unless this is 0.
@@ -32,9 +36,16 @@ class Raylets:
         self.environment = environment  # what a process needs to join the cluster
         self.address: str = self._read()["address"]
 
-    def add(self) -> int:
-        """Add a node; returns its number."""
-        return int(self._order("add")["index"])
+    def add(self, hidden: Path | None = None) -> int:
+        """Add a node with the resource ``extra-NUMBER``; returns its number.
+
+        It does not see the folder ``hidden``, as a machine with file systems of its own; a test is skipped if this user
+        may not hide folders.
+        """
+        answer = self._order(f"add {hidden or ''}")
+        if "refused" in answer:
+            pytest.skip(f"this user may not mount file systems: {answer['refused']}")
+        return int(answer["index"])
 
     def kill(self, index: int) -> str:
         """Kill a raylet with SIGKILL; returns the id of its node. Number 0 is the first one beside the head."""
@@ -105,8 +116,7 @@ def main(count: int) -> None:
         for line in sys.stdin:
             order, *number = line.split()
             if order == "add":
-                nodes.append(_added(cluster, {f"extra-{len(nodes)}": 1}))
-                print(json.dumps({"index": len(nodes) - 1}), flush=True)
+                print(json.dumps(_add(cluster, nodes, number)), flush=True)
             elif order == "pids":
                 raylets = {index: node.all_processes.get("raylet") for index, node in enumerate(nodes)}
                 print(json.dumps({index: held[0].process.pid for index, held in raylets.items() if held}), flush=True)
@@ -116,6 +126,16 @@ def main(count: int) -> None:
                 print(json.dumps({"node": node.node_id}), flush=True)
     finally:
         cluster.shutdown()
+
+
+def _add(cluster: Any, nodes: list[Any], hidden: list[str]) -> dict[str, Any]:
+    try:
+        for folder in hidden:
+            hide(folder)
+    except PermissionError as error:
+        return {"refused": str(error)}
+    nodes.append(_added(cluster, {f"extra-{len(nodes)}": 1}))
+    return {"index": len(nodes) - 1}
 
 
 def _added(cluster: Any, resources: dict[str, int]) -> Any:

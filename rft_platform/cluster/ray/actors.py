@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,23 @@ def travelling(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(_OF_MACHINE)}
 
 
-def versions() -> list[str]:
-    """What must be the same on all nodes: Python, Ray and this platform; and Ray's authentication mode there."""
-    return [
-        platform.python_version(),
-        version("ray"),
-        version("rft-platform"),
-        os.environ.get(AUTH_VARIABLE, "disabled"),
-    ]
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a node says of itself."""
+
+    versions: Mapping[str, str]  # of Python, Ray and this platform, which must be the same on all nodes
+    authentication: str  # Ray's mode
+    sees_home: bool  # whether the home of the project has the same path there
+
+
+def node_facts(mark: str, text: str) -> NodeFacts:
+    """The facts of the node that runs this; ``mark`` is a file of the home, which holds ``text``."""
+    try:
+        sees_home = Path(mark).read_text() == text
+    except OSError:
+        sees_home = False
+    versions = {"Python": platform.python_version(), **{name: version(name) for name in ("ray", "rft-platform")}}
+    return NodeFacts(versions, os.environ.get(AUTH_VARIABLE, "disabled"), sees_home)
 
 
 class ServiceActor:
@@ -110,6 +119,10 @@ class ServiceActor:
     def address(self) -> Address | None:
         """The address of the service; None before it has started, and after it has ended."""
         return self._cluster.find(self._name) if self._name else None
+
+    def log_tail(self, name: str, lines: int) -> str:
+        """The last lines that the service ``name`` printed on this node."""
+        return self._cluster.log_tail(name, lines)
 
     def started_by(self) -> str | None:
         """The command that started the service; None if no command ends it."""

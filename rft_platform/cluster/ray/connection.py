@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
@@ -76,17 +77,18 @@ def _signal_handlers() -> dict[int, Any]:
 
 def living_nodes(ray: Any) -> list[Node]:
     """The nodes of the cluster that are alive, by address."""
-    found = []
-    for node in ray.nodes():
-        if node["Alive"]:
-            held = node["Resources"]
-            own = {
-                name: amount
-                for name, amount in held.items()
-                if name not in ("CPU", "GPU", "memory", "object_store_memory") and not name.startswith(_NODE_RESOURCES)
-            }
-            found.append(Node(node["NodeManagerAddress"], held.get("CPU", 0.0), held.get("GPU", 0.0), own))
-    return sorted(found, key=lambda node: node.name)
+    return sorted((node_of(node) for node in ray.nodes() if node["Alive"]), key=lambda node: node.name)
+
+
+def node_of(node: Mapping[str, Any]) -> Node:
+    """A node as Ray describes it."""
+    held = node["Resources"]
+    own = {
+        name: amount
+        for name, amount in held.items()
+        if name not in ("CPU", "GPU", "memory", "object_store_memory") and not name.startswith(_NODE_RESOURCES)
+    }
+    return Node(node["NodeManagerAddress"], held.get("CPU", 0.0), held.get("GPU", 0.0), own)
 
 
 def lost(ray: Any) -> tuple[type[BaseException], ...]:

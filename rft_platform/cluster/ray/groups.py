@@ -1,10 +1,10 @@
-"""Groups of ranks on several nodes: a placement group with one bundle on each of them, and an actor in each bundle.
+"""Which nodes a service runs on, and groups of ranks on several nodes: a placement group with one bundle on each node.
 
 A group is lost as a whole: the end of any rank ends the others, the placement group is removed with all its actors, and
 the next start is a new generation. A placement group that is only partly alive could wait for ever for its other nodes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,14 +13,38 @@ from rft_platform.cluster.ray.connection import lost
 
 MEMBER = "#"  # in the names of the actors of further nodes
 _ENDPOINT_S = 60.0
+_NODE_ID = "ray.io/node-id"  # a label that Ray gives every node
 
 
-def place_group(ray: Any, name: str, bundle: Bundle, service: Service) -> Any:
-    """Reserve ``bundle`` on as many nodes as the group of ``service`` has."""
+def node_selector(seeing: Sequence[str], service: Service) -> dict[str, Any]:
+    """Options of an actor, given the ids of the nodes that see the home; none if all do.
+
+    A service that reads the home runs on one of them. Another one leaves them free, if the other nodes have room.
+    """
+    if not seeing:
+        return {}
+    these = f"in({','.join(seeing)})"
+    if service.reads_home:
+        return {"label_selector": {_NODE_ID: these}}
+    return {
+        "label_selector": {_NODE_ID: f"!{these}"},
+        "fallback_strategy": [{"label_selector": {_NODE_ID: these}}],
+    }
+
+
+def place_group(ray: Any, name: str, bundle: Bundle, service: Service, seeing: Sequence[str] = ()) -> Any:
+    """Reserve ``bundle`` on as many nodes as the group of ``service`` has, those that ``node_selector`` names."""
     wanted = {"CPU": bundle.cpus, "GPU": bundle.gpus, **bundle.resources}
     held = {resource: amount for resource, amount in wanted.items() if amount}
     nodes = service.group.nodes
-    group = ray.util.placement_group([held] * nodes, strategy="STRICT_SPREAD", name=name, lifetime="detached")
+    labels = node_selector(seeing, service).get("label_selector")
+    group = ray.util.placement_group(
+        [held] * nodes,
+        strategy="STRICT_SPREAD",
+        name=name,
+        lifetime="detached",
+        bundle_label_selector=[labels] * nodes if labels else None,
+    )
     if not group.wait(service.start_timeout_s):
         remove_groups(ray, name)
         raise StartError(

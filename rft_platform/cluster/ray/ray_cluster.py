@@ -6,8 +6,9 @@ that is lost comes back with another token and address, and its clients learn of
 
 import hashlib
 import os
+import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -17,32 +18,36 @@ from typing import Any
 
 from rft_platform.cluster.interface import Address, Bundle, Node, Service, StartError, Status
 from rft_platform.cluster.local.file_cluster import END_S, FileCluster, StartProgress
-from rft_platform.cluster.ray.actors import ServiceActor, WorkerActor, travelling, versions
-from rft_platform.cluster.ray.connection import joined, kill, living_nodes, lost
+from rft_platform.cluster.local.locks import locked
+from rft_platform.cluster.ray.actors import NodeFacts, ServiceActor, WorkerActor, node_facts, travelling
+from rft_platform.cluster.ray.connection import ClusterError, joined, kill, living_nodes, lost, node_of
 from rft_platform.cluster.ray.groups import (
     MEMBER,
     endpoint_of,
     in_bundle,
     living_groups,
+    node_selector,
     place_group,
     remove_groups,
     start_members,
 )
 from rft_platform.cluster.ray.ray_worker import RayWorker
 from rft_platform.cluster.ray.runtime_environment import runtime_environment
+from rft_platform.common.files import write_text
 
 _ASK_S = 15.0  # a node that is lost is declared dead after about so long
 _POLL_S = 0.1
-_VERSIONS_S = 60.0
+_FACTS_S = 60.0
+_SEES = dict[tuple[Path, str], bool]()  # whether a node, by its id, sees the home of this mark
 _AT_ONCE = 16  # calls of a service's actor that do not wait for each other
 
 
 class RayCluster(FileCluster):
-    """A ``Cluster`` of Ray. Start locks, generations and logs are files in a home that all nodes see."""
+    """A ``Cluster`` of Ray. Start locks and generations are files in the home, which only some nodes may see."""
 
     def __init__(self, leases: Path, logs: Path, address: str = "auto", namespace: str = "rft") -> None:
         super().__init__(leases.absolute(), logs.absolute())
-        self._where = address, namespace
+        self._where, self._mark = (address, namespace), self.folder / "home.mark"
         self._prefix = f"{hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]}/"
 
     @property
@@ -54,19 +59,42 @@ class RayCluster(FileCluster):
         """The nodes that are alive."""
         return living_nodes(self.ray)
 
-    def versions(self) -> dict[str, tuple[str, ...]]:
-        """Of each node by its address: Python, Ray, this platform, and Ray's authentication mode."""
-        ray = self.ray
-        found = {}
-        for node in ray.nodes():
-            if node["Alive"]:
-                there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                answer = _remote(ray, versions).options(num_cpus=0, scheduling_strategy=there).remote()
-                found[node["NodeID"]] = (node["NodeManagerAddress"], answer)
-        return {
-            f"{name} ({node[:8]})": tuple(ray.get(answer, timeout=_VERSIONS_S))
-            for node, (name, answer) in found.items()
-        }
+    def facts(self) -> dict[str, NodeFacts]:
+        """What each living node says of itself, by its address and the start of its id.
+
+        Raises ``ClusterError`` if a node runs no task, although it is not declared dead after a while.
+        """
+        found, deadline = dict[str, NodeFacts](), time.monotonic() + 2 * _ASK_S
+        while silent := [node for node in self._alive() if node not in found]:
+            found |= self._ask_nodes(silent)
+            if time.monotonic() > deadline and (left := [node for node in silent if node not in found]):
+                raise ClusterError(
+                    f"node {left[0][:8]} of the Ray cluster runs no task: look at its raylet, or remove the node"
+                )
+            time.sleep(_POLL_S)
+        names = {node: f"{described['NodeManagerAddress']} ({node[:8]})" for node, described in self._alive().items()}
+        return {name: found[node] for node, name in names.items() if node in found}
+
+    def _ask_nodes(self, nodes: Sequence[str]) -> dict[str, NodeFacts]:
+        """What the nodes with these ids say of themselves; without those that do not answer."""
+        ray, mark, found = self.ray, self._mark, dict[str, NodeFacts]()
+        with locked(mark):
+            if not mark.exists():
+                write_text(mark, secrets.token_hex(16))
+        task = _remote(ray, node_facts)
+        asked = {node: task.options(num_cpus=0, max_retries=0, **_on(ray, node)) for node in nodes}
+        answers = {node: each.remote(str(mark), mark.read_text()) for node, each in asked.items()}
+        if answers:
+            ray.wait(list(answers.values()), num_returns=len(answers), timeout=_FACTS_S)
+        for node, answer in answers.items():
+            with suppress(ray.exceptions.RayError):  # its node is lost
+                found[node] = ray.get(answer, timeout=0)
+        _SEES.update({(mark, node): facts.sees_home for node, facts in found.items()})
+        return found
+
+    def _alive(self) -> dict[str, Mapping[str, Any]]:
+        """The living nodes as Ray describes them, by their ids."""
+        return {node["NodeID"]: node for node in self.ray.nodes() if node["Alive"]}
 
     def find(self, name: str) -> Address | None:
         """The address of the service ``name``; None if its process does not run."""
@@ -92,6 +120,11 @@ class RayCluster(FileCluster):
         for name in self._names():
             used |= self._ask(name, "processor_seconds") or {}
         return used
+
+    def log_tail(self, name: str, lines: int = 20) -> str:
+        """The last lines that the service printed; asked of its node if that does not see the home."""
+        asked = None if self.log_file(name).exists() else self._ask(name, "log_tail", name, lines)
+        return super().log_tail(name, lines) if asked is None else str(asked)
 
     def stop_strays(self) -> list[int]:
         """End the actors whose service has not started; returns no process ids, which belong to other nodes."""
@@ -137,20 +170,35 @@ class RayCluster(FileCluster):
             fixed = {"lifetime": "detached", "max_restarts": 0, "max_concurrency": _AT_ONCE}
             return _remote(ray, ServiceActor).options(**_reserved(bundle), **fixed, **options).remote(str(self.logs))
 
-        members: list[Any] = []
+        members, seeing = list[Any](), self._seeing_home(service, bundle)
         try:
             if service.group.nodes > 1:
-                group = place_group(ray, f"{name}{MEMBER}{generation}", bundle, service)
+                group = place_group(ray, f"{name}{MEMBER}{generation}", bundle, service, seeing)
                 actor = new(name=name, **in_bundle(group, 0))
                 service = replace(service, group=replace(service.group, endpoint=endpoint_of(ray, actor, service)))
                 members = start_members(ray, new, group, f"{name}{MEMBER}{generation}.", service, environment)
             else:
-                actor = new(name=name)
+                actor = new(name=name, **node_selector(seeing, service))
             started = actor.start.remote(service, generation, environment, members)
             return self._started(service, started, [member.until_lost.remote() for member in members])
         except BaseException:
             self._kill(service.name)
             raise
+
+    def _seeing_home(self, service: Service, bundle: Bundle) -> list[str]:
+        """The ids of the nodes that see the home; none if all do. Raises StartError if none of them has ``bundle``."""
+        nodes = {node: node_of(described) for node, described in self._alive().items()}
+        self._ask_nodes([node for node in nodes if (self._mark, node) not in _SEES])
+        seeing = [node for node in nodes if _SEES.get((self._mark, node))]
+        if len(seeing) == len(nodes):
+            return []
+        if service.reads_home and not any(nodes[node].holds(bundle) for node in seeing):
+            there = "; ".join(str(nodes[node]) for node in seeing) or "none"
+            raise StartError(
+                f"Service {service.name!r} cannot be placed: no node that sees {self.folder.parent} has {bundle} "
+                f"(nodes that see it: {there})"
+            )
+        return seeing
 
     def _started(self, service: Service, started: Any, losses: list[Any]) -> Address:
         """Wait for the answer of a starting actor, or for one of ``losses``: it would wait for that node in vain."""
@@ -246,6 +294,11 @@ class RayCluster(FileCluster):
 def _remote(ray: Any, plain: Any) -> Any:
     """The actor class of a plain class, or the task of a function, once per process: Ray stores each in the cluster."""
     return ray.remote(plain)
+
+
+def _on(ray: Any, node: str) -> dict[str, Any]:
+    """The option of a task or actor that runs on the node with this id."""
+    return {"scheduling_strategy": ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
 def _reserved(bundle: Bundle) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from fastapi import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from rft_platform.common import json_codec
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import UserError, WeightsAbsentError
 from rft_platform.inference.interface import (
     VERSION_HEADER,
     EngineStatus,
@@ -24,6 +24,7 @@ from rft_platform.inference.interface import (
     SamplingParams,
 )
 from rft_platform.inference.serving.request_body import json_object
+from rft_platform.object_store.weights import fetch_weights, lacks_weights
 from rft_platform.openai_api.errors import ApiError
 
 PAUSE_MODES = ("keep", "abort", "wait")
@@ -157,8 +158,16 @@ class ControlPlane:
         return _columns({"logprobs": await self.engine.score(body["sequences"])})
 
     async def update_weights(self, body: dict[str, Any], http: HttpRequest) -> Response:
-        """{folder, policy_version} -> status, after the new weights are active."""
-        await self.engine.update_weights(Path(body["folder"]), int(body["policy_version"]))
+        """{folder, policy_version, stored} -> status, after the new weights are active.
+
+        ``stored``: where to fetch the folder from, given after the refusal without it (``object_store.weights``).
+        """
+        folder, stored = Path(body["folder"]), body.get("stored")
+        if stored is not None:
+            await asyncio.to_thread(fetch_weights, folder, stored)
+        elif lacks_weights(folder):
+            raise WeightsAbsentError(f"{folder}: this machine does not see that folder of the project's home")
+        await self.engine.update_weights(folder, int(body["policy_version"]))
         return JSONResponse(asdict(self.engine.status()))
 
     async def pause(self, body: dict[str, Any], http: HttpRequest) -> Response:
