@@ -137,6 +137,7 @@ def test_from_configuration_to_checkpoint(
     start = required(project.store, 0)
     write(project.store, 1, Explored())
     request = train_request(project, start, 1, select_rows(project, 1, start), "run")
+    assert request.expert_seed == project.config.seed != request.seed, "one order of the demonstrations for all rounds"
     events: list[Any] = []
     result = session.train(request, events.append, ignore)
     assert result.steps == 1
