@@ -210,6 +210,32 @@ def test_the_schedule_of_an_offline_training_has_an_end_after_its_warm_up(
     assert "lr_warmup_steps 20 does not end before algorithm.optimizer.total_steps 10" in line
 
 
+def test_a_decay_over_an_unknown_number_of_steps_is_reported(make_config: MakeConfig) -> None:
+    """The rows of runs with several model calls give more optimiser steps than the platform can count in advance."""
+
+    def found(**keys: Any) -> list[str]:
+        key = "algorithm.optimizer.lr_scheduler_type cosine reaches 0"
+        keys = {"algorithm__optimizer__lr_scheduler_type": "cosine", f"{TASKSET}__workflow": "calculator"} | keys
+        return [line for line in warnings_of(make_config(**keys)) if line.startswith(key)]
+
+    (line,) = found()
+    assert line.endswith("set algorithm.optimizer.total_steps to the number of steps that you expect")
+    assert found(algorithm__optimizer__total_steps=100) == []
+    assert found(buffer__train_batch_size="round") == found(**{f"{TASKSET}__workflow": "single_turn"}) == []
+
+
+def test_an_end_of_a_constant_rate_has_no_effect(make_config: MakeConfig) -> None:
+    def found(**keys: Any) -> list[str]:
+        lines = warnings_of(make_config(**keys))
+        return [line.partition(" has no effect while lr_scheduler_type is constant")[0] for line in lines]
+
+    optimizer, critic = "algorithm.optimizer.total_steps", "algorithm.critic.total_steps"
+    assert optimizer in found(algorithm__optimizer__total_steps=100)
+    assert critic in found(algorithm__algorithm_type="ppo", algorithm__critic__total_steps=100)
+    decays = found(algorithm__optimizer={"total_steps": 100, "lr_scheduler_type": "linear"})
+    assert not {optimizer, critic} & set(decays)
+
+
 def test_replay_fills_a_step_that_a_round_leaves_short(make_config: MakeConfig) -> None:
     replay = {"buffer__trainer_input__experience_buffer__replay_buffer__enable": True}
     assert problems(make_config(buffer__train_batch_size=48, **replay)) == []

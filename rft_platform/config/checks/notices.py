@@ -32,6 +32,7 @@ def without_effect(run: RunSettings) -> Iterator[Finding]:
         yield warning("algorithm.kl_loss_fn k1 has no gradient in expectation as a loss: k2 has the gradient of the KL")
     if algorithm.kl_penalty_fn is not None and algorithm.kl_penalty_fn_args.kl_coef == 0:
         yield warning("algorithm.kl_penalty_fn has no effect while kl_penalty_fn_args.kl_coef is 0")
+    yield from _unused_ends(run)
     if config.monitor.otlp_endpoint is not None and not config.monitor.traces:
         yield warning("monitor.otlp_endpoint has no effect while monitor.traces is 0: that is how many runs it gets")
     on_one_node = config.cluster.kind == "local" and config.trainer.rendezvous.endpoint is None
@@ -49,6 +50,20 @@ def without_effect(run: RunSettings) -> Iterator[Finding]:
             why = "it is the share among several tasksets, and this is the only one"
             yield warning(f"{key}.weight has no effect here: {why}")
     yield from _single_call(config)
+
+
+def _unused_ends(run: RunSettings) -> Iterator[Finding]:
+    """One line for each end of a decay of the learning rate that is set although the rate is constant."""
+    algorithm = run.config.algorithm
+    optimizers = {"algorithm.optimizer": algorithm.optimizer}
+    if run.algorithm.critic:
+        optimizers["algorithm.critic"] = algorithm.critic
+    for key, optimizer in optimizers.items():
+        if optimizer.total_steps is not None and optimizer.lr_scheduler_type == "constant":
+            yield warning(
+                f"{key}.total_steps has no effect while lr_scheduler_type is constant: it is the step at which the "
+                "decay of linear and cosine ends"
+            )
 
 
 def without_effect_here(run: RunSettings, machine: Machine) -> Iterator[Finding]:
