@@ -193,7 +193,9 @@ def train_request(
         parent_version=parent.policy_version,
         output=str(project.checkpoints_of(policy)),
         algorithm=algorithm,
-        optimizer=optimizer_spec(config.algorithm.optimizer, project.length.steps),
+        optimizer=optimizer_spec(
+            config.algorithm.optimizer, project.length.steps, start=project.settings.critic_only_steps
+        ),
         rollouts=tuple(str(file) for number in rounds for file in store.rollout_files(number)),
         judged=tuple(map(str, judged.values())),
         selection=str(selection_file(store, round_number, policy)),

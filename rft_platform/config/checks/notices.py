@@ -140,14 +140,15 @@ def unusual_length(run: RunSettings, task_count: int | None) -> Iterator[Finding
             f"trainer.total_steps {end}: the run has {length.steps} optimiser steps, {batches.steps_a_round} in each "
             f"of {length.rounds} rounds"
         )
-    warm_ups = {"algorithm.optimizer": config.algorithm.optimizer.lr_warmup_steps}
+    warm_ups = {"algorithm.optimizer": (config.algorithm.optimizer.lr_warmup_steps, run.critic_only_steps)}
     if run.algorithm.critic:
-        warm_ups["algorithm.critic"] = config.algorithm.critic.lr_warmup_steps
-    for key, steps in warm_ups.items():
-        if steps >= length.steps:
+        warm_ups["algorithm.critic"] = (config.algorithm.critic.lr_warmup_steps, 0)
+    for key, (steps, start) in warm_ups.items():
+        scheduled, which = length.steps - start, " that train the policy" if start else ""
+        if steps >= scheduled:
             yield warning(
-                f"{key}.lr_warmup_steps {steps} is not less than the {length.steps:,} steps of the "
-                "run: the learning rate rises until the end"
+                f"{key}.lr_warmup_steps {steps} is not less than the {max(scheduled, 0):,} steps of the run{which}: "
+                "the learning rate rises until the end"
             )
     if task_count is not None and (size := batches.batch_size) > task_count:
         yield warning(f"buffer.batch_size {size} is more than the {task_count} tasks: a batch repeats tasks")

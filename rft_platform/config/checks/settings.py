@@ -198,9 +198,11 @@ def _schedule_problems(run: RunSettings) -> Iterator[Finding]:
                 f"and the later ones change nothing: set {key}.total_steps to the number of steps that you expect"
             )
         decays = optimizer.lr_scheduler_type != "constant"
-        if optimizer.total_steps is not None and optimizer.lr_warmup_steps + decays > optimizer.total_steps:
+        start = run.critic_only_steps if optimizer is algorithm.optimizer else 0
+        if optimizer.total_steps is not None and start + optimizer.lr_warmup_steps + decays > optimizer.total_steps:
+            after = f" (after the {start} steps of algorithm.critic.warmup_steps)" if start else ""
             yield error(
-                f"{key}.lr_warmup_steps {optimizer.lr_warmup_steps} does not end before {key}.total_steps "
+                f"{key}.lr_warmup_steps {optimizer.lr_warmup_steps}{after} does not end before {key}.total_steps "
                 f"{optimizer.total_steps}: lower the first, or raise the second"
             )
 
