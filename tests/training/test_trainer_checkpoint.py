@@ -15,6 +15,7 @@ from rft_platform.common.digests import checkpoint_damage, digest_weights
 from rft_platform.common.errors import RftError, StorageError, TrainingCancelled
 from rft_platform.common.files import read_json
 from rft_platform.model_registry.mlflow_model import describe_checkpoint
+from rft_platform.training.checkpoint.periodic import PeriodicCheckpoints
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.loop.training_run import TrainingRun
 from rft_platform.training.models import loading
@@ -106,6 +107,24 @@ def test_a_training_continued_from_an_intermediate_checkpoint_equals_an_undistur
     assert largest_difference(result.checkpoint, straight.checkpoint) <= 1e-6
     assert result.weights_digest == straight.weights_digest
     assert not Path(request.output, "intermediate").exists()
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_between_publication_and_cleaning_up_leaves_nothing(
+    session, round_request, monkeypatch
+) -> None:
+    request = round_request(save_interval=2)
+
+    def killed(self: PeriodicCheckpoints) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(PeriodicCheckpoints, "clear", killed)
+        run(session, request)
+    assert on_the_way(request) == ["step_2"]
+    result, _ = run(TrainingSession(session.ranks, "float32"), request)
+    assert result.reused
+    assert on_the_way(request) == []
 
 
 @pytest.fixture

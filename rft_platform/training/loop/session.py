@@ -95,6 +95,7 @@ class TrainingSession:
         target = Path(request.output).absolute() / f"global_step_{request.counts_from + len(plan.steps)}"
         reused = self._reuse(target, plan, request, on_step)
         if reused is not None:
+            PeriodicCheckpoints(request, plan.identity, self.ranks).clear()  # left by a trainer that was killed
             return reused
 
         # 2. Load the parent: policy, optimizer, critic and random state.
