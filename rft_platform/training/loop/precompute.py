@@ -129,7 +129,8 @@ class Precompute:
             with run.watch.time("values"):
                 compute_values(run.state.critic.model, samples, max_tokens_per_pack=budget, reduce=reduce)
         if algorithm.token_advantage is not None:
-            computed = set_token_advantages(run.plan.rows, rows, algorithm, run.state.kl_control, reduce)
+            with run.ranks.failing_together() as reduce_if_all:  # bad rewards, or a user's function, on one rank
+                computed = set_token_advantages(run.plan.rows, rows, algorithm, run.state.kl_control, reduce_if_all)
             run.precomputed, run.state.kl_control = computed.metrics, computed.kl_control
 
     def _compute_reference(self, run: TrainingRun) -> None:
