@@ -52,6 +52,24 @@ def promoted_last(project: Project) -> EvaluationResult | None:
     return None
 
 
+def promoted_later(project: Project, registry: "ModelRegistry", policy: Policy) -> str | None:
+    """The newer version that was promoted already, in words; None if ``policy`` may be promoted.
+
+    The records list promotions in the order of the rounds, so an older version cannot replace a newer one.
+    """
+    champion, store = registry.champion(), project.store
+    if champion is not None and champion.version > int(policy.model_version or 0):
+        return f"model version {champion.version}"
+    for number in sorted(store.rounds(), reverse=True):
+        if number <= policy.round:
+            return None
+        other, evaluated = published(store, number), read(store, number).evaluated
+        if other is not None and evaluated is not None and evaluated.promoted:
+            if other.weights_digest != policy.weights_digest:
+                return f"policy version {other.policy_version}"
+    return None
+
+
 def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
     """Make the champion's predecessor the champion again, and return it.
 
