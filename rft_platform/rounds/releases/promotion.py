@@ -64,9 +64,10 @@ def promoted_later(project: Project, registry: "ModelRegistry", policy: Policy) 
         if number <= policy.round:
             return None
         other, evaluated = published(store, number), read(store, number).evaluated
-        if other is not None and evaluated is not None and evaluated.promoted:
-            if other.weights_digest != policy.weights_digest:
-                return f"policy version {other.policy_version}"
+        if other is None or evaluated is None or other.weights_digest == policy.weights_digest:
+            continue
+        if evaluated.promoted:
+            return f"policy version {other.policy_version}"
     return None
 
 
