@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.evaluation import PAIRED_METRICS, Gate, Regression
 from rft_platform.evaluation.comparison import Comparison, compare
-from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
 from rft_platform.evaluation.results import EvaluationResult, measured_alike
 
 _OTHERWISE = "by another judge, workflow or sampling (or another version of the platform)"
@@ -43,9 +42,7 @@ class Kept:
         }
 
 
-def kept(
-    candidate: EvaluationResult, start: EvaluationResult | None, settings: Regression, seed: int = BOOTSTRAP_SEED
-) -> Kept:
+def kept(candidate: EvaluationResult, start: EvaluationResult | None, settings: Regression) -> Kept:
     """Compare the results of a candidate and of the start on the regression set, by the rules of ``gate``.
 
     The candidate fails if it may be worse than the start by more than the tolerance.
@@ -61,10 +58,9 @@ def kept(
         min_delta=-settings.tolerance,
         confident=settings.confident,
         to_beat="start",
-        seed=seed,
     )
     summary = f"{name}: {found.summary}" if found.summary else ""
-    compared = compare(candidate, start, settings.metric, "start", seed)
+    compared = compare(candidate, start, settings.metric, "start")
     return Kept(settings.taskset, GateDecision(found.passed, f"{name}: {found.reason}", summary), compared)
 
 
@@ -77,7 +73,6 @@ def gate(
     min_value: float | None = None,
     confident: bool = True,
     to_beat: str = "champion",
-    seed: int = BOOTSTRAP_SEED,
 ) -> GateDecision:
     """Compare two evaluations on the same tasks, with the same judge, workflow and sampling.
 
@@ -110,7 +105,7 @@ def gate(
     against = _measured(champion, metric)
     reason = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f} (policy version {champion.policy_version})"
     if confident:
-        return _confident(candidate, champion, metric, min_delta, reason, seed)
+        return _confident(candidate, champion, metric, min_delta, reason)
     needed = against + min_delta
     passed = value > against if min_delta == 0 and to_beat == "champion" else value >= needed
     if passed:
@@ -126,9 +121,9 @@ def _failed(result: EvaluationResult) -> float:
 
 
 def _confident(
-    candidate: EvaluationResult, champion: EvaluationResult, metric: str, min_delta: float, reason: str, seed: int
+    candidate: EvaluationResult, champion: EvaluationResult, metric: str, min_delta: float, reason: str
 ) -> GateDecision:
-    found = compare(candidate, champion, metric, "champion", seed) if metric in PAIRED_METRICS else None
+    found = compare(candidate, champion, metric, "champion") if metric in PAIRED_METRICS else None
     if found is None:
         raise UserError(
             f"evaluation.gate.confident cannot compare the two evaluations task by task by {metric}: the metric has no "

@@ -34,7 +34,7 @@ def compared(
         "start": evaluation_of(store, 0),
     }
     different = {name: other for name, other in others.items() if other and not _has_weights(project, other, policy)}
-    return comparisons(result, different, project.config.evaluation.bootstrap_seed)
+    return comparisons(result, different)
 
 
 def _has_weights(project: Project, result: EvaluationResult, policy: Policy) -> bool:
@@ -180,7 +180,7 @@ def against_regression_set(project: Project, policy: Policy, results: Sequence[E
     evaluated = read(project.store, 0).evaluated
     of_start = [] if evaluated is None else evaluated.results[1:]
     start = next((each for each in of_start if measured_alike(each, result)), of_start[0] if of_start else None)
-    return kept(result, start, settings, project.config.evaluation.bootstrap_seed)
+    return kept(result, start, settings)
 
 
 def against_champion(
@@ -219,7 +219,6 @@ def against_champion(
         min_value=settings.gate.min_value,
         confident=settings.gate.needs_interval if champion is not None else bool(settings.gate.confident),
         to_beat=to_beat,
-        seed=settings.bootstrap_seed,
     )
     return None if champion is None else measured, decision
 
