@@ -43,13 +43,18 @@ def compare(result: EvaluationResult, other: EvaluationResult, metric: str, agai
 
     None if a result has no score of this metric, if they share no task, or if they were not ``measured_alike``.
     """
+    pair = paired_scores(result, other, metric)
+    if not pair[0] or not measured_alike(result, other):
+        return None
+    difference, low, high = paired_interval(*pair) if metric == "mean_reward" else paired_share_interval(*pair)
+    return Comparison(against, metric, other.round, other.policy_version, difference, low, high, len(pair[0]))
+
+
+def paired_scores(result: EvaluationResult, other: EvaluationResult, metric: str) -> tuple[list[float], list[float]]:
+    """The scores of both results on the tasks that both have, in the same order."""
     mine, theirs = task_means(result, metric), task_means(other, metric)
     shared = [task for task in mine if task in theirs]
-    if not shared or not measured_alike(result, other):
-        return None
-    pair = [mine[task] for task in shared], [theirs[task] for task in shared]
-    difference, low, high = paired_interval(*pair) if metric == "mean_reward" else paired_share_interval(*pair)
-    return Comparison(against, metric, other.round, other.policy_version, difference, low, high, len(shared))
+    return [mine[task] for task in shared], [theirs[task] for task in shared]
 
 
 def comparisons(result: EvaluationResult, others: Mapping[str, EvaluationResult]) -> list[Comparison]:

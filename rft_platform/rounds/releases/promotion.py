@@ -55,7 +55,7 @@ def promoted_last(project: Project) -> EvaluationResult | None:
 def promoted_later(project: Project, registry: "ModelRegistry", policy: Policy) -> str | None:
     """The newer version that was promoted already, in words; None if ``policy`` may be promoted.
 
-    The records list promotions in the order of the rounds, so an older version cannot replace a newer one.
+    The records list promotions in the order of the rounds, so no version can replace a newer one.
     """
     champion, store = registry.champion(), project.store
     if champion is not None and champion.version > int(policy.model_version or 0):
