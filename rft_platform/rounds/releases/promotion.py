@@ -74,9 +74,8 @@ def promoted_later(project: Project, registry: "ModelRegistry", policy: Policy) 
 def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
     """Make the champion's predecessor the champion again, and return it.
 
-    The evaluations that promoted the champion are changed first, for two reasons: a lost registry is rebuilt from
-    them, and a call repeated after a kill goes back one version, not two. Raises UserError if there is no
-    predecessor.
+    The evaluations that promoted the champion are changed first: a call repeated after a kill then goes back one
+    version, not two. Raises UserError if there is no predecessor.
     """
     store, replaced = project.store, registry.last_promoted()
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -92,9 +91,8 @@ def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
 def promote_version(project: Project, registry: "ModelRegistry", policy_version: int, reason: str) -> "RegisteredModel":
     """Make an evaluated version the champion without the gate, and return it.
 
-    Its evaluation is changed first: a lost registry is rebuilt from the records. Raises UserError for a
-    version that does not exist or was not evaluated, and for one older than the champion: the records list promotions
-    in the order of the rounds.
+    Raises UserError for a version that does not exist or was not evaluated, and for one older than the champion: the
+    records list promotions in the order of the rounds. A call repeated after a kill completes the promotion.
     """
     store = project.store
     policies = [policy for number in store.rounds() if (policy := published(store, number)) and policy.model_version]
