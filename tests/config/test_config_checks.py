@@ -41,6 +41,16 @@ def test_a_sound_configuration_passes(make_config: MakeConfig) -> None:
     assert problems(make_config()) == []
 
 
+def test_a_gpu_needs_a_compiler_unless_nothing_is_compiled(make_config: MakeConfig) -> None:
+    def found(gpus: int, compiler: bool, **changes: Any) -> list[str]:
+        here = Machine(2, gpus, compiler=compiler)
+        return [each.text for each in settings_findings(resolve(make_config(**changes)), here) if "gcc" in each.text]
+
+    assert len(found(1, compiler=False)) == len(found(1, compiler=False, trainer__torch_compile=False)) == 1
+    eager = {"trainer__torch_compile": False, "engine__kind": "transformers"}
+    assert found(1, compiler=True) == found(0, compiler=False) == found(1, compiler=False, **eager) == []
+
+
 def test_openlineage_needs_its_client(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     for installed in (None, ModuleSpec("openlineage", None)):
         monkeypatch.setattr("rft_platform.config.checks.machine.find_spec", lambda name, found=installed: found)
