@@ -45,12 +45,14 @@ class RecordingClients:
         self._gateway: RecordingGateway | None = None
         self._lock = threading.Lock()
 
-    def async_client(self, history: RunHistory) -> openai.AsyncOpenAI:
-        """Return a client that records its model calls into ``history``; ``await client.close()`` when done."""
+    def async_client(self, history: RunHistory, loop: asyncio.AbstractEventLoop | None = None) -> openai.AsyncOpenAI:
+        """Return a client that records its model calls into ``history``; ``await client.close()`` when done.
+
+        It works in one event loop; with ``loop``, in which it must be closed, in any number of loops.
+        """
+        transport = self.async_transport(history, None if loop is None else _LoopConnections(loop))
         # With trust_env, a proxy named in the environment would bypass the recorder.
-        http = openai.DefaultAsyncHttpxClient(
-            transport=self.async_transport(history), trust_env=False, timeout=self._timeout_s
-        )
+        http = openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
         return openai.AsyncOpenAI(
             base_url=self._base_url, api_key=self._api_key, http_client=http, timeout=self._timeout_s
         )
@@ -96,6 +98,29 @@ class RecordingClients:
 
     def _routed(self, router: Callable[[Any, Replicas], Any], connections: Any) -> Any:
         return connections if self._replicas is None else router(connections, self._replicas)
+
+
+class _LoopConnections(wire.AsyncBaseTransport):
+    """Connections to the engine that are kept in one event loop; in other loops each request has its own connection.
+
+    A blocking workflow may call ``asyncio.run`` several times, and nobody can close what a closed loop has left.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._kept: Any = wire.AsyncHTTPTransport(verify=tls_context())
+        limits = wire.Limits(max_connections=None, max_keepalive_connections=0)
+        self._not_kept: Any = wire.AsyncHTTPTransport(verify=tls_context(), limits=limits)
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request."""
+        connections = self._kept if asyncio.get_running_loop() is self._loop else self._not_kept
+        return await connections.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close the kept connections; the others end with their requests, in their loops."""
+        if asyncio.get_running_loop() is self._loop:
+            await self._kept.aclose()
 
 
 class AsyncRecorder(wire.AsyncBaseTransport):

@@ -128,7 +128,7 @@ async def make_attempt(
     reward; if ``truncated_reward`` is None, the attempt fails. The run counts as such only if the engine refused its
     last call for this reason; the workflow's own error message does not matter. Raises what the workflow raises.
     """
-    model = ModelHandle(clients, history)
+    model = ModelHandle(clients, history, loop=asyncio.get_running_loop())
     try:
         returned = await await_user_code(call_workflow(workflow, task, model, auxiliary_models), "workflow")
         result = RunResult.of(returned, history.calls(), history.policies)
@@ -140,8 +140,16 @@ async def make_attempt(
     finally:
         unfinished = history.unfinished_calls
         history.close()
-        await model.aclose()
+        await _close(model)
         connection.client_retries, connection.lost = history.client_retries, history.connection_lost
     if unfinished:
         result.metrics[UNFINISHED_METRIC] = float(unfinished)
     return result
+
+
+async def _close(model: ModelHandle) -> None:
+    """Close the run's connections. A failure must not replace the outcome of the run, whose calls are recorded."""
+    try:
+        await model.aclose()
+    except Exception as error:
+        LOGGER.warning("the connections of a run could not be closed: %s: %s", type(error).__name__, error)
