@@ -22,6 +22,7 @@ from rft_platform.rollout.class_style import (
     Task,
     Workflow,
 )
+from rft_platform.rollout.class_style_model import matched_calls
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, resolve_workflow
@@ -204,6 +205,39 @@ class Game(MultiTurnWorkflow):
         ]
 
 
+class Conversations(MultiTurnWorkflow):
+    """Conversations with equal answers, each an experience; the first conversation is thrown away."""
+
+    async def run_async(self) -> list[Experience]:
+        await self.model.chat_async([{"role": "user", "content": "a draft"}])
+        experiences = []
+        for game in ("one", "two"):
+            messages = [{"role": "user", "content": game}]
+            (answer,) = await self.model.chat_async(messages)
+            messages.append({"role": "assistant", "content": answer.response_text})
+            experiences.append(self.process_messages_to_experience(messages, 1.0))
+        return experiences
+
+
+class Samples(MultiTurnWorkflow):
+    """Two equal answers to the same messages, the text of each in its own experience."""
+
+    async def run_async(self) -> list[Experience]:
+        messages = [{"role": "user", "content": "?"}]
+        texts = [(await self.model.chat_async(messages))[0].response_text for _ in range(2)]
+        conversations = [[*messages, {"role": "assistant", "content": text}] for text in texts]
+        return [self.process_messages_to_experience(conversation, 1.0) for conversation in conversations]
+
+
+class Compressed(MultiTurnWorkflow):
+    """Changes the messages that it answered."""
+
+    async def run_async(self) -> list[Experience]:
+        (answer,) = await self.model.chat_async([{"role": "user", "content": "a long text"}])
+        messages = [{"role": "user", "content": "short"}, {"role": "assistant", "content": answer.response_text}]
+        return [self.process_messages_to_experience(messages, 1.0)]
+
+
 class Assisted(Workflow):
     """Asks an auxiliary model, by its client and by its wrapper."""
 
@@ -361,6 +395,39 @@ def test_a_conversation_is_one_experience_of_the_calls_that_sampled_it(engine: F
     assert [row.run_reward for row in rows] == [None, 0.5] * 2
     assert [row.metrics for row in rows] == [{}, {"env_steps": 2.0}] * 2
     assert {row.temperature for row in rows} == {0.5}
+
+
+def test_equal_answers_belong_to_their_own_conversations(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    engine.text = "left"
+    rows = explore(engine, resolve_workflow(f"{HERE}:Conversations"), repeat_times=1).rows
+    assert [row.messages[0]["content"] for row in rows] == ["one", "two"] * 2
+    rows = explore(engine, resolve_workflow(f"{HERE}:Samples"), repeat_times=1).rows
+    assert len(rows) == 4, "an answer that is in no experience yet comes first"
+    assert "matched by their text" not in caplog.text
+
+
+def test_an_answer_to_changed_messages_is_matched_by_its_text(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = explore(engine, resolve_workflow(f"{HERE}:Compressed"), repeat_times=1).rows
+    assert [row.messages[0]["content"] for row in rows] == ["a long text"] * 2
+    assert "1 assistant messages follow other messages" in caplog.text
+
+
+def test_tool_calls_are_matched_by_name_and_arguments() -> None:
+    def answer(name: str, arguments: str) -> dict[str, Any]:
+        called = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+        return {"role": "assistant", "content": None, "tool_calls": [called]}
+
+    asked = [{"role": "user", "content": "?"}]
+    answers = [answer("look", "{}"), answer("go", '{"to": "a"}'), answer("go", '{"to": "b"}')]
+    calls = [
+        ModelCall(str(n), [1], [2], [-1.0], "stop", 1.0, 1.0, -1, asked, [], each, order=n)
+        for n, each in enumerate(answers)
+    ]
+    said = answer("go", '{"to":"b"}') | {"content": ""}
+    assert [call.order for call in matched_calls([*asked, said], calls, ())] == [2]
+    assert matched_calls([*asked, answer("go", "{}")], calls, ()) == []
 
 
 @pytest.mark.parametrize("name", ["Short", "Plain"])
