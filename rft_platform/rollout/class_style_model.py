@@ -121,6 +121,8 @@ class ModelWrapper:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
+        self._policies: dict[str, ModelWrapper] = {}
+        self._clients: dict[type, tuple[Any, Any]] = {}  # of each kind: the handle's client, and the copy of it
         self._used: set[tuple[int, int]] = set()  # order and choice of the calls of earlier conversations
 
     def __getattr__(self, name: str) -> Any:
@@ -135,15 +137,18 @@ class ModelWrapper:
 
     def policy(self, name: str) -> "ModelWrapper":
         """Return the model of another trainable policy of the run."""
-        return ModelWrapper(self._handle.policy(name))
+        if name not in self._policies:
+            self._policies[name] = policy = ModelWrapper(self._handle.policy(name))
+            policy._used = self._used
+        return self._policies[name]
 
     def get_openai_client(self) -> Any:
         """Return the run's ``openai.OpenAI``; its ``model_path`` is the model's name in a request."""
-        return _with_path(self._handle.get_openai_client(), self.model_path)
+        return self._with_path(self._handle.get_openai_client())
 
     def get_openai_async_client(self) -> Any:
         """Return the run's ``openai.AsyncOpenAI``; its ``model_path`` is the model's name in a request."""
-        return _with_path(self._handle.get_openai_async_client(), self.model_path)
+        return self._with_path(self._handle.get_openai_async_client())
 
     def chat(self, messages: list[dict[str, Any]], **arguments: Any) -> list[Experience]:
         """Return ``n`` answers to a conversation. It blocks: use it in ``run``."""
@@ -200,6 +205,15 @@ class ModelWrapper:
         )
 
     logprobs_async = logprobs
+
+    def _with_path(self, client: Any) -> Any:
+        """A copy of a client with ``model_path``: all policies of a run share the client and its connections."""
+        known = self._clients.get(type(client))
+        if known is None or known[0] is not client:
+            copied = client.with_options()
+            copied.model_path = self.model_path
+            self._clients[type(client)] = known = client, copied
+        return known[1]
 
     def _recorded(self) -> Iterable[ModelCall]:
         return self._handle.recorded_calls() if isinstance(self._handle, ModelHandle) else ()
@@ -299,11 +313,6 @@ def _compared(message: Mapping[str, Any]) -> _Compared:
     functions = [call.get("function") or {} for call in plain.get("tool_calls") or [] if isinstance(call, dict)]
     called = [(function.get("name"), function.get("arguments")) for function in functions]
     return _Compared(plain.get("role"), plain.get("content"), called)
-
-
-def _with_path(client: Any, model_path: str) -> Any:
-    client.model_path = model_path
-    return client
 
 
 def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.pool.replicas import Replica, Replicas
-from rft_platform.rollout.class_style import Experience, Workflow
+from rft_platform.rollout.class_style import ClassWorkflow, Experience, Workflow
 from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.model_handle import ModelHandle
@@ -100,6 +100,28 @@ class Rewarded(Workflow):
         mine, other = self.model.extract_experience_from_history()
         mine.reward, other.reward = 0.25, 0.75
         return [mine, other]
+
+
+class Clients(Workflow):
+    """Class style: two clients, each with the name of its policy."""
+
+    async def run_async(self) -> list[Experience]:
+        models = [self.model, self.model.policy("rival")]
+        clients = [model.get_openai_async_client() for model in models]
+        assert clients == [model.get_openai_async_client() for model in models], "the same until they are closed"
+        for client in clients:
+            await client.chat.completions.create(model=client.model_path, messages=ASKED)
+        await clients[1].close()
+        again = self.model.policy("rival").get_openai_async_client()
+        await again.chat.completions.create(model=again.model_path, messages=ASKED)
+        experiences = self.model.extract_experience_from_history()
+        experiences[0].reward = 1.0
+        return experiences
+
+
+def test_a_class_has_a_client_for_each_policy(engine: FakeEngine, rival: FakeEngine) -> None:
+    rows = explore(engine, rival, ClassWorkflow(Clients)).rows
+    assert [row.policy for row in rows] == [DEFAULT_POLICY, "rival", "rival"] * 2
 
 
 @pytest.mark.slow
