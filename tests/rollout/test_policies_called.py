@@ -130,6 +130,23 @@ def test_a_class_rewards_each_policys_last_experience(engine: FakeEngine, rival:
     assert (last.run_reward, last.metrics) == (0.25, {"reward/rival": 0.75})
 
 
+class Stepwise(Workflow):
+    """Class style: the first policy has a step reward, the other one a reward."""
+
+    async def run_async(self) -> list[Experience]:
+        await self.model.chat_async(ASKED)
+        self.model.give_step_reward(0.5)
+        await self.model.policy("rival").chat_async(ASKED)
+        experiences = self.model.extract_experience_from_history()
+        experiences[-1].reward = -1.0
+        return experiences
+
+
+def test_the_reward_of_another_policy_does_not_replace_step_rewards(engine: FakeEngine, rival: FakeEngine) -> None:
+    last = explore(engine, rival, ClassWorkflow(Stepwise)).rows[1]
+    assert (last.run_reward, last.metrics) == (0.5, {"reward/rival": -1.0})
+
+
 @pytest.mark.parametrize("wrong", ["policy", "reward"])
 def test_an_unknown_policy_is_refused(engine: FakeEngine, rival: FakeEngine, wrong: str) -> None:
     async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:

@@ -96,17 +96,13 @@ def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, li
     """Convert what a workflow returned to an output and the calls that represent the run.
 
     If a workflow returns a ``WorkflowOutput`` (or an object with its attributes), all recorded ``calls`` count. If it
-    returns a list of extracted calls, only these count, each once, and the run's reward is the last ``reward`` that was
-    set on one of them. Raises TypeError or ValueError for anything else.
+    returns a list of extracted calls, only these count, each once, and a policy's reward is the last ``reward`` that was
+    set on one of its calls. Raises TypeError or ValueError for anything else.
     """
     if isinstance(returned, list) and all(isinstance(call, ModelCall) for call in returned):
         kept = _each_once(returned)
-        # The last reward of each policy counts.
-        own = {call.policy: call.reward for call in returned if call.reward is not None}
-        reward = own.pop(
-            DEFAULT_POLICY, next((call.reward for call in reversed(returned) if call.reward is not None), None)
-        )
-        rewards: Any = own
+        rewards: Any = {call.policy: call.reward for call in returned if call.reward is not None}
+        reward = rewards.pop(DEFAULT_POLICY, None)
         output = WorkflowOutput(reward, returned[-1].response.get("content"), rewards=rewards)
     elif all(hasattr(returned, name) for name in ("reward", "response", "metrics")):
         rewards = getattr(returned, "rewards", None)
