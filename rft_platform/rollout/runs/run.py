@@ -96,8 +96,8 @@ def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, li
     """Convert what a workflow returned to an output and the calls that represent the run.
 
     If a workflow returns a ``WorkflowOutput`` (or an object with its attributes), all recorded ``calls`` count. If it
-    returns a list of extracted calls, only these count, each once, and a policy's reward is the last ``reward`` that was
-    set on one of its calls. Raises TypeError or ValueError for anything else.
+    returns a list of extracted calls, only these count, each once, and a policy's reward is the last ``reward`` that
+    was set on one of its calls. Raises TypeError or ValueError for anything else.
     """
     if isinstance(returned, list) and all(isinstance(call, ModelCall) for call in returned):
         kept = _each_once(returned)
