@@ -172,6 +172,11 @@ class TuneArguments:
 
     def check_types(self) -> None:
         """Raise UserError for an argument that is not an object of its documented class."""
+        if not isinstance(self.auxiliary_models, Mapping | None):
+            raise UserError(
+                f"tune: auxiliary_models is {self.auxiliary_models!r}; expected a name for each model: "
+                "{'judge': TunerModelConfig(model_path=...)}"
+            )
         auxiliary = {f"auxiliary_models[{name!r}]": model for name, model in (self.auxiliary_models or {}).items()}
         check_argument_types(
             train_dataset=(self.train_dataset, DatasetConfig),
