@@ -163,12 +163,12 @@ class ModelWrapper:
     def generate(self, prompts: Sequence[str], **arguments: Any) -> list[Experience]:
         """Return ``n`` continuations of each text, to which no chat template is applied. It blocks."""
         request = self.get_openai_client().completions.create
-        return self._experiences(request(model=self.model_path, prompt=list(prompts), **_arguments(arguments)))
+        return self._experiences(request(model=self.model_path, prompt=_texts(prompts), **_arguments(arguments)))
 
     async def generate_async(self, prompts: Sequence[str], **arguments: Any) -> list[Experience]:
         """Return ``n`` continuations of each text, to which no chat template is applied."""
         request = self.get_openai_async_client().completions.create
-        return self._experiences(await request(model=self.model_path, prompt=list(prompts), **_arguments(arguments)))
+        return self._experiences(await request(model=self.model_path, prompt=_texts(prompts), **_arguments(arguments)))
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
         """Return the calls recorded since the last clearing extraction."""
@@ -244,7 +244,9 @@ def rollout_args_of(model: ModelHandle) -> RolloutArgs:
 
 
 def calls_of(returned: Any) -> Any:
-    """Replace the experiences that a class returned by their model calls; other values stay unchanged."""
+    """Replace the experiences that a class returned, or the only one, by their model calls; nothing else changes."""
+    if isinstance(returned, Experience):
+        return list(returned.calls)
     if isinstance(returned, list) and all(isinstance(item, Experience) for item in returned):
         return [call for experience in returned for call in experience.calls]
     return returned
@@ -313,6 +315,12 @@ def _compared(message: Mapping[str, Any]) -> _Compared:
     functions = [call.get("function") or {} for call in plain.get("tool_calls") or [] if isinstance(call, dict)]
     called = [(function.get("name"), function.get("arguments")) for function in functions]
     return _Compared(plain.get("role"), plain.get("content"), called)
+
+
+def _texts(prompts: Sequence[str]) -> list[str]:
+    if isinstance(prompts, str):
+        raise UserCodeError("model.generate was given text, expected a list of prompts: model.generate([prompt])")
+    return list(prompts)
 
 
 def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:

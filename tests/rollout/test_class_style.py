@@ -13,6 +13,7 @@ from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.class_style import (
     WORKFLOWS,
     AsyncSimpleWorkflow,
+    ClassWorkflow,
     Experience,
     FormatArgs,
     MathWorkflow,
@@ -300,6 +301,10 @@ class Wrong(Workflow):
                 self.model.get_message_token_len([])
             case "made":
                 return [Experience(tokens=experience.tokens, reward=1.0)]
+            case "text":
+                self.model.generate("Hello")
+            case "reward":
+                experience.reward = "1.0"  # type: ignore[assignment]
             case "unsampled":
                 self.model.convert_messages_to_experience([{"role": "assistant", "content": "never said"}])
         return [experience]
@@ -459,12 +464,36 @@ def test_auxiliary_models_are_clients_and_wrappers(engine: FakeEngine) -> None:
         ("logprobs", "experience.logprobs are those of sampled tokens"),
         ("token_len", "model.get_message_token_len does not exist here; docs/workflows.md"),
         ("made", "experiences are recorded; return those of model.chat"),
+        ("text", r"model.generate was given text, expected a list of prompts: model.generate\(\[prompt\]\)"),
+        ("reward", "the workflow returned reward '1.0', expected a finite number"),
         ("unsampled", "no assistant message that this run's model sampled"),
     ],
 )
 def test_what_a_class_cannot_use_is_refused_with_a_remedy(engine: FakeEngine, what: str, message: str) -> None:
     with pytest.raises(Exception, match=message):
         explore(engine, resolve_workflow(f"{HERE}:Wrong", {"what": what}), max_retries=0)
+
+
+class Only(Workflow):
+    """Returns one experience, not a list."""
+
+    def run(self) -> Any:
+        self.model.chat([{"role": "user", "content": "a draft"}])
+        (experience,) = self.model.chat([{"role": "user", "content": "?"}])
+        experience.reward = 1.0
+        return experience
+
+
+def test_a_class_may_return_its_only_experience(engine: FakeEngine) -> None:
+    rows = explore(engine, resolve_workflow(f"{HERE}:Only"), repeat_times=1).rows
+    assert [(row.messages[0]["content"], row.run_reward) for row in rows] == [("?", 1.0)] * 2
+
+
+def test_a_simple_workflow_needs_a_prompt(engine: FakeEngine) -> None:
+    workflow = ClassWorkflow(Boxless, format_args=FormatArgs(prompt_key=None))
+    with pytest.raises(UserCodeError, match=r"Boxless: the task has no prompt .*prompt_key is None, .* are question"):
+        explore(engine, workflow, max_retries=0)
+    assert engine.chat_requests == []
 
 
 def test_a_class_without_run_is_refused_by_name(engine: FakeEngine) -> None:

@@ -110,12 +110,20 @@ def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, li
     else:
         hint = "return WorkflowOutput(response=...)"
         raise TypeError(f"the workflow returned {type(returned).__name__}, expected WorkflowOutput: {hint}")
-    if output.reward is not None and not math.isfinite(output.reward):
-        raise ValueError(f"the workflow returned reward {output.reward}, expected a finite number")
+    if output.reward is not None and not _is_finite(output.reward):
+        raise ValueError(f"the workflow returned reward {output.reward!r}, expected a finite number")
     for name, value in (output.rewards or {}).items():
-        if not math.isfinite(value):
-            raise ValueError(f"the workflow returned reward {value} for {name!r}, expected a finite number")
+        if not _is_finite(value):
+            raise ValueError(f"the workflow returned reward {value!r} for {name!r}, expected a finite number")
     return output, kept
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether the value is a finite number, of whatever package."""
+    try:
+        return math.isfinite(value)
+    except (TypeError, OverflowError):
+        return False
 
 
 def _each_once(experiences: list[ModelCall]) -> list[ModelCall]:
@@ -184,8 +192,8 @@ def _check_calls(calls: Sequence[ModelCall]) -> None:
     if aborted:
         raise EngineError(f"the engine aborted {len(aborted)} answers of the run, the first is {aborted[0]}")
     for call in calls:
-        if call.step_reward is not None and not math.isfinite(call.step_reward):
-            raise ValueError(f"the step reward of call {call.order} is {call.step_reward}, expected a finite number")
+        if call.step_reward is not None and not _is_finite(call.step_reward):
+            raise ValueError(f"the step reward of call {call.order} is {call.step_reward!r}, expected a finite number")
 
 
 def total_step_reward(calls: Sequence[ModelCall], policy: str = DEFAULT_POLICY) -> float | None:
