@@ -17,7 +17,14 @@ from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.inference.pool.replicas import Replicas
 from rft_platform.openai_api.errors import describe
 from rft_platform.rollout.recording.history import RunHistory
-from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, PARSED, TOKENS, many_connections, tls_context, wire
+from rft_platform.rollout.recording.httpx_compat import (
+    OTHER_ENGINE,
+    PARSED,
+    TOKENS,
+    many_connections,
+    tls_context,
+    wire,
+)
 from rft_platform.rollout.recording.recorder import CallRecorder, recorded_path
 from rft_platform.rollout.recording.routing import AsyncRouter, SyncRouter
 
@@ -237,7 +244,7 @@ def _engine_request(request: Any, endpoint: str, call: CallRecorder) -> Any:
         url = wire.URL(call.route.base_url + call.engine_path)
         headers["host"] = url.netloc.decode()
         headers["authorization"] = f"Bearer {call.route.api_key}"
-        extensions[ELSEWHERE] = True
+        extensions[OTHER_ENGINE] = True
     stream = wire.ByteStream(call.content)
     return wire.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)
 

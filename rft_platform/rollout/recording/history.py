@@ -84,13 +84,13 @@ class CallSlots:
         self._order = count()
         self._by_request: dict[Hashable, list[CallSlot]] = {}
 
-    def take(self, request_key: Hashable, sent_before: int, named: bool) -> Sending:
+    def take(self, request_key: Hashable, sent_before: int, is_idempotency_key: bool) -> Sending:
         """Return the slot of the call that ``request_key`` identifies; its client has sent it ``sent_before`` times.
 
-        ``named``: the client chose the key as a name of the call, so equal keys always mean the same call.
+        ``is_idempotency_key``: the client chose the key for the call, so equal keys always mean the same call.
         """
         slots = self._by_request.setdefault(request_key, [])
-        slot = slots[-1] if named and slots else _retried_slot(slots, sent_before) if sent_before else None
+        slot = slots[-1] if is_idempotency_key and slots else _retried_slot(slots, sent_before) if sent_before else None
         if slot is None:
             slot = CallSlot(next(self._order))
             slots.append(slot)
@@ -153,18 +153,20 @@ class RunHistory:
         self._slots = CallSlots()
         self._lock = threading.Lock()
 
-    def begin_call(self, request_key: Hashable = None, sent_before: int = 0, named: bool = False) -> Sending:
+    def begin_call(
+        self, request_key: Hashable = None, sent_before: int = 0, is_idempotency_key: bool = False
+    ) -> Sending:
         """Register a call before it is sent. Raises RunEndedError if the run has ended.
 
         ``request_key`` identifies the call. The call is a retry if its client has sent it before (``sent_before``
-        times), or gave it the name of an earlier call (``named``). A retry keeps the position and seed of the earlier
-        call, and its answer replaces the lost one. ``end_call`` must follow.
+        times), or gave it the ``Idempotency-Key`` of an earlier call. A retry keeps the position and seed of the
+        earlier call, and its answer replaces the lost one. ``end_call`` must follow.
         """
         with self._lock:
             if self._closed:
                 raise RunEndedError("this run has ended: model calls after its workflow returned are refused")
             self.context_exceeded = False  # set by an earlier call; the workflow continued
-            return self._slots.take(request_key, sent_before, named)
+            return self._slots.take(request_key, sent_before, is_idempotency_key)
 
     def refuse_call(self, sending: Sending, too_long: bool = False) -> None:
         """Mark the call as refused; ``too_long``: the engine refused because the conversation exceeds the context."""

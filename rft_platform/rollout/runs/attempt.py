@@ -97,11 +97,11 @@ def _hold(*objects: object) -> None:
 
 
 @dataclass(slots=True)
-class Connection:
+class AttemptStatistics:
     """Connection statistics of an attempt; also filled in if the attempt fails."""
 
     client_retries: int = 0  # HTTP requests that a client retried
-    lost: bool = False  # the engine could not be reached at least once
+    connection_lost: bool = False  # the engine could not be reached at least once
     machine_lost: bool = False  # the attempt ended because its worker was lost with its actor or its node
 
 
@@ -120,7 +120,7 @@ async def make_attempt(
     history: RunHistory,
     auxiliary_models: Mapping[str, Any] | None,
     truncated_reward: float | None,
-    connection: Connection,
+    statistics: AttemptStatistics,
 ) -> RunResult:
     """Call ``workflow``; close ``history`` and the run's clients in every case.
 
@@ -141,7 +141,7 @@ async def make_attempt(
         unfinished = history.unfinished_calls
         history.close()
         await _close(model)
-        connection.client_retries, connection.lost = history.client_retries, history.connection_lost
+        statistics.client_retries, statistics.connection_lost = history.client_retries, history.connection_lost
     if unfinished:
         result.metrics[UNFINISHED_METRIC] = float(unfinished)
     return result
