@@ -15,6 +15,7 @@ from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
+from rft_platform.rollout.recording.branches import Branches, Mark
 from rft_platform.rollout.recording.policy_routes import PolicyRoute
 
 
@@ -143,7 +144,6 @@ class RunHistory:
         self.key = key
         self.sampling = sampling
         self.client_retries = 0
-        self.env_state_hash: str | None = None  # digest of the environment state that the workflow set last
         self.connection_lost = False  # the engine could not be reached at least once
         self.context_exceeded = False  # the engine refused the last call: prompt longer than the context
         self._seed = seed
@@ -151,6 +151,9 @@ class RunHistory:
         self._extracted = 0
         self._closed = False
         self._slots = CallSlots()
+        self._branches = Branches()
+        self._marks: dict[int, Mark | None] = {}  # of the recorded calls, by their position
+        self._states: list[tuple[Mark | None, str | None]] = []
         self._lock = threading.Lock()
 
     def begin_call(
@@ -205,6 +208,7 @@ class RunHistory:
                 self._calls = [call for call in self._calls if call.order != sending.order]
                 self._extracted -= earlier
             self._calls.extend(calls)
+            self._marks[sending.order] = self._branches.mark()
 
     def calls(self) -> list[ModelCall]:
         """Return all recorded choices, in the order in which their calls were sent."""
@@ -217,11 +221,29 @@ class RunHistory:
             self._extracted = end
         return self._calls[start:end]
 
+    def start(self) -> None:
+        """Call this in the context in which the workflow is about to run: its parallel branches are told apart."""
+        self._branches.start()
+
+    def set_env_state(self, digest: str | None) -> None:
+        """Set the digest of the environment state that the next calls of this branch of the run respond to."""
+        with self._lock:
+            self._states.append((self._branches.mark(), digest))
+
+    @property
+    def env_state_hash(self) -> str | None:
+        """Digest of the environment state that this branch of the run set last."""
+        return self._branches.latest(self._states)
+
     def give_step_reward(self, value: float, policy: str = DEFAULT_POLICY) -> None:
-        """Add to the step reward of a policy's last call. Raises UserCodeError without a call or a finite ``value``."""
+        """Add to the step reward of a policy's last call in this branch of the run.
+
+        Raises UserCodeError without a call or a finite ``value``.
+        """
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise UserCodeError(f"give_step_reward was given {value!r}: expected a finite number")
-        step = next((call.order for call in reversed(self._calls) if call.policy == policy), None)
+        of_policy = [(self._marks[call.order], call.order) for call in self._calls if call.policy == policy]
+        step = self._branches.latest(of_policy)
         if step is None:
             by = "" if policy == DEFAULT_POLICY else f" of policy {policy!r}"
             raise UserCodeError(f"give_step_reward: this run has made no model call{by} yet")

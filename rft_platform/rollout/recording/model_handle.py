@@ -98,10 +98,10 @@ class ModelHandle:
 
         The advantage ``gigpo`` compares steps with equal states among the runs of a task. Only a digest is stored.
         """
-        self._history.env_state_hash = state_hash(state)
+        self._history.set_env_state(state_hash(state))
 
     def give_step_reward(self, value: float) -> None:
-        """Give a step reward to this policy's last model call; several for one call add up.
+        """Give a step reward to this policy's last model call in this branch; several for one call add up.
 
         A run whose workflow returns no reward gets the sum of its step rewards. Step-level advantages (``gae``,
         ``reinforce_plus_plus``, ``gigpo``) use each reward at its own step. Raises UserCodeError before the first call.

@@ -128,6 +128,7 @@ async def make_attempt(
     reward; if ``truncated_reward`` is None, the attempt fails. The run counts as such only if the engine refused its
     last call for this reason; the workflow's own error message does not matter. Raises what the workflow raises.
     """
+    history.start()
     model = ModelHandle(clients, history, loop=asyncio.get_running_loop())
     try:
         returned = await await_user_code(call_workflow(workflow, task, model, auxiliary_models), "workflow")
