@@ -134,6 +134,11 @@ class RunSettings:
             rounds = min(rounds, self.batches.rounds(end))
         return RunLength(rounds, self.batches.steps(rounds))
 
+    @property
+    def critic_only_steps(self) -> int:
+        """Optimiser steps at the start that train only the critic; the policy's learning-rate schedule follows them."""
+        return 0 if self.spec.critic is None else self.spec.critic.warmup_steps
+
     def offline_steps(self, rows: int) -> int:
         """Number of optimiser steps of an offline training on a dataset with this number of rows."""
         given, passes = self.config.offline_steps, self.config.buffer.total_epochs

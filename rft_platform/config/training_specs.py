@@ -62,12 +62,11 @@ def lora_spec(config: RftConfig) -> LoraSpec | None:
     return LoraSpec(lora.lora_rank, lora.lora_alpha, modules if isinstance(modules, str) else tuple(modules))
 
 
-def optimizer_spec(settings: Optimizer, run_steps: int) -> OptimizerSpec:
-    """AdamW as configured; a decay ends with the run unless the configuration sets another end.
+def optimizer_spec(settings: Optimizer, run_steps: int, start: int = 0) -> OptimizerSpec:
+    """AdamW as configured, scheduled from step ``start``; a decay ends with the run if no other end is configured.
 
     A run that ends within its warm-up has no decay; its learning rates are those at the start of a longer run.
     """
     given = settings.model_dump(include=set(Optimizer.model_fields))
-    return OptimizerSpec(
-        **given | {"total_steps": settings.total_steps or max(run_steps, settings.lr_warmup_steps + 1)}
-    )
+    end = settings.total_steps or max(run_steps, start + settings.lr_warmup_steps + 1)
+    return OptimizerSpec(**given | {"schedule_start": start, "total_steps": end})

@@ -2,15 +2,14 @@
 
 The comparison is paired: each task contributes one difference, so a task that is hard for both policies does not widen
 the interval. The interval of pass rates stays valid if the policies differ on no task or on every task. The interval of
-rewards is the percentile interval of a bootstrap over tasks (Efron and Tibshirani, An Introduction to the Bootstrap,
-1993, chapter 13).
+rewards is that of Student's t.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
-from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, paired_interval, paired_share_interval
+from rft_platform.evaluation.metrics import paired_interval, paired_share_interval
 from rft_platform.evaluation.results import GREEDY, MODES, SAMPLED, EvaluationResult, measured_alike
 from rft_platform.experience.record import REWARD_ROUNDING
 
@@ -39,29 +38,28 @@ class Comparison:
         return {name: self.difference, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
-def compare(
-    result: EvaluationResult, other: EvaluationResult, metric: str, against: str, seed: int = BOOTSTRAP_SEED
-) -> Comparison | None:
+def compare(result: EvaluationResult, other: EvaluationResult, metric: str, against: str) -> Comparison | None:
     """Return the difference by ``metric``, one of ``PAIRED_METRICS``.
 
     None if a result has no score of this metric, if they share no task, or if they were not ``measured_alike``.
     """
+    pair = paired_scores(result, other, metric)
+    if not pair[0] or not measured_alike(result, other):
+        return None
+    difference, low, high = paired_interval(*pair) if metric == "mean_reward" else paired_share_interval(*pair)
+    return Comparison(against, metric, other.round, other.policy_version, difference, low, high, len(pair[0]))
+
+
+def paired_scores(result: EvaluationResult, other: EvaluationResult, metric: str) -> tuple[list[float], list[float]]:
+    """The scores of both results on the tasks that both have, in the same order."""
     mine, theirs = task_means(result, metric), task_means(other, metric)
     shared = [task for task in mine if task in theirs]
-    if not shared or not measured_alike(result, other):
-        return None
-    pair = [mine[task] for task in shared], [theirs[task] for task in shared]
-    difference, low, high = paired_interval(*pair, seed) if metric == "mean_reward" else paired_share_interval(*pair)
-    return Comparison(against, metric, other.round, other.policy_version, difference, low, high, len(shared))
+    return [mine[task] for task in shared], [theirs[task] for task in shared]
 
 
-def comparisons(
-    result: EvaluationResult, others: Mapping[str, EvaluationResult], seed: int = BOOTSTRAP_SEED
-) -> list[Comparison]:
+def comparisons(result: EvaluationResult, others: Mapping[str, EvaluationResult]) -> list[Comparison]:
     """Compare ``result`` with each of ``others`` by every metric that both have."""
-    found = [
-        compare(result, other, metric, against, seed) for against, other in others.items() for metric in PAIRED_METRICS
-    ]
+    found = [compare(result, other, metric, against) for against, other in others.items() for metric in PAIRED_METRICS]
     return [comparison for comparison in found if comparison is not None]
 
 

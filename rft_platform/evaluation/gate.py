@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from statistics import fmean
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.evaluation import PAIRED_METRICS, Gate, Regression
-from rft_platform.evaluation.comparison import Comparison, compare
-from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
+from rft_platform.evaluation.comparison import Comparison, compare, paired_scores
 from rft_platform.evaluation.results import EvaluationResult, measured_alike
 
 _OTHERWISE = "by another judge, workflow or sampling (or another version of the platform)"
@@ -43,9 +43,7 @@ class Kept:
         }
 
 
-def kept(
-    candidate: EvaluationResult, start: EvaluationResult | None, settings: Regression, seed: int = BOOTSTRAP_SEED
-) -> Kept:
+def kept(candidate: EvaluationResult, start: EvaluationResult | None, settings: Regression) -> Kept:
     """Compare the results of a candidate and of the start on the regression set, by the rules of ``gate``.
 
     The candidate fails if it may be worse than the start by more than the tolerance.
@@ -61,10 +59,9 @@ def kept(
         min_delta=-settings.tolerance,
         confident=settings.confident,
         to_beat="start",
-        seed=seed,
     )
     summary = f"{name}: {found.summary}" if found.summary else ""
-    compared = compare(candidate, start, settings.metric, "start", seed)
+    compared = compare(candidate, start, settings.metric, "start")
     return Kept(settings.taskset, GateDecision(found.passed, f"{name}: {found.reason}", summary), compared)
 
 
@@ -77,13 +74,13 @@ def gate(
     min_value: float | None = None,
     confident: bool = True,
     to_beat: str = "champion",
-    seed: int = BOOTSTRAP_SEED,
 ) -> GateDecision:
     """Compare two evaluations on the same tasks, with the same judge, workflow and sampling.
 
     The candidate passes if ``metric`` is at least ``min_value`` and, if there is a champion, better than the
     champion's. With ``confident``, the lower end of the difference's 95 % interval must exceed ``min_delta``. Without
-    ``confident``, the difference must be at least ``min_delta``, and positive if ``min_delta`` is 0.
+    ``confident``, the difference must be at least ``min_delta``, and positive if ``min_delta`` is 0. By a metric of
+    ``PAIRED_METRICS`` the difference is that on the tasks for which both have scores.
 
     ``to_beat`` is the name of ``champion`` in the reason. Before the first promotion ``champion`` is the evaluation of
     the start and ``to_beat`` is ``start``: without ``confident`` and with ``min_delta`` 0, a difference of 0 then
@@ -108,14 +105,20 @@ def gate(
             "(`rft eval --all`)",
         )
     against = _measured(champion, metric)
-    reason = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f} (policy version {champion.policy_version})"
+    found = compare(candidate, champion, metric, to_beat) if metric in PAIRED_METRICS else None
+    if found is not None:  # a failed run leaves its task without a score in one of them
+        value, against = map(fmean, paired_scores(candidate, champion, metric))
+    elif metric in PAIRED_METRICS:
+        return GateDecision(False, f"no task has a score by {metric} in this evaluation and in the {to_beat}'s")
+    on = f" on the {found.tasks} tasks that both have" if found and found.tasks < candidate.tasks else ""
+    known = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f}{on} (policy version {champion.policy_version})"
     if confident:
-        return _confident(candidate, champion, metric, min_delta, reason, seed)
+        return _confident(found, metric, min_delta, known)
     needed = against + min_delta
     passed = value > against if min_delta == 0 and to_beat == "champion" else value >= needed
     if passed:
-        return GateDecision(True, reason)
-    why = f"{reason}: needs {needed:.4f}" if min_delta or to_beat != "champion" else f"{reason}: no gain"
+        return GateDecision(True, known)
+    why = f"{known}: needs {needed:.4f}" if min_delta or to_beat != "champion" else f"{known}: no gain"
     return GateDecision(False, why, _summary(value - against, min_delta, metric, champion.policy_version, clearly=""))
 
 
@@ -125,20 +128,16 @@ def _failed(result: EvaluationResult) -> float:
     return result.failed_runs / max(result.failed_runs + scored, 1)
 
 
-def _confident(
-    candidate: EvaluationResult, champion: EvaluationResult, metric: str, min_delta: float, reason: str, seed: int
-) -> GateDecision:
-    found = compare(candidate, champion, metric, "champion", seed) if metric in PAIRED_METRICS else None
+def _confident(found: Comparison | None, metric: str, min_delta: float, known: str) -> GateDecision:
     if found is None:
         raise UserError(
-            f"evaluation.gate.confident cannot compare the two evaluations task by task by {metric}: the metric has no "
-            "score of each task, or tasks, judge, workflow or sampling differ. Set evaluation.gate.metric to one of "
-            f"{', '.join(PAIRED_METRICS)}, or evaluate the champion again"
+            f"evaluation.gate.confident compares task by task, and {metric} has no score of each task: set "
+            f"evaluation.gate.metric to one of {', '.join(PAIRED_METRICS)}"
         )
-    reason = f"{reason}, difference {found.difference:+.4f} (95 % {found.low:+.4f} to {found.high:+.4f})"
+    reason = f"{known}, difference {found.difference:+.4f} (95 % {found.low:+.4f} to {found.high:+.4f})"
     if found.low > min_delta:
         return GateDecision(True, reason)
-    short = _summary(found.difference, min_delta, metric, champion.policy_version, clearly="clearly ")
+    short = _summary(found.difference, min_delta, metric, found.policy_version, clearly="clearly ")
     return GateDecision(False, f"{reason}: its lower end must exceed {min_delta:+.4f}", short)
 
 

@@ -1,4 +1,4 @@
-"""Read Dagster's record of the launches: which launches are running, the failures of each, and how many have ended."""
+"""Read Dagster's record of the launches: which launches are running, the failures of each, and its next attempt."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -22,6 +22,7 @@ _RUNNING = [
 #: A cancelled run uses up its run key, as a failed run does.
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _PARTITION_TAG = "dagster/partition"
+_RUN_KEY_TAG = "dagster/run_key"
 # Number of newest successes read per job. Only the last rounds may be repeated, because a round with a successor is
 # never trained again. If exploration leads training by N rounds, N more rounds are read; each may have been repeated.
 # All successes of evaluations are read, because any round may be evaluated again (mode bench).
@@ -55,7 +56,10 @@ def launches(instance: dg.DagsterInstance, offset_rounds: int = 0, names: Dagste
         key: [record for record in records if record.storage_id > newest_success.get(key, -1)]
         for key, records in failed.items()
     }
-    ended = Counter(_key(record.dagster_run, kinds) for records in (succeeded, *failed.values()) for record in records)
+    runs = [record.dagster_run for records in (succeeded, *failed.values()) for record in records]
+    ended = Counter(_key(run, kinds) for run in runs)
+    for run in runs:  # those of lower attempts may have been pruned
+        ended[_key(run, kinds)] = max(ended[_key(run, kinds)], _attempt(run) + 1)
     running = [run for run in instance.get_runs(dg.RunsFilter(statuses=_RUNNING)) if _is_launch(run, kinds)]
     return Launches(
         running=frozenset(_key(run, kinds) for run in running),
@@ -63,6 +67,12 @@ def launches(instance: dg.DagsterInstance, offset_rounds: int = 0, names: Dagste
         ended=dict(ended),
         interrupted=frozenset(_key(run, kinds) for run in running if is_orphaned(run)),
     )
+
+
+def _attempt(run: dg.DagsterRun) -> int:
+    """The number of the attempt in a run's key; -1 without such a key."""
+    attempt = run.tags.get(_RUN_KEY_TAG, "").rpartition(":")[2]
+    return int(attempt) if attempt.isdecimal() else -1
 
 
 def _successes(instance: dg.DagsterInstance, job: str, limit: int | None) -> list[dg.RunRecord]:

@@ -162,10 +162,11 @@ def prune_run_history(
     """
     jobs = kinds_by_job(names)
     runs = [(number, run) for run in _ended_runs(instance) if (number := _round_of(run, jobs)) is not None]
-    succeeded = {(run.job_name, number) for number, run in runs if run.status == dg.DagsterRunStatus.SUCCESS}
-    newest = max((number for _, number in succeeded), default=0)
-    pruned = Pruned()
+    newest = max((number for number, run in runs if run.status == dg.DagsterRunStatus.SUCCESS), default=0)
+    pruned, succeeded = Pruned(), set()
     for number, run in runs:
+        if run.status == dg.DagsterRunStatus.SUCCESS:
+            succeeded.add((run.job_name, number))
         if number > newest - keep_rounds:
             continue
         log = event_log_file(instance, run.run_id)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
+from rft_platform.common.errors import UserCodeError
 from rft_platform.common.threads import call_in_thread
 from rft_platform.rollout.class_style_model import (
     Experience,
@@ -165,7 +166,13 @@ class SimpleWorkflow(Workflow):
         self.reward_fn: Any = None if task.reward_fn is None else task.reward_fn(**task.reward_fn_args)
 
     def format_messages(self) -> list[dict[str, Any]]:
-        """The conversation that the answer continues."""
+        """The conversation that the answer continues. Raises UserCodeError for a task without a prompt."""
+        if self.task_desc is None:
+            key = self.task.format_args.prompt_key
+            raise UserCodeError(
+                f"{type(self).__name__}: the task has no prompt (the taskset's format.prompt_key is {key!r}, and the "
+                f"columns of its row are {', '.join(self.raw_task)}); name the column, or override format_messages()"
+            )
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return [*system, {"role": "user", "content": self.task_desc}]
 

@@ -1,12 +1,16 @@
 """The model and the experiences of class-style workflows, with the names that Trinity-RFT gives to their members."""
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from rft_platform.common.errors import UserCodeError
+from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.experience.record import ModelCall
+from rft_platform.openai_api.messages import normalised
 from rft_platform.rollout.recording.model_handle import ModelHandle
+
+LOGGER = logging.getLogger("rft_platform.rollout")
 
 #: Arguments of ``chat`` and ``generate`` that are no parameters of the OpenAI client: they go into the request's body.
 _IN_BODY = ("top_k", "min_tokens", "repetition_penalty", "chat_template_kwargs")
@@ -117,6 +121,9 @@ class ModelWrapper:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
+        self._policies: dict[str, ModelWrapper] = {}
+        self._clients: dict[type, tuple[Any, Any]] = {}  # of each kind: the handle's client, and the copy of it
+        self._used: set[tuple[int, int]] = set()  # order and choice of the calls of earlier conversations
 
     def __getattr__(self, name: str) -> Any:
         if name != "_handle" and hasattr(self._handle, name):
@@ -130,15 +137,18 @@ class ModelWrapper:
 
     def policy(self, name: str) -> "ModelWrapper":
         """Return the model of another trainable policy of the run."""
-        return ModelWrapper(self._handle.policy(name))
+        if name not in self._policies:
+            self._policies[name] = policy = ModelWrapper(self._handle.policy(name))
+            policy._used = self._used
+        return self._policies[name]
 
     def get_openai_client(self) -> Any:
         """Return the run's ``openai.OpenAI``; its ``model_path`` is the model's name in a request."""
-        return _with_path(self._handle.get_openai_client(), self.model_path)
+        return self._with_path(self._handle.get_openai_client())
 
     def get_openai_async_client(self) -> Any:
         """Return the run's ``openai.AsyncOpenAI``; its ``model_path`` is the model's name in a request."""
-        return _with_path(self._handle.get_openai_async_client(), self.model_path)
+        return self._with_path(self._handle.get_openai_async_client())
 
     def chat(self, messages: list[dict[str, Any]], **arguments: Any) -> list[Experience]:
         """Return ``n`` answers to a conversation. It blocks: use it in ``run``."""
@@ -153,12 +163,12 @@ class ModelWrapper:
     def generate(self, prompts: Sequence[str], **arguments: Any) -> list[Experience]:
         """Return ``n`` continuations of each text, to which no chat template is applied. It blocks."""
         request = self.get_openai_client().completions.create
-        return self._experiences(request(model=self.model_path, prompt=list(prompts), **_arguments(arguments)))
+        return self._experiences(request(model=self.model_path, prompt=_texts(prompts), **_arguments(arguments)))
 
     async def generate_async(self, prompts: Sequence[str], **arguments: Any) -> list[Experience]:
         """Return ``n`` continuations of each text, to which no chat template is applied."""
         request = self.get_openai_async_client().completions.create
-        return self._experiences(await request(model=self.model_path, prompt=list(prompts), **_arguments(arguments)))
+        return self._experiences(await request(model=self.model_path, prompt=_texts(prompts), **_arguments(arguments)))
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
         """Return the calls recorded since the last clearing extraction."""
@@ -172,14 +182,8 @@ class ModelWrapper:
         Only sampled tokens are trained: other assistant messages are context. ``tools`` and ``temperature`` have no
         effect, because they are recorded. Raises UserCodeError if no message was sampled.
         """
-        recorded = list(self._recorded())
-        found = []
-        for message in messages:
-            text = message.get("content")
-            call = next((call for call in recorded if call.response_text == (text or "")), None)
-            if message.get("role") == "assistant" and call is not None:
-                recorded.remove(call)
-                found.append(call)
+        found = matched_calls(messages, self._recorded(), self._used)
+        self._used |= {(call.order, call.choice) for call in found}
         if not found:
             raise UserCodeError(
                 "the conversation has no assistant message that this run's model sampled: append the answers of "
@@ -201,6 +205,15 @@ class ModelWrapper:
         )
 
     logprobs_async = logprobs
+
+    def _with_path(self, client: Any) -> Any:
+        """A copy of a client with ``model_path``: all policies of a run share the client and its connections."""
+        known = self._clients.get(type(client))
+        if known is None or known[0] is not client:
+            copied = client.with_options()
+            copied.model_path = self.model_path
+            self._clients[type(client)] = known = client, copied
+        return known[1]
 
     def _recorded(self) -> Iterable[ModelCall]:
         return self._handle.recorded_calls() if isinstance(self._handle, ModelHandle) else ()
@@ -231,15 +244,83 @@ def rollout_args_of(model: ModelHandle) -> RolloutArgs:
 
 
 def calls_of(returned: Any) -> Any:
-    """Replace the experiences that a class returned by their model calls; other values stay unchanged."""
+    """Replace the experiences that a class returned, or the only one, by their model calls; nothing else changes."""
+    if isinstance(returned, Experience):
+        return list(returned.calls)
     if isinstance(returned, list) and all(isinstance(item, Experience) for item in returned):
         return [call for experience in returned for call in experience.calls]
     return returned
 
 
-def _with_path(client: Any, model_path: str) -> Any:
-    client.model_path = model_path
-    return client
+def matched_calls(
+    messages: Sequence[Mapping[str, Any]], recorded: Iterable[ModelCall], used: Collection[tuple[int, int]]
+) -> list[ModelCall]:
+    """Return the calls that sampled the assistant messages of a conversation, each at most once.
+
+    A call fits a message with its text and tool calls that follows the messages of its request; of several such calls
+    one that is not ``used`` is taken. A message that no call fits gets one with the same text.
+    """
+    compared = [_compared(message) for message in messages]
+    rest, found, inexact = list(recorded), list[ModelCall](), 0
+    for place, message in enumerate(compared):
+        if message.role != "assistant":
+            continue
+        fits = [fit for call in rest if (fit := _fit(call, message, compared[:place], used)) is not None]
+        if not fits:
+            continue
+        best = max(fits, key=lambda fit: (fit.exact, fit.unused))
+        inexact += not best.exact
+        rest = [call for call in rest if call is not best.call]
+        found.append(best.call)
+    if inexact:
+        LOGGER.warning(
+            "%d assistant messages follow other messages than those of the recorded calls and were matched by their "
+            "text: append the answers of model.chat() to the messages, and do not change earlier messages",
+            inexact,
+        )
+    return found
+
+
+class _Compared(NamedTuple):
+    """What messages are compared by."""
+
+    role: Any
+    text: Any
+    called: list[tuple[Any, Any]]  # name and arguments of each tool call
+
+
+class _Fit(NamedTuple):
+    """A call that may have sampled a message."""
+
+    call: ModelCall
+    exact: bool
+    unused: bool
+
+
+def _fit(
+    call: ModelCall, message: _Compared, before: list[_Compared], used: Collection[tuple[int, int]]
+) -> _Fit | None:
+    answer = _compared({**call.response, "role": "assistant"})
+    if answer.text != message.text or (message.called and answer.called != message.called):
+        return None
+    exact = answer.called == message.called and [_compared(each) for each in call.messages] == before
+    return _Fit(call, exact, (call.order, call.choice) not in used)
+
+
+def _compared(message: Mapping[str, Any]) -> _Compared:
+    try:
+        plain = normalised(dict(message))
+    except UserError:  # images, for example
+        plain = dict(message)
+    functions = [call.get("function") or {} for call in plain.get("tool_calls") or [] if isinstance(call, dict)]
+    called = [(function.get("name"), function.get("arguments")) for function in functions]
+    return _Compared(plain.get("role"), plain.get("content"), called)
+
+
+def _texts(prompts: Sequence[str]) -> list[str]:
+    if isinstance(prompts, str):
+        raise UserCodeError("model.generate was given text, expected a list of prompts: model.generate([prompt])")
+    return list(prompts)
 
 
 def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:

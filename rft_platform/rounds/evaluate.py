@@ -19,7 +19,7 @@ from rft_platform.rounds.project.policy import deploy, ended_with
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, read, required, write
 from rft_platform.rounds.project.repair import repair_on_failure
-from rft_platform.rounds.releases.promotion import compared, decide
+from rft_platform.rounds.releases.promotion import compared, decide, promoted_later
 from rft_platform.rounds.reporting.round_history import curve_points, evaluation_of
 from rft_platform.rounds.reporting.run_log import finish_runs, record_evaluation, scores_of
 from rft_platform.rounds.setup.side_engines import serving_auxiliaries, serving_policies
@@ -130,7 +130,8 @@ def evaluate_round(
 ) -> RoundEvaluation:
     """Serve the round's policy. If an evaluation is due or forced, run it and promote the policy if it passes the gate.
 
-    With ``promote=False`` the champion does not change, and the decision of an earlier evaluation stays.
+    With ``promote=False``, and if a newer version was promoted, the champion does not change, and the decision of an
+    earlier evaluation stays.
     """
     started = perf_counter()
     policy = required(project.store, round_number)
@@ -183,9 +184,12 @@ def _evaluate(
     first = results[0]
     champion, decision, regression = decide(project, registry, policy, results)
     earlier = read(store, policy.round).evaluated or RoundEvaluation()
+    newer = promoted_later(project, registry, policy) if promote else None
+    promote = promote and newer is None
     promoted = decision.passed and policy.model_version is not None if promote else earlier.promoted
     if not promote:
-        decision = replace(decision, reason=f"{decision.reason}; nothing is promoted by this evaluation")
+        why = "" if newer is None else f", because {newer} is newer"
+        decision = replace(decision, reason=f"{decision.reason}; nothing is promoted by this evaluation{why}")
     start = evaluation_of(store, 0)
     differences = compared(project, policy, first, champion)
     best = policy.round if promoted else None if champion is None else champion.round

@@ -315,7 +315,6 @@ def _decision(project: Project, results: Sequence[EvaluationResult]) -> GateDeci
         min_value=settings.gate.min_value,
         confident=settings.gate.needs_interval,
         to_beat="starting prompt",
-        seed=settings.bootstrap_seed,
     )
 
 

@@ -193,7 +193,9 @@ def train_request(
         parent_version=parent.policy_version,
         output=str(project.checkpoints_of(policy)),
         algorithm=algorithm,
-        optimizer=optimizer_spec(config.algorithm.optimizer, project.length.steps),
+        optimizer=optimizer_spec(
+            config.algorithm.optimizer, project.length.steps, start=project.settings.critic_only_steps
+        ),
         rollouts=tuple(str(file) for number in rounds for file in store.rollout_files(number)),
         judged=tuple(map(str, judged.values())),
         selection=str(selection_file(store, round_number, policy)),
@@ -208,6 +210,7 @@ def train_request(
         teacher=teacher_folder(project),
         demonstrations=demonstrations,
         expert_batch_size=config.algorithm.experts.batch_size if config.algorithm.experts else None,
+        expert_seed=None if _trains_on_corrections(project) else config.seed,
         save_interval=config.trainer.save_interval,
         save_state=save_state,
         save_hf_checkpoint=config.trainer.save_hf_checkpoint,
@@ -227,9 +230,9 @@ def _when_to_save(project: Project, round_number: int, selection: RowSelection) 
 def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) -> str | None:
     """The file of demonstrations mixed into the rollouts; None if the algorithm uses none, or there are none.
 
-    All rounds share the file of a dataset, which the start of the project writes; the round's data position determines
-    which part a round uses. In an online project without a dataset each round has a separate file with the corrections
-    of users up to this round.
+    All rounds share the file of a dataset, which the start of the project writes, and one shuffled order of it
+    (``expert_seed``): a round continues after the demonstrations that its parent has seen. In an online project without
+    a dataset each round has a separate file with the corrections of users up to this round, in a new random order.
     """
     experts = project.config.algorithm.experts
     if algorithm.expert_weight is None or experts is None:

@@ -170,11 +170,11 @@ class Imports:
                 report, gone = self.report(name), 0
                 for kind in KINDS:
                     rows = read_jsonl(self.file(kind, name))
-                    hers = [any(map(is_erased, row[ORIGIN])) for row in rows]
-                    if any(hers):
-                        write_rows(self.file(kind, name), list(compress(rows, map(not_, hers))))
-                    gone += sum(hers)
-                    erased += compress(rows, hers)
+                    erased_here = [any(map(is_erased, row[ORIGIN])) for row in rows]
+                    if any(erased_here):
+                        write_rows(self.file(kind, name), list(compress(rows, map(not_, erased_here))))
+                    gone += sum(erased_here)
+                    erased += compress(rows, erased_here)
                 if gone:
                     write_sealed_json(self._note(name), asdict(self._counted(report)))
         return erased

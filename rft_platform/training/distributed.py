@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -97,15 +98,15 @@ class Ranks:
         """Maximum of a number over the ranks."""
         return float(self.reduce(torch.tensor([value], dtype=torch.float64), "max"))
 
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's JSON value on every rank; the values of other ranks are ignored."""
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """Return the JSON value of rank ``source`` on every rank; the values of other ranks are ignored."""
         if self.world_size == 1:
             return value
-        data = json.dumps(value).encode() if self.is_first else b""
+        data = json.dumps(value).encode() if self.rank == source else b""
         length = torch.tensor([len(data)])
-        dist.broadcast(length, 0, group=self.control)
+        dist.broadcast(length, source, group=self.control)
         body = torch.frombuffer(bytearray(data or int(length)), dtype=torch.uint8)
-        dist.broadcast(body, 0, group=self.control)
+        dist.broadcast(body, source, group=self.control)
         return json.loads(body.numpy().tobytes())
 
     def from_first(self, work: Callable[[], Any]) -> Any:
@@ -122,6 +123,37 @@ class Ranks:
         if "value" not in answer:
             raise_error(answer)
         return answer["value"]
+
+    @contextmanager
+    def failing_together(self) -> Iterator[Reduce]:
+        """Work that can raise an RftError on some ranks only: the other ranks then raise the error of the first.
+
+        All ranks must enter it, and use the all-reduce that it yields and no other collective operation. Before each
+        all-reduce, and at the end, the ranks tell each other whether they failed, so no rank waits for a failed one.
+        """
+        agreed = False
+
+        def agree(error: RftError | None = None) -> None:
+            nonlocal agreed
+            first = self.world_size - int(self.largest(0 if error is None else self.world_size - self.rank))
+            if first == self.world_size:
+                return
+            agreed = True
+            answer = self.broadcast(None if error is None else error_message(error), first)
+            if error is None:
+                raise_error(answer)
+
+        def reduce(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+            agree()
+            return self.reduce(values, op)
+
+        try:
+            yield reduce
+        except RftError as error:
+            if not agreed:
+                agree(error)
+            raise
+        agree()
 
     def leave(self) -> None:
         """Destroy the process group."""

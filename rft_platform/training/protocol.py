@@ -72,6 +72,9 @@ class TrainRequest:
     preferences: str | None = None
     train_batch_size: int = 512  # experiences (or demonstrations, or pairs) per optimiser step
     expert_batch_size: int | None = None  # demonstrations per step; None: expert_weight * train_batch_size
+    #: Seed of the order of the demonstrations beside rollouts: with the parent's, this training continues the parent's
+    #: order. None: ``seed``.
+    expert_seed: int | None = None
     max_steps: int | None = None  # rollouts: upper limit; demonstrations: exact number, ``epochs`` is ignored
     epochs: int = 1  # passes over the rows
     data_position: int | None = None  # demonstrations or pairs already used; None: continue after the parent's

@@ -1,7 +1,6 @@
 """``select_model()`` finds the model that solves a dataset's tasks best with a given workflow and judge."""
 
 import asyncio
-import inspect
 import logging
 import math
 import time
@@ -14,6 +13,7 @@ from typing import Any
 from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.judging.types import check_judge_function
 from rft_platform.rollout.workflow import check_workflow_function
+from rft_platform.tuner.calls import call_function
 from rft_platform.tuner.sections import DatasetConfig
 from rft_platform.tuner.types import JudgeType, WorkflowType
 
@@ -30,6 +30,7 @@ async def select_model(
 ) -> tuple[Any, dict[str, float]]:
     """Return the candidate with the highest mean reward, and the means of its judge's metrics, as ``<name>_avg``.
 
+    The functions are those of ``tune()``; ``auxiliary_models`` is empty. At most ``max_threads`` tasks run at once.
     Nothing is trained, and every candidate must be a model object whose service is already running. The judge gets a
     ``response`` with the workflow's ``response`` and ``metrics``, to which ``execution_time`` in seconds is added. At
     most ``total_steps`` tasks are used. A task that fails with a candidate, or whose reward is not finite, does not
@@ -69,20 +70,15 @@ async def _judged(
     async with slots:
         started = time.perf_counter()
         try:
-            output = await _called(workflow, task=dict(task), model=model)
+            output = await call_function(workflow, task=dict(task), model=model)
             metrics = {**(output.metrics or {}), "execution_time": time.perf_counter() - started}
-            judged = await _called(judge, task=task, response={"response": output.response, "metrics": metrics})
+            judged = await call_function(judge, task=task, response={"response": output.response, "metrics": metrics})
             if not math.isfinite(float(judged.reward)):
                 raise ValueError(f"the judge's reward is {judged.reward}; expected a finite number")
             return judged
         except Exception as error:  # user code may raise anything
             _log.warning("%s: a task is left out: %s: %s", _name(model), type(error).__name__, error)
             return None
-
-
-async def _called(function: Any, **arguments: Any) -> Any:
-    returned = function(**arguments)
-    return await returned if inspect.isawaitable(returned) else returned
 
 
 def _means(model: Any, outputs: Sequence[Any]) -> tuple[float, dict[str, float]]:

@@ -1,13 +1,11 @@
 """``tune_prompt()`` searches for the system prompt with which a workflow solves a dataset's tasks best."""
 
 import asyncio
-import inspect
 import json
 import logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from statistics import fmean
@@ -17,9 +15,11 @@ from pydantic import Field
 
 from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.common.fault_classification import described
+from rft_platform.common.threads import DaemonThreads
 from rft_platform.common.user_code import check_parameters
 from rft_platform.evaluation.prompt_search import FailureReward, PromptRun, search_prompts
 from rft_platform.judging.types import check_judge_function
+from rft_platform.tuner.calls import call_function
 from rft_platform.tuner.sections import DatasetConfig, TunerSection
 from rft_platform.tuner.tuning import outside_event_loop
 from rft_platform.tuner.types import JudgeType, WorkflowType
@@ -71,9 +71,9 @@ def tune_prompt(
     """Return a better system prompt and, with ``eval_dataset``, its gain there as ``valset_improvement`` in percent.
 
     ``workflow`` has the parameters ``task`` and ``system_prompt`` and calls models by itself; its own reward is not
-    used. ``judge_func`` has ``task`` and ``response``. A task whose workflow or judge fails counts 0,
-    or as much as the worst reward so far if that is negative. The gain is left out if the starting prompt has a mean
-    reward of 0.
+    used. ``judge_func`` has ``task``, ``response`` [, ``auxiliary_models``, which is empty] [, ``logger``]. A task
+    whose workflow or judge fails counts 0, or as much as the worst reward so far if that is negative. The gain is left
+    out if the starting prompt has a mean reward of 0.
 
     Raises:
         ValueError: a function's parameters are not those of a workflow or a judge.
@@ -89,10 +89,9 @@ def tune_prompt(
     held_out = [] if eval_dataset is None else _tasks(eval_dataset, None)
 
     def tuned() -> tuple[str, dict[str, float]]:
-        # Functions that are not async run in the loop's threads, which are fewer than eval_num_threads by default.
-        threads = ThreadPoolExecutor(settings.eval_num_threads)
         with asyncio.Runner() as runner:
-            runner.get_loop().set_default_executor(threads)  # the runner ends the threads
+            # For functions that call asyncio.to_thread: the loop's own threads may be fewer than eval_num_threads.
+            runner.get_loop().set_default_executor(DaemonThreads("prompt-tuning"))
             judged = _Judged(workflow, judge_func, settings, runner)
             runs = prompts * (len(tasks) + 2 * _MINIBATCH)
             found = search_prompts(judged.runs, tasks, init_system_prompt, reflect, runs=runs, minibatch=_MINIBATCH)
@@ -145,22 +144,14 @@ class _Judged:
     async def _one(self, prompt: str, task: dict[str, Any], slots: asyncio.Semaphore) -> PromptRun:
         async with slots:
             try:
-                output = await _called(self._workflow, task=dict(task), system_prompt=prompt)
-                judged = await _called(self._judge, task=task, response=output.response)
+                output = await call_function(self._workflow, task=dict(task), system_prompt=prompt)
+                judged = await call_function(self._judge, task=task, response=output.response)
                 reward = float(judged.reward)
                 if not math.isfinite(reward):
                     raise ValueError(f"the reward is {reward}; expected a finite number")
                 return PromptRun(reward, {"task": _shown(task), "response": _shown(output.response)})
             except Exception as error:  # user code may raise anything
                 return PromptRun(0.0, {"task": _shown(task), "error": described(error)})
-
-
-async def _called(function: Any, **arguments: Any) -> Any:
-    if inspect.iscoroutinefunction(function):
-        return await function(**arguments)
-    returned = await asyncio.to_thread(function, **arguments)
-    # Of an async function behind an ordinary decorator, or of an object with an async __call__.
-    return await returned if inspect.isawaitable(returned) else returned
 
 
 def _shown(value: Any) -> str:

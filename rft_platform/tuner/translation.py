@@ -152,6 +152,7 @@ _RUNS_AT_ONCE = 32  # concurrent runs per engine: many, because a run mostly wai
 _PACK_TOKENS = 16384
 _TASKSET_KEY = "buffer.explorer_input.taskset"
 _EVAL_KEY = "buffer.explorer_input.eval_tasksets"
+_JUDGED_BY = ("judge", "judge_args", "reward_fn_args", "format")
 _END_OF_THOUGHT = "</think>"
 
 
@@ -171,6 +172,11 @@ class TuneArguments:
 
     def check_types(self) -> None:
         """Raise UserError for an argument that is not an object of its documented class."""
+        if not isinstance(self.auxiliary_models, Mapping | None):
+            raise UserError(
+                f"tune: auxiliary_models is {self.auxiliary_models!r}; expected a name for each model: "
+                "{'judge': TunerModelConfig(model_path=...)}"
+            )
         auxiliary = {f"auxiliary_models[{name!r}]": model for name, model in (self.auxiliary_models or {}).items()}
         check_argument_types(
             train_dataset=(self.train_dataset, DatasetConfig),
@@ -274,7 +280,7 @@ def _fixed(wanted: Layer, arguments: TuneArguments, functions: TunedFunctions, p
     evaluated = value_at(wanted, _EVAL_KEY) or []
     if arguments.eval_dataset is not None:
         fields = _fields(arguments.eval_dataset, _TASKSET, True) | _fields(arguments.eval_dataset, _TASKSET, False)
-        evaluated = [{"format": _no_columns(), **fields}]
+        evaluated = [merged({"format": _no_columns()}, _file_judge(wanted, functions), fields)]
     values = {
         "project": paths.project,
         "name": paths.experiment,
@@ -310,6 +316,12 @@ def _evaluation_every(wanted: Layer, arguments: TuneArguments) -> int:
 def _judges(wanted: Layer, functions: TunedFunctions) -> bool:
     """Whether to set the judge from the call. If the caller gives no judge, a judge in the file is kept."""
     return functions.judge is not None or value_at(wanted, f"{_TASKSET_KEY}.judge") is None
+
+
+def _file_judge(wanted: Layer, functions: TunedFunctions) -> Layer:
+    """The keys of the training taskset by which ``eval_dataset`` is judged, if the caller gives no judge."""
+    names = () if functions.judge is not None else _JUDGED_BY
+    return {name: value for name in names if (value := value_at(wanted, f"{_TASKSET_KEY}.{name}")) is not None}
 
 
 def _step(wanted: Layer) -> dict[str, Any]:

@@ -30,6 +30,30 @@ def test_step_wise_broadcasts_the_outcome_of_each_run() -> None:
     np.testing.assert_allclose(two_runs(), [HALF] * 3 + [-HALF] * 2, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["grpo", "step_wise_grpo", "gigpo"])
+def test_without_eps_equal_rewards_give_exactly_zero(name: str) -> None:
+    """One group has equal rewards; the other the literal formula, with a standard deviation of sqrt(1/2)."""
+    rows = [("a", f"r{number}", 0, reward, "x") for number, reward in enumerate([0.1, 0.1])]
+    rows += [("b", f"s{number}", 0, reward, "y") for number, reward in enumerate([0.0, 1.0])]
+    states = {"env_state_hash": [row[4] for row in rows]}
+    groups, runs, steps, rewards, _ = zip(*rows, strict=True)
+
+    def compute_with(**args: Any) -> list[float]:
+        options = {"normalize_std": True, "omega": 0.0} if name == "gigpo" else {}
+        columns = states if name == "gigpo" else None
+        return compute_advantages(name, rewards, groups, runs, steps, columns=columns, **options, **args).tolist()
+
+    assert compute_with(eps=0) == pytest.approx([0, 0, -(0.5**0.5), 0.5**0.5])
+    assert compute_with(eps=0)[:2] == [0, 0]
+    with pytest.raises(UserError, match=r"argument 'eps' of advantage function .* is -0\.5: input should be greater"):
+        compute_with(eps=-0.5)
+
+
+def test_equal_rewards_of_a_whole_round_give_zero_without_eps() -> None:
+    got = compute_advantages("grpo", [1, 1, 1], ["a", "a", "b"], ["1", "2", "3"], [0, 0, 0], std_level="batch", eps=0)
+    assert got.tolist() == [0, 0, 0]
+
+
 def test_step_norm_divides_by_the_number_of_steps() -> None:
     np.testing.assert_allclose(two_runs(step_norm=True), [HALF / 3] * 3 + [-HALF / 2] * 2, rtol=1e-12)
 

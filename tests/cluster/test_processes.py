@@ -144,6 +144,35 @@ def test_descendants_in_another_session_are_listed_after_the_process(tmp_path: P
     assert (tmp_path / "said").read_text() == "bye"
 
 
+#: A script that starts a service in its own group, as a shell without job control does; ends when its input ends.
+SCRIPT = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]])
+sys.stdin.read()
+"""
+
+
+def test_the_script_that_a_service_was_started_in_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    command = [sys.executable, "-c", SCRIPT, READY.format(before="os.fork()"), str(path)]
+    environment = os.environ | lease_environment(path)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True) as script:
+        (service,) = _wait_for_children(psutil.Process(script.pid))
+        lease = wait_for_lease(path, service, 30, tmp_path / "child.log")
+        family = [service, *_wait_for_children(service)]
+        assert os.getpgid(lease.pid) == script.pid
+        stop_process(service, 5)
+        assert wait_until_ended(family, 0) == []
+        assert script.communicate() == (None, None) and script.returncode == 0, "it was not signalled"
+
+
+def _wait_for_children(process: psutil.Process) -> list[psutil.Process]:
+    deadline = time.monotonic() + 30
+    while not (found := process.children()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
 @pytest.mark.slow
 def test_ending_one_stubborn_process_does_not_wait_for_one_in_another_session(tmp_path: Path) -> None:
     both = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.fork() == 0: os.setsid()"

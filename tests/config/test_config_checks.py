@@ -41,6 +41,16 @@ def test_a_sound_configuration_passes(make_config: MakeConfig) -> None:
     assert problems(make_config()) == []
 
 
+def test_a_gpu_needs_a_compiler_unless_nothing_is_compiled(make_config: MakeConfig) -> None:
+    def found(gpus: int, compiler: bool, **changes: Any) -> list[str]:
+        here = Machine(2, gpus, compiler=compiler)
+        return [each.text for each in settings_findings(resolve(make_config(**changes)), here) if "gcc" in each.text]
+
+    assert len(found(1, compiler=False)) == len(found(1, compiler=False, trainer__torch_compile=False)) == 1
+    eager = {"trainer__torch_compile": False, "engine__kind": "transformers"}
+    assert found(1, compiler=True) == found(0, compiler=False) == found(1, compiler=False, **eager) == []
+
+
 def test_openlineage_needs_its_client(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     for installed in (None, ModuleSpec("openlineage", None)):
         monkeypatch.setattr("rft_platform.config.checks.machine.find_spec", lambda name, found=installed: found)
@@ -208,6 +218,32 @@ def test_the_schedule_of_an_offline_training_has_an_end_after_its_warm_up(
     assert found(lr_warmup_steps=20) == found(lr_warmup_steps=20, total_steps=21) == []
     (line,) = found(lr_warmup_steps=20, total_steps=10)
     assert "lr_warmup_steps 20 does not end before algorithm.optimizer.total_steps 10" in line
+
+
+def test_a_decay_over_an_unknown_number_of_steps_is_reported(make_config: MakeConfig) -> None:
+    """The rows of runs with several model calls give more optimiser steps than the platform can count in advance."""
+
+    def found(**keys: Any) -> list[str]:
+        key = "algorithm.optimizer.lr_scheduler_type cosine reaches 0"
+        keys = {"algorithm__optimizer__lr_scheduler_type": "cosine", f"{TASKSET}__workflow": "calculator"} | keys
+        return [line for line in warnings_of(make_config(**keys)) if line.startswith(key)]
+
+    (line,) = found()
+    assert line.endswith("set algorithm.optimizer.total_steps to the number of steps that you expect")
+    assert found(algorithm__optimizer__total_steps=100) == []
+    assert found(buffer__train_batch_size="round") == found(**{f"{TASKSET}__workflow": "single_turn"}) == []
+
+
+def test_an_end_of_a_constant_rate_has_no_effect(make_config: MakeConfig) -> None:
+    def found(**keys: Any) -> list[str]:
+        lines = warnings_of(make_config(**keys))
+        return [line.partition(" has no effect while lr_scheduler_type is constant")[0] for line in lines]
+
+    optimizer, critic = "algorithm.optimizer.total_steps", "algorithm.critic.total_steps"
+    assert optimizer in found(algorithm__optimizer__total_steps=100)
+    assert critic in found(algorithm__algorithm_type="ppo", algorithm__critic__total_steps=100)
+    decays = found(algorithm__optimizer={"total_steps": 100, "lr_scheduler_type": "linear"})
+    assert not {optimizer, critic} & set(decays)
 
 
 def test_replay_fills_a_step_that_a_round_leaves_short(make_config: MakeConfig) -> None:

@@ -5,6 +5,8 @@ The tests of the launchers need dagster-k8s and dagster-ray, which the platform 
 
 import json
 import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -57,6 +59,26 @@ def test_the_overlay_patches_and_generates_what_exists() -> None:
             assert (FOLDER / file.rpartition("=")[2]).is_file(), file
     for resource in KUSTOMIZATION["resources"]:
         assert (FOLDER / resource).exists(), resource
+
+
+def test_every_pod_of_the_platform_has_the_image_that_is_pushed(tmp_path: Path) -> None:
+    base = documents(DEPLOY / "kubernetes" / "kustomization.yaml")[0]
+    names = {
+        each["name"]: each["newName"] for each in base["images"]
+    }  # the overlay sees what the base has made of them
+    taken = {each["name"]: f"{each['newName']}:{each['newTag']}" for each in KUSTOMIZATION["images"]}
+    used = {each["image"] for manifest in OBJECTS.values() for each in containers(manifest)}
+    images = {taken.get(names.get(image, image)) for image in used if image.startswith("rft-platform")}
+    assert images == {"registry.example/rft-platform-cluster:0.1.0"}
+
+    if shutil.which("kubectl") is None:
+        return
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    folder = tmp_path / "deploy" / "kubernetes"
+    shutil.copy(folder / "secrets.example.yaml", folder / "secrets.yaml")
+    command = ["kubectl", "kustomize", tmp_path / "deploy" / "kubernetes-cluster"]
+    built = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert set(re.findall(r"^ +image: .*rft-platform.*$", built, re.MULTILINE)) == {f"        image: {images.pop()}"}
 
 
 def test_volumes_accounts_and_services_that_are_named_exist() -> None:

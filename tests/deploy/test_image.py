@@ -1,5 +1,6 @@
 """The image: pinned, unprivileged, made from the code alone; built where a container engine answers."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -31,6 +32,20 @@ def test_each_install_of_the_image_reads_one_index() -> None:
     assert "--extra-index-url" not in dockerfile
     for install in re.findall(r"pip install (.*)", dockerfile):
         assert "--require-hashes" in install or "torch.txt" in install or install.startswith("--no-deps"), install
+
+
+def test_images_with_cuda_have_a_compiler() -> None:
+    """Triton builds its stub of the driver at run time, and the slim image of Python has no compiler."""
+    install = "apt-get install --yes --no-install-recommends gcc g++ libc6-dev"
+    assert install in (DEPLOY / "kubernetes-cluster" / "Dockerfile").read_text()
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    branch = dockerfile[dockerfile.rindex("FROM ") :].partition("case ")[2].partition("esac")[0]
+    for index, compiler in (("https://download.pytorch.org/whl/cpu", False), ("https://x/whl/cu130", True)):
+        script = "apt-get() { echo apt-get $*; }; rm() { :; }; case " + branch.replace("\\\n", "") + "esac"
+        done = subprocess.run(
+            ["bash", "-c", script], env=os.environ | {"TORCH_INDEX_URL": index}, capture_output=True, text=True
+        )
+        assert (install in done.stdout) is compiler, (done.stdout, done.stderr)
 
 
 def test_the_image_has_the_driver_for_postgres() -> None:

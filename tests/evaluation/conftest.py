@@ -32,7 +32,7 @@ def _result(
         "seconds": 1.5,
         "metrics": {"eval/sums/reward/mean@4": sampled, "eval/sums/reward/best@2": sampled + 0.01},
         "transcripts": [Transcript("0123456789abcdef", "sampled", 1.0, CONVERSATION, "19")],
-        "scores": {"sampled": {task: [sampled] for task in tasks}},
+        "scores": {"sampled": {task: [float(run < round(100 * sampled)) for run in range(100)] for task in tasks}},
     }
     return EvaluationResult(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -43,6 +43,32 @@ def test_the_interval_has_its_nominal_coverage() -> None:
     assert 0.91 <= covered / 300 <= 0.99
 
 
+@pytest.mark.parametrize("tasks", [1, 2, 3, 4, 5, 6, 8, 12, 20, 50])
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        lambda generator, size: generator.normal(size=size),
+        lambda generator, size: generator.exponential(size=size),  # skewed
+        lambda generator, size: generator.beta(0.2, 0.5, size=size),  # bounded, most of them near a bound
+        lambda generator, size: (generator.random(size) < 0.5).astype(float),
+    ],
+    ids=["normal", "skewed", "bounded", "0 or 1"],
+)
+def test_policies_with_equal_rewards_seldom_differ_clearly(rewards: Callable[..., np.ndarray], tasks: int) -> None:
+    generator, trials = np.random.default_rng(0), 1000
+    found = [paired_interval(*rewards(generator, (2, tasks)).tolist()) for _ in range(trials)]
+    better = sum(low > 0 for _, low, _ in found) / trials
+    assert better <= 0.045, "nominal: 0.025, with a standard error of 0.005"
+    assert better == 0 or tasks > 3
+
+
+def test_few_equal_gains_prove_nothing_and_many_do() -> None:
+    for tasks, clear in ((1, False), (2, False), (3, False), (4, True), (40, True)):
+        difference, low, high = paired_interval([0.51] * tasks, [0.5] * tasks)
+        assert difference == pytest.approx(0.01) and low < 0.01 < high and (low > 0) is clear
+    assert paired_interval([0.5], [0.5]) == (0.0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize(("p", "q", "tasks", "runs"), [(0.6, 0.5, 80, 1), (0.05, 0.02, 40, 1), (0.9, 0.7, 30, 4)])
 def test_the_interval_of_two_pass_rates_covers_the_truth(p: float, q: float, tasks: int, runs: int) -> None:
     generator, covered = np.random.default_rng(7), 0

@@ -82,6 +82,29 @@ def test_a_policy_whose_runs_fail_is_not_promoted_for_the_others(make_result: Ma
     assert gate(with_failures(make_result, 16, passed=65, failed=34), flaky, **settings).passed, "as of the champion"
 
 
+@pytest.mark.parametrize("to_beat", ["champion", "start"])
+@pytest.mark.parametrize("metric", ["sampled_pass", "mean_reward"])
+def test_a_task_whose_run_failed_counts_for_neither_policy(make_result: Make, metric: str, to_beat: str) -> None:
+    """The answers are the same, but for a wrong one whose run now failed, and a right one that is wrong now."""
+    before = with_failures(make_result, 8, passed=50, failed=0)
+    runs = {task: [float(0 < number < 50)] for number, task in enumerate(TASKS[:99])}
+    rate = 49 / 99
+    after = make_result(rate, 16, tasks=TASKS, scores={"sampled": runs}, failed_runs=1, mean_reward=rate)
+    for confident in (True, False):
+        found = gate(after, before, metric=metric, confident=confident, to_beat=to_beat, min_delta=-0.009)
+        assert not found.passed and found.summary.startswith("-1.0 " if metric == "sampled_pass" else "-0.0101")
+        assert found.reason.startswith(
+            f"{metric} 0.4949 against the {to_beat}'s 0.5051 on the 99 tasks that both have (policy version 8)"
+        )
+    same = with_failures(make_result, 16, passed=50, failed=1)
+    assert not gate(same, before, metric=metric, confident=False).passed, (
+        "a share of 50 of 99 is no gain over 50 of 100"
+    )
+    apart = make_result(1.0, 16, tasks=TASKS[:2], scores={"sampled": {"t0": [1.0]}}, failed_runs=1)
+    other = make_result(0.0, 8, tasks=TASKS[:2], scores={"sampled": {"t1": [0.0]}}, failed_runs=1)
+    assert gate(apart, other, metric=metric, confident=False).reason.startswith("no task has a score by")
+
+
 def test_the_regression_set_refuses_a_policy_whose_runs_fail(make_result: Make) -> None:
     start = with_failures(make_result, 0, passed=70, failed=0)
     found = kept(with_failures(make_result, 16, passed=50, failed=50), start, Regression(taskset="general"))

@@ -9,6 +9,7 @@ from rft_platform.assets.run_failure import CAUSE_TAG, RETRYABLE_TAG
 from rft_platform.definitions import defs
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.launches import launches
+from rft_platform.jobs.maintenance import prune_run_history
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
@@ -67,6 +68,18 @@ def test_a_phase_whose_result_was_withdrawn_is_launched_under_a_new_key(instance
     add_run(instance, "explore_job", SUCCESS)  # and then its judgement was set aside
     plan = plan_next(observe(project, launches(instance)))
     assert [action.run_key for action in plan.actions] == ["explore:r0001:1"]
+
+
+def test_pruned_runs_have_used_up_their_run_keys(instance):
+    """A failure that a success followed is deleted; a later one counts, and stays."""
+    for attempt, status in enumerate((FAILED, SUCCESS, FAILED)):
+        add_run(instance, "evaluate_job", status, **{"dagster/run_key": f"evaluate:r0001:{attempt}"})
+    add_run(instance, "evaluate_job", SUCCESS, 9)
+    before = launches(instance)
+    assert prune_run_history(instance, keep_rounds=1, dry_run=False).runs == 1
+    after = launches(instance)
+    assert (after.ended, after.failures) == (before.ended, before.failures)
+    assert after.ended[("evaluate", 1)] == 3 and after.failures[("evaluate", 1)].count == 1
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.class_style import (
     WORKFLOWS,
     AsyncSimpleWorkflow,
+    ClassWorkflow,
     Experience,
     FormatArgs,
     MathWorkflow,
@@ -22,6 +23,7 @@ from rft_platform.rollout.class_style import (
     Task,
     Workflow,
 )
+from rft_platform.rollout.class_style_model import matched_calls
 from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, resolve_workflow
@@ -204,6 +206,39 @@ class Game(MultiTurnWorkflow):
         ]
 
 
+class Conversations(MultiTurnWorkflow):
+    """Conversations with equal answers, each an experience; the first conversation is thrown away."""
+
+    async def run_async(self) -> list[Experience]:
+        await self.model.chat_async([{"role": "user", "content": "a draft"}])
+        experiences = []
+        for game in ("one", "two"):
+            messages = [{"role": "user", "content": game}]
+            (answer,) = await self.model.chat_async(messages)
+            messages.append({"role": "assistant", "content": answer.response_text})
+            experiences.append(self.process_messages_to_experience(messages, 1.0))
+        return experiences
+
+
+class Samples(MultiTurnWorkflow):
+    """Two equal answers to the same messages, the text of each in its own experience."""
+
+    async def run_async(self) -> list[Experience]:
+        messages = [{"role": "user", "content": "?"}]
+        texts = [(await self.model.chat_async(messages))[0].response_text for _ in range(2)]
+        conversations = [[*messages, {"role": "assistant", "content": text}] for text in texts]
+        return [self.process_messages_to_experience(conversation, 1.0) for conversation in conversations]
+
+
+class Compressed(MultiTurnWorkflow):
+    """Changes the messages that it answered."""
+
+    async def run_async(self) -> list[Experience]:
+        (answer,) = await self.model.chat_async([{"role": "user", "content": "a long text"}])
+        messages = [{"role": "user", "content": "short"}, {"role": "assistant", "content": answer.response_text}]
+        return [self.process_messages_to_experience(messages, 1.0)]
+
+
 class Assisted(Workflow):
     """Asks an auxiliary model, by its client and by its wrapper."""
 
@@ -266,6 +301,10 @@ class Wrong(Workflow):
                 self.model.get_message_token_len([])
             case "made":
                 return [Experience(tokens=experience.tokens, reward=1.0)]
+            case "text":
+                self.model.generate("Hello")
+            case "reward":
+                experience.reward = "1.0"  # type: ignore[assignment]
             case "unsampled":
                 self.model.convert_messages_to_experience([{"role": "assistant", "content": "never said"}])
         return [experience]
@@ -363,6 +402,39 @@ def test_a_conversation_is_one_experience_of_the_calls_that_sampled_it(engine: F
     assert {row.temperature for row in rows} == {0.5}
 
 
+def test_equal_answers_belong_to_their_own_conversations(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    engine.text = "left"
+    rows = explore(engine, resolve_workflow(f"{HERE}:Conversations"), repeat_times=1).rows
+    assert [row.messages[0]["content"] for row in rows] == ["one", "two"] * 2
+    rows = explore(engine, resolve_workflow(f"{HERE}:Samples"), repeat_times=1).rows
+    assert len(rows) == 4, "an answer that is in no experience yet comes first"
+    assert "matched by their text" not in caplog.text
+
+
+def test_an_answer_to_changed_messages_is_matched_by_its_text(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = explore(engine, resolve_workflow(f"{HERE}:Compressed"), repeat_times=1).rows
+    assert [row.messages[0]["content"] for row in rows] == ["a long text"] * 2
+    assert "1 assistant messages follow other messages" in caplog.text
+
+
+def test_tool_calls_are_matched_by_name_and_arguments() -> None:
+    def answer(name: str, arguments: str) -> dict[str, Any]:
+        called = {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+        return {"role": "assistant", "content": None, "tool_calls": [called]}
+
+    asked = [{"role": "user", "content": "?"}]
+    answers = [answer("look", "{}"), answer("go", '{"to": "a"}'), answer("go", '{"to": "b"}')]
+    calls = [
+        ModelCall(str(n), [1], [2], [-1.0], "stop", 1.0, 1.0, -1, asked, [], each, order=n)
+        for n, each in enumerate(answers)
+    ]
+    said = answer("go", '{"to":"b"}') | {"content": ""}
+    assert [call.order for call in matched_calls([*asked, said], calls, ())] == [2]
+    assert matched_calls([*asked, answer("go", "{}")], calls, ()) == []
+
+
 @pytest.mark.parametrize("name", ["Short", "Plain"])
 def test_a_class_gets_only_the_arguments_that_it_takes(engine: FakeEngine, name: str) -> None:
     auxiliary = AuxiliaryModel(AuxiliarySpec("a", "helper", engine.base_url))
@@ -392,12 +464,36 @@ def test_auxiliary_models_are_clients_and_wrappers(engine: FakeEngine) -> None:
         ("logprobs", "experience.logprobs are those of sampled tokens"),
         ("token_len", "model.get_message_token_len does not exist here; docs/workflows.md"),
         ("made", "experiences are recorded; return those of model.chat"),
+        ("text", r"model.generate was given text, expected a list of prompts: model.generate\(\[prompt\]\)"),
+        ("reward", "the workflow returned reward '1.0', expected a finite number"),
         ("unsampled", "no assistant message that this run's model sampled"),
     ],
 )
 def test_what_a_class_cannot_use_is_refused_with_a_remedy(engine: FakeEngine, what: str, message: str) -> None:
     with pytest.raises(Exception, match=message):
         explore(engine, resolve_workflow(f"{HERE}:Wrong", {"what": what}), max_retries=0)
+
+
+class Only(Workflow):
+    """Returns one experience, not a list."""
+
+    def run(self) -> Any:
+        self.model.chat([{"role": "user", "content": "a draft"}])
+        (experience,) = self.model.chat([{"role": "user", "content": "?"}])
+        experience.reward = 1.0
+        return experience
+
+
+def test_a_class_may_return_its_only_experience(engine: FakeEngine) -> None:
+    rows = explore(engine, resolve_workflow(f"{HERE}:Only"), repeat_times=1).rows
+    assert [(row.messages[0]["content"], row.run_reward) for row in rows] == [("?", 1.0)] * 2
+
+
+def test_a_simple_workflow_needs_a_prompt(engine: FakeEngine) -> None:
+    workflow = ClassWorkflow(Boxless, format_args=FormatArgs(prompt_key=None))
+    with pytest.raises(UserCodeError, match=r"Boxless: the task has no prompt .*prompt_key is None, .* are question"):
+        explore(engine, workflow, max_retries=0)
+    assert engine.chat_requests == []
 
 
 def test_a_class_without_run_is_refused_by_name(engine: FakeEngine) -> None:

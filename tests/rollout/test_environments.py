@@ -324,7 +324,7 @@ async def test_the_state_is_that_of_the_last_valid_action() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "road"),
+    ("name", "advice"),
     [
         ("alfworld:eval", r"pip install alfworld .* alfworld-download, then write a class"),
         ("WebShop", r"PyPI's package webshop is not the shop: clone github.com/princeton-nlp/WebShop"),
@@ -332,8 +332,8 @@ async def test_the_state_is_that_of_the_last_valid_action() -> None:
         ("verifiers:gsm8k", "examples/verifiers"),
     ],
 )
-def test_environments_that_are_not_built_in_are_refused_with_the_road(name: str, road: str) -> None:
-    with pytest.raises(UserError, match=rf"environment '{name}' is not built in: .*{road}"):
+def test_environments_that_are_not_built_in_are_refused_with_advice(name: str, advice: str) -> None:
+    with pytest.raises(UserError, match=rf"environment '{name}' is not built in: .*{advice}"):
         make_environment(name, {})
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,34 @@ def test_fields_of_the_wrong_type_are_refused_and_leave_nothing_under_way(
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
     assert history.unfinished_calls == 0 and engine.chat_requests == []
+
+
+class _Chunked(BaseHTTPRequestHandler):
+    """Refuses every request, with an answer of unknown length."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(400)
+        self.send_header("content-type", "application/json")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        content = b'{"error": {"message": "no such adapter"}}'
+        self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(content), content))
+
+    def log_message(self, *_arguments: Any) -> None:
+        """Write nothing."""
+
+
+def test_an_error_that_the_engine_sends_in_chunks_arrives() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Chunked) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        clients = RecordingClients(f"http://127.0.0.1:{server.server_port}/v1", timeout_s=5)
+        answer = post(clients.gateway, clients.gateway.register(new_history()))
+        clients.close()
+        server.shutdown()
+    assert (answer.status_code, answer.json()) == (400, {"error": {"message": "no such adapter"}})
 
 
 def test_an_engine_that_is_gone_is_a_502_and_noted(gateway: RecordingGateway, engine: FakeEngine) -> None:

@@ -12,7 +12,7 @@ from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.pool.replicas import Replica, Replicas
-from rft_platform.rollout.class_style import Experience, Workflow
+from rft_platform.rollout.class_style import ClassWorkflow, Experience, Workflow
 from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.model_handle import ModelHandle
@@ -102,10 +102,49 @@ class Rewarded(Workflow):
         return [mine, other]
 
 
+class Clients(Workflow):
+    """Class style: two clients, each with the name of its policy."""
+
+    async def run_async(self) -> list[Experience]:
+        models = [self.model, self.model.policy("rival")]
+        clients = [model.get_openai_async_client() for model in models]
+        assert clients == [model.get_openai_async_client() for model in models], "the same until they are closed"
+        for client in clients:
+            await client.chat.completions.create(model=client.model_path, messages=ASKED)
+        await clients[1].close()
+        again = self.model.policy("rival").get_openai_async_client()
+        await again.chat.completions.create(model=again.model_path, messages=ASKED)
+        experiences = self.model.extract_experience_from_history()
+        experiences[0].reward = 1.0
+        return experiences
+
+
+def test_a_class_has_a_client_for_each_policy(engine: FakeEngine, rival: FakeEngine) -> None:
+    rows = explore(engine, rival, ClassWorkflow(Clients)).rows
+    assert [row.policy for row in rows] == [DEFAULT_POLICY, "rival", "rival"] * 2
+
+
 @pytest.mark.slow
 def test_a_class_rewards_each_policys_last_experience(engine: FakeEngine, rival: FakeEngine) -> None:
     last = explore(engine, rival, WorkerWorkflow(f"{__name__}:Rewarded", count=1)).rows[1]
     assert (last.run_reward, last.metrics) == (0.25, {"reward/rival": 0.75})
+
+
+class Stepwise(Workflow):
+    """Class style: the first policy has a step reward, the other one a reward."""
+
+    async def run_async(self) -> list[Experience]:
+        await self.model.chat_async(ASKED)
+        self.model.give_step_reward(0.5)
+        await self.model.policy("rival").chat_async(ASKED)
+        experiences = self.model.extract_experience_from_history()
+        experiences[-1].reward = -1.0
+        return experiences
+
+
+def test_the_reward_of_another_policy_does_not_replace_step_rewards(engine: FakeEngine, rival: FakeEngine) -> None:
+    last = explore(engine, rival, ClassWorkflow(Stepwise)).rows[1]
+    assert (last.run_reward, last.metrics) == (0.5, {"reward/rival": -1.0})
 
 
 @pytest.mark.parametrize("wrong", ["policy", "reward"])

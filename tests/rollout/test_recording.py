@@ -79,10 +79,10 @@ async def test_version_0_of_the_weights_is_recorded(engine: FakeEngine, clients:
 
 async def test_a_call_has_the_state_of_the_environment_when_it_was_sent(engine: FakeEngine, clients: Clients) -> None:
     history, engine.hold = new_history(), threading.Event()
-    history.env_state_hash = "before"
+    history.set_env_state("before")
     sent = asyncio.ensure_future(clients(history).chat.completions.create(model="m", messages=MESSAGES))
     await asyncio.to_thread(engine.wait_for, 1)
-    history.env_state_hash = "after"
+    history.set_env_state("after")
     engine.hold.set()
     await sent
     assert [call.env_state_hash for call in history.calls()] == ["before"]

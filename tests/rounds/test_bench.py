@@ -24,7 +24,7 @@ from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, required, write
-from rft_platform.rounds.releases.promotion import against_champion, compared, decide, promoted_last
+from rft_platform.rounds.releases.promotion import against_champion, compared, decide, promoted_last, promoted_later
 from rft_platform.rounds.reporting.bench import bench_lines, unmeasured, write_bench
 from rft_platform.rounds.setup.taskset_binding import measured_by, workflow_of
 
@@ -245,6 +245,18 @@ def test_weights_that_were_rolled_back_are_promoted_by_a_person_only(project: Pr
         assert "these weights were rolled back at 2026-05-04T03:02:01Z; `rft models promote 3`" in decision.reason
     write(project.store, 3, RoundEvaluation(promoted=True, promoted_because="by hand", results=[result]))
     assert decide(project, registry, policy, [result])[1].passed
+
+
+def test_no_version_is_promoted_after_a_newer_one(project: Project) -> None:
+    policies = [replace(required(project.store, number), model_version=str(number)) for number in (1, 3)]
+    registry: Any = Registry(RegisteredModel("p-n", 1, Path("m"), {DIGEST_TAG: "w1"}))
+    assert [promoted_later(project, registry, policy) for policy in policies] == [None, None]
+    note(project, measured(project, 2, 8), promoted=True)  # a round that trained nothing: the weights of round 1
+    assert promoted_later(project, registry, policies[0]) is None
+    note(project, measured(project, 3, 8), promoted=True)  # the champion's alias was moved back by hand
+    assert [promoted_later(project, registry, policy) for policy in policies] == ["policy version 3", None]
+    newer: Any = Registry(RegisteredModel("p-n", 3, Path("m"), {DIGEST_TAG: "w3"}))
+    assert promoted_later(project, newer, policies[0]) == "model version 3"
 
 
 def test_a_policy_is_compared_with_the_one_before_the_champion_and_the_start(project: Project) -> None:

@@ -11,6 +11,7 @@ from rft_platform.common.errors import DamageRepairedError
 from rft_platform.common.files import write_sealed_json, write_text
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
+from rft_platform.model_registry.models import PREVIOUS_TAG, RegisteredModel
 from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.maintenance.checkpoint_retention import thin_checkpoints
 from rft_platform.rounds.project.policy import explored_with, is_published
@@ -26,17 +27,27 @@ from rft_platform.rounds.project.record import (
     write,
 )
 from rft_platform.rounds.project.repair import repair_checkpoint
+from rft_platform.rounds.reporting.bench import bench_lines, unmeasured
 from rft_platform.rounds.round import Round
+from tests.support.builders import write_rows
 from tests.support.records import trained
 
 NAMES = (DEFAULT_POLICY, "rival", "guard")
 
 
-class NoChampion:
+class Registry:
     """What thinning asks of a registry."""
 
-    def champion(self) -> None:
-        """None was promoted."""
+    def __init__(self, *versions: RegisteredModel) -> None:
+        self._versions = list(versions)
+
+    def champion(self) -> RegisteredModel | None:
+        """The last one."""
+        return self._versions[-1] if self._versions else None
+
+    def versions(self) -> list[RegisteredModel]:
+        """All of them."""
+        return self._versions
 
 
 @pytest.fixture
@@ -45,17 +56,25 @@ def project(tmp_path: Path) -> Project:
     home = Home(tmp_path / "home")
     policies = [{"name": "rival", "model_path": "b"}, {"name": "guard", "model_path": "c", "train": False}]
     settings: dict[str, Any] = {"model": {"model_path": "a"}, "trainer": {"max_checkpoints_to_keep": 1}}
+    settings |= {
+        "buffer": {"eval_tasksets": [{"path": write_rows(tmp_path / "t.jsonl", [{"question": "1", "answer": "1"}])}]}
+    }
     settings |= {"project": "p", "name": "n", "policies": policies, "synchronizer": {"sync_offset": 1}}
     write_text(home.config_file, yaml.safe_dump(settings))
     opened = Project.open(home)
     for number in range(3):
         for name in NAMES:
-            folder = opened.checkpoints_of(name) / f"global_step_{number}"
-            folder.mkdir(parents=True)
-            (folder / "model.safetensors").write_bytes(b"w")
-            write_sealed_json(folder / MANIFEST, {"files": {}})
-            publish(opened.store, Policy(str(folder), number, f"{name}{number}", round=number, name=name))
+            make(opened, name, number)
     return opened
+
+
+def make(project: Project, name: str, number: int) -> None:
+    """Publish a checkpoint of a policy."""
+    folder = project.checkpoints_of(name) / f"global_step_{number}"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"w")
+    write_sealed_json(folder / MANIFEST, {"files": {}})
+    publish(project.store, Policy(str(folder), number, f"{name}{number}", round=number, name=name))
 
 
 def test_each_policy_is_found_under_its_name(project: Project) -> None:
@@ -100,8 +119,29 @@ def test_a_damaged_checkpoint_withdraws_the_notes_of_its_policy_alone(project: P
 
 
 def test_each_policys_old_weights_are_removed(project: Project) -> None:
-    removed = thin_checkpoints(project, NoChampion())  # type: ignore[arg-type]
+    removed = thin_checkpoints(project, Registry())  # type: ignore[arg-type]
     assert removed == [project.checkpoints_of(name) / "global_step_1" for name in NAMES]
     for name in NAMES:
-        there = [(project.checkpoints_of(name) / f"global_step_{n}/model.safetensors").exists() for n in range(3)]
-        assert there == [True, False, True], "the start and the newest stay"
+        assert _whole(project, name, 3) == [0, 2], "the start and the newest stay"
+
+
+def test_the_policies_that_play_with_the_champion_and_the_one_before_it_stay(project: Project) -> None:
+    for number in (3, 4, 5):
+        for name in NAMES:
+            make(project, name, number)
+    first = project.checkpoints_of(DEFAULT_POLICY)
+    before, champion = (RegisteredModel("m", n, first / f"global_step_{n}", tags={PREVIOUS_TAG: "1"}) for n in (1, 3))
+    thin_checkpoints(project, Registry(before, champion))  # type: ignore[arg-type]
+    assert [_whole(project, name, 6) for name in NAMES] == [[0, 1, 3, 5]] * 3
+
+
+def test_a_round_of_which_a_policy_lost_its_weights_is_not_measured(project: Project) -> None:
+    assert unmeasured(project) == [0, 1, 2]
+    (project.checkpoints_of("rival") / "global_step_1/model.safetensors").unlink()
+    assert unmeasured(project) == [0, 2]
+    assert [line.left_out for line in bench_lines(project)][:2] == ["not measured yet", "its weights were removed"]
+
+
+def _whole(project: Project, name: str, rounds: int) -> list[int]:
+    folder = project.checkpoints_of(name)
+    return [n for n in range(rounds) if (folder / f"global_step_{n}/model.safetensors").exists()]

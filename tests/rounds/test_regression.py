@@ -24,6 +24,7 @@ from rft_platform.rounds.evaluate import evaluate_round
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, read
 from rft_platform.rounds.releases.promotion import against_regression_set, promote_version, roll_back
+from rft_platform.rounds.releases.released import serving_policy
 from rft_platform.rounds.releases.training_start import refused_in_a_row
 from rft_platform.rounds.reporting.reward_audit import audit_evaluation
 from rft_platform.rounds.setup.connections import connect_registry
@@ -211,6 +212,29 @@ def test_a_repeated_evaluation_keeps_refusals_roll_backs_and_decisions_of_people
     for promote in (False, True):
         found = again(3, promote=promote)
         assert (found.promoted, found.promoted_because, found.rolled_back_at) == (True, "by hand", None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("solved", [30, 59], ids=["the same scores", "better than its successor"])
+def test_a_version_older_than_the_champion_keeps_its_decision_when_it_is_measured_again(
+    project: Project, engine: PolicyEngine, evaluated: Callable[..., RoundEvaluation], tmp_path: Path, solved: int
+) -> None:
+    registry = connect_registry(project)
+    evaluated(0, held_out=10, general=40)
+    first, second = (evaluated(number, held_out=held_out, general=40) for number, held_out in ((1, 30), (2, 50)))
+    assert first.promoted and second.promoted
+
+    write_json(tmp_path / "solved.json", {"held-out": solved, "general": 40})
+    again = evaluate_round(project, engine, registry, 1, force=True)
+    assert again.metrics["sampled_pass"] == pytest.approx(solved / TASKS)
+    assert (again.promoted, again.gate_passed, again.gate_summary) == (True, True, first.gate)
+    assert again.gate.endswith("; nothing is promoted by this evaluation, because model version 2 is newer")
+    champion = registry.champion()
+    assert champion is not None and champion.version == 2
+    assert roll_back(project, registry).version == 1
+    serving = serving_policy(project)
+    assert serving is not None and serving.policy_version == 1, "the records name the same champion"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from rft_platform.config.home import Home
 from rft_platform.traces.imports import ImportRequest, Imports
 from rft_platform.traces.readers.base import read_traces
 from rft_platform.traces.readers.formats import FORMATS
+from rft_platform.traces.readers.mlflow_traces import MlflowReader
 from rft_platform.traces.readers.trace import BadTrace, Trace
 from tests.support.mlflow_recording import recording, store_in
 from tests.traces.scenarios import SYSTEM, Scenario, scenario
@@ -151,3 +152,15 @@ def test_a_thousand_traces_are_imported_once(name: str, exports: Path, tmp_path:
     again = imports.run(replace(request, name="again"), Redaction())
     assert (again.imported, again.known) == (0, {"many": COUNT * 56})
     assert {file: file.read_bytes() for file in imports.root.rglob("*.jsonl")} == before
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("Bern", "Bern"), ({"city": "Bern", "ok": True}, '{"city": "Bern", "ok": true}')]
+)
+def test_an_expected_response_of_mlflow_that_is_no_text_becomes_json(value: Any, text: str) -> None:
+    given = [{"assessment_name": "expected_response", "expectation": {"value": value}}]
+    asked = {"mlflow.spanType": "LLM", "mlflow.spanInputs": {"messages": [{"role": "user", "content": "?"}]}}
+    answered = {"mlflow.spanOutputs": {"choices": [{"message": {"role": "assistant", "content": "Rome"}}]}}
+    spans = [{"start_time_unix_nano": 1, "attributes": {**asked, **answered}}]
+    record = {"info": {"trace_id": "t", "timestamp_ms": 1, "assessments": given}, "data": {"spans": spans}}
+    assert MlflowReader().trace("t", [record]).correction == text

@@ -106,14 +106,15 @@ def ignore(*_: object) -> bool:
 
 
 @pytest.mark.slow
-def test_passes_over_a_round_reach_the_trainer(tmp_path: Path, tiny_model: Path, tasks: Path) -> None:
-    project = project_of(tmp_path, tiny_model, tasks, "grpo", epochs=3)
+def test_passes_over_a_round_and_the_schedule_reach_the_trainer(tmp_path: Path, tiny_model: Path, tasks: Path) -> None:
+    project = project_of(tmp_path, tiny_model, tasks, "ppo", epochs=3, critic={"warmup_steps": 2})
     explore(project, tiny_model)
     judge(project, 1)
     write(project.store, 1, Explored())
     selection = select_rows(project, 1, required(project.store, 0))
     request = train_request(project, required(project.store, 0), 1, selection, "run")
     assert (request.epochs, selection.steps, project.length.steps) == (3, 3, 6)
+    assert (request.optimizer.schedule_start, request.optimizer.total_steps) == (2, 6)
 
 
 @pytest.mark.slow
@@ -137,6 +138,7 @@ def test_from_configuration_to_checkpoint(
     start = required(project.store, 0)
     write(project.store, 1, Explored())
     request = train_request(project, start, 1, select_rows(project, 1, start), "run")
+    assert request.expert_seed == project.config.seed != request.seed, "one order of the demonstrations for all rounds"
     events: list[Any] = []
     result = session.train(request, events.append, ignore)
     assert result.steps == 1

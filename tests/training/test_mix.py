@@ -1,7 +1,8 @@
 """Expert demonstrations among rollouts: their share of the loss, their place in the steps, and what is refused."""
 
+import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from rft_platform.algorithms.objective import Objective
 from rft_platform.algorithms.spec import AlgorithmSpec, ExpertSchedule, OptimizerSpec
 from rft_platform.common.errors import TrainingCancelled, UserError
+from rft_platform.common.files import write_json
 from rft_platform.training.checkpoint.reading import read_position
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop.gradients import accumulate_gradients
@@ -129,6 +131,21 @@ def test_demonstrations_continue_where_the_parent_stopped(
     again, _ = train(TrainingSession(ranks, "float32"), replace(following, output=str(tmp_path / "again")))
     other, _ = train(session, replace(following, data_position=0, output=str(tmp_path / "other")))
     assert second.weights_digest == again.weights_digest != other.weights_digest
+
+
+def test_rounds_of_different_seeds_show_every_demonstration_once(
+    mixed_request: Callable[..., TrainRequest], tiny_model: Path, tmp_path: Path
+) -> None:
+    parent, shown = Path(shutil.copytree(tiny_model, tmp_path / "parent")), []
+    (parent / "trainer_state").mkdir()
+    for number in range(1, len(ANSWERS) + 1):
+        request = mixed_request(seed=7 + number, expert_seed=7, max_steps=1, expert_batch_size=1)
+        plan = Planner().plan(request, parent, "parent", Objective.build(request.algorithm))
+        taken = (plan.rows.samples[row] for step in plan.steps for row in step)
+        shown += [sample.row_id for sample in taken if sample.expert]
+        assert plan.position is not None
+        write_json(parent / "trainer_state" / "state.json", {"position": asdict(plan.position)})
+    assert len(shown) == len(set(shown)) == len(ANSWERS)
 
 
 def test_the_position_after_a_step_counts_demonstrations(

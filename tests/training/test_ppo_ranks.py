@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from safetensors.numpy import load_file
 
 from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, OptimizerSpec
-from rft_platform.common.errors import TrainerError
+from rft_platform.common.errors import NonFiniteError, TrainerError
 from rft_platform.config.home import Home
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.models.shards import ShardReader
@@ -52,6 +53,25 @@ def weights(result: TrainResult) -> dict[str, np.ndarray]:
     return {f"policy:{name}": v for name, v in load_file(folder / "model.safetensors").items()} | {
         f"critic:{name}": v for name, v in load_file(folder / "trainer_state" / "critic" / "model.safetensors").items()
     }
+
+
+@pytest.mark.timeout(120)  # without an agreement of the ranks, the other rank waits for ever
+def test_an_error_on_one_rank_is_raised_on_all(round_request: Callable[..., TrainRequest], tmp_path: Path) -> None:
+    """A reward that is not finite is on one rank only, because all rows of a task are; each task has its rank."""
+
+    def spoil(rows: list, judged: list, row: int) -> None:
+        judged[row].reward = float("nan")
+
+    algorithm = AlgorithmSpec(token_advantage="reinforce_plus_plus", token_advantage_args={"baseline": True})
+    client = find_or_start_trainer(Home(tmp_path).cluster, nproc=2, dtype="float32", device="cpu", idle_timeout_s=120)
+    try:
+        for row in (0, 4):  # of the first and the second task
+            bad = round_request(groups=2, edit=partial(spoil, row=row), algorithm=algorithm)
+            with pytest.raises(NonFiniteError, match="1 runs have a reward that is not finite, in rows"):
+                client.train(bad)
+        assert client.train(round_request(groups=2, algorithm=algorithm)).steps == 1
+    finally:
+        client.shutdown()
 
 
 def test_two_ranks_train_and_resume_as_one_does(

@@ -15,9 +15,12 @@ from rft_platform.common.digests import checkpoint_damage, digest_weights
 from rft_platform.common.errors import RftError, StorageError, TrainingCancelled
 from rft_platform.common.files import read_json
 from rft_platform.model_registry.mlflow_model import describe_checkpoint
+from rft_platform.training.checkpoint.periodic import PeriodicCheckpoints
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.loop.training_run import TrainingRun
+from rft_platform.training.models import loading
 from rft_platform.training.models.shards import ShardReader, write_shards
+from rft_platform.training.packed.packing import StaticLengths
 from rft_platform.training.protocol import StepEvent
 
 LORA = LoraSpec(rank=4, alpha=8)
@@ -104,6 +107,50 @@ def test_a_training_continued_from_an_intermediate_checkpoint_equals_an_undistur
     assert largest_difference(result.checkpoint, straight.checkpoint) <= 1e-6
     assert result.weights_digest == straight.weights_digest
     assert not Path(request.output, "intermediate").exists()
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_between_publication_and_cleaning_up_leaves_nothing(
+    session, round_request, monkeypatch
+) -> None:
+    request = round_request(save_interval=2)
+
+    def killed(self: PeriodicCheckpoints) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(PeriodicCheckpoints, "clear", killed)
+        run(session, request)
+    assert on_the_way(request) == ["step_2"]
+    result, _ = run(TrainingSession(session.ranks, "float32"), request)
+    assert result.reused
+    assert on_the_way(request) == []
+
+
+@pytest.fixture
+def static_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models pad their packs to static lengths, as those on a GPU do."""
+    prepare = loading.prepare_policy
+
+    def prepared(policy, *rest) -> None:
+        prepare(policy, *rest)
+        policy.static = StaticLengths()
+
+    monkeypatch.setattr(loading, "prepare_policy", prepared)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("static_lengths")
+def test_every_model_knows_the_longest_row(session, round_request, tiny_model, tmp_path) -> None:
+    """The policy also after it continues from an intermediate checkpoint, and a reference model."""
+    request = round_request(save_interval=1, max_tokens_per_row=200, max_tokens_per_pack=300)
+    stopped(session, request, after=2)
+    continued = TrainingSession(session.ranks, "float32")
+    result, _ = run(continued, request)
+    assert continued.state.policy.static == StaticLengths(200)
+    following = replace(request, parent=result.checkpoint, parent_version=3, reference=str(tiny_model), max_steps=1)
+    run(continued, replace(following, algorithm=AlgorithmSpec(beta=0.1), output=str(tmp_path / "next")))
+    assert continued._precompute.reference.model(tiny_model).static == StaticLengths(200)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """``select_model()``, and a name of the tuner API that is refused."""
 
 import json
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,3 +84,29 @@ async def test_too_few_candidates_and_failures_everywhere_are_refused(dataset: D
 def test_the_error_of_unsupported_features_names_the_reason() -> None:
     with pytest.raises(UserError, match="Tinker is a paid service"):
         TinkerConfig(rank=16)
+
+
+async def test_the_functions_may_have_all_parameters_of_tune(dataset: DatasetConfig) -> None:
+    async def solve_all(task: dict[str, Any], model: Candidate, auxiliary_models: Any, logger: Any) -> WorkflowOutput:
+        logger.debug("solving")
+        return WorkflowOutput(response=len(auxiliary_models) + model.error)
+
+    def judge_all(task: dict[str, Any], response: dict[str, Any], auxiliary_models: Any, logger: Any) -> JudgeOutput:
+        logger.debug("judging")
+        return JudgeOutput(reward=-abs(response["response"]) - len(auxiliary_models))
+
+    candidates = [Candidate("a", 1), Candidate("b", 0)]
+    given = {"workflow_func": solve_all, "judge_func": judge_all, "train_dataset": dataset}
+    assert (await select_model(**given, candidate_models=candidates))[0] is candidates[1]
+
+
+async def test_functions_that_block_run_at_once(dataset: DatasetConfig) -> None:
+    together = threading.Barrier(5, timeout=20)
+
+    def solve_blocking(task: dict[str, Any], model: Candidate) -> WorkflowOutput:
+        together.wait()
+        return WorkflowOutput(response=task["a"])
+
+    given = {"workflow_func": solve_blocking, "judge_func": judge, "train_dataset": dataset, "max_threads": 5}
+    candidates = [Candidate("a", 0), Candidate("b", 0)]
+    assert (await select_model(**given, candidate_models=candidates))[0] is candidates[0]

@@ -70,6 +70,14 @@ async def test_a_notebook_may_call_it_without_an_evaluation(provider: JudgeServe
     assert tune_prompt(**{**given, "eval_dataset": None}) == (BETTER, {})
 
 
+def test_a_judge_may_have_all_parameters(provider: JudgeServer, given: dict[str, Any]) -> None:
+    def judge_all(task: dict[str, Any], response: str, auxiliary_models: Any, logger: Any) -> JudgeOutput:
+        logger.debug("judging")
+        return JudgeOutput(reward=float(response == str(task["a"] + 1)) - len(auxiliary_models))
+
+    assert tune_prompt(**{**given, "judge_func": judge_all}) == (BETTER, {"valset_improvement": 300.0})
+
+
 def test_functions_may_be_sync_and_some_tasks_may_fail(provider: JudgeServer, given: dict[str, Any]) -> None:
     def fails_once(task: dict[str, Any], system_prompt: str) -> WorkflowOutput:
         if task["a"] == 2:

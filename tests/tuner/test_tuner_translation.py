@@ -102,6 +102,23 @@ def test_without_a_judge_the_workflow_rewards_itself() -> None:
     assert inputs.taskset is not None and inputs.taskset.judge is None and inputs.eval_tasksets[0].judge is None
 
 
+def test_the_judge_of_the_file_judges_the_evaluation_too(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        "buffer: {explorer_input: {taskset: {judge: numeric, judge_args: {tolerance: 0.1}, reward_fn_args: {a: 1}, "
+        "format: {prompt_key: question, response_key: answer}}}}"
+    )
+    given = {"config_path": str(file), "eval_dataset": DatasetConfig(path="owner/b", split="test")}
+    inputs = translate(TunedFunctions("my.agent:solve", None), **given)[0].buffer.explorer_input
+    (held_out,) = inputs.eval_tasksets
+    assert inputs.taskset is not None and (held_out.path, held_out.workflow) == ("owner/b", "my.agent:solve")
+    for name in ("judge", "judge_args", "reward_fn_args", "format"):
+        assert getattr(held_out, name) == getattr(inputs.taskset, name)
+    assert (held_out.judge, held_out.judge_args, held_out.format.response_key) == (
+        "numeric", {"tolerance": 0.1}, "answer",
+    )  # fmt: skip
+
+
 def test_limits_fit_the_context(tiny_model: Path) -> None:
     small = TunerModelConfig(model_path=str(tiny_model), max_model_len=64)
     assert translate(model=small)[0].model.max_response_tokens == 63

@@ -105,6 +105,10 @@ def test_an_unknown_field_is_named_in_one_line(kind: Any, fields: dict[str, Any]
         ({"train_dataset": "x"}, "tune: train_dataset is 'x'; expected DatasetConfig(path=...)"),
         ({"model": {"a": 1}}, "tune: model is {'a': 1}; expected TunerModelConfig(model_path=...)"),
         ({"algorithm": 3}, "tune: algorithm is 3; expected AlgorithmConfig(algorithm_type=...)"),
+        (
+            {"auxiliary_models": ["x"]},
+            "tune: auxiliary_models is ['x']; expected a name for each model: {'judge': Tuner",
+        ),
         ({"auxiliary_models": {"m": "x"}}, "tune: auxiliary_models['m'] is 'x'; expected TunerModelConfig("),
     ],
 )

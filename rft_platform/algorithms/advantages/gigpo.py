@@ -1,6 +1,7 @@
 """Group-in-group advantage for agents that reach the same environment state (GiGPO, arXiv 2505.10978)."""
 
 import numpy as np
+from pydantic import NonNegativeFloat
 
 from rft_platform.algorithms.advantages.grpo import EPS, centre
 from rft_platform.algorithms.advantages.registry import advantage, run_outcomes
@@ -21,7 +22,7 @@ def gigpo(
     omega: float = 1.0,
     gamma: Share = 0.95,
     normalize_std: bool = False,
-    eps: float = EPS,
+    eps: NonNegativeFloat = EPS,
 ) -> np.ndarray:
     """``A = A_episode + omega A_step``.
 

@@ -3,6 +3,7 @@
 from typing import Literal
 
 import numpy as np
+from pydantic import NonNegativeFloat
 
 from rft_platform.algorithms.advantages.registry import advantage
 
@@ -19,7 +20,7 @@ def grpo(
     *,
     normalize_std: bool = True,
     std_level: StdLevel = "group",
-    eps: float = EPS,
+    eps: NonNegativeFloat = EPS,
 ) -> np.ndarray:
     """``(R - mean) / (std + eps)`` within each group; every row counts. ``normalize_std=False`` only centres.
 
@@ -35,7 +36,7 @@ def normalised(
     if not normalize_std or std_level == "group":
         return centre(reward_N, group_N, normalize_std=normalize_std, eps=eps)
     everything = np.zeros(len(reward_N), np.int64)
-    return centre(reward_N, group_N, normalize_std=False) / (spread(reward_N, everything) + eps)
+    return _divided(centre(reward_N, group_N, normalize_std=False), spread(reward_N, everything) + eps)
 
 
 def centre(reward_N: np.ndarray, group_N: np.ndarray, *, normalize_std: bool = True, eps: float = EPS) -> np.ndarray:
@@ -50,7 +51,12 @@ def centre(reward_N: np.ndarray, group_N: np.ndarray, *, normalize_std: bool = T
     np.minimum.at(low_G, group_N, reward_N)
     np.maximum.at(high_G, group_N, reward_N)
     advantage_N = np.where((high_G > low_G)[group_N], reward_N - mean_G[group_N], 0.0)
-    return advantage_N / (sample_std(advantage_N, group_N) + eps)[group_N] if normalize_std else advantage_N
+    return _divided(advantage_N, (sample_std(advantage_N, group_N) + eps)[group_N]) if normalize_std else advantage_N
+
+
+def _divided(centred_N: np.ndarray, by_N: np.ndarray) -> np.ndarray:
+    """The quotient; 0 where the divisor is 0, which happens with equal rewards and ``eps`` 0."""
+    return np.divide(centred_N, by_N, out=np.zeros_like(centred_N), where=by_N > 0)
 
 
 def spread(reward_N: np.ndarray, group_N: np.ndarray) -> np.ndarray:

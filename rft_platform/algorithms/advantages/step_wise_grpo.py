@@ -1,6 +1,7 @@
 """Group-relative advantage of multi-step runs: one outcome per run, broadcast to its steps."""
 
 import numpy as np
+from pydantic import NonNegativeFloat
 
 from rft_platform.algorithms.advantages.grpo import EPS, StdLevel, normalised, spread
 from rft_platform.algorithms.advantages.registry import advantage, run_outcomes, step_counts
@@ -15,7 +16,7 @@ def step_wise_grpo(
     *,
     normalize_std: bool = True,
     std_level: StdLevel = "group",
-    eps: float = EPS,
+    eps: NonNegativeFloat = EPS,
     step_norm: bool = False,
     std_threshold: float | None = None,
 ) -> np.ndarray:

@@ -226,7 +226,7 @@ def engine(
 
 
 def stop() -> None:
-    """Stop this project's policy engine and trainer. Nothing is lost: interrupted work is repeated."""
+    """Stop the engines, the trainer and the `rft engine` servers of this home. Nothing is lost: work is repeated."""
     from rft_platform.config.home import Home
 
     home = Home.from_environment()

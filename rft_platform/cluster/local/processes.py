@@ -41,15 +41,16 @@ def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> p
 def stop_process(process: psutil.Process, timeout_s: float = 10.0) -> None:
     """End a process, its process group and its descendants: SIGTERM, then SIGKILL for those left after ``timeout_s``.
 
-    A stopped process is continued, so that it can handle the SIGTERM. Descendants in other groups (such as an engine
-    that a run started) are signalled after the group has ended, so that their users can close connections first; they
-    have half the time. If the process has already ended or its pid was reused, nothing is done.
+    The group is ended only if the process leads it: a service that `rft engine` became is in the group of the script
+    that called it. A stopped process is continued, so that it can handle the SIGTERM. Descendants in other groups (such
+    as an engine that a run started) are signalled after the group has ended, so that their users can close connections
+    first; they have half the time. If the process has already ended or its pid was reused, nothing is done.
     """
     if not runs(process):
         return
     group, apart = _family(process)
-    _signal_group(process.pid, signal.SIGTERM)
-    _signal_group(process.pid, signal.SIGCONT)
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        _signal_group(process.pid, group, number)
     _kill_after(group, timeout_s)
     apart = [member for member in apart if runs(member)]
     for member in apart:
@@ -101,13 +102,15 @@ def _is_child(process: psutil.Process) -> bool:
         return False
 
 
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        group = os.getpgid(pid)
-        if group == os.getpgrp():  # the process is in the caller's group, which must not be ended
-            os.kill(pid, number)
-        else:
-            os.killpg(group, number)
+def _signal_group(pid: int, members: Sequence[psutil.Process], number: signal.Signals) -> None:
+    """Signal the process group that ``pid`` leads; ``members`` if it leads none, or the group of the caller."""
+    if _group_of(pid) == pid != os.getpgrp():
+        with suppress(ProcessLookupError):
+            os.killpg(pid, number)
+        return
+    for member in members:
+        with suppress(psutil.NoSuchProcess):
+            member.send_signal(number)
 
 
 def _inheritable() -> list[int]:

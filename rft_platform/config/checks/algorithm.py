@@ -360,5 +360,23 @@ def _correction_problems(run: RunSettings, loss: "PolicyLoss") -> Iterator[Findi
             "algorithm.rollout_correction.sequence_mask_ratio has no effect without sequence_mask: set sequence_mask, "
             "or leave it out"
         )
+    yield from _mask_problems(correction)
     if not _is_plain(correction) and not loss.policy_gradient:
         yield error(f"algorithm.rollout_correction: the loss {name} uses no log-probs of the engine; leave it out")
+
+
+def _mask_problems(correction: RolloutCorrection) -> Iterator[Finding]:
+    """One line for each mask that excludes the ratio 1, which a token has if engine and trainer agree."""
+    key = "algorithm.rollout_correction"
+    for name in ("token_mask", "sequence_mask"):
+        bounds = getattr(correction, name)
+        if bounds is not None and not bounds[0] <= 1 <= bounds[1]:
+            yield error(
+                f"{key}.{name} {list(bounds)} excludes the ratio 1 of an engine that agrees with the trainer, so "
+                "almost nothing is trained: expected low <= 1 <= high, for example [0.5, 5]"
+            )
+    if correction.token_veto is not None and correction.token_veto >= 1:
+        yield error(
+            f"{key}.token_veto {correction.token_veto:g} excludes almost every row, because the ratios of its tokens "
+            "are about 1: expected less than 1, for example 1e-4"
+        )

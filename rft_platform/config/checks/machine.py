@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rft_platform.common.redaction import names_a_secret
-from rft_platform.config.findings import Finding, error
+from rft_platform.config.findings import Finding, error, warning
 from rft_platform.config.gpu_placement import gpu_count, place
 from rft_platform.config.memory_plan import gpu_bytes, memory_problems
 from rft_platform.config.paths import is_missing
@@ -26,11 +26,13 @@ class Machine:
     cpus: int
     gpus: int  # CUDA devices
     gpu_bytes: int | None = None  # memory of the smallest GPU; None: unknown, and the memory is not checked
+    compiler: bool = True  # whether there is a C compiler
 
     @classmethod
     def here(cls) -> "Machine":
         """This machine."""
-        return cls(cpu_count(), gpu_count(), gpu_bytes())
+        compiler = "CC" in os.environ or any(map(shutil.which, ("gcc", "clang", "cc")))
+        return cls(cpu_count(), gpu_count(), gpu_bytes(), compiler)
 
 
 def cpu_count() -> int:
@@ -65,6 +67,12 @@ def local_problems(run: RunSettings, machine: Machine) -> Iterator[Finding]:
         yield from _saving_problems(run)
         yield from _placement_problems(config, gpus)
     yield from map(error, memory_problems(run, gpus, machine.gpu_bytes))
+    compiles = config.trainer.torch_compile is not False or config.engine.kind != "transformers"
+    if gpus and compiles and not machine.compiler:
+        yield warning(
+            "trainer.torch_compile, like engine.kind vllm, builds code for the GPU with a C compiler, and this machine "
+            "has none: install gcc, g++ and libc6-dev, or set the keys to false and transformers"
+        )
 
 
 def stored_copy_problems(config: RftConfig) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ def without_effect(run: RunSettings) -> Iterator[Finding]:
         yield warning("algorithm.kl_loss_fn k1 has no gradient in expectation as a loss: k2 has the gradient of the KL")
     if algorithm.kl_penalty_fn is not None and algorithm.kl_penalty_fn_args.kl_coef == 0:
         yield warning("algorithm.kl_penalty_fn has no effect while kl_penalty_fn_args.kl_coef is 0")
+    yield from _unused_ends(run)
     if config.monitor.otlp_endpoint is not None and not config.monitor.traces:
         yield warning("monitor.otlp_endpoint has no effect while monitor.traces is 0: that is how many runs it gets")
     on_one_node = config.cluster.kind == "local" and config.trainer.rendezvous.endpoint is None
@@ -49,6 +50,20 @@ def without_effect(run: RunSettings) -> Iterator[Finding]:
             why = "it is the share among several tasksets, and this is the only one"
             yield warning(f"{key}.weight has no effect here: {why}")
     yield from _single_call(config)
+
+
+def _unused_ends(run: RunSettings) -> Iterator[Finding]:
+    """One line for each end of a decay of the learning rate that is set although the rate is constant."""
+    algorithm = run.config.algorithm
+    optimizers = {"algorithm.optimizer": algorithm.optimizer}
+    if run.algorithm.critic:
+        optimizers["algorithm.critic"] = algorithm.critic
+    for key, optimizer in optimizers.items():
+        if optimizer.total_steps is not None and optimizer.lr_scheduler_type == "constant":
+            yield warning(
+                f"{key}.total_steps has no effect while lr_scheduler_type is constant: it is the step at which the "
+                "decay of linear and cosine ends"
+            )
 
 
 def without_effect_here(run: RunSettings, machine: Machine) -> Iterator[Finding]:
@@ -125,14 +140,15 @@ def unusual_length(run: RunSettings, task_count: int | None) -> Iterator[Finding
             f"trainer.total_steps {end}: the run has {length.steps} optimiser steps, {batches.steps_a_round} in each "
             f"of {length.rounds} rounds"
         )
-    warm_ups = {"algorithm.optimizer": config.algorithm.optimizer.lr_warmup_steps}
+    warm_ups = {"algorithm.optimizer": (config.algorithm.optimizer.lr_warmup_steps, run.critic_only_steps)}
     if run.algorithm.critic:
-        warm_ups["algorithm.critic"] = config.algorithm.critic.lr_warmup_steps
-    for key, steps in warm_ups.items():
-        if steps >= length.steps:
+        warm_ups["algorithm.critic"] = (config.algorithm.critic.lr_warmup_steps, 0)
+    for key, (steps, start) in warm_ups.items():
+        scheduled, which = length.steps - start, " that train the policy" if start else ""
+        if steps >= scheduled:
             yield warning(
-                f"{key}.lr_warmup_steps {steps} is not less than the {length.steps:,} steps of the "
-                "run: the learning rate rises until the end"
+                f"{key}.lr_warmup_steps {steps} is not less than the {max(scheduled, 0):,} steps of the run{which}: "
+                "the learning rate rises until the end"
             )
     if task_count is not None and (size := batches.batch_size) > task_count:
         yield warning(f"buffer.batch_size {size} is more than the {task_count} tasks: a batch repeats tasks")

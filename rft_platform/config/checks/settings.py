@@ -11,7 +11,7 @@ from rft_platform.config.checks.batches import EXPLORING, batch_problems, in_fli
 from rft_platform.config.checks.machine import Machine, local_problems
 from rft_platform.config.checks.models import auxiliary_problems, policies_problems
 from rft_platform.config.checks.notices import without_effect, without_effect_here
-from rft_platform.config.findings import Finding, error
+from rft_platform.config.findings import Finding, error, warning
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.buffer import ROW_WORKFLOWS, ExplorerInput
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
@@ -191,10 +191,18 @@ def _schedule_problems(run: RunSettings) -> Iterator[Finding]:
                 f"{key}.lr_scheduler_type {optimizer.lr_scheduler_type} needs the end of the run: set "
                 f"{key}.total_steps, trainer.total_steps or buffer.total_steps"
             )
+        elif needs_end and not (run.batches.exact or run.batches.whole_round or run.offline is not None):
+            yield warning(
+                f"{key}.lr_scheduler_type {optimizer.lr_scheduler_type} reaches 0 after the optimiser steps of a run "
+                "with one model call for each run of a task; workflows with several calls have more rows and steps, "
+                f"and the later ones change nothing: set {key}.total_steps to the number of steps that you expect"
+            )
         decays = optimizer.lr_scheduler_type != "constant"
-        if optimizer.total_steps is not None and optimizer.lr_warmup_steps + decays > optimizer.total_steps:
+        start = run.critic_only_steps if optimizer is algorithm.optimizer else 0
+        if optimizer.total_steps is not None and start + optimizer.lr_warmup_steps + decays > optimizer.total_steps:
+            after = f" (after the {start} steps of algorithm.critic.warmup_steps)" if start else ""
             yield error(
-                f"{key}.lr_warmup_steps {optimizer.lr_warmup_steps} does not end before {key}.total_steps "
+                f"{key}.lr_warmup_steps {optimizer.lr_warmup_steps}{after} does not end before {key}.total_steps "
                 f"{optimizer.total_steps}: lower the first, or raise the second"
             )
 

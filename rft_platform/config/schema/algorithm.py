@@ -159,7 +159,8 @@ class Critic(Optimizer):
     """Clip range of the value loss: a value that has moved towards its return by more than this range since the start
     of the training has no gradient."""
     warmup_steps: NonNegativeInt = 0
-    """Number of optimiser steps at the start that train only the critic."""
+    """Optimiser steps at the start that train only the critic. The learning-rate schedule of the policy begins
+    after them."""
 
 
 class Algorithm(Section):

@@ -17,7 +17,14 @@ from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.inference.pool.replicas import Replicas
 from rft_platform.openai_api.errors import describe
 from rft_platform.rollout.recording.history import RunHistory
-from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, PARSED, TOKENS, many_connections, tls_context, wire
+from rft_platform.rollout.recording.httpx_compat import (
+    OTHER_ENGINE,
+    PARSED,
+    TOKENS,
+    many_connections,
+    tls_context,
+    wire,
+)
 from rft_platform.rollout.recording.recorder import CallRecorder, recorded_path
 from rft_platform.rollout.recording.routing import AsyncRouter, SyncRouter
 
@@ -45,12 +52,14 @@ class RecordingClients:
         self._gateway: RecordingGateway | None = None
         self._lock = threading.Lock()
 
-    def async_client(self, history: RunHistory) -> openai.AsyncOpenAI:
-        """Return a client that records its model calls into ``history``; ``await client.close()`` when done."""
+    def async_client(self, history: RunHistory, loop: asyncio.AbstractEventLoop | None = None) -> openai.AsyncOpenAI:
+        """Return a client that records its model calls into ``history``; ``await client.close()`` when done.
+
+        It works in one event loop; with ``loop``, in which it must be closed, in any number of loops.
+        """
+        transport = self.async_transport(history, None if loop is None else _LoopConnections(loop))
         # With trust_env, a proxy named in the environment would bypass the recorder.
-        http = openai.DefaultAsyncHttpxClient(
-            transport=self.async_transport(history), trust_env=False, timeout=self._timeout_s
-        )
+        http = openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
         return openai.AsyncOpenAI(
             base_url=self._base_url, api_key=self._api_key, http_client=http, timeout=self._timeout_s
         )
@@ -96,6 +105,29 @@ class RecordingClients:
 
     def _routed(self, router: Callable[[Any, Replicas], Any], connections: Any) -> Any:
         return connections if self._replicas is None else router(connections, self._replicas)
+
+
+class _LoopConnections(wire.AsyncBaseTransport):
+    """Connections to the engine that are kept in one event loop; in other loops each request has its own connection.
+
+    A blocking workflow may call ``asyncio.run`` several times, and nobody can close what a closed loop has left.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._kept: Any = wire.AsyncHTTPTransport(verify=tls_context())
+        limits = wire.Limits(max_connections=None, max_keepalive_connections=0)
+        self._not_kept: Any = wire.AsyncHTTPTransport(verify=tls_context(), limits=limits)
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request."""
+        connections = self._kept if asyncio.get_running_loop() is self._loop else self._not_kept
+        return await connections.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close the kept connections; the others end with their requests, in their loops."""
+        if asyncio.get_running_loop() is self._loop:
+            await self._kept.aclose()
 
 
 class AsyncRecorder(wire.AsyncBaseTransport):
@@ -212,7 +244,7 @@ def _engine_request(request: Any, endpoint: str, call: CallRecorder) -> Any:
         url = wire.URL(call.route.base_url + call.engine_path)
         headers["host"] = url.netloc.decode()
         headers["authorization"] = f"Bearer {call.route.api_key}"
-        extensions[ELSEWHERE] = True
+        extensions[OTHER_ENGINE] = True
     stream = wire.ByteStream(call.content)
     return wire.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)
 

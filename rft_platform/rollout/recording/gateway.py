@@ -229,8 +229,9 @@ class RecordingApp:
     async def _answer(self, record: RunRecord, request: Any, answer: "_Answer") -> None:
         try:
             response = await self.send(record, request)
-            if "content-length" in response.headers:
-                content = await response.aread()  # the content of an error response is already in memory
+            # A response that is closed has been read: its stream would wait for data that the engine sent before.
+            if response.is_closed or "content-length" in response.headers:
+                content = await response.aread()
                 await answer.begin(response)
                 await answer.body(content)
                 return

@@ -15,6 +15,7 @@ from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
+from rft_platform.rollout.recording.branches import Branches, Mark
 from rft_platform.rollout.recording.policy_routes import PolicyRoute
 
 
@@ -84,13 +85,13 @@ class CallSlots:
         self._order = count()
         self._by_request: dict[Hashable, list[CallSlot]] = {}
 
-    def take(self, request_key: Hashable, sent_before: int, named: bool) -> Sending:
+    def take(self, request_key: Hashable, sent_before: int, is_idempotency_key: bool) -> Sending:
         """Return the slot of the call that ``request_key`` identifies; its client has sent it ``sent_before`` times.
 
-        ``named``: the client chose the key as a name of the call, so equal keys always mean the same call.
+        ``is_idempotency_key``: the client chose the key for the call, so equal keys always mean the same call.
         """
         slots = self._by_request.setdefault(request_key, [])
-        slot = slots[-1] if named and slots else _retried_slot(slots, sent_before) if sent_before else None
+        slot = slots[-1] if is_idempotency_key and slots else _retried_slot(slots, sent_before) if sent_before else None
         if slot is None:
             slot = CallSlot(next(self._order))
             slots.append(slot)
@@ -143,7 +144,6 @@ class RunHistory:
         self.key = key
         self.sampling = sampling
         self.client_retries = 0
-        self.env_state_hash: str | None = None  # digest of the environment state that the workflow set last
         self.connection_lost = False  # the engine could not be reached at least once
         self.context_exceeded = False  # the engine refused the last call: prompt longer than the context
         self._seed = seed
@@ -151,20 +151,25 @@ class RunHistory:
         self._extracted = 0
         self._closed = False
         self._slots = CallSlots()
+        self._branches = Branches()
+        self._marks: dict[int, Mark | None] = {}  # of the recorded calls, by their position
+        self._states: list[tuple[Mark | None, str | None]] = []
         self._lock = threading.Lock()
 
-    def begin_call(self, request_key: Hashable = None, sent_before: int = 0, named: bool = False) -> Sending:
+    def begin_call(
+        self, request_key: Hashable = None, sent_before: int = 0, is_idempotency_key: bool = False
+    ) -> Sending:
         """Register a call before it is sent. Raises RunEndedError if the run has ended.
 
         ``request_key`` identifies the call. The call is a retry if its client has sent it before (``sent_before``
-        times), or gave it the name of an earlier call (``named``). A retry keeps the position and seed of the earlier
-        call, and its answer replaces the lost one. ``end_call`` must follow.
+        times), or gave it the ``Idempotency-Key`` of an earlier call. A retry keeps the position and seed of the
+        earlier call, and its answer replaces the lost one. ``end_call`` must follow.
         """
         with self._lock:
             if self._closed:
                 raise RunEndedError("this run has ended: model calls after its workflow returned are refused")
             self.context_exceeded = False  # set by an earlier call; the workflow continued
-            return self._slots.take(request_key, sent_before, named)
+            return self._slots.take(request_key, sent_before, is_idempotency_key)
 
     def refuse_call(self, sending: Sending, too_long: bool = False) -> None:
         """Mark the call as refused; ``too_long``: the engine refused because the conversation exceeds the context."""
@@ -203,6 +208,7 @@ class RunHistory:
                 self._calls = [call for call in self._calls if call.order != sending.order]
                 self._extracted -= earlier
             self._calls.extend(calls)
+            self._marks[sending.order] = self._branches.mark()
 
     def calls(self) -> list[ModelCall]:
         """Return all recorded choices, in the order in which their calls were sent."""
@@ -215,11 +221,29 @@ class RunHistory:
             self._extracted = end
         return self._calls[start:end]
 
+    def start(self) -> None:
+        """Call this in the context in which the workflow is about to run: its parallel branches are told apart."""
+        self._branches.start()
+
+    def set_env_state(self, digest: str | None) -> None:
+        """Set the digest of the environment state that the next calls of this branch of the run respond to."""
+        with self._lock:
+            self._states.append((self._branches.mark(), digest))
+
+    @property
+    def env_state_hash(self) -> str | None:
+        """Digest of the environment state that this branch of the run set last."""
+        return self._branches.latest(self._states)
+
     def give_step_reward(self, value: float, policy: str = DEFAULT_POLICY) -> None:
-        """Add to the step reward of a policy's last call. Raises UserCodeError without a call or a finite ``value``."""
+        """Add to the step reward of a policy's last call in this branch of the run.
+
+        Raises UserCodeError without a call or a finite ``value``.
+        """
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise UserCodeError(f"give_step_reward was given {value!r}: expected a finite number")
-        step = next((call.order for call in reversed(self._calls) if call.policy == policy), None)
+        of_policy = [(self._marks[call.order], call.order) for call in self._calls if call.policy == policy]
+        step = self._branches.latest(of_policy)
         if step is None:
             by = "" if policy == DEFAULT_POLICY else f" of policy {policy!r}"
             raise UserCodeError(f"give_step_reward: this run has made no model call{by} yet")

@@ -29,7 +29,7 @@ TOKENS = "rft_tokens"
 PARSED = "rft_parsed"
 
 #: Request extension: send the request to the host of its URL, not to a replica of the first policy.
-ELSEWHERE = "rft_elsewhere"
+OTHER_ENGINE = "rft_other_engine"
 
 
 def many_connections() -> Any:

@@ -1,5 +1,6 @@
 """``ModelHandle``, the ``model`` argument of a workflow: calls the policy and records every call of the run."""
 
+import asyncio
 import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,11 +20,21 @@ if TYPE_CHECKING:
 class ModelHandle:
     """The policy as one run sees it. Handles of different runs share no state."""
 
-    def __init__(self, clients: "RecordingClients", history: RunHistory, first: "ModelHandle | None" = None) -> None:
-        """``first``: the handle of the run's first policy, if this handle is for a further policy."""
+    def __init__(
+        self,
+        clients: "RecordingClients",
+        history: RunHistory,
+        first: "ModelHandle | None" = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """``first``: the handle of the run's first policy, if this handle is for a further policy.
+
+        ``loop``: the run's event loop; without it the asynchronous client works in one event loop only.
+        """
         self._clients = clients
         self._history = history
         self._first = first
+        self._loop = loop
         self._policy = DEFAULT_POLICY
         self._async: openai.AsyncOpenAI | None = None
         self._sync: openai.OpenAI | None = None
@@ -61,11 +72,11 @@ class ModelHandle:
         return self._clients.gateway.register(self._history)
 
     def get_openai_async_client(self) -> "openai.AsyncOpenAI":
-        """Return an ``openai.AsyncOpenAI`` for any agent framework; the same object until it is closed."""
+        """Return an ``openai.AsyncOpenAI`` for any agent framework and event loop; the same object until closed."""
         if self._first is not None:
             return self._first.get_openai_async_client()
         if self._async is None or self._async.is_closed():
-            self._async = self._clients.async_client(self._history)
+            self._async = self._clients.async_client(self._history, self._loop)
         return self._async
 
     def get_openai_client(self) -> "openai.OpenAI":
@@ -87,10 +98,10 @@ class ModelHandle:
 
         The advantage ``gigpo`` compares steps with equal states among the runs of a task. Only a digest is stored.
         """
-        self._history.env_state_hash = state_hash(state)
+        self._history.set_env_state(state_hash(state))
 
     def give_step_reward(self, value: float) -> None:
-        """Give a step reward to this policy's last model call; several for one call add up.
+        """Give a step reward to this policy's last model call in this branch; several for one call add up.
 
         A run whose workflow returns no reward gets the sum of its step rewards. Step-level advantages (``gae``,
         ``reinforce_plus_plus``, ``gigpo``) use each reward at its own step. Raises UserCodeError before the first call.

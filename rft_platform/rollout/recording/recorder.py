@@ -170,8 +170,7 @@ class RecordedEvents:
 
 
 def _identity(endpoint: str, content: bytes, headers: Headers) -> tuple[tuple[str, object], int, bool]:
-    """Return the key that identifies the request, how often its client sent it before, and whether the client chose
-    the key."""
+    """The key that identifies the request, how often its client sent it before, and if it is an Idempotency-Key."""
     sent_before = 0
     for name, value in headers:
         name = name.lower()

@@ -15,7 +15,7 @@ from typing import Any
 
 from rft_platform.common.errors import EngineError
 from rft_platform.inference.pool.replicas import Replica, Replicas
-from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, TOKENS, wire
+from rft_platform.rollout.recording.httpx_compat import OTHER_ENGINE, TOKENS, wire
 
 #: The connection broke or was not made. A read time-out is not included: another replica would take as long.
 _LOST = (wire.NetworkError, wire.RemoteProtocolError, wire.ConnectTimeout)
@@ -143,7 +143,7 @@ class AsyncRouter(wire.AsyncBaseTransport):
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request. An answer that is not streamed is read here; if it ends early, another replica is used."""
-        if ELSEWHERE in request.extensions:
+        if OTHER_ENGINE in request.extensions:
             return await self._inner.handle_async_request(request)
         await request.aread()
         trip = _Trip(self._replicas, self._home, request)
@@ -174,7 +174,7 @@ class SyncRouter(wire.BaseTransport):
 
     def handle_request(self, request: Any) -> Any:
         """Send a request. An answer that is not streamed is read here; if it ends early, another replica is used."""
-        if ELSEWHERE in request.extensions:
+        if OTHER_ENGINE in request.extensions:
             return self._inner.handle_request(request)
         request.read()
         trip = _Trip(self._replicas, self._home, request)

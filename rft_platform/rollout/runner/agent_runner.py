@@ -18,7 +18,7 @@ from rft_platform.experience.schema import check_storable
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
 from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
 from rft_platform.rollout.runner.report import Tally
-from rft_platform.rollout.runs.attempt import LOGGER, Connection, end_other_tasks, run_event_loop
+from rft_platform.rollout.runs.attempt import LOGGER, AttemptStatistics, end_other_tasks, run_event_loop
 from rft_platform.rollout.runs.run import Run, RunResult, rows_of_run
 
 #: A dynamic time-out begins after this many successful attempts: the mean of fewer durations says little.
@@ -105,7 +105,7 @@ class TaskQuorum:
 class Slot(Protocol):
     """A slot that makes one attempt at a time."""
 
-    async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
+    async def attempt(self, run: Run, seed: int, statistics: AttemptStatistics) -> RunResult:
         """Make an attempt; raises what the workflow raises. If cancelled, end all code that could call the model."""
         ...
 
@@ -242,23 +242,23 @@ class AgentRunner:
         seeded = first_attempt
         for attempt in range(first_attempt, first_attempt + self._limits.max_retries + 1):
             self.tally.retried += attempt > 0
-            connection = Connection()
+            statistics = AttemptStatistics()
             async with executor.slot(run) as slot:
-                rows = await self._attempt(run, slot, attempt, run.seed(self._seed, seeded), connection)
+                rows = await self._attempt(run, slot, attempt, run.seed(self._seed, seeded), statistics)
             if rows is not None:
                 return rows
-            seeded += not connection.machine_lost
+            seeded += not statistics.machine_lost
         return None
 
     async def _attempt(
-        self, run: Run, slot: Slot, attempt: int, seed: int, connection: Connection
+        self, run: Run, slot: Slot, attempt: int, seed: int, statistics: AttemptStatistics
     ) -> list[RolloutRow] | None:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
             async with asyncio.timeout(None) as deadline:
                 with self._deadlines.attempt(deadline):
-                    result = await slot.attempt(run, seed, connection)
+                    result = await slot.attempt(run, seed, statistics)
             self._deadlines.succeeded(clock() - began)
             rows = rows_of_run(run, result, self._status, attempt, self._further.statuses)
             check_storable(rows)
@@ -268,8 +268,8 @@ class AgentRunner:
                 raise
             self.tally.add_failure(run, attempt, self._deadlines.timeout_error(error) if deadline.expired() else error)
         finally:
-            self.tally.client_retries += connection.client_retries
-        if connection.lost:
+            self.tally.client_retries += statistics.client_retries
+        if statistics.connection_lost:
             await asyncio.to_thread(self._engine.status)  # raises EngineError when the engine itself is gone
             await asyncio.to_thread(self._further.check)
         return None

@@ -32,7 +32,7 @@ from rft_platform.rollout.recording.history import RunHistory, derive_seed
 from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
 from rft_platform.rollout.runner.in_flight import InFlight, run_in_flight
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, Tally, error_text, row_counts, user_location
-from rft_platform.rollout.runs.attempt import Connection, make_attempt
+from rft_platform.rollout.runs.attempt import AttemptStatistics, make_attempt
 from rft_platform.rollout.runs.run import ExploreBatch, Run, RunResult, row_of_call
 from rft_platform.rollout.workflow import LocalWorkflow, SingleTurnWorkflow, WorkerWorkflow, Workflow
 from rft_platform.tasks.task import Task
@@ -71,7 +71,7 @@ class InProcessExecutor:
         """In-process execution has no slot limit."""
         yield self
 
-    async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
+    async def attempt(self, run: Run, seed: int, statistics: AttemptStatistics) -> RunResult:
         """Make an attempt in this event loop."""
         history = RunHistory(self._model, run.sampling(self._sampling), seed, run.record_key, self._policies)
         return await make_attempt(
@@ -81,7 +81,7 @@ class InProcessExecutor:
             history,
             self._auxiliary_models,
             self._truncated_reward,
-            connection,
+            statistics,
         )
 
 

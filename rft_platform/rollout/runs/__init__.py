@@ -3,6 +3,6 @@
 Read in this order:
 
 - ``run``: ``ExploreBatch`` and ``Run`` (what to execute), ``RunResult`` and ``rows_of_run`` (what it returns).
-- ``attempt``: ``make_attempt`` calls the workflow with a recorded model and collects the result; ``Connection``,
+- ``attempt``: ``make_attempt`` calls the workflow with a recorded model and collects the result; ``AttemptStatistics``,
   ``RemoteFailure``. User code gets the arguments that it declares, and is cancelled on time-out.
 """

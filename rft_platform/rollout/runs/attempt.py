@@ -97,11 +97,11 @@ def _hold(*objects: object) -> None:
 
 
 @dataclass(slots=True)
-class Connection:
+class AttemptStatistics:
     """Connection statistics of an attempt; also filled in if the attempt fails."""
 
     client_retries: int = 0  # HTTP requests that a client retried
-    lost: bool = False  # the engine could not be reached at least once
+    connection_lost: bool = False  # the engine could not be reached at least once
     machine_lost: bool = False  # the attempt ended because its worker was lost with its actor or its node
 
 
@@ -120,7 +120,7 @@ async def make_attempt(
     history: RunHistory,
     auxiliary_models: Mapping[str, Any] | None,
     truncated_reward: float | None,
-    connection: Connection,
+    statistics: AttemptStatistics,
 ) -> RunResult:
     """Call ``workflow``; close ``history`` and the run's clients in every case.
 
@@ -128,7 +128,8 @@ async def make_attempt(
     reward; if ``truncated_reward`` is None, the attempt fails. The run counts as such only if the engine refused its
     last call for this reason; the workflow's own error message does not matter. Raises what the workflow raises.
     """
-    model = ModelHandle(clients, history)
+    history.start()
+    model = ModelHandle(clients, history, loop=asyncio.get_running_loop())
     try:
         returned = await await_user_code(call_workflow(workflow, task, model, auxiliary_models), "workflow")
         result = RunResult.of(returned, history.calls(), history.policies)
@@ -140,8 +141,16 @@ async def make_attempt(
     finally:
         unfinished = history.unfinished_calls
         history.close()
-        await model.aclose()
-        connection.client_retries, connection.lost = history.client_retries, history.connection_lost
+        await _close(model)
+        statistics.client_retries, statistics.connection_lost = history.client_retries, history.connection_lost
     if unfinished:
         result.metrics[UNFINISHED_METRIC] = float(unfinished)
     return result
+
+
+async def _close(model: ModelHandle) -> None:
+    """Close the run's connections. A failure must not replace the outcome of the run, whose calls are recorded."""
+    try:
+        await model.aclose()
+    except Exception as error:
+        LOGGER.warning("the connections of a run could not be closed: %s: %s", type(error).__name__, error)

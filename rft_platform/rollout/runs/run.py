@@ -96,17 +96,13 @@ def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, li
     """Convert what a workflow returned to an output and the calls that represent the run.
 
     If a workflow returns a ``WorkflowOutput`` (or an object with its attributes), all recorded ``calls`` count. If it
-    returns a list of extracted calls, only these count, each once, and the run's reward is the last ``reward`` that was
-    set on one of them. Raises TypeError or ValueError for anything else.
+    returns a list of extracted calls, only these count, each once, and a policy's reward is the last ``reward`` that
+    was set on one of its calls. Raises TypeError or ValueError for anything else.
     """
     if isinstance(returned, list) and all(isinstance(call, ModelCall) for call in returned):
         kept = _each_once(returned)
-        # The last reward of each policy counts.
-        own = {call.policy: call.reward for call in returned if call.reward is not None}
-        reward = own.pop(
-            DEFAULT_POLICY, next((call.reward for call in reversed(returned) if call.reward is not None), None)
-        )
-        rewards: Any = own
+        rewards: Any = {call.policy: call.reward for call in returned if call.reward is not None}
+        reward = rewards.pop(DEFAULT_POLICY, None)
         output = WorkflowOutput(reward, returned[-1].response.get("content"), rewards=rewards)
     elif all(hasattr(returned, name) for name in ("reward", "response", "metrics")):
         rewards = getattr(returned, "rewards", None)
@@ -114,12 +110,20 @@ def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, li
     else:
         hint = "return WorkflowOutput(response=...)"
         raise TypeError(f"the workflow returned {type(returned).__name__}, expected WorkflowOutput: {hint}")
-    if output.reward is not None and not math.isfinite(output.reward):
-        raise ValueError(f"the workflow returned reward {output.reward}, expected a finite number")
+    if output.reward is not None and not _is_finite(output.reward):
+        raise ValueError(f"the workflow returned reward {output.reward!r}, expected a finite number")
     for name, value in (output.rewards or {}).items():
-        if not math.isfinite(value):
-            raise ValueError(f"the workflow returned reward {value} for {name!r}, expected a finite number")
+        if not _is_finite(value):
+            raise ValueError(f"the workflow returned reward {value!r} for {name!r}, expected a finite number")
     return output, kept
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether the value is a finite number, of whatever package."""
+    try:
+        return math.isfinite(value)
+    except (TypeError, OverflowError):
+        return False
 
 
 def _each_once(experiences: list[ModelCall]) -> list[ModelCall]:
@@ -188,8 +192,8 @@ def _check_calls(calls: Sequence[ModelCall]) -> None:
     if aborted:
         raise EngineError(f"the engine aborted {len(aborted)} answers of the run, the first is {aborted[0]}")
     for call in calls:
-        if call.step_reward is not None and not math.isfinite(call.step_reward):
-            raise ValueError(f"the step reward of call {call.order} is {call.step_reward}, expected a finite number")
+        if call.step_reward is not None and not _is_finite(call.step_reward):
+            raise ValueError(f"the step reward of call {call.order} is {call.step_reward!r}, expected a finite number")
 
 
 def total_step_reward(calls: Sequence[ModelCall], policy: str = DEFAULT_POLICY) -> float | None:

@@ -21,7 +21,7 @@ from rft_platform.inference.pool.replicas import Replica, Replicas
 from rft_platform.observability.masked_output import mask_output
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.policy_routes import PolicyRoute
-from rft_platform.rollout.runs.attempt import Connection, end_other_tasks, make_attempt
+from rft_platform.rollout.runs.attempt import AttemptStatistics, end_other_tasks, make_attempt
 from rft_platform.rollout.runs.run import RunResult
 from rft_platform.rollout.workers.worker_wire import (
     json_text,
@@ -106,30 +106,30 @@ class Worker:
 
     def attempt(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Make an attempt and return the answer for the parent."""
-        connection = Connection()
+        statistics = AttemptStatistics()
         if self._replicas is not None:
             self._replicas.set(tuple(address) for address in request["replicas"])
         try:
-            result = self._loop.run(self._attempt(request, connection))
+            result = self._loop.run(self._attempt(request, statistics))
             outcome = {"result": result_to_json(result)}
         except BaseException as error:  # the process makes one attempt at a time, so only this attempt fails
             traceback.print_exc()
             outcome = _failed(error)
         return {
             **outcome,
-            "client_retries": connection.client_retries,
-            "connection_lost": connection.lost,
+            "client_retries": statistics.client_retries,
+            "connection_lost": statistics.connection_lost,
             "tasks_left": self._tasks_left,
         }
 
-    async def _attempt(self, request: Mapping[str, Any], connection: Connection) -> RunResult:
+    async def _attempt(self, request: Mapping[str, Any], statistics: AttemptStatistics) -> RunResult:
         asyncio.get_running_loop().set_default_executor(DaemonThreads("workflow"))
         task = Task(**request["task"])
         sampling = greedy(self._sampling) if request["greedy"] else self._sampling
         history = RunHistory(self._model, sampling, request["seed"], request["key"], self._policies)
         try:
             return await make_attempt(
-                self._workflow, task, self._clients, history, self._auxiliary, self._truncated_reward, connection
+                self._workflow, task, self._clients, history, self._auxiliary, self._truncated_reward, statistics
             )
         finally:
             self._tasks_left = not await end_other_tasks()

@@ -17,7 +17,7 @@ from rft_platform.inference.interface import EngineStatus, PolicyEngine, Samplin
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.inference.pool.replicas import Replica, Replicas
 from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
-from rft_platform.rollout.runs.attempt import Connection, RemoteFailure
+from rft_platform.rollout.runs.attempt import AttemptStatistics, RemoteFailure
 from rft_platform.rollout.runs.run import Run, RunResult
 from rft_platform.rollout.workers.worker_wire import json_text, result_from_json, task_to_json, workflow_to_json
 from rft_platform.rollout.workflow import WorkerWorkflow
@@ -97,14 +97,14 @@ class WorkerSlot:
         self._executor = executor
         self._worker = worker
 
-    async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
+    async def attempt(self, run: Run, seed: int, statistics: AttemptStatistics) -> RunResult:
         """Make an attempt in the worker. If cancelled, the worker is killed when the slot is released."""
         replicas, home = self._executor.replicas, None
         if replicas is not None:
             try:
                 home = replicas.take(self._executor.tokens)
             except EngineError:
-                connection.lost = True
+                statistics.connection_lost = True
                 raise
         try:
             request = {
@@ -118,16 +118,16 @@ class WorkerSlot:
             self.reusable = False
             answer = await self._worker.ask_async("attempt", text, on_note=self._mark_down)
             self.reusable = not answer["tasks_left"]
-            return self._result(answer, connection)
+            return self._result(answer, statistics)
         except ChildError as error:
-            connection.machine_lost = isinstance(error, MachineLostError)
+            statistics.machine_lost = isinstance(error, MachineLostError)
             raise RemoteFailure(f"WorkerDied: the worker process {error.how} during the run") from None
         finally:
             if replicas is not None and home is not None:
                 replicas.release(home, self._executor.tokens)
 
-    def _result(self, message: dict[str, Any], connection: Connection) -> RunResult:
-        connection.client_retries, connection.lost = message["client_retries"], message["connection_lost"]
+    def _result(self, message: dict[str, Any], statistics: AttemptStatistics) -> RunResult:
+        statistics.client_retries, statistics.connection_lost = message["client_retries"], message["connection_lost"]
         failed = message.get("failed")
         if failed is None:
             return result_from_json(message["result"])

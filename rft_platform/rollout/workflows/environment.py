@@ -142,7 +142,7 @@ _OWN_CLASS = (
     "conflict with the platform's, install them in a separate environment and name that in explorer.workers.python"
 )
 #: Environments that people ask for by these names, and the way to use them.
-ROADS: Mapping[str, str] = MappingProxyType(
+HOW_TO_USE: Mapping[str, str] = MappingProxyType(
     {
         "alfworld": f"pip install alfworld (a C compiler is needed), get its games by alfworld-download, {_OWN_CLASS}",
         "webshop": "PyPI's package webshop is not the shop: clone github.com/princeton-nlp/WebShop, run its setup.sh "
@@ -169,8 +169,8 @@ def make_environment(name: str, args: Mapping[str, Any]) -> Environment:
         return _made(name, OpenEnvEnvironment, (name.removeprefix(OPENENV),), args)
     if name.startswith(SCIENCEWORLD):
         return _made(name, ScienceWorldEnvironment, (name.removeprefix(SCIENCEWORLD),), args)
-    if (road := ROADS.get(name.partition(":")[0].lower())) is not None:
-        raise UserError(f"environment {name!r} is not built in: {road}")
+    if (advice := HOW_TO_USE.get(name.partition(":")[0].lower())) is not None:
+        raise UserError(f"environment {name!r} is not built in: {advice}")
     return _made(name, load_object(name, "environment"), (), args)
 
 

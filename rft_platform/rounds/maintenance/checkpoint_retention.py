@@ -4,7 +4,7 @@ The manifest, the metrics of each step and a note on the removed files stay, so 
 be traced. These policies keep all their files:
 
 - the newest ones, and those at multiples of ``trainer.keep_every`` steps;
-- the champion, its predecessor (for a rollback) and the starting policy;
+- the champion, its predecessor (for a rollback) and the starting policy, with the other policies of their rounds;
 - the versions that serve production traffic, also as canary or in an A/B test;
 - the policies that untrained rounds explore with;
 - the newest policy whose trainer state is saved and all later ones, because a killed trainer repeats their trainings.
@@ -49,7 +49,7 @@ def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
     """Remove the weights of policies beyond the limit; returns their folders. Without a limit nothing is removed."""
     if project.config.trainer.max_checkpoints_to_keep is None:
         return []
-    champions = _champions(registry) | _in_production(project)
+    champions = _with_partners(project, _champions(registry) | _in_production(project))
     thinned = [folder for name in project.policies for folder in _thin_policy(project, champions, name)]
     _delete_discarded(project)
     return thinned
@@ -85,6 +85,15 @@ def _champions(registry: "ModelRegistry") -> set[Path]:
     before = champion.tags.get(PREVIOUS_TAG)
     previous = [] if before is None else [v for v in registry.versions() if str(v.version) == str(before)]
     return {version.folder for version in (champion, *previous)}
+
+
+def _with_partners(project: Project, folders: set[Path]) -> set[Path]:
+    """``folders`` of the first policy, with those of the other policies that the same rounds published."""
+    if not project.config.policies:
+        return folders
+    rounds = [n for n in project.store.rounds() if (own := published(project.store, n)) and Path(own.folder) in folders]
+    found = (published(project.store, number, name) for number in rounds for name in project.policies)
+    return folders | {Path(policy.folder) for policy in found if policy is not None}
 
 
 def _in_production(project: Project) -> set[Path]:

@@ -43,7 +43,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """The orchestrator's record of its launches, by (kind, round): running, failed, and how many have ended."""
+    """The orchestrator's record of its launches, by (kind, round): running, failed, and the next attempt's number."""
 
     running: frozenset[tuple[str, int]] = frozenset()
     failures: dict[tuple[str, int], Failures] = field(default_factory=dict)

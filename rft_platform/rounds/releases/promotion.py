@@ -34,7 +34,7 @@ def compared(
         "start": evaluation_of(store, 0),
     }
     different = {name: other for name, other in others.items() if other and not _has_weights(project, other, policy)}
-    return comparisons(result, different, project.config.evaluation.bootstrap_seed)
+    return comparisons(result, different)
 
 
 def _has_weights(project: Project, result: EvaluationResult, policy: Policy) -> bool:
@@ -52,12 +52,30 @@ def promoted_last(project: Project) -> EvaluationResult | None:
     return None
 
 
+def promoted_later(project: Project, registry: "ModelRegistry", policy: Policy) -> str | None:
+    """The newer version that was promoted already, in words; None if ``policy`` may be promoted.
+
+    The records list promotions in the order of the rounds, so no version can replace a newer one.
+    """
+    champion, store = registry.champion(), project.store
+    if champion is not None and champion.version > int(policy.model_version or 0):
+        return f"model version {champion.version}"
+    for number in sorted(store.rounds(), reverse=True):
+        if number <= policy.round:
+            return None
+        other, evaluated = published(store, number), read(store, number).evaluated
+        if other is None or evaluated is None or other.weights_digest == policy.weights_digest:
+            continue
+        if evaluated.promoted:
+            return f"policy version {other.policy_version}"
+    return None
+
+
 def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
     """Make the champion's predecessor the champion again, and return it.
 
-    The evaluations that promoted the champion are changed first, for two reasons: a lost registry is rebuilt from
-    them, and a call repeated after a kill goes back one version, not two. Raises UserError if there is no
-    predecessor.
+    The evaluations that promoted the champion are changed first: a call repeated after a kill then goes back one
+    version, not two. Raises UserError if there is no predecessor.
     """
     store, replaced = project.store, registry.last_promoted()
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -73,9 +91,8 @@ def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
 def promote_version(project: Project, registry: "ModelRegistry", policy_version: int, reason: str) -> "RegisteredModel":
     """Make an evaluated version the champion without the gate, and return it.
 
-    Its evaluation is changed first: a lost registry is rebuilt from the records. Raises UserError for a
-    version that does not exist or was not evaluated, and for one older than the champion: the records list promotions
-    in the order of the rounds.
+    Raises UserError for a version that does not exist or was not evaluated, and for one older than the champion: the
+    records list promotions in the order of the rounds. A call repeated after a kill completes the promotion.
     """
     store = project.store
     policies = [policy for number in store.rounds() if (policy := published(store, number)) and policy.model_version]
@@ -161,7 +178,7 @@ def against_regression_set(project: Project, policy: Policy, results: Sequence[E
     evaluated = read(project.store, 0).evaluated
     of_start = [] if evaluated is None else evaluated.results[1:]
     start = next((each for each in of_start if measured_alike(each, result)), of_start[0] if of_start else None)
-    return kept(result, start, settings, project.config.evaluation.bootstrap_seed)
+    return kept(result, start, settings)
 
 
 def against_champion(
@@ -200,7 +217,6 @@ def against_champion(
         min_value=settings.gate.min_value,
         confident=settings.gate.needs_interval if champion is not None else bool(settings.gate.confident),
         to_beat=to_beat,
-        seed=settings.bootstrap_seed,
     )
     return None if champion is None else measured, decision
 

@@ -25,7 +25,7 @@ def released_policy(project: Project) -> Policy | None:
 
 
 def serving_policy(project: Project) -> Policy | None:
-    """The project's own policy that serves, by a decision or as the newest released one; offline: the champion.
+    """The project's own policy that serves: in an online project by a decision, else the newest released one.
 
     None before the first one. While an imported version serves, it is the newest released policy.
     """

@@ -43,14 +43,14 @@ class BenchLine:
 def unmeasured(project: Project) -> list[int]:
     """Rounds whose policy has no evaluation on the currently configured held-out tasks, ascending.
 
-    Policies with equal weights are evaluated once; policies whose weights were removed are skipped.
+    Policies with equal weights are evaluated once; rounds of which the weights of a policy were removed are skipped.
     """
     rounds = []
     policies = [policy for number in sorted(project.store.rounds()) if (policy := published(project.store, number))]
     wanted = _wanted(project)
     seen = {policy.weights_digest for policy in policies if _holds(project, policy.round, wanted)}
     for policy in policies:
-        if policy.weights_digest not in seen and not removed(policy):
+        if policy.weights_digest not in seen and not removed(project, policy.round):
             seen.add(policy.weights_digest)
             rounds.append(policy.round)
     return rounds
@@ -77,10 +77,11 @@ def _holds(project: Project, round_number: int, wanted: list[tuple[str, int, str
     return not project.config.evaluation.greedy or all(result.greedy is not None for result in results)
 
 
-def removed(policy: Policy) -> bool:
-    """Whether the policy's weights were removed, by ``trainer.max_checkpoints_to_keep`` or by hand."""
-    folder = Path(policy.folder)
-    return (folder / THINNED).exists() or not any(folder.glob("*.safetensors"))
+def removed(project: Project, round_number: int) -> bool:
+    """Whether weights that a round ended with were removed, by ``trainer.max_checkpoints_to_keep`` or by hand."""
+    found = (published(project.store, round_number, name) for name in project.policies)
+    folders = [Path(policy.folder) for policy in found if policy is not None]
+    return any((folder / THINNED).exists() or not any(folder.glob("*.safetensors")) for folder in folders)
 
 
 def bench_lines(project: Project) -> list[BenchLine]:
@@ -129,7 +130,7 @@ def _line(project: Project, policy: Policy, measured: bool, twin: int | None) ->
         return replace(line, results=tuple(evaluated.results), compared=tuple(evaluated.compared))
     if twin is not None:
         return replace(line, left_out=f"the weights of round {twin}")
-    return replace(line, left_out="its weights were removed" if removed(policy) else "not measured yet")
+    return replace(line, left_out="its weights were removed" if removed(project, policy.round) else "not measured yet")
 
 
 def _taskset(result: EvaluationResult) -> str:

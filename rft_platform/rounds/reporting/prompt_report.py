@@ -180,8 +180,7 @@ class _Comparison:
         return f"## The training\n\n{table(header, rows)}"
 
     def _difference(self, result: EvaluationResult, other: EvaluationResult) -> str:
-        seed = self._project.config.evaluation.bootstrap_seed
-        found: Comparison | None = compare(result, other, "sampled_pass", "prompt", seed)
+        found: Comparison | None = compare(result, other, "sampled_pass", "prompt")
         return "" if found is None else f"{comparison_cell(found)}, {found.verdict}"
 
 

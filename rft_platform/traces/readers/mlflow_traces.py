@@ -4,6 +4,7 @@ Feedback gives the scores. An expectation named ``expected_response``, ``expecte
 correction.
 """
 
+import json
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -105,8 +106,8 @@ def _start(span: Record) -> int:
 def _expected(given: list[Record]) -> str | None:
     """What a person says that the answer should have been."""
     found = {one["assessment_name"]: one["expectation"].get("value") for one in given if one.get("expectation")}
-    text = next((found[name] for name in _EXPECTED if found.get(name) is not None), None)
-    return None if text is None else str(text)
+    value = next((found[name] for name in _EXPECTED if found.get(name) is not None), None)
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _seconds(info: Record) -> float:

@@ -30,7 +30,7 @@ class Sample:
     old_values: np.ndarray | None = None  # by the critic at the start of the training
     returns: np.ndarray | None = None  # training targets of the critic
     entropy_change: np.ndarray | None = None  # how the entropy depends on each token (``precompute.py``)
-    selected: np.ndarray | None = None  # 1.0 on tokens that the loss selects from a step; ``token_selection`` sets it
+    selected: np.ndarray | None = None  # 1.0 on tokens that the loss selects from a step; ``select_tokens`` sets it
     mismatched: "Sample | None" = None  # this row's prompt with the answer of another row (``kl_baseline``)
     kl_baseline: np.ndarray | None = None  # the step's KL estimate on every token; ``kl_baseline`` sets it
 

@@ -22,10 +22,11 @@ from rft_platform.training.data.offline_data import among_rollouts, read_demonst
 from rft_platform.training.data.rollout_rows import TrainingRows, digest_files, read_rollouts
 from rft_platform.training.protocol import TrainRequest
 
-#: Fields that the identity excludes: paths (digests of the contents count instead), lineage, and options of saving.
+#: Fields that the identity excludes: paths (digests of the contents count instead), fields that the position contains,
+#: lineage, and options of saving.
 _EXCLUDED = (
     "parent", "output", "rollouts", "judged", "selection", "demonstrations", "preferences", "data_position",
-    "reference", "teacher", "max_tokens_per_row", "save_interval", "save_state", "save_hf_checkpoint",
+    "expert_seed", "reference", "teacher", "max_tokens_per_row", "save_interval", "save_state", "save_hf_checkpoint",
     "max_checkpoints_to_keep", "lineage",
 )  # fmt: skip
 
@@ -116,7 +117,7 @@ class Planner:
     def _stream(self, request: TrainRequest, parent: Path, reader: Reader, file: str) -> _Parts:
         """Plan the requested number of demonstrations or pairs, from where the parent stopped."""
         rows = self._read(reader, file, parent, request.max_tokens_per_row)
-        start = _start(request, parent, rows.digest)
+        start = _start(request, parent, rows.digest, request.seed)
         count = _stream_count(request, int(rows.group.max()) + 1)
         steps = list(stream_steps(rows.group, request.train_batch_size, request.seed, start, count))
         taken = [min(request.train_batch_size, count - first) for first in range(0, count, request.train_batch_size)]
@@ -140,12 +141,13 @@ class Planner:
     ) -> _Parts:
         """Plan demonstrations beside the rollouts of each step, from the position where the parent stopped."""
         experts = self._read(read_demonstrations, file, parent, request.max_tokens_per_row)
-        start, count = _start(request, parent, experts.digest), _expert_count(request)
-        stream = stream_steps(experts.group, count, request.seed, start, count * len(steps))
+        seed = request.seed if request.expert_seed is None else request.expert_seed
+        start, count = _start(request, parent, experts.digest, seed), _expert_count(request)
+        stream = stream_steps(experts.group, count, seed, start, count * len(steps))
         first = len(rollouts.samples)
         steps = [np.concatenate([step, first + shown]) for step, shown in zip(steps, stream, strict=True)]
         rows = among_rollouts(rollouts, experts, digest_json([rollouts.digest, experts.digest]))
-        return rows, steps, Position(experts.digest, request.seed, start + count * len(steps)), [count] * len(steps)
+        return rows, steps, Position(experts.digest, seed, start + count * len(steps)), [count] * len(steps)
 
     def _read(self, reader: Reader, file: str, model_folder: Path, limit: int | None) -> TrainingRows:
         """Read rows of at most ``limit`` tokens. If longer rows are left out, the limit is part of the digest."""
@@ -197,12 +199,12 @@ def _check_mix(request: TrainRequest, weight: float) -> None:
         )
 
 
-def _start(request: TrainRequest, parent: Path, data_digest: str) -> int:
+def _start(request: TrainRequest, parent: Path, data_digest: str, seed: int) -> int:
     """Start position in the stream: the request's or, if None, the parent's last position in the same stream."""
     if request.data_position is not None:
         return request.data_position
     reached = read_position(parent)
-    same = reached is not None and (reached.data_digest, reached.seed) == (data_digest, request.seed)
+    same = reached is not None and (reached.data_digest, reached.seed) == (data_digest, seed)
     return reached.rows if reached is not None and same else 0
 
 

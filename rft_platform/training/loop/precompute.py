@@ -32,7 +32,7 @@ from rft_platform.training.loop.kl_baseline import attach_mismatched
 from rft_platform.training.loop.training_run import TrainingRun
 from rft_platform.training.models.loading import load_policy
 from rft_platform.training.packed.lm_head import CHUNK_ELEMENTS, LMHead, PackTensors
-from rft_platform.training.packed.packed_policy import PackedPolicy, evaluate, score
+from rft_platform.training.packed.packed_policy import PackedPolicy, evaluate, expect_rows, score
 
 
 def compute_entropy_change(
@@ -129,7 +129,8 @@ class Precompute:
             with run.watch.time("values"):
                 compute_values(run.state.critic.model, samples, max_tokens_per_pack=budget, reduce=reduce)
         if algorithm.token_advantage is not None:
-            computed = set_token_advantages(run.plan.rows, rows, algorithm, run.state.kl_control, reduce)
+            with run.ranks.failing_together() as reduce_if_all:  # bad rewards, or a user's function, on one rank
+                computed = set_token_advantages(run.plan.rows, rows, algorithm, run.state.kl_control, reduce_if_all)
             run.precomputed, run.state.kl_control = computed.metrics, computed.kl_control
 
     def _compute_reference(self, run: TrainingRun) -> None:
@@ -158,18 +159,25 @@ class Precompute:
             with without_adapter(state.policy) as policy:
                 compute(lambda: policy)
         else:
-            compute(lambda: self.reference.model(folder))
+            compute(lambda: _frozen(self.reference, folder, run))
 
     def _compute_teacher(self, run: TrainingRun, folder: Path, samples: Sequence[Sample]) -> None:
         """Load the teacher for a distillation loss, or compute its log-probs for a token advantage."""
         student = run.state.base_model or run.state.folder
         run.ranks.from_first(lambda: check_vocabulary(student, folder))
-        teacher = self.teacher.model(folder)
+        teacher = _frozen(self.teacher, folder, run)
         if run.plan.objective.policy_loss.teacher:
             run.teacher = teacher
         else:
             budget, reduce = run.request.max_tokens_per_pack, run.ranks.reduce
             compute_logprobs(teacher, "teacher_logprobs", samples, budget, reduce)
+
+
+def _frozen(held: FrozenModel, folder: Path, run: TrainingRun) -> PackedPolicy:
+    """The model in ``folder``, for rows as long as those of ``run``."""
+    policy = held.model(folder)
+    expect_rows(policy, run.request.max_tokens_per_row)
+    return policy
 
 
 def needs_reference(run: TrainingRun) -> bool:

@@ -95,6 +95,7 @@ class TrainingSession:
         target = Path(request.output).absolute() / f"global_step_{request.counts_from + len(plan.steps)}"
         reused = self._reuse(target, plan, request, on_step)
         if reused is not None:
+            PeriodicCheckpoints(request, plan.identity, self.ranks).clear()  # left by a trainer that was killed
             return reused
 
         # 2. Load the parent: policy, optimizer, critic and random state.
@@ -117,9 +118,7 @@ class TrainingSession:
 
     def _optimise(self, run: TrainingRun, on_step: OnStep, cancelled: Callable[[], bool]) -> list[StepEvent]:
         """Train the state of ``run`` on all steps of the plan, or on those after the last intermediate checkpoint."""
-        expect_rows(run.state.policy, run.request.max_tokens_per_row)
-        if run.state.critic is not None:
-            expect_rows(run.state.critic.model, run.request.max_tokens_per_row)
+        _expect_rows(run)
 
         # 1. Compute the values that the rows need: log-probs of reference, teacher and old policy, critic values, token
         # advantages. They need the parent's weights, so they are computed before a resumed state replaces these
@@ -283,6 +282,7 @@ class TrainingSession:
             run.state = self._ensure_state(Path(found["folder"]), found["digest"], resumed_request)
         run.state.folder = parent  # source of tokenizer and templates, because the intermediate checkpoint is removed
         run.state.digest = ""  # marks the state as modified
+        _expect_rows(run)
         events = [StepEvent(**event) for event in read_json(Path(found["folder"]) / STEPS)]
         LOG.info("continuing after step %d, from %s", found["version"], found["folder"])
         for event in events:
@@ -338,6 +338,13 @@ class TrainingSession:
         for event in read_json(target / STEPS):
             on_step(StepEvent(**event))
         return published_before(target, manifest, plan)
+
+
+def _expect_rows(run: TrainingRun) -> None:
+    """Tell the models of the state how long the rows of the training can be."""
+    expect_rows(run.state.policy, run.request.max_tokens_per_row)
+    if run.state.critic is not None:
+        expect_rows(run.state.critic.model, run.request.max_tokens_per_row)
 
 
 def build_objective(request: TrainRequest) -> Objective:

@@ -92,6 +92,7 @@ def test_corrections_of_all_rounds_so_far_are_mixed_into_a_training(project: Pro
     answers = [json.loads(cell)[-1]["content"] for cell in pq.read_table(third.demonstrations)["messages"].to_pylist()]
     assert answers == ["better a", "better c"]
     assert third.lineage["corrections_until"] == 3
+    assert third.expert_seed is None, "the file grows: each round takes from a new order"
     assert request_of(project, 3) == third
 
 
