@@ -62,6 +62,7 @@ class Node:
     cpus: float
     gpus: float
     resources: Mapping[str, float] = field(default_factory=dict)  # named resources
+    has_home: bool = True  # it sees the home of the project
 
     def holds(self, bundle: Bundle) -> bool:
         """Whether the machine has as much as ``bundle``."""
@@ -74,7 +75,7 @@ class Node:
         return replace(self, cpus=self.cpus - bundle.cpus, gpus=self.gpus - bundle.gpus, resources=left)
 
     def __str__(self) -> str:
-        return f"{self.name}: {_amounts(self)}"
+        return f"{self.name}: {_amounts(self)}{'' if self.has_home else ', without the home'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,9 @@ class Home:
 
             return LocalCluster(self.leases, self.logs)
         from rft_platform.cluster.ray.ray_cluster import RayCluster
+        from rft_platform.object_store.mirror import mirror_of
 
-        return RayCluster(self.leases, self.logs, **ray)
+        return RayCluster(self.leases, self.logs, **ray, has_copy=mirror_of(self.root) is not None)
 
     @property
     def own_servers(self) -> "LocalCluster":

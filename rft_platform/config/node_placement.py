@@ -17,6 +17,11 @@ class Demand:
     bundle: Bundle  # of each of them
     count: int = 1
     apart: bool = False  # each on another node
+    reads_home: bool = False  # on nodes that see the home of the project
+
+    def fits(self, node: Node) -> bool:
+        """Whether the node can hold one of the processes."""
+        return node.holds(self.bundle) and (node.has_home or not self.reads_home)
 
 
 def gpus_of(nodes: Sequence[Node]) -> int:
@@ -41,7 +46,8 @@ def demands(config: RftConfig, gpus: int, online_engines: Sequence[str] = ()) ->
     if config.mode in ("both", "train", "colocate"):
         rank = Bundle(config.trainer.threads, gpus=float(gpus > 0))
         nodes = config.cluster.node_num
-        found.append(Demand("trainer", "trainer.nproc", rank.times(config.trainer.nproc), nodes, apart=True))
+        ranks = rank.times(config.trainer.nproc)
+        found.append(Demand("trainer", "trainer.nproc", ranks, nodes, apart=True, reads_home=True))
     if explorer.workers.kind == "process" and config.mode != "train":
         worker = Bundle(explorer.workers.cpus, resources=explorer.workers.resources)
         found.append(Demand("worker", "explorer.workers", worker))
@@ -49,14 +55,17 @@ def demands(config: RftConfig, gpus: int, online_engines: Sequence[str] = ()) ->
 
 
 def placed(nodes: Sequence[Node], wanted: Sequence[Demand]) -> tuple[dict[str, list[str]], list[Demand]]:
-    """The nodes that could hold each demand, all at once, the largest first; and the demands without room."""
+    """The nodes that could hold each demand, all at once; and the demands without room.
+
+    The trainer is placed first, then the largest of the others.
+    """
     free = {node.name + f"#{number}": node for number, node in enumerate(nodes)}
     where: dict[str, list[str]] = {}
     homeless = []
-    for demand in sorted(wanted, key=lambda each: (-each.bundle.gpus, -each.bundle.cpus)):
+    for demand in sorted(wanted, key=lambda each: (not each.reads_home, -each.bundle.gpus, -each.bundle.cpus)):
         own: list[str] = []
         for _ in range(demand.count):
-            fits = [name for name, node in free.items() if node.holds(demand.bundle)]
+            fits = [name for name, node in free.items() if demand.fits(node)]
             chosen = next((name for name in fits if not (demand.apart and name in own)), None)
             if chosen is None:
                 homeless.append(demand)

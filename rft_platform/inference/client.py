@@ -22,7 +22,14 @@ from pydantic_core import from_json
 
 from rft_platform.cluster.interface import Address, Cluster, tls_context
 from rft_platform.common import json_codec
-from rft_platform.common.errors import EngineError, RftError, UserError, WeightMismatchError, WeightsAbsentError
+from rft_platform.common.errors import (
+    EngineError,
+    RftError,
+    StorageError,
+    UserError,
+    WeightMismatchError,
+    WeightsAbsentError,
+)
 from rft_platform.inference.http_contract import api_key_of
 from rft_platform.inference.interface import (
     Completion,
@@ -120,20 +127,25 @@ class EngineClient:
         """As ``score``, by the engine's URL; the result has one entry, because this client has one process."""
         return {self.url: self.score(sequences)}
 
+    def fetch_weights(self, folder: Path) -> None:
+        """Let the engine's machine fetch the weights in ``folder``, if it does not see the home: it serves meanwhile.
+
+        Raises WeightsAbsentError if the home has no copy on an object store, StorageError if the fetch fails.
+        """
+        folder = folder.absolute()
+        if self._post("fetch_weights", folder=str(folder))["here"]:
+            return
+        if (stored := stored_weights(folder)) is None:
+            raise WeightsAbsentError(f"the machine of the engine at {self.url} does not see {folder}")
+        self._post("fetch_weights", folder=str(folder), stored=stored)
+
     def update_weights(self, folder: Path, policy_version: int) -> None:
         """Swap the weights in place; if they do not fit, keep the old ones and raise WeightMismatchError.
 
-        An engine on a machine that does not see the home of ``folder`` fetches them from its copy on an object store.
-        Raises WeightsAbsentError if the home has none.
+        Raises the errors of ``fetch_weights``, too.
         """
-        folder, stored = folder.absolute(), None
-        try:
-            self._post("update_weights", folder=str(folder), policy_version=policy_version)
-        except WeightsAbsentError:
-            if (stored := stored_weights(folder)) is None:
-                raise
-        if stored is not None:
-            self._post("update_weights", folder=str(folder), policy_version=policy_version, stored=stored)
+        self.fetch_weights(folder)
+        self._post("update_weights", folder=str(folder.absolute()), policy_version=policy_version)
 
     def pause(self, mode: PauseMode = "wait") -> None:
         """Hold new requests; ``abort`` ends running requests, ``wait`` lets them finish, ``keep`` freezes them."""
@@ -206,7 +218,7 @@ class EngineClient:
             message = str(response.json()["error"]["message"])
         except (ValueError, KeyError, TypeError):
             message = response.text[:500]
-        kinds: dict[int, type[RftError]] = {400: UserError, 409: WeightMismatchError, 424: WeightsAbsentError}
+        kinds: dict[int, type[RftError]] = {400: UserError, 409: WeightMismatchError, 507: StorageError}
         kind = kinds.get(response.status_code, EngineError)
         return kind(f"the engine at {self.url} refuses {name} ({response.status_code}): {message}")
 

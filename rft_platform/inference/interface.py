@@ -151,6 +151,10 @@ class PolicyEngine(Protocol):
         """Call ``score`` on every active process; returns the log-probs by the process's URL."""
         ...
 
+    def fetch_weights(self, folder: Path) -> None:
+        """Bring the weights in ``folder`` to the engine's machine, if it does not see them; requests go on."""
+        ...
+
     def update_weights(self, folder: Path, policy_version: int) -> None:
         """Replace the weights in place by the safetensors of ``folder`` (full weights or a LoRA adapter).
 

@@ -63,7 +63,6 @@ class HomeMirror:
         self.url: str = place["url"]
         self._changed, self._background = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
-        self._weights_first, self._storing_weights = False, threading.Lock()
         self._state = StateFile(self._folder)
 
     @cached_property
@@ -181,24 +180,20 @@ class HomeMirror:
         while self._changed.is_set():
             self._changed.clear()
             try:
-                if self._weights_first:
-                    self._store_weights(CHECKPOINTS)
+                self._store_weights(CHECKPOINTS)  # first: an engine may wait for them
                 self.commit([CHECKPOINTS])
             except Exception as error:
                 LOG.warning("%s: checkpoints are not stored yet: %s", self.url, error)
 
     def weights(self, folder: Path) -> dict[str, StoredFile]:
-        """What is stored of a checkpoint's weights, by the names in ``folder``; what is not stored yet is, first.
-
-        From the first call on, the weights of later checkpoints are stored before the trainer's states.
-        """
-        self._weights_first, name = True, folder.relative_to(self._root).as_posix()
+        """What is stored of a checkpoint's weights, by the names in ``folder``; what is not stored yet is, first."""
+        name = folder.relative_to(self._root).as_posix()
         self._store_weights(name)
         found = self._state.known().stored_below([name])
         return {path.removeprefix(f"{name}/"): file for path, file in found.items() if is_weights(path)}
 
     def _store_weights(self, folder: str) -> None:
-        with self._storing_weights:  # otherwise the thread would upload the same files at the same time
+        with locked(self._folder / "weights", _FETCH_S):  # otherwise two threads or processes upload the same files
             self.commit([path for path, _ in files_below(self._root, [folder]) if is_weights(path)])
 
     def _uploaded(

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rft_platform.common.errors import TransientError, UserError
+from rft_platform.common.errors import DiskFullError, TransientError, UserError
 from rft_platform.common.files import atomic_path
 
 LOG = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ class RemoteFiles:
                 if what == "read" or what == "remove":
                     raise
                 raise UserError(f"{self.url}: {error}: create the bucket, or correct store_url") from error
-            except _FINAL:
+            except (*_FINAL, DiskFullError):
                 raise
             except Exception as error:
                 if attempt == _ATTEMPTS - 1:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.common.errors import (
     EngineError,
     RftError,
+    StorageError,
     UserCodeError,
     UserError,
     WeightMismatchError,
-    WeightsAbsentError,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ STATUS: list[tuple[type[RftError], int, str]] = [
     (ContextLengthError, 400, TOO_LONG),
     (UserError, 400, "invalid_value"),
     (WeightMismatchError, 409, "weights_refused"),
-    (WeightsAbsentError, 424, "weights_absent"),
+    (StorageError, 507, "storage_failed"),
     (EngineError, 503, "engine_unavailable"),
     (UserCodeError, 500, "user_code_failed"),
     (RftError, 500, "engine_failed"),

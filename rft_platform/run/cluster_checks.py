@@ -29,9 +29,11 @@ def placement_problems(project: Project) -> Iterator[Finding]:
         yield error("mode colocate shares GPUs between engines and trainer; with cluster.kind ray set mode: both")
     nodes, wanted = project.cluster.nodes(), demands(config, project.gpus)
     there = "; ".join(map(str, nodes))
-    alone = [demand for demand in wanted if not any(node.holds(demand.bundle) for node in nodes)]
+    alone = [demand for demand in wanted if not any(map(demand.fits, nodes))]
+    all_have_home = all(node.has_home for node in nodes)
     for demand in alone:
-        yield error(f"{demand.key}: no node has {demand.bundle} for the {demand.what} (there is {there})")
+        which = "no node" if all_have_home or not demand.reads_home else f"no node that sees {project.home.root}"
+        yield error(f"{demand.key}: {which} has {demand.bundle} for the {demand.what} (there is {there})")
     least = config.cluster.gpu_per_node or 0
     if len([node for node in nodes if node.gpus >= least]) < config.cluster.node_num:
         yield error(f"cluster.node_num {config.cluster.node_num} with gpu_per_node {least}: there is {there}")
@@ -62,7 +64,7 @@ def access_problems(project: Project) -> Iterator[Finding]:
                 f"on it: start it with {AUTH_VARIABLE}={TOKEN_MODE}",
                 key="cluster",
             )
-        if not facts.sees_home:
+        if not facts.has_home:
             yield _without_home(project, node)
 
 

@@ -53,6 +53,9 @@ class Process:
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         return self.model.score(sequences)
 
+    def fetch_weights(self, folder: Path) -> None:
+        """Does nothing, because the process sees all folders."""
+
     def update_weights(self, folder: Path, policy_version: int) -> None:
         own = self.model.module.state_dict()
         tensors = {name: own[name] if name in self.stale else new for name, new in read_tensors(folder).items()}

@@ -132,7 +132,7 @@ def test_an_engine_on_a_machine_that_does_not_see_the_home_fetches_weights(
     (folder / "trainer_state" / "optimizer.safetensors").write_bytes(b"moments")
     url, _ = serve(hidden=home)
     with EngineClient(url, token=TOKEN) as engine:
-        with pytest.raises(WeightsAbsentError, match=f"{folder}: this machine does not see that folder") as refused:
+        with pytest.raises(WeightsAbsentError, match=f"{url} does not see {folder}") as refused:
             engine.update_weights(folder, 1)
         assert "set store_url" in refused.value.hint and engine.status().policy_version == 0
         open_mirror(home, f"file://{tmp_path}/store").take_over()

@@ -126,6 +126,9 @@ class Counting(EngineClient):
         self.probes += 1
         return []
 
+    def fetch_weights(self, folder: Path) -> None:
+        """Does nothing, because the process sees all folders."""
+
     def update_weights(self, folder: Path, policy_version: int) -> None:
         """Does nothing, because the process has no model."""
 

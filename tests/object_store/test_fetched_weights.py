@@ -1,14 +1,15 @@
 """Weights on a machine that does not see the home: what is stored of them, what is fetched, and what is kept."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import DamagedError, DiskFullError, StorageError, UserError
 from rft_platform.common.files import digest_file, write_sealed_json
 from rft_platform.object_store.mirror import open_mirror
-from rft_platform.object_store.weights import fetch_weights, lacks_weights, stored_weights
+from rft_platform.object_store.weights import fetch_weights, lacks_weights, served_weights, stored_weights
 
 FILES = {
     "config.json": "{}",
@@ -77,19 +78,61 @@ def test_a_folder_of_the_home_is_never_replaced(home: Path) -> None:
     assert (folder / "model.safetensors").read_text() == "changed here"
 
 
-def test_the_newest_fetched_checkpoints_are_kept(home: Path, tmp_path: Path) -> None:
+def test_the_next_fetch_removes_what_no_engine_serves(home: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     (there / "own").mkdir(parents=True)
-    for number in (1, 2, 3):
+    killed = there / ".global_step_9.000000-1-00000000.tmp"
+    killed.mkdir()
+
+    def fetch(number: int) -> Path:
         fetch_weights(there / f"global_step_{number}", stored(checkpoint(home, number)))
-    assert sorted(path.name for path in there.iterdir() if path.is_dir()) == ["global_step_2", "global_step_3", "own"]
+        return there / f"global_step_{number}"
+
+    served = served_weights(fetch(1))
+    assert served is not None
+    fetch(2)
+    assert served_weights(fetch(3) / "config.json") is None, "not a fetched folder"
+    left = sorted(path.name for path in there.iterdir() if path.is_dir())
+    assert left == ["global_step_1", "global_step_3", "own"]
+    served.close()
+    fetch(4)
+    assert sorted(path.name for path in there.iterdir() if path.is_dir()) == ["global_step_4", "own"]
+
+
+def test_weights_that_are_not_stored_are_refused_by_name(home: Path, tmp_path: Path) -> None:
+    folder = checkpoint(home, 1)
+    (folder / "model.safetensors").write_text("damaged")
+    with pytest.raises(DamagedError, match=r"model.safetensors: differs from its record, and is not stored"):
+        stored_weights(folder)
+    thinned = checkpoint(home, 2)
+    (thinned / "model.safetensors").unlink()
+    with pytest.raises(DamagedError, match=f"{thinned}: .*store holds no weights of it"):
+        stored_weights(thinned)
+
+
+def test_a_full_disk_and_a_missing_object_are_named_at_once(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, given = tmp_path / "there" / "global_step_1", stored(checkpoint(home, 1))
+    lost = {**given, "files": {"config.json": {**given["files"]["config.json"], "object": "files/lost"}}}
+    with pytest.raises(StorageError, match=r"does not find an object of it in .*check the address and the keys"):
+        fetch_weights(there, lost)
+    reads = []
+
+    def full(self: Path, data: bytes) -> int:
+        reads.append(self)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(DiskFullError):
+        fetch_weights(there, given)
+    assert len(reads) <= len(given["files"]), "a full disk is no reason to download again"
 
 
 def test_an_interrupted_fetch_leaves_no_folder(home: Path, tmp_path: Path) -> None:
     there, given = tmp_path / "there" / "global_step_1", stored(checkpoint(home, 1))
-    given["files"]["model.safetensors"]["sha256"] = "0" * 64
-    given["files"]["model.safetensors"]["size"] = 999
-    with pytest.raises(Exception, match=r"attempts to read it have failed|bytes were received"):
+    given["files"]["model.safetensors"]["object"] = "files/lost"
+    with pytest.raises(StorageError):
         fetch_weights(there, given)
     assert not there.exists()
 
@@ -106,15 +149,11 @@ def test_a_home_without_a_copy_names_nothing(tmp_path: Path) -> None:
     assert stored_weights(checkpoint(tmp_path / "home", 1)) is None
 
 
-def test_the_background_stores_weights_before_the_states_of_trainers_once_they_are_asked_for(home: Path) -> None:
+def test_weights_are_uploaded_once_and_before_the_states_of_trainers(home: Path) -> None:
     mirror = open_mirror(home, (home / "store" / "place.json").read_text().split('"')[3])
-    first = checkpoint(home, 1)
+    folder = checkpoint(home, 1)
     mirror.upload_later()
+    assert sorted(stored(folder)["files"]) == SERVED
     mirror.finish()
-    before = len(list((home.parent / "store" / "commits").iterdir()))
-    assert sorted(stored(first)["files"]) == SERVED
-    assert len(list((home.parent / "store" / "commits").iterdir())) == before, "all of it was stored already"
-    checkpoint(home, 2)
-    mirror.upload_later()
-    mirror.finish()
-    assert len(list((home.parent / "store" / "commits").iterdir())) == before + 2
+    files = [path.name.partition("-")[2] for path in (home.parent / "store" / "files").rglob("*") if path.is_file()]
+    assert len(files) == len(set(files))

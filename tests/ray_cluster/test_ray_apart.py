@@ -38,17 +38,20 @@ def apart(nodes: Raylets, home: Path) -> Iterator[int]:
 def cluster(home: Path, apart: int) -> Iterator["RayCluster"]:
     from rft_platform.cluster.ray.ray_cluster import RayCluster
 
-    made = RayCluster(home / "leases", home / "logs")
+    made = RayCluster(home / "leases", home / "logs", has_copy=True)
     yield made
     made.stop_all()
 
 
 def test_services_that_read_the_home_run_where_it_is(cluster: "RayCluster", apart: int, home: Path) -> None:
-    seen = [facts.sees_home for facts in cluster.facts().values()]
+    seen = [facts.has_home for facts in cluster.facts().values()]
     assert sorted(seen) == [False, *[True] * (len(seen) - 1)]
     where = Bundle(1, resources={f"extra-{apart}": 1.0})
-    with pytest.raises(StartError, match=rf"no node that sees {home} has 1 CPU, 0 GPUs, 1 extra-{apart}"):
+    assert [node.has_home for node in cluster.nodes()].count(False) == 1
+    with pytest.raises(StartError, match=rf"needs 1 x 1 CPU, 0 GPUs, 1 extra-{apart} on nodes that see {home}"):
         cluster.ensure(echo(bundle=where, reads_home=True))
+    with pytest.raises(StartError, match="needs 9 x 1 CPU"):
+        cluster.ensure(echo(bundle=Bundle(1), group=Group(1, 9, "any:0"), reads_home=True))
     assert ask(cluster.ensure(echo(bundle=Bundle(1), reads_home=True))).text == "hello"
     assert (home / "logs" / "echo.log").exists()
 
@@ -61,6 +64,15 @@ def test_other_services_leave_the_nodes_of_the_home_free(cluster: "RayCluster", 
     assert ask(cluster.ensure(echo(bundle=Bundle(1), group=Group(1, 2, "any:0"), reads_home=True))).text == "hello"
 
 
+def test_without_a_copy_of_the_home_all_services_run_where_it_is(cluster: "RayCluster", home: Path) -> None:
+    from rft_platform.cluster.ray.ray_cluster import RayCluster
+
+    for name in ("one", "two"):
+        RayCluster(home / "leases", home / "logs").ensure(echo(name=name, bundle=Bundle(1)))
+        assert (home / "logs" / f"{name}.log").exists()
+    assert not list((home / "leases").glob(".mark*"))
+
+
 def test_an_engine_on_a_node_without_the_home_fetches_weights(
     nodes: Raylets, apart: int, home: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
@@ -70,6 +82,7 @@ def test_an_engine_on_a_node_without_the_home_fetches_weights(
     file.write_text(yaml.safe_dump({**document, "store_url": None}))
     project = ProjectFolder(home, file)
     refused = project.rft("run", "--config", str(file), "--cluster", "ray", check=False)
+    assert not (home / "leases").exists(), "a refused start writes nothing"
     assert f"does not see {home}: mount it there under this path, or set store_url" in refused.stderr
     file.write_text(yaml.safe_dump(document))
     project.rft("run", "--config", str(file), "--cluster", "ray", "--detach-engines")

@@ -120,6 +120,8 @@ class FakeEngine:
     def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
         return {self.base_url: self.score(sequences)}
 
+    def fetch_weights(self, folder: Path) -> None: ...
+
     def update_weights(self, folder: Path, policy_version: int) -> None:
         self.policy_version = policy_version
 

@@ -17,7 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -102,6 +103,7 @@ class ServiceProcess:
     generation: int = 1
     token: str = field(default_factory=lambda: os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(32), repr=False)
     last_use: float = field(default_factory=time.monotonic)
+    requests: int = 0  # that run now, and reset the idle time
 
     @classmethod
     def from_environment(cls, kind: str) -> "ServiceProcess":
@@ -126,6 +128,17 @@ class ServiceProcess:
         """Reset the idle time."""
         self.last_use = time.monotonic()
 
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The service is not idle during the block, and its idle time begins at the end."""
+        self.touch()
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+            self.touch()
+
     async def stop_when_idle(self, busy: Callable[[], bool], stop: Callable[[], None]) -> None:
         """Call ``stop`` once the service is not ``busy`` and was not used for ``idle_timeout_s``."""
         if self.idle_timeout_s is None:
@@ -133,7 +146,7 @@ class ServiceProcess:
         remaining = self.idle_timeout_s
         while remaining > 0:
             await asyncio.sleep(remaining)
-            if busy():
+            if self.requests or busy():
                 self.touch()
             remaining = self.idle_timeout_s - (time.monotonic() - self.last_use)
         LOG.info("no request for %g s: the service stops", self.idle_timeout_s)

@@ -46,17 +46,17 @@ class NodeFacts:
 
     versions: Mapping[str, str]  # of Python, Ray and this platform, which must be the same on all nodes
     authentication: str  # Ray's mode
-    sees_home: bool  # whether the home of the project has the same path there
+    has_home: bool  # whether it sees the home of the project, under the same path
 
 
 def node_facts(mark: str, text: str) -> NodeFacts:
     """The facts of the node that runs this; ``mark`` is a file of the home, which holds ``text``."""
     try:
-        sees_home = Path(mark).read_text() == text
+        has_home = Path(mark).read_text() == text
     except OSError:
-        sees_home = False
+        has_home = False
     versions = {"Python": platform.python_version(), **{name: version(name) for name in ("ray", "rft-platform")}}
-    return NodeFacts(versions, os.environ.get(AUTH_VARIABLE, "disabled"), sees_home)
+    return NodeFacts(versions, os.environ.get(AUTH_VARIABLE, "disabled"), has_home)
 
 
 class ServiceActor:

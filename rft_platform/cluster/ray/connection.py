@@ -75,11 +75,6 @@ def _signal_handlers() -> dict[int, Any]:
     return {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
 
-def living_nodes(ray: Any) -> list[Node]:
-    """The nodes of the cluster that are alive, by address."""
-    return sorted((node_of(node) for node in ray.nodes() if node["Alive"]), key=lambda node: node.name)
-
-
 def node_of(node: Mapping[str, Any]) -> Node:
     """A node as Ray describes it."""
     held = node["Resources"]

@@ -16,34 +16,30 @@ _ENDPOINT_S = 60.0
 _NODE_ID = "ray.io/node-id"  # a label that Ray gives every node
 
 
-def node_selector(seeing: Sequence[str], service: Service) -> dict[str, Any]:
-    """Options of an actor, given the ids of the nodes that see the home; none if all do.
+def node_selector(with_home: Sequence[str], apart: Sequence[str], service: Service) -> dict[str, Any]:
+    """Options of an actor, given the ids of the nodes with the home and of those ``apart``; none without the latter.
 
-    A service that reads the home runs on one of them. Another one leaves them free, if the other nodes have room.
+    A service that reads the home runs where it is. Another one leaves these nodes free, if those apart have room.
     """
-    if not seeing:
+    if not apart:
         return {}
-    these = f"in({','.join(seeing)})"
+    beside_home, elsewhere = ({"label_selector": {_NODE_ID: f"in({','.join(ids)})"}} for ids in (with_home, apart))
     if service.reads_home:
-        return {"label_selector": {_NODE_ID: these}}
-    return {
-        "label_selector": {_NODE_ID: f"!{these}"},
-        "fallback_strategy": [{"label_selector": {_NODE_ID: these}}],
-    }
+        return dict(beside_home)
+    return {**elsewhere, "fallback_strategy": [beside_home]}
 
 
-def place_group(ray: Any, name: str, bundle: Bundle, service: Service, seeing: Sequence[str] = ()) -> Any:
-    """Reserve ``bundle`` on as many nodes as the group of ``service`` has, those that ``node_selector`` names."""
+def place_group(ray: Any, name: str, bundle: Bundle, service: Service, labels: Mapping[str, str] | None) -> Any:
+    """Reserve ``bundle`` on as many nodes as the group of ``service`` has, with these ``labels``."""
     wanted = {"CPU": bundle.cpus, "GPU": bundle.gpus, **bundle.resources}
     held = {resource: amount for resource, amount in wanted.items() if amount}
     nodes = service.group.nodes
-    labels = node_selector(seeing, service).get("label_selector")
     group = ray.util.placement_group(
         [held] * nodes,
         strategy="STRICT_SPREAD",
         name=name,
         lifetime="detached",
-        bundle_label_selector=[labels] * nodes if labels else None,
+        bundle_label_selector=[dict(labels)] * nodes if labels else None,
     )
     if not group.wait(service.start_timeout_s):
         remove_groups(ray, name)

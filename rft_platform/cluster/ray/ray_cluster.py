@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fnmatch import fnmatch
 from functools import cache
@@ -18,9 +18,8 @@ from typing import Any
 
 from rft_platform.cluster.interface import Address, Bundle, Node, Service, StartError, Status
 from rft_platform.cluster.local.file_cluster import END_S, FileCluster, StartProgress
-from rft_platform.cluster.local.locks import locked
 from rft_platform.cluster.ray.actors import NodeFacts, ServiceActor, WorkerActor, node_facts, travelling
-from rft_platform.cluster.ray.connection import ClusterError, joined, kill, living_nodes, lost, node_of
+from rft_platform.cluster.ray.connection import ClusterError, joined, kill, lost, node_of
 from rft_platform.cluster.ray.groups import (
     MEMBER,
     endpoint_of,
@@ -33,21 +32,23 @@ from rft_platform.cluster.ray.groups import (
 )
 from rft_platform.cluster.ray.ray_worker import RayWorker
 from rft_platform.cluster.ray.runtime_environment import runtime_environment
-from rft_platform.common.files import write_text
 
 _ASK_S = 15.0  # a node that is lost is declared dead after about so long
 _POLL_S = 0.1
 _FACTS_S = 60.0
-_SEES = dict[tuple[Path, str], bool]()  # whether a node, by its id, sees the home of this mark
+_HAVE_HOME = dict[tuple[Path, str], bool]()  # whether a node, by its id, sees this folder of a home
 _AT_ONCE = 16  # calls of a service's actor that do not wait for each other
 
 
 class RayCluster(FileCluster):
     """A ``Cluster`` of Ray. Start locks and generations are files in the home, which only some nodes may see."""
 
-    def __init__(self, leases: Path, logs: Path, address: str = "auto", namespace: str = "rft") -> None:
+    def __init__(
+        self, leases: Path, logs: Path, address: str = "auto", namespace: str = "rft", *, has_copy: bool = False
+    ) -> None:
+        """``has_copy``: the home has one on an object store, so that nodes without the home can run engines."""
         super().__init__(leases.absolute(), logs.absolute())
-        self._where, self._mark = (address, namespace), self.folder / "home.mark"
+        self._where, self._has_copy = (address, namespace), has_copy
         self._prefix = f"{hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]}/"
 
     @property
@@ -56,8 +57,9 @@ class RayCluster(FileCluster):
         return joined(*self._where)
 
     def nodes(self) -> list[Node]:
-        """The nodes that are alive."""
-        return living_nodes(self.ray)
+        """The nodes that are alive; each has the home, as far as ``facts`` has not found otherwise."""
+        known = [replace(node_of(each), has_home=self._has_home(node, True)) for node, each in self._alive().items()]
+        return sorted(known, key=lambda node: node.name)
 
     def facts(self) -> dict[str, NodeFacts]:
         """What each living node says of itself, by its address and the start of its id.
@@ -77,20 +79,20 @@ class RayCluster(FileCluster):
 
     def _ask_nodes(self, nodes: Sequence[str]) -> dict[str, NodeFacts]:
         """What the nodes with these ids say of themselves; without those that do not answer."""
-        ray, mark, found = self.ray, self._mark, dict[str, NodeFacts]()
-        with locked(mark):
-            if not mark.exists():
-                write_text(mark, secrets.token_hex(16))
+        ray, found = self.ray, dict[str, NodeFacts]()
         task = _remote(ray, node_facts)
-        asked = {node: task.options(num_cpus=0, max_retries=0, **_on(ray, node)) for node in nodes}
-        answers = {node: each.remote(str(mark), mark.read_text()) for node, each in asked.items()}
-        if answers:
+        with _marked(self.folder) as (mark, text):
+            asked = {node: task.options(num_cpus=0, max_retries=0, **_on(ray, node)) for node in nodes}
+            answers = {node: each.remote(str(mark), text) for node, each in asked.items()}
             ray.wait(list(answers.values()), num_returns=len(answers), timeout=_FACTS_S)
         for node, answer in answers.items():
             with suppress(ray.exceptions.RayError):  # its node is lost
                 found[node] = ray.get(answer, timeout=0)
-        _SEES.update({(mark, node): facts.sees_home for node, facts in found.items()})
+        _HAVE_HOME.update({(self.folder, node): facts.has_home for node, facts in found.items()})
         return found
+
+    def _has_home(self, node: str, otherwise: bool) -> bool:
+        return _HAVE_HOME.get((self.folder, node), otherwise)
 
     def _alive(self) -> dict[str, Mapping[str, Any]]:
         """The living nodes as Ray describes them, by their ids."""
@@ -170,35 +172,40 @@ class RayCluster(FileCluster):
             fixed = {"lifetime": "detached", "max_restarts": 0, "max_concurrency": _AT_ONCE}
             return _remote(ray, ServiceActor).options(**_reserved(bundle), **fixed, **options).remote(str(self.logs))
 
-        members, seeing = list[Any](), self._seeing_home(service, bundle)
+        members, where = list[Any](), self._where_to_run(service, bundle)
         try:
             if service.group.nodes > 1:
-                group = place_group(ray, f"{name}{MEMBER}{generation}", bundle, service, seeing)
+                group = place_group(ray, f"{name}{MEMBER}{generation}", bundle, service, where.get("label_selector"))
                 actor = new(name=name, **in_bundle(group, 0))
                 service = replace(service, group=replace(service.group, endpoint=endpoint_of(ray, actor, service)))
                 members = start_members(ray, new, group, f"{name}{MEMBER}{generation}.", service, environment)
             else:
-                actor = new(name=name, **node_selector(seeing, service))
+                actor = new(name=name, **where)
             started = actor.start.remote(service, generation, environment, members)
             return self._started(service, started, [member.until_lost.remote() for member in members])
         except BaseException:
             self._kill(service.name)
             raise
 
-    def _seeing_home(self, service: Service, bundle: Bundle) -> list[str]:
-        """The ids of the nodes that see the home; none if all do. Raises StartError if none of them has ``bundle``."""
+    def _where_to_run(self, service: Service, bundle: Bundle) -> dict[str, Any]:
+        """Options that place an actor of the service. Raises StartError if too few nodes with the home hold it.
+
+        Nodes that do not answer are neither chosen nor avoided, as long as all others have the home.
+        """
         nodes = {node: node_of(described) for node, described in self._alive().items()}
-        self._ask_nodes([node for node in nodes if (self._mark, node) not in _SEES])
-        seeing = [node for node in nodes if _SEES.get((self._mark, node))]
-        if len(seeing) == len(nodes):
-            return []
-        if service.reads_home and not any(nodes[node].holds(bundle) for node in seeing):
-            there = "; ".join(str(nodes[node]) for node in seeing) or "none"
+        if unknown := [node for node in nodes if (self.folder, node) not in _HAVE_HOME]:
+            self._ask_nodes(unknown)
+        with_home = [node for node in nodes if self._has_home(node, False)]
+        apart = [node for node in nodes if not self._has_home(node, True)]
+        reads_home = service.reads_home or not self._has_copy
+        fitting = [node for node in with_home if nodes[node].holds(bundle)]
+        if apart and reads_home and len(fitting) < service.group.nodes:
+            there = "; ".join(str(nodes[node]) for node in with_home) or "none"
             raise StartError(
-                f"Service {service.name!r} cannot be placed: no node that sees {self.folder.parent} has {bundle} "
-                f"(nodes that see it: {there})"
+                f"Service {service.name!r} cannot be placed: it needs {service.group.nodes} x {bundle} on nodes that "
+                f"see {self.folder.parent} (these are {there})"
             )
-        return seeing
+        return node_selector(with_home, apart, replace(service, reads_home=reads_home))
 
     def _started(self, service: Service, started: Any, losses: list[Any]) -> Address:
         """Wait for the answer of a starting actor, or for one of ``losses``: it would wait for that node in vain."""
@@ -294,6 +301,22 @@ class RayCluster(FileCluster):
 def _remote(ray: Any, plain: Any) -> Any:
     """The actor class of a plain class, or the task of a function, once per process: Ray stores each in the cluster."""
     return ray.remote(plain)
+
+
+@contextmanager
+def _marked(folder: Path) -> Iterator[tuple[Path, str]]:
+    """A file in ``folder`` during the block, by which nodes see whether they have the same folder; and its text."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    mark, text = folder / f".mark-{secrets.token_hex(8)}", secrets.token_hex(16)
+    try:
+        mark.write_text(text)
+        yield mark, text
+    finally:
+        mark.unlink(missing_ok=True)
+        for each in made:
+            with suppress(OSError):  # another process uses it meanwhile
+                each.rmdir()
 
 
 def _on(ray: Any, node: str) -> dict[str, Any]:

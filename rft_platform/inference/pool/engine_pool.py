@@ -245,6 +245,10 @@ class EnginePool:
 
     # --- control
 
+    def fetch_weights(self, folder: Path) -> None:
+        """Let the machines of the replicas that do not see the home fetch the weights in ``folder``; they serve on."""
+        self._broadcaster.answers(lambda client: client.fetch_weights(folder))
+
     def update_weights(self, folder: Path, policy_version: int) -> None:
         """Swap the weights of all replicas or of none: if one refuses, the others get their previous weights back.
 

@@ -7,14 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 from fastapi import APIRouter, FastAPI
 from fastapi import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from rft_platform.common import json_codec
-from rft_platform.common.errors import UserError, WeightsAbsentError
+from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import (
     VERSION_HEADER,
     EngineStatus,
@@ -24,7 +24,8 @@ from rft_platform.inference.interface import (
     SamplingParams,
 )
 from rft_platform.inference.serving.request_body import json_object
-from rft_platform.object_store.weights import fetch_weights, lacks_weights
+from rft_platform.inference.serving.weight_files import is_adapter
+from rft_platform.object_store.weights import fetch_weights, lacks_weights, served_weights
 from rft_platform.openai_api.errors import ApiError
 
 PAUSE_MODES = ("keep", "abort", "wait")
@@ -35,6 +36,7 @@ ROUTES = (
     "generate",
     "decode",
     "score",
+    "fetch_weights",
     "update_weights",
     "pause",
     "resume",
@@ -119,6 +121,7 @@ class ControlPlane:
     def __init__(self, engine: ServedEngine, stop: Callable[[], None]) -> None:
         self.engine = engine
         self.stop = stop
+        self._served: dict[bool, IO[str]] = {}  # keep fetched weights: full ones, and an adapter
 
     async def status(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """``EngineStatus`` as JSON."""
@@ -157,17 +160,22 @@ class ControlPlane:
         """{sequences} -> {logprobs}"""
         return _columns({"logprobs": await self.engine.score(body["sequences"])})
 
-    async def update_weights(self, body: dict[str, Any], http: HttpRequest) -> Response:
-        """{folder, policy_version, stored} -> status, after the new weights are active.
-
-        ``stored``: where to fetch the folder from, given after the refusal without it (``object_store.weights``).
-        """
+    async def fetch_weights(self, body: dict[str, Any], http: HttpRequest) -> Response:
+        """{folder, stored} -> {here}: whether this machine has the folder; with ``stored`` it fetches it."""
         folder, stored = Path(body["folder"]), body.get("stored")
         if stored is not None:
             await asyncio.to_thread(fetch_weights, folder, stored)
-        elif lacks_weights(folder):
-            raise WeightsAbsentError(f"{folder}: this machine does not see that folder of the project's home")
+        return JSONResponse({"here": stored is not None or not lacks_weights(folder)})
+
+    async def update_weights(self, body: dict[str, Any], http: HttpRequest) -> Response:
+        """{folder, policy_version} -> status, after the new weights are active."""
+        folder = Path(body["folder"])
         await self.engine.update_weights(folder, int(body["policy_version"]))
+        served, kind = served_weights(folder), is_adapter(folder)  # the full weights below an adapter are served, too
+        if before := self._served.pop(kind, None):
+            before.close()
+        if served is not None:
+            self._served[kind] = served
         return JSONResponse(asdict(self.engine.status()))
 
     async def pause(self, body: dict[str, Any], http: HttpRequest) -> Response:

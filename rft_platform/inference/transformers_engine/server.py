@@ -5,7 +5,7 @@ import json
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,6 @@ class StampVersion:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        counted = scope["path"] not in UNCOUNTED_PATHS
-        if counted:
-            self.service.touch()
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -72,10 +69,9 @@ class StampVersion:
                 MutableHeaders(scope=message).setdefault(VERSION_HEADER, version)
             await send(message)
 
-        with log_context(PhaseContext.from_header(Headers(scope=scope).get(HEADER, ""))):
+        use = nullcontext() if scope["path"] in UNCOUNTED_PATHS else self.service.in_use()
+        with use, log_context(PhaseContext.from_header(Headers(scope=scope).get(HEADER, ""))):
             await self.app(scope, receive, stamped)
-        if counted:
-            self.service.touch()
 
 
 def serve(settings: EngineSettings, service: ServiceProcess) -> None:

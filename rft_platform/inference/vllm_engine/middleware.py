@@ -9,6 +9,7 @@ import atexit
 import json
 import logging
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +108,9 @@ class EnginePlanes:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        counted = path not in UNCOUNTED_PATHS
-        if counted:
-            self.service.touch()
-        try:
-            with log_context(PhaseContext.from_header(Headers(scope=scope).get(HEADER, ""))):
-                await self._dispatch(path, scope, receive, send)
-        finally:
-            if counted:
-                self.service.touch()
+        use = nullcontext() if path in UNCOUNTED_PATHS else self.service.in_use()
+        with use, log_context(PhaseContext.from_header(Headers(scope=scope).get(HEADER, ""))):
+            await self._dispatch(path, scope, receive, send)
 
     async def _dispatch(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         engine = self.engine

@@ -62,12 +62,14 @@ def deploy(engine: PolicyEngine, policy: Policy, least_serving: int | None = Non
     same = (before.policy_version, before.weights_digest) == (policy.policy_version, policy.weights_digest)
     if same and not before.paused:  # a paused engine was interrupted before the canary ended: repeat the canary
         return None
+    folder = Path(policy.folder)
+    fetch_missing(folder)
+    engine.fetch_weights(folder)  # before the engine is paused
     if least_serving is not None and isinstance(engine, EnginePool):
         found = engine.roll(lambda client: deploy(client, policy), least_serving)
         return max((each for each in found if each is not None), default=None)
-    fetch_missing(Path(policy.folder))
     version, digest = policy.policy_version, policy.weights_digest
-    difference = update_checked(engine, Path(policy.folder), version, policy.canary, digest)
+    difference = update_checked(engine, folder, version, policy.canary, digest)
     if before.paused:
         engine.resume()
     return difference

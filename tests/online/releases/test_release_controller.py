@@ -44,6 +44,9 @@ class SimulatedEngine:
     def resume(self) -> None:
         self._status = replace(self._status, paused=False)
 
+    def fetch_weights(self, folder: Path) -> None:
+        """Does nothing, because the process sees all folders."""
+
     def update_weights(self, folder: Path, policy_version: int) -> None:
         if folder.name == "damaged":
             raise UserError("these weights are damaged")
