@@ -117,9 +117,9 @@ def cluster_findings(home: Home) -> Iterator[Finding]:
         return
     project = Project(home, config)
     try:
+        found = list(access_problems(project))
         for node in project.cluster.nodes():
             yield note(f"Ray node {node}", key="cluster")
-        found = list(access_problems(project))
     except RftError as problem:
         yield error(str(problem), key="cluster")
         return
