@@ -25,7 +25,7 @@ from rft_platform.online.gateway.limits import CallLimitError, CallLimits, Limit
 from rft_platform.online.releases.routing import CANDIDATE, Route, Router, ServedEngine
 from rft_platform.online.traffic.database import FIRST_IMPORTED
 from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall
-from rft_platform.online.traffic.selection import Selection
+from rft_platform.online.traffic.selection import Selection, unit_of
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
 from rft_platform.rollout.recording.gateway import RecordingApp, RunRecord
@@ -322,7 +322,7 @@ class TrafficApp(RecordingApp):
             return
         route, tenant = record.route, record.tenant
         place = self._place_of(headers, record.body)
-        unit = place.get("run_id") or place.get("conversation") or calls[0].msg_id
+        unit = unit_of(tenant, place, calls[0].msg_id)
         decision = self._selection.decide(record.body, calls[0].response, unit, headers, tenant)
         if not decision.accept:
             counts.not_selected += 1
