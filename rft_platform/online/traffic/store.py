@@ -344,10 +344,12 @@ class TrafficStore:
             query = query.where(Call.msg_id.in_(feedback.msg_ids))
             if feedback.choice is not None:
                 query = query.where(Call.choice == feedback.choice)
-        elif feedback.conversation is not None:
-            query = query.where(Call.conversation == feedback.conversation)
         else:
-            query = query.where(Call.task_id == feedback.task_id, Call.run_id == feedback.run_id)
+            names_run = feedback.task_id is not None and feedback.run_id is not None
+            if feedback.conversation is not None:
+                query = query.where(Call.conversation == feedback.conversation)
+            if names_run or feedback.conversation is None:
+                query = query.where(Call.task_id == feedback.task_id, Call.run_id == feedback.run_id)
         return list(session.scalars(query if not feedback.tenant else query.where(Call.tenant == feedback.tenant)))
 
     def _committed(self, session: Session, *, lock: bool = False) -> Iterator[CommittedRow]:

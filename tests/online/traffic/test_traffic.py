@@ -153,6 +153,17 @@ def test_a_restricted_commit_splits_no_run(store, clock) -> None:
     assert store.commit(max_age_s=30) == CommitResult(committed=2)
 
 
+def test_a_feedback_on_a_run_of_a_conversation_leaves_the_other_runs(store) -> None:
+    store.record(call(run, task_id=f"t{run}", run_id="0", conversation="c") for run in "ab")
+    for run, reward in (("a", 1.0), ("b", 0.0)):
+        named = {"task_id": f"t{run}", "run_id": "0", "conversation": "c"}
+        assert store.give_feedback(feedback(f"f{run}", value=reward, **named)) == FeedbackResult(matched=1)
+    assert [each.reward for each in store.calls(["a", "b"])] == [1.0, 0.0]
+    elsewhere = feedback("g", task_id="ta", run_id="0", conversation="other")
+    assert store.give_feedback(elsewhere) == FeedbackResult()
+    assert store.give_feedback(feedback("h", conversation="c", value=0.5)).matched == 2
+
+
 def test_a_feedback_is_about_one_choice(store) -> None:
     store.record([call("a", choice=number) for number in range(3)])
     assert store.give_feedback(feedback("f1", "a", value=1.0, choice=1)) == FeedbackResult(matched=1)
