@@ -224,6 +224,15 @@ def test_a_feedback_id_with_another_body_is_a_conflict(service) -> None:
     assert [call.reward for call in service.store.calls(ids)] == [1.0, None]
 
 
+def test_a_refused_report_can_be_corrected_under_its_id(service) -> None:
+    answer = service.client().chat.completions.create(model="m", messages=QUESTION, n=2, max_tokens=2)
+    body = {"msg_ids": [answer.id], "metric": "helpful", "value": 4, "reward": 1, "feedback_id": "ticket-1"}
+    refused = service.post("/feedback", json.dumps(body))
+    assert (refused.status_code, "has 2 choices" in refused.json()["error"]["message"]) == (400, True)
+    assert service.post("/feedback", json.dumps({**body, "choice": 0})).json()["matched"] == 1
+    assert [call.reward for call in service.store.calls([answer.id])] == [1.0, None]
+
+
 @pytest.mark.parametrize("reward", [-0.1, 1.1, 1e6, 1e308, -1e308])
 def test_a_reward_outside_0_to_1_is_refused_unless_other_bounds_are_declared(service, reward) -> None:
     answer = service.client().chat.completions.create(model="m", messages=QUESTION, max_tokens=3)

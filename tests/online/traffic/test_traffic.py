@@ -306,6 +306,21 @@ def test_a_reward_names_the_choice_of_an_answer_with_several(store) -> None:
     assert [each.reward for each in store.calls(["b"])] == [None, None, 1.0]
 
 
+def test_a_report_of_several_metrics_is_stored_as_a_whole_or_not_at_all(store) -> None:
+    store.record(call("a", choice=number) for number in range(2))
+    helpful = feedback("ticket-1", "a", metric="helpful", value=4.0)
+    reward, clash = feedback("ticket-1:reward", "a"), feedback("ticket-1:solved", "a", metric="solved", choice=0)
+    with pytest.raises(UserError, match="the answer a has 2 choices"):
+        store.give_feedback(helpful, reward)
+    corrected = [replace(each, choice=1, request={"choice": 1}) for each in (helpful, reward)]
+    assert store.give_feedback(*corrected) == FeedbackResult(matched=1)
+    assert [each.reward for each in store.calls(["a"])] == [None, 1.0]
+    assert store.give_feedback(*corrected) == FeedbackResult(duplicate=1)
+    with pytest.raises(ReusedFeedbackIdError):
+        store.give_feedback(clash, replace(corrected[1], value=0.0))
+    assert store.give_feedback(clash) == FeedbackResult(matched=1), "it was not stored before"
+
+
 def test_rows_are_counted_for_each_tenant(store) -> None:
     store.record([call("a", tenant="shop"), call("b", tenant="bank"), call("c", tenant="bank")])
     found = (store.counts("shop")["recorded"], store.counts("bank")["recorded"], store.counts()["recorded"])
