@@ -166,11 +166,12 @@ class TrafficStore:
         same = {call.msg_id for call in open_calls if self._train_on == PLAIN and _is_repeated(call, feedback)}
         if trains(feedback, self._train_on):
             run = feedback.run_id if feedback.run_id is not None else _run_of(known)
+            task = feedback.task_id or _task_of(session, calls[0], feedback, run)
             found = rewards(session, open_calls, feedback, self._train_on)
             for call in (call for call in open_calls if call.number in found):
                 call.state = UNTRAINABLE if call.state == UNTRAINABLE else LABELLED
                 call.reward, call.labelled_at = found[call.number], now
-                call.task_id = call.task_id or feedback.task_id or run
+                call.task_id = call.task_id or task
                 call.run_id = call.run_id or run
         changed = {call.msg_id for call in open_calls}
         return FeedbackResult(
@@ -400,6 +401,16 @@ def _is_repeated(call: Call, feedback: NewFeedback) -> bool:
     if feedback.metric != REWARD or feedback.comment or feedback.correction:
         return False
     return call.labelled_at is not None and call.reward == feedback.value
+
+
+def _task_of(session: Session, call: Call, feedback: NewFeedback, run: str) -> str:
+    """The task of a run whose task nobody named: the run, but each further prompt of a text completion is a task."""
+    if feedback.choice is None:
+        return run
+    query = select(Call.choice, Call.model_call["prompt_ids"]).where(Call.msg_id == call.msg_id).order_by(Call.choice)
+    prompts: dict[int, Any] = dict(session.execute(query).all())
+    first = next(choice for choice, prompt in prompts.items() if prompt == prompts[call.choice])
+    return _run_of([run, f"prompt of choice {first}"]) if first > min(prompts) else run
 
 
 def _run_of(msg_ids: Iterable[str]) -> str:

@@ -306,6 +306,22 @@ def test_a_reward_names_the_choice_of_an_answer_with_several(store) -> None:
     assert [each.reward for each in store.calls(["b"])] == [None, None, 1.0]
 
 
+def test_the_prompts_of_one_completion_are_tasks_of_their_own(store) -> None:
+    recorded = {**RECORDED, "engine": "test", "template_hash": ""}
+    prompts = [[1], [1], [2], [2]]  # two prompts with n=2
+    store.record(call("a", choice=n, model_call={**recorded, "prompt_ids": ids}) for n, ids in enumerate(prompts))
+    for choice in range(4):
+        store.give_feedback(feedback(f"f{choice}", "a", choice=choice, value=choice / 4))
+    assert store.commit(group_size=3) == CommitResult(pending_groups=2)
+    assert store.commit(group_size=2) == CommitResult(committed=4)
+    rows = rows_of_traffic(store.settle(1), 1)
+    groups: dict[str, list[list[int]]] = {}
+    for row in rows:
+        groups.setdefault(row.group_id, []).append(row.call.prompt_ids)
+    assert list(groups.values()) == [[[1], [1]], [[2], [2]]]
+    assert len({row.run_id for row in rows}) == 4
+
+
 def test_a_report_of_several_metrics_is_stored_as_a_whole_or_not_at_all(store) -> None:
     store.record(call("a", choice=number) for number in range(2))
     helpful = feedback("ticket-1", "a", metric="helpful", value=4.0)
