@@ -46,7 +46,7 @@ class Reaction:
 def unjudged_reactions(engine: Engine, since: float, most: int) -> list[Reaction]:
     """The newest ``most`` answers after ``since`` that have no reward, were not judged yet, and have a next call.
 
-    With ``service.train_on`` an answer may have a reward, of a person or an earlier verdict, and wait for other metrics.
+    With ``service.train_on`` an answer that has a reward, of a person or a verdict, may wait for other metrics.
     """
     oldest = select(Call.number).where(Call.recorded_at >= since).order_by(Call.recorded_at).limit(_OUT_OF_ORDER)
     later = aliased(Call)

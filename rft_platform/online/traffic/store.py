@@ -146,7 +146,8 @@ class TrafficStore:
         now = self._clock()
         parts = [redacted_feedback(each, self._redaction) for each in (feedback, *further)]
         with self._transaction() as session:
-            return [self._give(session, each, now) for each in parts][0]
+            results = [self._give(session, each, now) for each in parts]
+        return results[0]
 
     def _give(self, session: Session, feedback: NewFeedback, now: float) -> FeedbackResult:
         """Store one redacted feedback and label its calls."""
