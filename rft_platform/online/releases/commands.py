@@ -104,11 +104,11 @@ class ReleaseCommands:
         if version is not None:
             self._known(version)
         target = running.base_version if running is not None and version is None else version
-        replaced = self.serving()
+        replaced = self.serving() if running is None else running.base_version
         if target is None:
             target = self._predecessor(replaced)
         if running is not None:
-            self._finish(running, "rolled_back", target, reason)
+            self._finish(running, "rolled_back", target, reason, replaced=replaced)
         else:
             self.store.serve(target, "rolled_back", reason, replaced=replaced)
         return target
@@ -175,10 +175,11 @@ class ReleaseCommands:
         candidate = _find(versions, newest).version
         return self.store.start(kind, self.serving(), candidate, share, sticky, rule, reason)
 
-    def _finish(self, running: Release, status: Status, version: int, reason: str) -> None:
+    def _finish(self, running: Release, status: Status, version: int, reason: str, **details: Any) -> None:
         """End a release and serve ``version``, also if the release has just ended automatically."""
-        if not self.store.finish(running.number, status, version, reason, running.report):
-            self.store.serve(version, status, reason)
+        if not self.store.finish(running.number, status, version, reason, running.report, **details):
+            replaced = {"replaced": self.serving()} if status == "rolled_back" else {}
+            self.store.serve(version, status, reason, **replaced)
 
     def _known(self, version: int) -> ServableVersion:
         return _find(self._versions(), version)

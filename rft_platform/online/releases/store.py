@@ -212,15 +212,20 @@ class ReleaseStore:
             row.looks, row.reason, row.report = row.looks + 1, reason, dict(report)
             session.add(Event(at=self._clock(), kind=f"{row.kind}_looked", reason=reason, details={"release": number}))
 
-    def finish(self, number: int, status: Status, serve: int, reason: str, report: Mapping[str, Any]) -> bool:
-        """End a release; version ``serve`` serves from now on. False, without a change, if the release has ended."""
+    def finish(
+        self, number: int, status: Status, serve: int, reason: str, report: Mapping[str, Any], **details: Any
+    ) -> bool:
+        """End a release; version ``serve`` serves from now on. False, without a change, if the release has ended.
+
+        ``details`` are stored with the event.
+        """
         now = self._clock()
         with self._transaction() as session:
             row = session.get(ReleaseRow, number, with_for_update=True)
             if row is None or row.status != "running":
                 return False
             row.status, row.ended_at, row.reason, row.report = status, now, reason, dict(report)
-            self._serve(session, serve, f"{row.kind}_{status}", reason, release=number)
+            self._serve(session, serve, f"{row.kind}_{status}", reason, release=number, **details)
             return True
 
     def successes(self, release: Release) -> dict[Arm, Successes]:

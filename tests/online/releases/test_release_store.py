@@ -142,6 +142,26 @@ def test_a_decision_holds_although_the_release_ends_meanwhile(made, monkeypatch)
         assert made.store.served() == served
 
 
+def test_a_rollback_to_a_named_version_withdraws_the_base_that_it_replaces(made) -> None:
+    made.commands.promote(1)
+    made.commands.canary(2)
+    assert made.commands.roll_back(0, "1 is bad too") == 0
+    assert made.store.verdicts() == {2: "canary 1", 1: "a roll-back", 0: None}
+    made.commands.promote(3)
+    assert made.commands.roll_back() == 0
+
+
+def test_a_rollback_withdraws_the_candidate_that_was_promoted_meanwhile(made, monkeypatch) -> None:
+    made.commands.promote(1)
+    release = made.commands.canary(2)
+    made.store.finish(release.number, "promoted", 2, "decided by itself", {})
+    with monkeypatch.context() as patch:
+        found = iter([release])
+        patch.setattr(made.store, "running", lambda: next(found, None))
+        assert made.commands.roll_back() == 1
+    assert made.store.verdicts() == {2: "a roll-back", 1: None}
+
+
 def test_one_release_runs_at_a_time(made) -> None:
     release = made.commands.canary(3, share=0.25)
     assert made.store.running() == release
