@@ -255,6 +255,19 @@ def test_several_calls_of_a_run_are_one_run(made) -> None:
     assert all("reward IS NOT NULL" in each for each in statements if "FROM calls" in each)
 
 
+def test_a_run_counts_by_its_last_rated_call_and_each_choice_is_a_run(made) -> None:
+    release = made.commands.ab_test(3)
+    base, candidate = f"{release.number}/base", f"{release.number}/candidate"
+    for reward in (0.0, None, 1.0):
+        made.answer(candidate, reward, subject="ann", task_id="t", run_id="0")
+    made.traffic.record(NewCall("m", choice, {}, 1, 10, 0.0, variant=base, subject="bob") for choice in (0, 1))
+    for choice in (0, 1):
+        made.traffic.give_feedback(NewFeedback(f"choice{choice}", ["m"], float(choice), choice=choice))
+    assert made.store.successes(release) == {"base": Successes(1, 2), "candidate": Successes(1, 1)}
+    outcomes = made.store.outcomes(release)
+    assert {arm: outcomes[arm]["accuracy"] for arm in outcomes} == {"base": [0.5], "candidate": [1.0]}
+
+
 def test_scores_are_compared(made) -> None:
     assert made.commands.compare(1, 3)["difference"] == {"reward": pytest.approx(0.2)}
 
