@@ -219,7 +219,9 @@ class TrafficApp(RecordingApp):
         assert isinstance(record, TrafficRun)
         calls = record.history.calls()
         if record.reserved is not None and (calls or not cancelled):
-            used = sum(len(call.response_ids) for call in calls) + (len(calls[0].prompt_ids) if calls else 0)
+            choices = int(record.body.get("n") or 1)  # of each prompt; the limits of a call have checked the number
+            prompts = {call.choice // choices: len(call.prompt_ids) for call in calls}
+            used = sum(len(call.response_ids) for call in calls) + sum(prompts.values())
             self._limits.settle_tokens(caller_of(record.tenant), record.reserved, used)
 
     async def send(self, record: RunRecord, request: Any) -> Any:
