@@ -110,6 +110,21 @@ def test_a_rollback_skips_versions_that_were_not_released(made) -> None:
     assert ReleaseCommands(made.store, lambda: versions).roll_back() == 0
 
 
+def test_a_version_without_weights_never_serves(made) -> None:
+    versions = [ServableVersion(n, n, None, True, {}, has_weights=n in (1, 3)) for n in range(5)]
+    commands = ReleaseCommands(made.store, lambda: versions)
+    refused = r"version 2 cannot serve, because its weights were removed \(trainer.max_.* are kept, which are 1, 3"
+    for command in (commands.promote, commands.roll_back, commands.canary, commands.ab_test):
+        with pytest.raises(UserError, match=refused):
+            command(2)
+    with pytest.raises(UserError, match="version 4 cannot serve"):
+        commands.promote(None)
+    commands.promote(3)
+    assert (commands.fallback(), commands.roll_back(), commands.fallback()) == (1, 1, None)
+    with pytest.raises(UserError, match="no earlier released one to roll back to; the weights of 0 were removed"):
+        commands.roll_back()
+
+
 def test_a_rollback_skips_versions_that_production_withdrew(made) -> None:
     made.commands.promote(1)
     lost = made.commands.canary(2)
