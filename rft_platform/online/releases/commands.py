@@ -192,7 +192,7 @@ class ReleaseCommands:
             self.store.serve(version, status, reason, **replaced)
 
     def _previous(self, version: int) -> int | None:
-        """The newest earlier version that was released, has weights, and was not withdrawn."""
+        """The newest released version before ``version`` that has weights and was not withdrawn."""
         withdrawn = self._withdrawn()
         return max((each for each in self._earlier(version, True) if each not in withdrawn), default=None)
 
