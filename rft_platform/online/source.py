@@ -12,7 +12,7 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.experience.notes import ASIDE
 from rft_platform.model_registry.run_traces import GivenFeedback
 from rft_platform.online.releases.store import ReleaseStore
-from rft_platform.online.releases.versions import policy_of_version
+from rft_platform.online.releases.versions import policy_of_version, release_commands
 from rft_platform.online.traffic.database import FIRST_IMPORTED, Call, Feedback, FeedbackCall, readings
 from rft_platform.online.traffic.demonstrations import collect_demonstrations, experts_of_traffic
 from rft_platform.online.traffic.project_traffic import next_choice, round_rule, traffic_database, traffic_store
@@ -112,10 +112,13 @@ class ProductionTraffic:
         return served if served is not None and served <= FIRST_IMPORTED else None
 
     def policies_in_release(self) -> list[Policy]:
-        """Both versions of a running canary or A/B test."""
-        running = ReleaseStore(traffic_database(self._project)).running()
+        """Both versions of a running canary or A/B test, and the version that a roll-back would serve."""
+        commands = release_commands(self._project)
+        running = commands.store.running()
         versions = () if running is None else (running.base_version, running.candidate_version)
-        found = [policy_of_version(self._project, version) for version in versions]
+        fallback = commands.fallback()
+        named = versions if fallback is None else (*versions, fallback)
+        found = [policy_of_version(self._project, version) for version in named]
         return [policy for policy in found if policy is not None]
 
     def verdicts(self) -> Mapping[int, str | None]:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rft_platform.common.digests import MANIFEST, SAVED_STATE, THINNED, checkpoint_damage
+from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_file, write_json, write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.model_registry.manifests import chain
@@ -16,12 +17,13 @@ from rft_platform.object_store.mirror import HomeMirror, open_mirror, store_chan
 from rft_platform.online.project import open_project, project_in
 from rft_platform.online.releases.rules import canary_rule
 from rft_platform.online.releases.store import ReleaseStore
+from rft_platform.online.releases.versions import release_commands
 from rft_platform.online.traffic.project_traffic import traffic_database
 from rft_platform.rounds.maintenance import checkpoint_retention
 from rft_platform.rounds.maintenance.checkpoint_retention import DISCARDED, needed_to_repeat, thin_checkpoints
 from rft_platform.rounds.project.policy import take_snapshot
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, publish, write_snapshot
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write, write_snapshot
 
 
 class Registry:
@@ -84,11 +86,29 @@ def test_policies_at_multiples_of_so_many_steps_stay_whole_too(project: Project)
     assert whole(marked) == [0, 4, 5, 6]
 
 
-def test_versions_in_production_stay_whole(project: Project) -> None:
+def served(project: Project) -> Project:
+    """The project as one of production traffic."""
     stored = yaml.safe_load(project.home.config_file.read_text())
     online = {"trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
     write_text(project.home.config_file, yaml.safe_dump({**stored, "buffer": online}))
-    opened = open_project(project.home)
+    return open_project(project.home)
+
+
+def test_the_version_of_a_rollback_stays_whole_and_none_serves_without_weights(project: Project) -> None:
+    opened = served(project)
+    for number in range(1, 7):
+        write(opened.store, number, RoundEvaluation())
+    commands = release_commands(opened)
+    commands.promote(4)
+    thin_checkpoints(opened, Registry())  # type: ignore[arg-type]
+    assert whole(opened) == [0, 2, 4, 5, 6]
+    with pytest.raises(UserError, match=r"version 1 cannot serve, .* are kept, which are 0, 2, 3, 4, 5, 6"):
+        commands.promote(1)
+    assert [commands.roll_back() for _ in range(3)] == [3, 2, 0], "version 3 has the weights of 2"
+
+
+def test_versions_in_production_stay_whole(project: Project) -> None:
+    opened = served(project)
     releases = ReleaseStore(traffic_database(opened))
     releases.serve(2, "rolled_back", "by hand")
     releases.start("canary", 2, 4, 0.1, "conversation", canary_rule(), "a try")

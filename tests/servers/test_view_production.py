@@ -61,7 +61,8 @@ def test_fields_that_are_not_valid_and_projects_without_traffic_are_refused(home
         call_search({"since": "yesterday"})
     with pytest.raises(UserError, match="least 'x': expected a number"):
         call_search({"least": "x"})
-    assert call_search({"since": "2023-11-14T22:13:20"}) == CallSearch(since=START)
+    for time in ("2023-11-14T22:13:20", "2023-11-14T22:13:20Z", "2023-11-15T00:13:20+02:00"):
+        assert call_search({"since": time}) == CallSearch(since=START)
     offline = Home(tmp_path / "offline")
     write_text(offline.config_file, yaml.safe_dump({"model": {"model_path": "m"}, "buffer": {"explorer_input": {
         "taskset": {"path": "t.jsonl"}}}}))  # fmt: skip

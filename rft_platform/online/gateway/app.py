@@ -27,7 +27,7 @@ from rft_platform.online.traffic.database import DatabaseUnavailableError
 from rft_platform.online.traffic.declared_metrics import DeclaredMetrics, MetricError, further_id
 from rft_platform.online.traffic.incoming import NewFeedback
 from rft_platform.online.traffic.reader import TrafficReader
-from rft_platform.online.traffic.store import FeedbackResult, ReusedFeedbackIdError
+from rft_platform.online.traffic.store import ReusedFeedbackIdError
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api import errors
 from rft_platform.openai_api.errors import ApiError
@@ -101,10 +101,8 @@ def _traffic_routes(
         """Label the calls that the feedback is about; the answer says how many calls were labelled."""
         tenant = gateway.tenant_of(headers_of(request.scope))
         _check_metrics(given, metrics or DeclaredMetrics.of_service())
-        first, *further = _feedback_of(given, tenant)
-        result = await _store(writer, first)
-        for each in further:
-            await _store(writer, each)
+        parts = _feedback_of(given, tenant)
+        result = await writer.run(lambda store: store.give_feedback(*parts))
         counts = {"matched": result.matched, "duplicate": result.duplicate, "late": result.late}
         known = result.matched or result.duplicate or result.late
         body = {"status": "success" if known else "unknown", **counts, "unknown": list(result.unknown)}
@@ -289,7 +287,3 @@ def _feedback_of(given: FeedbackRequest, tenant: str) -> list[NewFeedback]:
         replace(rest, feedback_id=further_id(first.feedback_id, name), metric=name, value=value)
         for name, value in values.items()
     ]
-
-
-async def _store(writer: TrafficWriter, feedback: NewFeedback) -> FeedbackResult:
-    return await writer.run(lambda store: store.give_feedback(feedback))

@@ -25,7 +25,7 @@ from rft_platform.online.gateway.limits import CallLimitError, CallLimits, Limit
 from rft_platform.online.releases.routing import CANDIDATE, Route, Router, ServedEngine
 from rft_platform.online.traffic.database import FIRST_IMPORTED
 from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall
-from rft_platform.online.traffic.selection import Selection
+from rft_platform.online.traffic.selection import Selection, unit_of
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
 from rft_platform.rollout.recording.gateway import RecordingApp, RunRecord
@@ -219,7 +219,9 @@ class TrafficApp(RecordingApp):
         assert isinstance(record, TrafficRun)
         calls = record.history.calls()
         if record.reserved is not None and (calls or not cancelled):
-            used = sum(len(call.response_ids) for call in calls) + (len(calls[0].prompt_ids) if calls else 0)
+            choices = int(record.body.get("n") or 1)  # of each prompt; the limits of a call have checked the number
+            prompts = {call.choice // choices: len(call.prompt_ids) for call in calls}
+            used = sum(len(call.response_ids) for call in calls) + sum(prompts.values())
             self._limits.settle_tokens(caller_of(record.tenant), record.reserved, used)
 
     async def send(self, record: RunRecord, request: Any) -> Any:
@@ -322,7 +324,7 @@ class TrafficApp(RecordingApp):
             return
         route, tenant = record.route, record.tenant
         place = self._place_of(headers, record.body)
-        unit = place.get("run_id") or place.get("conversation") or calls[0].msg_id
+        unit = unit_of(tenant, place, calls[0].msg_id)
         decision = self._selection.decide(record.body, calls[0].response, unit, headers, tenant)
         if not decision.accept:
             counts.not_selected += 1

@@ -26,6 +26,7 @@ class ServableVersion:
     model_version: str | None  # in the model registry
     released: bool  # its evaluation promoted it, or none was due; the newest released version serves by default
     scores: dict[str, float]  # from its evaluation on held-out tasks
+    has_weights: bool = True  # False: ``trainer.max_checkpoints_to_keep`` removed them, so it cannot serve
 
 
 class ReleaseCommands:
@@ -86,8 +87,9 @@ class ReleaseCommands:
 
     def promote(self, version: int | None = None, reason: str = "promoted by hand") -> int | None:
         """Serve a version from now on; None: always the newest released one. Ends the version's running release."""
-        if version is not None:
-            self._known(version)
+        versions = self._versions()
+        if versions or version is not None:
+            _servable(versions, newest_released(versions) if version is None else version)
         running = self.store.running()
         if running is not None and version == running.candidate_version:
             self._finish(running, "promoted", version, reason)
@@ -98,20 +100,28 @@ class ReleaseCommands:
     def roll_back(self, version: int | None = None, reason: str = "rolled back by hand") -> int:
         """Serve another version: by default the base of the running release, else the previous released version.
 
-        Versions that were withdrawn from production are served again only if they are named.
+        Versions that were withdrawn from production are served again only if they are named, versions without weights
+        never.
         """
         running = self.store.running()
         if version is not None:
-            self._known(version)
+            _servable(self._versions(), version)
         target = running.base_version if running is not None and version is None else version
-        replaced = self.serving()
+        replaced = self.serving() if running is None else running.base_version
         if target is None:
-            target = self._predecessor(replaced)
+            target = self._previous(replaced)
+        if target is None:
+            raise UserError(self._no_previous(replaced))
         if running is not None:
-            self._finish(running, "rolled_back", target, reason)
+            self._finish(running, "rolled_back", target, reason, replaced=replaced)
         else:
             self.store.serve(target, "rolled_back", reason, replaced=replaced)
         return target
+
+    def fallback(self) -> int | None:
+        """The version that a roll-back of the serving one, or of the running release's base, would serve; else None."""
+        running = self.store.running()
+        return self._previous(self.serving() if running is None else running.base_version)
 
     def canary(
         self,
@@ -172,28 +182,31 @@ class ReleaseCommands:
     ) -> Release:
         versions = self._versions()
         newest = newest_released(versions) if version is None else version
-        candidate = _find(versions, newest).version
+        candidate = _servable(versions, newest).version
         return self.store.start(kind, self.serving(), candidate, share, sticky, rule, reason)
 
-    def _finish(self, running: Release, status: Status, version: int, reason: str) -> None:
+    def _finish(self, running: Release, status: Status, version: int, reason: str, **details: Any) -> None:
         """End a release and serve ``version``, also if the release has just ended automatically."""
-        if not self.store.finish(running.number, status, version, reason, running.report):
-            self.store.serve(version, status, reason)
+        if not self.store.finish(running.number, status, version, reason, running.report, **details):
+            replaced = {"replaced": self.serving()} if status == "rolled_back" else {}
+            self.store.serve(version, status, reason, **replaced)
 
-    def _known(self, version: int) -> ServableVersion:
-        return _find(self._versions(), version)
-
-    def _predecessor(self, version: int) -> int:
-        earlier = [each.version for each in self._versions() if each.released and each.version < version]
+    def _previous(self, version: int) -> int | None:
+        """The newest released version before ``version`` that has weights and was not withdrawn."""
         withdrawn = self._withdrawn()
-        found = max((each for each in earlier if each not in withdrawn), default=None)
-        if found is None:
-            why = f"; production withdrew {some([str(each) for each in earlier])}: name one to serve it again"
-            raise UserError(
-                f"policy version {version} serves, and there is no earlier released one to roll back to"
-                + (why if earlier else "")
-            )
-        return found
+        return max((each for each in self._earlier(version, True) if each not in withdrawn), default=None)
+
+    def _no_previous(self, version: int) -> str:
+        """Why there is no version to roll back to."""
+        found = {True: self._earlier(version, True), False: self._earlier(version, False)}
+        kept, removed = ([str(each) for each in found[has_weights]] for has_weights in (True, False))
+        why = f"; production withdrew {some(kept)}: name one to serve it again" if kept else ""
+        gone = f"; the weights of {some(removed)} were removed (trainer.max_checkpoints_to_keep)" if removed else ""
+        return f"policy version {version} serves, and there is no earlier released one to roll back to{gone}{why}"
+
+    def _earlier(self, version: int, has_weights: bool) -> list[int]:
+        found = (each for each in self._versions() if each.released and each.version < version)
+        return [each.version for each in found if each.has_weights is has_weights]
 
     def _withdrawn_by_a_decision(self) -> set[int]:
         return {version for version, by in self.store.verdicts().items() if by is not None}
@@ -231,6 +244,18 @@ def _find(versions: Sequence[ServableVersion], version: int) -> ServableVersion:
         hint = f"; model version {version} is policy version {meant[0]}" if meant else ""
         raise UserError(f"no policy version {version}: there are {', '.join(map(str, known)) or 'none'}{hint}")
     return known[version]
+
+
+def _servable(versions: Sequence[ServableVersion], version: int) -> ServableVersion:
+    """The version; raises UserError if there is none, or if its weights were removed."""
+    found = _find(versions, version)
+    if not found.has_weights:
+        kept = ", ".join(str(each.version) for each in versions if each.has_weights) or "none"
+        raise UserError(
+            f"policy version {version} cannot serve, because its weights were removed "
+            f"(trainer.max_checkpoints_to_keep): expected a version whose weights are kept, which are {kept}"
+        )
+    return found
 
 
 def decide(store: ReleaseStore, release: Release, failures: int = 0) -> Status:

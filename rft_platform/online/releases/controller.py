@@ -23,7 +23,7 @@ from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.rounds.project.policy import deploy
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy
-from rft_platform.rounds.releases.released import released_policy
+from rft_platform.rounds.releases.released import released_policy, withdrawn_versions
 from rft_platform.rounds.setup.connections import connect_engine
 from rft_platform.rounds.setup.side_engines import connect_candidate_engine, shares_engine
 
@@ -162,7 +162,11 @@ class ReleaseController:
         return ServedEngine(engine.status(), clients, engine.base_url)
 
     def _start_canary(self) -> None:
-        """If ``service.canary_share`` is set, start a canary of a released version newer than the served one."""
+        """If ``service.canary_share`` is set, start a canary of a released version newer than the served one.
+
+        A version that a decision withdrew gets none. Nor does a version that was trained from it, unless refused
+        versions are trained further (``evaluation.after_refusal: continue``): then all later versions descend from it.
+        """
         share = self._project.config.service.canary_share
         newest = released_policy(self._project) if share else None
         if newest is None:
@@ -170,7 +174,14 @@ class ReleaseController:
         serving = self._store.served()
         if serving is None:
             self._store.serve(newest.policy_version, "promoted", "the first version of a service with canaries")
-        elif newest.policy_version > serving and not self._store.was_candidate(newest.policy_version):
-            version = newest.policy_version
+            return
+        version = newest.policy_version
+        if version > serving and not self._store.was_candidate(version) and not self._is_withdrawn(version):
             reason = f"version {version} was released by round {newest.round}"
             self._store.start("canary", serving, version, share, "conversation", canary_rule(), reason)
+
+    def _is_withdrawn(self, version: int) -> bool:
+        """Whether a decision withdrew the version, or one that it was trained from and that has to start again."""
+        if self._store.verdicts().get(version) is not None:
+            return True
+        return self._project.config.restarts_after_refusal and version in withdrawn_versions(self._project)

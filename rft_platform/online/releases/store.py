@@ -212,15 +212,20 @@ class ReleaseStore:
             row.looks, row.reason, row.report = row.looks + 1, reason, dict(report)
             session.add(Event(at=self._clock(), kind=f"{row.kind}_looked", reason=reason, details={"release": number}))
 
-    def finish(self, number: int, status: Status, serve: int, reason: str, report: Mapping[str, Any]) -> bool:
-        """End a release; version ``serve`` serves from now on. False, without a change, if the release has ended."""
+    def finish(
+        self, number: int, status: Status, serve: int, reason: str, report: Mapping[str, Any], **details: Any
+    ) -> bool:
+        """End a release; version ``serve`` serves from now on. False, without a change, if the release has ended.
+
+        ``details`` are stored with the event.
+        """
         now = self._clock()
         with self._transaction() as session:
             row = session.get(ReleaseRow, number, with_for_update=True)
             if row is None or row.status != "running":
                 return False
             row.status, row.ended_at, row.reason, row.report = status, now, reason, dict(report)
-            self._serve(session, serve, f"{row.kind}_{status}", reason, release=number)
+            self._serve(session, serve, f"{row.kind}_{status}", reason, release=number, **details)
             return True
 
     def successes(self, release: Release) -> dict[Arm, Successes]:
@@ -231,7 +236,7 @@ class ReleaseStore:
     @staticmethod
     def _successes(session: Session, variant: str) -> Successes:
         query = (
-            select(Call.tenant, Call.msg_id, Call.task_id, Call.run_id, Call.reward)
+            select(Call.tenant, Call.msg_id, Call.task_id, Call.run_id, Call.choice, Call.reward)
             .where(Call.variant == variant, Call.reward.is_not(None))
             .order_by(Call.number)
         )
@@ -249,7 +254,7 @@ class ReleaseStore:
         query = (
             select(
                 Call.number, Call.tenant, Call.msg_id, Call.subject, Call.conversation, Call.task_id, Call.run_id,
-                Call.reward,
+                Call.choice, Call.reward,
                 Call.model_call["duration_s"].as_float().label("latency_s"),
                 func.avg(satisfaction).label(SATISFACTION),
             )
@@ -257,8 +262,9 @@ class ReleaseStore:
             .outerjoin(Feedback, Feedback.feedback_id == FeedbackCall.feedback_id)
             .where(Call.variant == variant)
             .group_by(Call.number)
+            .order_by(Call.number)
         )  # fmt: skip
-        runs = set[str]()
+        rated: dict[str, tuple[str, float]] = {}  # unit and reward of the last rated call of each run
         units: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for row in session.execute(query):
             place = {name: getattr(row, name) for name in ("subject", "conversation", "task_id", "run_id")}
@@ -268,10 +274,9 @@ class ReleaseStore:
             if row.satisfaction is not None:
                 units[SATISFACTION][unit].append(row.satisfaction)
             if row.reward is not None:
-                run = _run_of(row)
-                if run not in runs:
-                    units["accuracy"][unit].append(float(row.reward >= SUCCESS))
-                runs.add(run)
+                rated[_run_of(row)] = unit, row.reward
+        for unit, reward in rated.values():
+            units["accuracy"][unit].append(float(reward >= SUCCESS))
         return {metric: [fmean(values) for values in by_unit.values()] for metric, by_unit in units.items()}
 
     def _running(self, session: Session) -> ReleaseRow | None:
@@ -284,8 +289,9 @@ class ReleaseStore:
 
 
 def _run_of(row: Any) -> str:
-    """The run of a call, or the call itself if it belongs to no run."""
-    return f"{row.tenant}/{row.task_id}/{row.run_id}" if row.run_id is not None else str(row.msg_id)
+    """The run of a call, or the call itself if it belongs to no run; each choice of an answer is a separate run."""
+    run = f"{row.tenant}/{row.task_id}/{row.run_id}" if row.run_id is not None else row.msg_id
+    return f"{row.choice}:{run}"
 
 
 def _release(row: ReleaseRow) -> Release:

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.cluster.local.locks import locked
-from rft_platform.common.digests import checkpoint_damage
+from rft_platform.common.digests import THINNED, checkpoint_damage
 from rft_platform.common.errors import DamagedError, UserError
 from rft_platform.common.files import atomic_path, digest_file, read_json, write_json
 from rft_platform.model_registry.manifests import Manifest, read_manifest
 from rft_platform.model_registry.models import version_tags
+from rft_platform.object_store.mirror import mirror_of
 from rft_platform.online.releases.commands import ReleaseCommands, ServableVersion
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.traffic.database import FIRST_IMPORTED
@@ -70,11 +71,22 @@ def servable_versions(project: Project) -> list[ServableVersion]:
         result = evaluation_of(project.store, policy.round)
         scores = {} if result is None else result.summary()
         found[policy.policy_version] = ServableVersion(
-            policy.policy_version, policy.round, policy.model_version, is_released(project, policy), scores
-        )
+            policy.policy_version, policy.round, policy.model_version, is_released(project, policy), scores,
+            _has_weights(project, Path(policy.folder)),
+        )  # fmt: skip
     for policy in imported_policies(project):
         found[policy.policy_version] = ServableVersion(policy.policy_version, None, policy.model_version, False, {})
     return sorted(found.values(), key=lambda version: version.version)
+
+
+def _has_weights(project: Project, folder: Path) -> bool:
+    """Whether the weights of a version were not removed; a file may be missing here, and in the home's object store.
+
+    A host that downloads the weights of another one removes the whole folder.
+    """
+    if (folder / THINNED).exists():
+        return False
+    return folder.is_dir() or project.checkpoints not in folder.parents or mirror_of(project.home.root) is not None
 
 
 def policy_of_version(project: Project, version: int) -> Policy | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, and_, func, or_, select
 from sqlalchemy.orm import aliased
 
 from rft_platform.common.errors import JudgeUnavailableError
@@ -44,13 +44,17 @@ class Reaction:
 
 
 def unjudged_reactions(engine: Engine, since: float, most: int) -> list[Reaction]:
-    """The newest ``most`` answers after ``since`` that have no reward, were not judged yet, and have a next call."""
+    """The newest ``most`` answers after ``since`` that have no reward, were not judged yet, and have a next call.
+
+    With ``service.train_on`` an answer that has a reward, of a person or a verdict, may wait for other metrics.
+    """
     oldest = select(Call.number).where(Call.recorded_at >= since).order_by(Call.recorded_at).limit(_OUT_OF_ORDER)
     later = aliased(Call)
+    reward = and_(Feedback.metric == REWARD, Feedback.value.is_not(None))  # a comment alone is one without a value
     judged = (
         select(FeedbackCall.number)
         .join(Feedback, Feedback.feedback_id == FeedbackCall.feedback_id)
-        .where(FeedbackCall.number == Call.number, Feedback.metric == IMPLICIT)
+        .where(FeedbackCall.number == Call.number, or_(Feedback.metric == IMPLICIT, reward))
     )
     next_call = (
         select(func.min(later.number))
@@ -172,6 +176,7 @@ class ImplicitRewards:
             result = self._store.give_feedback(verdict)
         except ReusedFeedbackIdError:  # another process has stored another verdict
             return False
-        self.rewards += reward is not None
-        self.unclear += reward is None
-        return result.matched + result.late > 0
+        is_new = result.matched + result.late > 0
+        self.rewards += is_new and reward is not None
+        self.unclear += is_new and reward is None
+        return is_new

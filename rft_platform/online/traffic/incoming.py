@@ -86,6 +86,7 @@ class NewCall:
 class NewFeedback:
     """A report about the calls ``msg_ids``; without ``msg_ids`` about a run (``task_id``, ``run_id``) or conversation.
 
+    With a run and a conversation it is about the calls of the run in the conversation.
     ``value`` is the metric's value; None for a comment or a correction alone.
     """
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from rft_platform.common.errors import UserError
 
@@ -21,10 +22,22 @@ _DRAWS = 1 << 64
 class SelectionContext:
     """Facts about a call beyond its request and answer. All calls of one ``unit`` are sampled together."""
 
-    unit: str  # the run or conversation if the caller named one, else the message
+    unit: str  # ``unit_of`` the call
     headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
     tenant: str = ""
     now: float = 0.0  # seconds since the epoch
+
+
+def unit_of(tenant: str, place: Mapping[str, str], msg_id: str) -> str:
+    """The calls that are selected together: a run of a task, else a conversation, else a run, else the message.
+
+    Run ids are often small numbers that each task counts anew, so a run is named by its task; a run without a task,
+    outside of a conversation, is named by its id alone. Each tenant has its own names.
+    """
+    task, conversation, run = (place.get(name) for name in ("task_id", "conversation", "run_id"))
+    named = ("run", task, run) if task and run else ("conversation", conversation) if conversation else ("run", run)
+    parts = (tenant, *named) if named[-1] else (tenant, "message", msg_id)
+    return "/".join(quote(str(part), safe="") for part in parts)  # a slash inside a name separates nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,42 +132,52 @@ class TrafficStore:
 
     # --- labelled
 
-    def give_feedback(self, feedback: NewFeedback) -> FeedbackResult:
+    def give_feedback(self, feedback: NewFeedback, *further: NewFeedback) -> FeedbackResult:
         """Store a feedback and label its calls with the reward; a repeated feedback changes nothing.
 
         The calls of one feedback become one run, unless they belong to a run already. A later reward replaces an
         earlier one until the row is committed; both feedbacks stay stored. A feedback without a known message id is
         not stored. Raises ReusedFeedbackIdError if another feedback has its id, UserError if it trains an answer with
         several choices without naming one of them.
+
+        ``further`` are the same report's values of other metrics: all of the report is stored or, after an error,
+        nothing, so that the corrected report may have the same id. The result is that of the first feedback.
         """
-        now, feedback = self._clock(), redacted_feedback(feedback, self._redaction)
+        now = self._clock()
+        parts = [redacted_feedback(each, self._redaction) for each in (feedback, *further)]
         with self._transaction() as session:
-            calls = self._calls_of(session, feedback)
-            known = {call.msg_id for call in calls}
-            unknown = tuple(each for each in dict.fromkeys(feedback.msg_ids) if each not in known)
-            if not calls:
-                return FeedbackResult(unknown=unknown)
-            row = row_of_feedback(feedback, now)
-            if not session.connection().execute(self._insert_new(Feedback).values(row)).rowcount:
-                _check_repeated(session.get_one(Feedback, row["feedback_id"]), row, feedback.feedback_id)
-                return FeedbackResult(duplicate=len(known), unknown=unknown)
-            _check_choices(calls, feedback, self._train_on)
-            session.add_all(FeedbackCall(feedback_id=row["feedback_id"], number=call.number) for call in calls)
-            open_states = (RECORDED,) if feedback.only_unlabelled else (RECORDED, LABELLED, UNTRAINABLE)
-            open_calls = [call for call in calls if call.state in open_states]
-            same = {call.msg_id for call in open_calls if self._train_on == PLAIN and _is_repeated(call, feedback)}
-            if trains(feedback, self._train_on):
-                run = feedback.run_id if feedback.run_id is not None else _run_of(known)
-                found = rewards(session, open_calls, feedback, self._train_on)
-                for call in (call for call in open_calls if call.number in found):
-                    call.state = UNTRAINABLE if call.state == UNTRAINABLE else LABELLED
-                    call.reward, call.labelled_at = found[call.number], now
-                    call.task_id = call.task_id or feedback.task_id or run
-                    call.run_id = call.run_id or run
-            changed = {call.msg_id for call in open_calls}
-            return FeedbackResult(
-                matched=len(changed - same), duplicate=len(same), late=len(known - changed), unknown=unknown
-            )
+            results = [self._give(session, each, now) for each in parts]
+        return results[0]
+
+    def _give(self, session: Session, feedback: NewFeedback, now: float) -> FeedbackResult:
+        """Store one redacted feedback and label its calls."""
+        calls = self._calls_of(session, feedback)
+        known = {call.msg_id for call in calls}
+        unknown = tuple(each for each in dict.fromkeys(feedback.msg_ids) if each not in known)
+        if not calls:
+            return FeedbackResult(unknown=unknown)
+        row = row_of_feedback(feedback, now)
+        if not session.connection().execute(self._insert_new(Feedback).values(row)).rowcount:
+            _check_repeated(session.get_one(Feedback, row["feedback_id"]), row, feedback.feedback_id)
+            return FeedbackResult(duplicate=len(known), unknown=unknown)
+        _check_choices(calls, feedback, self._train_on)
+        session.add_all(FeedbackCall(feedback_id=row["feedback_id"], number=call.number) for call in calls)
+        open_states = (RECORDED,) if feedback.only_unlabelled else (RECORDED, LABELLED, UNTRAINABLE)
+        open_calls = [call for call in calls if call.state in open_states]
+        same = {call.msg_id for call in open_calls if self._train_on == PLAIN and _is_repeated(call, feedback)}
+        if trains(feedback, self._train_on):
+            run = feedback.run_id if feedback.run_id is not None else _run_of(known)
+            task = feedback.task_id or _task_of(session, calls[0], feedback, run)
+            found = rewards(session, open_calls, feedback, self._train_on)
+            for call in (call for call in open_calls if call.number in found):
+                call.state = UNTRAINABLE if call.state == UNTRAINABLE else LABELLED
+                call.reward, call.labelled_at = found[call.number], now
+                call.task_id = call.task_id or task
+                call.run_id = call.run_id or run
+        changed = {call.msg_id for call in open_calls}
+        return FeedbackResult(
+            matched=len(changed - same), duplicate=len(same), late=len(known - changed), unknown=unknown
+        )
 
     # --- committed
 
@@ -344,10 +354,12 @@ class TrafficStore:
             query = query.where(Call.msg_id.in_(feedback.msg_ids))
             if feedback.choice is not None:
                 query = query.where(Call.choice == feedback.choice)
-        elif feedback.conversation is not None:
-            query = query.where(Call.conversation == feedback.conversation)
         else:
-            query = query.where(Call.task_id == feedback.task_id, Call.run_id == feedback.run_id)
+            names_run = feedback.task_id is not None and feedback.run_id is not None
+            if feedback.conversation is not None:
+                query = query.where(Call.conversation == feedback.conversation)
+            if names_run or feedback.conversation is None:
+                query = query.where(Call.task_id == feedback.task_id, Call.run_id == feedback.run_id)
         return list(session.scalars(query if not feedback.tenant else query.where(Call.tenant == feedback.tenant)))
 
     def _committed(self, session: Session, *, lock: bool = False) -> Iterator[CommittedRow]:
@@ -390,6 +402,16 @@ def _is_repeated(call: Call, feedback: NewFeedback) -> bool:
     if feedback.metric != REWARD or feedback.comment or feedback.correction:
         return False
     return call.labelled_at is not None and call.reward == feedback.value
+
+
+def _task_of(session: Session, call: Call, feedback: NewFeedback, run: str) -> str:
+    """The task of a run whose task nobody named: the run, but each further prompt of a text completion is a task."""
+    if feedback.choice is None:
+        return run
+    query = select(Call.choice, Call.model_call["prompt_ids"]).where(Call.msg_id == call.msg_id).order_by(Call.choice)
+    prompts: dict[int, Any] = dict(session.execute(query).all())
+    first = next(choice for choice, prompt in prompts.items() if prompt == prompts[call.choice])
+    return _run_of([run, f"prompt of choice {first}"]) if first > min(prompts) else run
 
 
 def _run_of(msg_ids: Iterable[str]) -> str:

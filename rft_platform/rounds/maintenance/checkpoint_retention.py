@@ -5,7 +5,7 @@ be traced. These policies keep all their files:
 
 - the newest ones, and those at multiples of ``trainer.keep_every`` steps;
 - the champion, its predecessor (for a rollback) and the starting policy, with the other policies of their rounds;
-- the versions that serve production traffic, also as canary or in an A/B test;
+- the versions that serve production traffic, also as canary or in an A/B test, and the one that a roll-back serves;
 - the policies that untrained rounds explore with;
 - the newest policy whose trainer state is saved and all later ones, because a killed trainer repeats their trainings.
 """
@@ -97,7 +97,10 @@ def _with_partners(project: Project, folders: set[Path]) -> set[Path]:
 
 
 def _in_production(project: Project) -> set[Path]:
-    """The folders of the versions that serve production traffic: an engine that is restarted reads them again."""
+    """The folders of the versions that serve production traffic, or would after a roll-back.
+
+    An engine that is restarted reads them again.
+    """
     if project.traffic is None:
         return set()
     serving = [serving_policy(project), *project.traffic.policies_in_release()]

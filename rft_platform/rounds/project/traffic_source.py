@@ -61,7 +61,7 @@ class TrafficSource(Protocol):
         """The project's own version that a decision chose to serve; None: none did, or an imported version serves."""
 
     def policies_in_release(self) -> "list[Policy]":
-        """Both versions of a running canary or A/B test."""
+        """Both versions of a running canary or A/B test, and the version that a roll-back would serve."""
 
     def verdicts(self) -> Mapping[int, str | None]:
         """What withdrew each decided version, for example "canary 3"; None for a version that was chosen to serve."""

@@ -52,7 +52,9 @@ def call_search(given: dict[str, str]) -> CallSearch:
 
 
 def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+    """Seconds since the epoch; a time without an offset is in UTC."""
+    time = datetime.fromisoformat(text)
+    return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
 
 
 def _online_project(home: Home) -> Project:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import openai
@@ -105,6 +106,31 @@ def test_a_tenant_above_its_tokens_gets_429_and_a_refused_request_uses_none(
             metrics[tenant] = (found["requests_answered"], found["requests_refused_by_limit"], found["rows_recorded"])
             assert not {"calls_waiting", "database_failures"} & found.keys()
         assert metrics == {"a": (1, 1, 1), "b": (1, 0, 1)}
+    finally:
+        service.close()
+
+
+def test_every_prompt_of_a_completion_counts_once(policy_engine: PolicyEngine, tmp_path: Path) -> None:
+    class Noted(RateLimits):
+        used: ClassVar[list[int]] = []
+
+        def settle_tokens(self, caller: str, reserved: float, used: int) -> None:
+            self.used.append(used)
+
+    service = Service(policy_engine, tmp_path, limits=Noted(tokens_per_minute=10_000))
+    try:
+        prompts = ["What is 12*7?", "Hello"]
+        answers = [
+            service.client().completions.create(model="m", prompt=each, n=n, max_tokens=2)
+            for each, n in ((prompts[0], 1), (prompts[1], 1), (prompts, 2))
+        ]
+        first, second, both = [answer.usage for answer in answers]
+        assert first is not None and second is not None and both is not None
+        deadline = time.monotonic() + 20
+        while len(Noted.used) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)  # the tokens are settled a moment after the answer was sent
+        assert Noted.used[:2] == [first.total_tokens, second.total_tokens]
+        assert Noted.used[2] == first.prompt_tokens + second.prompt_tokens + both.completion_tokens
     finally:
         service.close()
 

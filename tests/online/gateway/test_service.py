@@ -29,7 +29,7 @@ from rft_platform.online.gateway.request_bodies import FeedbackRequest
 from rft_platform.online.releases.routing import ServedEngine
 from rft_platform.online.traffic.database import Call, open_database
 from rft_platform.online.traffic.declared_metrics import DeclaredMetrics, Metric, MetricError
-from rft_platform.online.traffic.selection import SamplingRateStrategy, Selection
+from rft_platform.online.traffic.selection import SamplingRateStrategy, Selection, SelectionContext
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.rollout.recording.clients import RecordingClients
@@ -224,6 +224,15 @@ def test_a_feedback_id_with_another_body_is_a_conflict(service) -> None:
     assert [call.reward for call in service.store.calls(ids)] == [1.0, None]
 
 
+def test_a_refused_report_can_be_corrected_under_its_id(service) -> None:
+    answer = service.client().chat.completions.create(model="m", messages=QUESTION, n=2, max_tokens=2)
+    body = {"msg_ids": [answer.id], "metric": "helpful", "value": 4, "reward": 1, "feedback_id": "ticket-1"}
+    refused = service.post("/feedback", json.dumps(body))
+    assert (refused.status_code, "has 2 choices" in refused.json()["error"]["message"]) == (400, True)
+    assert service.post("/feedback", json.dumps({**body, "choice": 0})).json()["matched"] == 1
+    assert [call.reward for call in service.store.calls([answer.id])] == [1.0, None]
+
+
 @pytest.mark.parametrize("reward", [-0.1, 1.1, 1e6, 1e308, -1e308])
 def test_a_reward_outside_0_to_1_is_refused_unless_other_bounds_are_declared(service, reward) -> None:
     answer = service.client().chat.completions.create(model="m", messages=QUESTION, max_tokens=3)
@@ -320,6 +329,22 @@ def test_headers_name_run_and_subject_and_opt_out(service) -> None:
     assert {(row.task_id, row.run_id, row.subject) for row in rows} == {("t", "7", "ann")}
     metrics = httpx.get(service.url + "/metrics?format=json", trust_env=False).json()
     assert (metrics["requests_opted_out"], metrics["rows_committed"]) == (1, 2)
+
+
+def test_the_rate_selects_runs_of_tasks_that_count_them_alike(policy_engine, tmp_path) -> None:
+    service = Service(policy_engine, tmp_path, rate=0.5)
+    try:
+        for number in range(8):
+            headers = {"x-rft-task": f"t{number}", "x-rft-run": "0"}
+            service.client().chat.completions.create(model="m", messages=QUESTION, max_tokens=1, extra_headers=headers)
+        chosen = SamplingRateStrategy.of(0.5)
+        units = [SelectionContext(f"/run/t{number}/0") for number in range(8)]
+        refused = sum(not chosen.should_select({}, {}, unit).accept for unit in units)
+        counts = service.gateway.counts()
+        assert (counts.answered, counts.not_selected) == (8, refused)
+        assert 0 < refused < 8
+    finally:
+        service.close()
 
 
 def test_keys_belong_to_tenants(policy_engine, tmp_path) -> None:

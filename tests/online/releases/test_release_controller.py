@@ -20,7 +20,7 @@ from rft_platform.online.releases.routing import Router
 from rft_platform.online.releases.versions import release_commands
 from rft_platform.online.traffic.database import FIRST_IMPORTED
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
+from rft_platform.rounds.project.record import Policy, RoundEvaluation, Start, publish, write
 
 
 class SimulatedEngine:
@@ -58,7 +58,7 @@ class SimulatedEngine:
 class World:
     """A project, its controller and its engines."""
 
-    def __init__(self, folder: Path, canary_share: float = 0.0, gated: bool = False) -> None:
+    def __init__(self, folder: Path, canary_share: float = 0.0, gated: bool = False, restarts: bool = True) -> None:
         model = folder / "model"
         model.mkdir()
         config: dict[str, Any] = {
@@ -67,6 +67,7 @@ class World:
             "algorithm": {"algorithm_type": "ppo"},
             "buffer": {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}},
             "service": {"canary_share": canary_share},
+            "evaluation": {"after_refusal": "restart" if restarts else "continue"},
         }  # fmt: skip
         if gated:
             tasks = folder / "tasks.jsonl"
@@ -203,6 +204,7 @@ def test_new_versions_start_as_canaries_where_configured(tmp_path) -> None:
     for _ in range(3):
         world.controller.step(router)
     assert world.commands.store.running() is None, "a version is a canary once"
+    write(world.project.store, 2, Start(0, 0, [1], "withdrawn", True))
     world.publish(2)
     world.controller.step(router)
     assert world.commands.store.running().candidate_version == 2
@@ -254,3 +256,24 @@ def test_an_engine_that_cannot_be_started_is_tried_again_with_pauses(tmp_path) -
     now[0] = 78.0
     assert starts.attempt(lambda: "engine") == "engine"
     assert starts.problem is None
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_no_canary_brings_a_withdrawn_version_back(tmp_path, restarts: bool) -> None:
+    world = World(tmp_path, canary_share=0.2, restarts=restarts)
+    world.publish(1)
+    router = world.start()
+    world.controller.step(router)
+    assert world.commands.store.served() == 1, "the first version, without a canary"
+    assert world.commands.roll_back(None, "it leaks secrets") == 0
+    world.controller.step(router)
+    assert world.commands.store.running() is None
+    world.publish(2)  # trained from version 1
+    world.controller.step(router)
+    running = world.commands.store.running()
+    assert (running is None) is restarts, "without a restart all later versions descend from it"
+    if restarts:
+        write(world.project.store, 3, Start(0, 0, [1, 2], "withdrawn", True))
+        world.publish(3)
+        world.controller.step(router)
+        assert world.commands.store.running().candidate_version == 3

@@ -110,6 +110,21 @@ def test_a_rollback_skips_versions_that_were_not_released(made) -> None:
     assert ReleaseCommands(made.store, lambda: versions).roll_back() == 0
 
 
+def test_a_version_without_weights_never_serves(made) -> None:
+    versions = [ServableVersion(n, n, None, True, {}, has_weights=n in (1, 3)) for n in range(5)]
+    commands = ReleaseCommands(made.store, lambda: versions)
+    refused = r"version 2 cannot serve, because its weights were removed \(trainer.max_.* are kept, which are 1, 3"
+    for command in (commands.promote, commands.roll_back, commands.canary, commands.ab_test):
+        with pytest.raises(UserError, match=refused):
+            command(2)
+    with pytest.raises(UserError, match="version 4 cannot serve"):
+        commands.promote(None)
+    commands.promote(3)
+    assert (commands.fallback(), commands.roll_back(), commands.fallback()) == (1, 1, None)
+    with pytest.raises(UserError, match="no earlier released one to roll back to; the weights of 0 were removed"):
+        commands.roll_back()
+
+
 def test_a_rollback_skips_versions_that_production_withdrew(made) -> None:
     made.commands.promote(1)
     lost = made.commands.canary(2)
@@ -140,6 +155,26 @@ def test_a_decision_holds_although_the_release_ends_meanwhile(made, monkeypatch)
             patch.setattr(made.store, "running", lambda found=found: next(found, None))
             decide_by_hand()
         assert made.store.served() == served
+
+
+def test_a_rollback_to_a_named_version_withdraws_the_base_that_it_replaces(made) -> None:
+    made.commands.promote(1)
+    made.commands.canary(2)
+    assert made.commands.roll_back(0, "1 is bad too") == 0
+    assert made.store.verdicts() == {2: "canary 1", 1: "a roll-back", 0: None}
+    made.commands.promote(3)
+    assert made.commands.roll_back() == 0
+
+
+def test_a_rollback_withdraws_the_candidate_that_was_promoted_meanwhile(made, monkeypatch) -> None:
+    made.commands.promote(1)
+    release = made.commands.canary(2)
+    made.store.finish(release.number, "promoted", 2, "decided by itself", {})
+    with monkeypatch.context() as patch:
+        found = iter([release])
+        patch.setattr(made.store, "running", lambda: next(found, None))
+        assert made.commands.roll_back() == 1
+    assert made.store.verdicts() == {2: "a roll-back", 1: None}
 
 
 def test_one_release_runs_at_a_time(made) -> None:
@@ -233,6 +268,19 @@ def test_several_calls_of_a_run_are_one_run(made) -> None:
     assert decide(made.store, release) == "running"
     assert statements and not any("model_call" in each or "feedback" in each for each in statements)
     assert all("reward IS NOT NULL" in each for each in statements if "FROM calls" in each)
+
+
+def test_a_run_counts_by_its_last_rated_call_and_each_choice_is_a_run(made) -> None:
+    release = made.commands.ab_test(3)
+    base, candidate = f"{release.number}/base", f"{release.number}/candidate"
+    for reward in (0.0, None, 1.0):
+        made.answer(candidate, reward, subject="ann", task_id="t", run_id="0")
+    made.traffic.record(NewCall("m", choice, {}, 1, 10, 0.0, variant=base, subject="bob") for choice in (0, 1))
+    for choice in (0, 1):
+        made.traffic.give_feedback(NewFeedback(f"choice{choice}", ["m"], float(choice), choice=choice))
+    assert made.store.successes(release) == {"base": Successes(1, 2), "candidate": Successes(1, 1)}
+    outcomes = made.store.outcomes(release)
+    assert {arm: outcomes[arm]["accuracy"] for arm in outcomes} == {"base": [0.5], "candidate": [1.0]}
 
 
 def test_scores_are_compared(made) -> None:

@@ -1,5 +1,6 @@
 """The next message of a user rewards the previous answer, through a judge model, unless somebody rated it."""
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from sqlalchemy import event
 from rft_platform.common.errors import JudgeUnavailableError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
+from rft_platform.config.schema.reward_formula import RewardFormula
 from rft_platform.config.schema.service import ImplicitFeedback
 from rft_platform.judging.llm.asking import InvalidAnswerError
 from rft_platform.judging.llm.judges import read_verdict
@@ -167,3 +169,30 @@ def test_only_verdicts_are_read() -> None:
     assert read_verdict('{"satisfied": "unclear"}') is None
     with pytest.raises(InvalidAnswerError, match="satisfied"):
         read_verdict('{"satisfied": "maybe"}')
+
+
+def test_answers_that_wait_for_other_metrics_are_judged_once_and_starve_no_older_ones(tmp_path, engine, server) -> None:
+    store = TrafficStore(engine, train_on=RewardFormula.parse("0.75*reward + 0.25*helpful"))
+    implicit, answers = rewards(tmp_path, engine, store, server), []
+    for number in range(40):  # more than are judged together
+        chat = Chat(store, f"c{number}")
+        answers.append(chat.turn("What is 12*7?", "84"))
+        chat.turn("thanks", "You are welcome")
+    store.give_feedback(NewFeedback("p", answers[-1:], 0.5))
+    store.give_feedback(NewFeedback("c", answers[:1], None, comment="no reward"))
+    while implicit.judge_waiting():
+        pass
+    assert implicit.judge_waiting() == 0
+    assert len(server.requests) == implicit.metrics()["implicit_rewards"] == 39
+    assert {call.state for call in store.calls(answers)} == {"recorded"}
+    store.give_feedback(NewFeedback("h", answers, 1.0, metric="helpful"))
+    assert [call.reward for call in store.calls(answers)] == [1.0] * 39 + [0.625]
+
+
+def test_a_verdict_that_is_stored_already_is_not_counted(tmp_path, engine, store, server) -> None:
+    implicit, chat = rewards(tmp_path, engine, store, server), Chat(store, "c")
+    chat.turn("What is 12*7?", "84")
+    chat.turn("thanks", "You are welcome")
+    found = unjudged_reactions(engine, 0, 32)
+    assert [asyncio.run(implicit._judge_all(found)) for _ in range(2)] == [1, 0]
+    assert implicit.metrics()["implicit_rewards"] == 1

@@ -72,3 +72,26 @@ def test_the_store_of_a_project_takes_the_configured_formula(tmp_path: Path) -> 
     store.record([NewCall("m", 0, {"messages": []}, 4, 5, 100.0)])
     store.give_feedback(NewFeedback("a", ["m"], 0.0, metric="solved"))
     assert store.calls(["m"])[0].reward == 1.0
+
+
+@pytest.mark.parametrize("implicit_first", [True, False])
+def test_an_implicit_value_counts_only_without_a_persons_value(engine: Engine, implicit_first: bool) -> None:
+    store = TrafficStore(engine, train_on=RewardFormula.parse("0.75*reward + 0.25*helpful"))
+    store.record([NewCall("m", 0, {"messages": []}, 4, 5, 100.0), NewCall("n", 0, {"messages": []}, 4, 5, 100.0)])
+    judged = NewFeedback("j", ["m", "n"], 0.0, only_unlabelled=True, tags={"source": "implicit"})
+    rated = NewFeedback("p", ["m"], 1.0, tags={"source": "phone"})
+    for each in (judged, rated) if implicit_first else (rated, judged):
+        store.give_feedback(each)
+    store.give_feedback(NewFeedback("h", ["m", "n"], 1.0, metric="helpful"))
+    assert [call.reward for call in store.calls(["m", "n"])] == [1.0, 0.25]
+    store.give_feedback(NewFeedback("p2", ["n"], 1.0))
+    assert store.calls(["n"])[0].reward == 1.0
+
+
+def test_an_implicit_value_that_comes_last_leaves_the_persons(engine: Engine) -> None:
+    store = TrafficStore(engine, train_on=RewardFormula.parse("0.75*reward + 0.25*helpful"))
+    store.record([NewCall("m", 0, {"messages": []}, 4, 5, 100.0)])
+    store.give_feedback(NewFeedback("p", ["m"], 1.0))
+    store.give_feedback(NewFeedback("h", ["m"], 1.0, metric="helpful"))
+    store.give_feedback(NewFeedback("j", ["m"], 0.0, tags={"source": "implicit"}))
+    assert store.calls(["m"])[0].reward == 1.0

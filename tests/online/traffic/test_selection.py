@@ -9,6 +9,7 @@ from rft_platform.online.traffic.selection import (
     Selection,
     SelectionContext,
     SelectionDecision,
+    unit_of,
 )
 
 
@@ -47,3 +48,16 @@ def test_the_highest_priority_that_accepts_decides() -> None:
     assert selection.decide({}, {}, "u", {"x-rft-mark": "yes"}, "").reason == "marked"
     assert selection.decide({}, {}, "v", {}, "").reason == "sampled at rate 0"
     assert Selection([]).decide({}, {}, "v", {}, "").accept
+
+
+def test_a_unit_is_a_run_of_a_task_or_a_conversation_of_one_tenant() -> None:
+    places = [
+        {"task_id": "t", "run_id": "0"}, {"task_id": "u", "run_id": "0"}, {"task_id": "t", "run_id": "1"},
+        {"task_id": "t/0", "run_id": "0"}, {"task_id": "t", "run_id": "0/0"}, {"run_id": "0"}, {"conversation": "0"},
+        {"task_id": "t"}, {"task_id": "", "run_id": ""},
+    ]  # fmt: skip
+    units = {unit_of(tenant, place, f"m{number}") for tenant in "ab" for number, place in enumerate(places)}
+    assert len(units) == 2 * len(places)
+    for same in ({"task_id": "t", "run_id": "0"}, {"conversation": "c"}, {"run_id": "0"}):
+        assert unit_of("a", same, "m1") == unit_of("a", same, "m2")
+    assert unit_of("a", {"conversation": "c", "run_id": "0"}, "m") == unit_of("a", {"conversation": "c"}, "m")

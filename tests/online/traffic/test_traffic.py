@@ -153,6 +153,17 @@ def test_a_restricted_commit_splits_no_run(store, clock) -> None:
     assert store.commit(max_age_s=30) == CommitResult(committed=2)
 
 
+def test_a_feedback_on_a_run_of_a_conversation_leaves_the_other_runs(store) -> None:
+    store.record(call(run, task_id=f"t{run}", run_id="0", conversation="c") for run in "ab")
+    for run, reward in (("a", 1.0), ("b", 0.0)):
+        named = {"task_id": f"t{run}", "run_id": "0", "conversation": "c"}
+        assert store.give_feedback(feedback(f"f{run}", value=reward, **named)) == FeedbackResult(matched=1)
+    assert [each.reward for each in store.calls(["a", "b"])] == [1.0, 0.0]
+    elsewhere = feedback("g", task_id="ta", run_id="0", conversation="other")
+    assert store.give_feedback(elsewhere) == FeedbackResult()
+    assert store.give_feedback(feedback("h", conversation="c", value=0.5)).matched == 2
+
+
 def test_a_feedback_is_about_one_choice(store) -> None:
     store.record([call("a", choice=number) for number in range(3)])
     assert store.give_feedback(feedback("f1", "a", value=1.0, choice=1)) == FeedbackResult(matched=1)
@@ -293,6 +304,37 @@ def test_a_reward_names_the_choice_of_an_answer_with_several(store) -> None:
     assert store.give_feedback(feedback("f2", "b", metric="helpful")) == FeedbackResult(matched=1)
     assert store.give_feedback(feedback("f3", "b", choice=2)) == FeedbackResult(matched=1)
     assert [each.reward for each in store.calls(["b"])] == [None, None, 1.0]
+
+
+def test_the_prompts_of_one_completion_are_tasks_of_their_own(store) -> None:
+    recorded = {**RECORDED, "engine": "test", "template_hash": ""}
+    prompts = [[1], [1], [2], [2]]  # two prompts with n=2
+    store.record(call("a", choice=n, model_call={**recorded, "prompt_ids": ids}) for n, ids in enumerate(prompts))
+    for choice in range(4):
+        store.give_feedback(feedback(f"f{choice}", "a", choice=choice, value=choice / 4))
+    assert store.commit(group_size=3) == CommitResult(pending_groups=2)
+    assert store.commit(group_size=2) == CommitResult(committed=4)
+    rows = rows_of_traffic(store.settle(1), 1)
+    groups: dict[str, list[list[int]]] = {}
+    for row in rows:
+        groups.setdefault(row.group_id, []).append(row.call.prompt_ids)
+    assert list(groups.values()) == [[[1], [1]], [[2], [2]]]
+    assert len({row.run_id for row in rows}) == 4
+
+
+def test_a_report_of_several_metrics_is_stored_as_a_whole_or_not_at_all(store) -> None:
+    store.record(call("a", choice=number) for number in range(2))
+    helpful = feedback("ticket-1", "a", metric="helpful", value=4.0)
+    reward, clash = feedback("ticket-1:reward", "a"), feedback("ticket-1:solved", "a", metric="solved", choice=0)
+    with pytest.raises(UserError, match="the answer a has 2 choices"):
+        store.give_feedback(helpful, reward)
+    corrected = [replace(each, choice=1, request={"choice": 1}) for each in (helpful, reward)]
+    assert store.give_feedback(*corrected) == FeedbackResult(matched=1)
+    assert [each.reward for each in store.calls(["a"])] == [None, 1.0]
+    assert store.give_feedback(*corrected) == FeedbackResult(duplicate=1)
+    with pytest.raises(ReusedFeedbackIdError):
+        store.give_feedback(clash, replace(corrected[1], value=0.0))
+    assert store.give_feedback(clash) == FeedbackResult(matched=1), "it was not stored before"
 
 
 def test_rows_are_counted_for_each_tenant(store) -> None:
