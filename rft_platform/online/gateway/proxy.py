@@ -233,8 +233,8 @@ class TrafficApp(RecordingApp):
         content = await request.aread()
         if request.method == "GET":
             return await self._models(record, request, content)
-        place = self._place_of(record.headers, record.body) if self.router.release is not None else {}
-        record.move(self.router.route(record.headers, place, f"{random.getrandbits(64):016x}"))
+        names = self._names_of(record.headers, record.body) if self.router.release is not None else {}
+        record.move(self.router.route(record.headers, names, f"{random.getrandbits(64):016x}"))
         if record.route.arm == CANDIDATE:
             response = await self._ask_candidate(record, request, content)
             if response is not None:
@@ -321,8 +321,8 @@ class TrafficApp(RecordingApp):
             counts.opted_out += 1
             return
         route, tenant = record.route, record.tenant
-        place = self._place_of(headers, record.body)
-        unit = place.get("run_id") or place.get("conversation") or calls[0].msg_id
+        names = self._names_of(headers, record.body)
+        unit = names.get("run_id") or names.get("conversation") or calls[0].msg_id
         decision = self._selection.decide(record.body, calls[0].response, unit, headers, tenant)
         if not decision.accept:
             counts.not_selected += 1
@@ -341,12 +341,12 @@ class TrafficApp(RecordingApp):
                     tenant=tenant,
                     variant=route.variant,
                     trainable=_is_trainable(call),
-                    **place,
+                    **names,
                 )
             )
 
-    def _place_of(self, headers: Mapping[str, str], request: Mapping[str, Any]) -> dict[str, str]:
-        return place_of(headers, request, record_keys=not self._tenants)
+    def _names_of(self, headers: Mapping[str, str], request: Mapping[str, Any]) -> dict[str, str]:
+        return names_of(headers, request, record_keys=not self._tenants)
 
     async def aclose(self) -> None:
         """Close the connections to the engine."""
@@ -405,7 +405,7 @@ def _url(base_url: str, path: str) -> Any:
     return wire.URL(base_url.rstrip("/") + path.removeprefix("/v1"))
 
 
-def place_of(headers: Mapping[str, str], request: Mapping[str, Any], *, record_keys: bool = True) -> dict[str, str]:
+def names_of(headers: Mapping[str, str], request: Mapping[str, Any], *, record_keys: bool = True) -> dict[str, str]:
     """Task, run, conversation and subject that a request names in headers, ``metadata``, ``user`` or its bearer key.
 
     With ``record_keys`` a bearer key ``<batch>/<task>/<run>`` names task and run as well. Where clients have API keys,

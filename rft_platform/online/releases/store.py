@@ -261,8 +261,8 @@ class ReleaseStore:
         runs = set[str]()
         units: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for row in session.execute(query):
-            place = {name: getattr(row, name) for name in ("subject", "conversation", "task_id", "run_id")}
-            unit = f"{row.tenant}/{unit_of(place, release.sticky, row.msg_id)}"
+            names = {name: getattr(row, name) for name in ("subject", "conversation", "task_id", "run_id")}
+            unit = f"{row.tenant}/{unit_of(names, release.sticky, row.msg_id)}"
             if row.latency_s is not None:
                 units["latency_s"][unit].append(row.latency_s)
             if row.satisfaction is not None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rft_platform.online.gateway.proxy import place_of
+from rft_platform.online.gateway.proxy import names_of
 from rft_platform.online.gateway.request_bodies import FeedbackRequest
 from rft_platform.online.releases.routing import Router, ServedRelease, Split
 
@@ -54,8 +54,8 @@ def test_failures_count_per_release() -> None:
 
 def test_an_api_key_is_never_taken_as_the_name_of_a_run() -> None:
     headers = {"authorization": "Bearer Qx7/9aZkL2/8sTuVw"}
-    assert place_of(headers, {}) == {"task_id": "Qx7/9aZkL2", "run_id": "8sTuVw"}
-    assert place_of(headers, {}, record_keys=False) == {}
+    assert names_of(headers, {}) == {"task_id": "Qx7/9aZkL2", "run_id": "8sTuVw"}
+    assert names_of(headers, {}, record_keys=False) == {}
 
 
 @pytest.mark.parametrize("given", [{"metrics": {"x": float("nan")}}, {"user_feedback": {"rating": float("inf")}}])
