@@ -68,7 +68,7 @@ class FeedbackResult:
 
     matched: int = 0  # ids that the feedback labelled, or whose reward it replaced
     duplicate: int = 0  # ids that had this feedback, or this reward, already
-    late: int = 0  # ids whose rows were committed or consumed before; the feedback is stored but labels no row
+    late: int = 0  # ids whose rows were committed or erased by age before; the feedback is stored but labels no row
     unknown: tuple[str, ...] = ()
 
 

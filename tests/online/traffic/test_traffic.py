@@ -306,6 +306,7 @@ def test_unlabelled_calls_expire(store, url, clock) -> None:
     store.give_feedback(feedback("f", "a"))
     clock.now += 100
     assert TrafficErasure(open_database(url), clock).expire(older_than_s=50) == 1
+    assert store.give_feedback(feedback("late", "b")) == FeedbackResult(late=1)
     assert store.counts()["expired"] == 1
 
 
