@@ -1,7 +1,7 @@
 """Redaction of personal data by a user function, before anything is stored.
 
 The token ids of a call decode to its text. If the function changes a text of the call, the tokens are removed as well,
-and the call cannot be trained on.
+and the call cannot be trained on. The same holds for a prompt of token ids, whose text the function does not see.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,13 +60,14 @@ class Redaction:
         return value
 
     def model_call(self, call: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A recorded call with redacted texts and without its tokens; None if no text changes."""
+        """A recorded call with redacted texts and without its tokens; None if it may be stored as it is."""
         if self._function is None:
             return None
         before = {name: call[name] for name in TEXTS if name in call}
         kept = {"tools": _NO_TEXT_OF_TOOLS}
         after = {name: self.value(each, kept.get(name, _NO_TEXT)) for name, each in before.items()}
-        if after == before:
+        unseen = bool(call.get("prompt_ids")) and not call.get("messages")  # a prompt of token ids
+        if after == before and not unseen:
             return None
         self.calls += 1
         return {**call, **after, **{name: [] for name in TOKENS if name in call}}

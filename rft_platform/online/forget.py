@@ -20,7 +20,7 @@ from rft_platform.online.traffic.demonstrations import erase_demonstrations
 from rft_platform.online.traffic.erasure import Person, TrafficErasure
 from rft_platform.online.traffic.project_traffic import forget_key, traffic_database, traffic_store
 from rft_platform.online.traffic.round_rows import run_name
-from rft_platform.rounds.maintenance.row_erasure import Forgotten, erase_canaries, erase_rows, one_per_judgement
+from rft_platform.rounds.maintenance.row_erasure import Forgotten, erase_rows, one_per_judgement
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.lineage import trace_row, trained_with
 from rft_platform.rounds.train import CORRECTIONS_UNTIL
@@ -62,7 +62,7 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str, ten
         if registry is not None:
             runs = {run_name(call) for call in held}
             delete_traces(registry.training_run(project.config.name), registry.tracking_uri, number, runs)
-        erase_canaries(project, erase_rows(project.store, number, rows, person.erased))
+        erase_rows(project.store, number, rows, person.erased)
         for row in one_per_judgement(project, number, set(rows)):
             trace = trace_row(row, project.store, project.checkpoints, registry)
             trained |= {ref.checkpoint: ref for ref in trace.trained}

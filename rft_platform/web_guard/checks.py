@@ -63,8 +63,15 @@ def check_origin(method: str, headers: Mapping[str, str], hosts: Collection[str]
 
 
 def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
-    """The headers of a request in ASGI's form, by lower-case name."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    """The headers of a request in ASGI's form, by lower-case name; a value that is not UTF-8 is read as Latin-1."""
+    return {name.decode("latin-1"): _text(value) for name, value in scope["headers"]}
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def bearer_token(headers: Mapping[str, str]) -> str | None:

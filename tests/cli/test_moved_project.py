@@ -112,8 +112,9 @@ def test_a_component_opens_a_project_that_moved(
     component = ConfiguredProject(home=str(tmp_path / "new home"), config=str(moved))
     assert component.open().config.model.model_path == str(moved.parent / "model")
     moved.write_text(moved.read_text() + "seed: 7\n")
+    assert component.open().config.seed == 42, "what a run has opened stays"
     with pytest.raises(UserError, match="seed: was 42, is 7"):
-        component.open()
+        ConfiguredProject(home=str(tmp_path / "new home"), config=str(moved)).open()
 
 
 @pytest.mark.parametrize(

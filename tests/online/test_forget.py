@@ -21,8 +21,10 @@ from rft_platform.common.sqlite_files import compact
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.experience.integrity import DamagedFile
+from rft_platform.experience.maintenance import retire_round, sweep_round
 from rft_platform.inference.canary import Canary
 from rft_platform.model_registry.models import ModelRegistry
+from rft_platform.online import forget as online_forget
 from rft_platform.online.forget import forget
 from rft_platform.online.project import project_in
 from rft_platform.online.traffic.database import CONSUMED, FORGOTTEN, RECORDED
@@ -32,6 +34,7 @@ from rft_platform.online.traffic.preferences import Preference, PreferenceStore
 from rft_platform.online.traffic.project_traffic import traffic_database, traffic_store
 from rft_platform.rounds.explore import collect
 from rft_platform.rounds.judge import judge
+from rft_platform.rounds.maintenance import row_erasure
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
     Policy,
@@ -129,8 +132,7 @@ def test_nothing_of_a_forgotten_person_is_in_any_file(project: Project) -> None:
     assert tokens == {"m0": TOKENS["bob"], "m1": [0, 0], "m2": TOKENS["bob"], "m3": [0, 0]}
     assert [any(row.loss_mask) for row in stored] == [True, False, True, False]
     policy = published(project.store, 1)
-    assert policy is not None and policy.canary is not None
-    assert policy.canary.sequences == [TOKENS["bob"]]
+    assert policy is not None and policy.canary is None
 
 
 def test_damaged_files_that_were_set_aside_are_deleted(project: Project) -> None:
@@ -146,13 +148,56 @@ def test_damaged_files_that_were_set_aside_are_deleted(project: Project) -> None
     assert not moved.exists() and moved.with_name(moved.name + ".why.json").exists()
 
 
-def test_canaries_of_further_policies_and_of_snapshots_lose_the_tokens(project: Project) -> None:
+def test_canaries_of_all_policies_of_the_round_and_their_copies_are_removed(project: Project) -> None:
     policy = required(project.store, 1)
-    publish(project.store, replace(policy, name="helper"))
+    publish(project.store, replace(policy, name="helper", weights_digest="2" * 64))
+    publish(project.store, replace(policy, round=2))  # round 2 trained nothing
+    publish(project.store, replace(policy, round=3, weights_digest="3" * 64))
     write_snapshot(project.store, 2, policy)
     forget(project, None, "ann")
-    found = [required(project.store, 1, "helper"), snapshot_of(project.store, 2)]
-    assert [each.canary and each.canary.sequences for each in found] == [[TOKENS["bob"]]] * 2
+    found = [required(project.store, 1, "helper"), required(project.store, 2), snapshot_of(project.store, 2)]
+    assert [each.canary for each in found] == [None] * 3
+    assert required(project.store, 3).canary == policy.canary, "made of rows of another round"
+
+
+def test_a_canary_holds_no_tokens_after_a_kill_and_a_repetition(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before each change of a file: as long as any row is left, its canary is gone."""
+    for name in ("_rewrite", "delete_superseded", "one_per_judgement"):
+        with monkeypatch.context() as patched:
+            module = online_forget if name == "one_per_judgement" else row_erasure
+            patched.setattr(module, name, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                forget(project, None, "ann")
+        assert required(project.store, 1).canary is None
+    assert forget(project, None, "ann").rows == 3
+    assert files_with(project.home.root, SECRET) == []
+
+
+def test_the_canary_of_a_retired_round_is_removed(project: Project) -> None:
+    retire_round(project.store, 1)
+    sweep_round(project.store, 1, grace_s=0)
+    assert forget(project, None, "ann").rounds == (1,)
+    assert required(project.store, 1).canary is None
+
+
+def test_a_trained_round_whose_rollouts_were_set_aside(project: Project) -> None:
+    """The judgements still name the weights that were trained on the rows, also when the command is repeated."""
+    folder = project.checkpoints / "global_step_1"
+    folder.mkdir(parents=True)
+    manifest = {
+        "files": {}, "parent": "base", "parent_version": 0, "policy_version": 1, "weights_digest": "1" * 64,
+        "lineage": selected(project.store, 1, project.store.judge_version(1) or ""),
+    }  # fmt: skip
+    write_sealed_json(folder / "manifest.json", manifest)
+    set_aside(project.store, 1, DamagedFile(project.store.rollout_files(1)[0], "was changed"))
+    for _ in range(2):
+        found = forget(project, None, "ann")
+        assert (found.rows, found.rounds, [ref.checkpoint for ref in found.trained]) == (3, (1,), [str(folder)])
+        assert required(project.store, 1).canary is None
+        for text in (SECRET, "order of ann", "ticket of ann"):
+            assert files_with(project.home.root, text) == []
 
 
 def test_rows_stay_as_tombstones_and_the_round_stays_sound(project: Project) -> None:

@@ -10,12 +10,13 @@ from rich.console import Console
 
 from rft_platform.cli.commands.trace import print_checkpoint
 from rft_platform.common.errors import UserError
-from rft_platform.common.files import write_sealed_json
+from rft_platform.common.files import digest_file, write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.canary import Canary
 from rft_platform.rounds.judge import may_be_shown
+from rft_platform.rounds.maintenance import forget_imports as forget_imports_module
 from rft_platform.rounds.maintenance.forget_imports import Whose, forget_imports
 from rft_platform.rounds.maintenance.row_erasure import TOMBSTONE
 from rft_platform.rounds.offline import make_dataset, offline_lineage, required_dataset
@@ -103,6 +104,23 @@ def test_a_trained_dataset_stays_sound_and_names_the_other_traces(project: Proje
     assert make_dataset(project, 1) == after, "the training is over: its dataset is not made anew"
     assert rows_read(lineage, project.store, verify=True)["data_unchanged"] is True
     assert HERS not in {origin.id for origin in dataset_origins(Path(after.path))}
+
+
+def test_a_canary_holds_no_rows_after_a_kill_and_a_repetition(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before each step of an erasure of a dataset, and repeated."""
+    policy = required(project.store, 1)
+    publish(project.store, replace(policy, canary=Canary([[1, 2]], [[0.0, 0.0]])))
+    for name in ("drop_canaries", "digest_file", "write", "descendants_of"):
+        with monkeypatch.context() as patched:
+            patched.setattr(forget_imports_module, name, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                forget_imports(project.home, project, None, Whose("user-0"))
+    assert forget_imports(project.home, project, None, Whose("user-0")) is not None
+    assert required(project.store, 1).canary is None
+    dataset = required_dataset(project, 1)
+    assert dataset.erased == 4 and dataset.sha256 == digest_file(Path(dataset.path))
 
 
 def test_a_dataset_that_no_training_used_is_made_without_the_traces(project: Project) -> None:

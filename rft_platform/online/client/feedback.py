@@ -32,7 +32,7 @@ class FeedbackResult:
 
     matched: int  # answers that this feedback labelled
     duplicate: int  # answers that had this feedback or this reward already
-    late: int  # answers that were committed before; the feedback is stored and does not label them
+    late: int  # answers that were committed or erased by age before; the feedback is stored and does not label them
     unknown: tuple[str, ...]  # ids that the service does not know
 
     @classmethod

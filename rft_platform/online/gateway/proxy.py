@@ -115,6 +115,7 @@ class TrafficRun(RunRecord):
         self.tenant = tenant
         self.route = route
         self.body: dict[str, Any] = {}  # of the request, when it has been read
+        self.names: dict[str, str] = {}  # of the task, run, conversation and subject, when the body has been read
         self.reserved: float | None = None  # tokens of the caller's rate limit; None: the request is not admitted
 
     def move(self, route: Route) -> None:
@@ -210,6 +211,7 @@ class TrafficApp(RecordingApp):
             tokens = self._call_limits.apply(record.body, len(content))
         except CallLimitError as error:
             raise ApiError(400, str(error), "invalid_value", error.name) from None
+        record.names = names_of(record.headers, record.body, record_keys=not self._tenants)
         request.extensions[PARSED] = record.body
         with refused_by_limit():
             record.reserved = self._limits.reserve_tokens(caller_of(record.tenant), tokens)
@@ -235,8 +237,7 @@ class TrafficApp(RecordingApp):
         content = await request.aread()
         if request.method == "GET":
             return await self._models(record, request, content)
-        place = self._place_of(record.headers, record.body) if self.router.release is not None else {}
-        record.move(self.router.route(record.headers, place, f"{random.getrandbits(64):016x}"))
+        record.move(self.router.route(record.headers, record.names, f"{random.getrandbits(64):016x}"))
         if record.route.arm == CANDIDATE:
             response = await self._ask_candidate(record, request, content)
             if response is not None:
@@ -322,9 +323,8 @@ class TrafficApp(RecordingApp):
         if headers.get(OPT_OUT_HEADER, "0").lower() not in ("0", "false"):
             counts.opted_out += 1
             return
-        route, tenant = record.route, record.tenant
-        place = self._place_of(headers, record.body)
-        unit = unit_of(tenant, place, calls[0].msg_id)
+        route, tenant, names = record.route, record.tenant, record.names
+        unit = unit_of(tenant, names, calls[0].msg_id)
         decision = self._selection.decide(record.body, calls[0].response, unit, headers, tenant)
         if not decision.accept:
             counts.not_selected += 1
@@ -343,12 +343,9 @@ class TrafficApp(RecordingApp):
                     tenant=tenant,
                     variant=route.variant,
                     trainable=_is_trainable(call),
-                    **place,
+                    **names,
                 )
             )
-
-    def _place_of(self, headers: Mapping[str, str], request: Mapping[str, Any]) -> dict[str, str]:
-        return place_of(headers, request, record_keys=not self._tenants)
 
     async def aclose(self) -> None:
         """Close the connections to the engine."""
@@ -407,11 +404,12 @@ def _url(base_url: str, path: str) -> Any:
     return wire.URL(base_url.rstrip("/") + path.removeprefix("/v1"))
 
 
-def place_of(headers: Mapping[str, str], request: Mapping[str, Any], *, record_keys: bool = True) -> dict[str, str]:
+def names_of(headers: Mapping[str, str], request: Mapping[str, Any], *, record_keys: bool = True) -> dict[str, str]:
     """Task, run, conversation and subject that a request names in headers, ``metadata``, ``user`` or its bearer key.
 
     With ``record_keys`` a bearer key ``<batch>/<task>/<run>`` names task and run as well. Where clients have API keys,
-    the bearer key is a secret and never a name.
+    the bearer key is a secret and never a name. Raises ApiError (400) if the subject is too long: cut, it would name
+    several persons, and ``rft forget`` would not find it.
     """
     metadata = request.get("metadata")
     named = dict(metadata) if isinstance(metadata, Mapping) else {}
@@ -425,7 +423,11 @@ def place_of(headers: Mapping[str, str], request: Mapping[str, Any], *, record_k
         "subject": (headers.get(SUBJECT_HEADER), named.get("subject"), request.get("user")),
     }
     found = {name: next((value for value in values if value is not None), None) for name, values in candidates.items()}
-    return {name: str(value)[:LONGEST_NAME] for name, value in found.items() if value is not None}
+    texts = {name: str(value) for name, value in found.items() if value is not None}
+    if (length := len(texts.get("subject", ""))) > LONGEST_NAME:
+        message = f"the subject has {length} characters, at most {LONGEST_NAME} are allowed: send a shorter id"
+        raise ApiError(400, message, "invalid_value", "subject")
+    return {name: text[:LONGEST_NAME] for name, text in texts.items()}
 
 
 def _is_trainable(call: ModelCall) -> bool:

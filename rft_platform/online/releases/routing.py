@@ -46,14 +46,14 @@ class Split:
         return CANDIDATE if int.from_bytes(digest[:8]) / _DRAWS < self.share else BASE
 
 
-def unit_of(place: Mapping[str, str | None], sticky: Sticky, request_id: str) -> str:
+def unit_of(names: Mapping[str, str | None], sticky: Sticky, request_id: str) -> str:
     """The unit of a request, from the ``subject``, ``conversation``, ``task_id`` and ``run_id`` that it names.
 
     If the request names no unit of the kind ``sticky``, the next smaller kind is used; the smallest unit is the single
     request.
     """
-    task, run = place.get("task_id"), place.get("run_id")
-    named = {**place, "run": f"{task}/{run}" if task is not None and run is not None else None}
+    task, run = names.get("task_id"), names.get("run_id")
+    named = {**names, "run": f"{task}/{run}" if task is not None and run is not None else None}
     found = next((f"{name}:{named[name]}" for name in _UNITS[sticky] if named.get(name)), None)
     return found or f"request:{request_id}"
 
@@ -104,12 +104,12 @@ class Router:
             raise EngineError("the engine does not run yet, the status page says why: send the request again later")
         return self.base
 
-    def route(self, headers: Mapping[str, str], place: Mapping[str, str], request_id: str) -> Route:
+    def route(self, headers: Mapping[str, str], names: Mapping[str, str], request_id: str) -> Route:
         """The route of a request. Results of a request that chose its arm count in a canary, not in an A/B test."""
         release = self.release
         if release is None:
             return Route(self.serving())
-        arm = release.split.arm(unit_of(place, release.split.sticky, request_id))
+        arm = release.split.arm(unit_of(names, release.split.sticky, request_id))
         chosen = headers.get(ARM_HEADER)
         if chosen in (BASE, CANDIDATE):
             arm = CANDIDATE if chosen == CANDIDATE else BASE

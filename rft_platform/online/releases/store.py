@@ -267,8 +267,8 @@ class ReleaseStore:
         rated: dict[str, tuple[str, float]] = {}  # unit and reward of the last rated call of each run
         units: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for row in session.execute(query):
-            place = {name: getattr(row, name) for name in ("subject", "conversation", "task_id", "run_id")}
-            unit = f"{row.tenant}/{unit_of(place, release.sticky, row.msg_id)}"
+            names = {name: getattr(row, name) for name in ("subject", "conversation", "task_id", "run_id")}
+            unit = f"{row.tenant}/{unit_of(names, release.sticky, row.msg_id)}"
             if row.latency_s is not None:
                 units["latency_s"][unit].append(row.latency_s)
             if row.satisfaction is not None:

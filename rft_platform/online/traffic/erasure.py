@@ -4,7 +4,8 @@ import hashlib
 import hmac
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Engine, Select, and_, delete, or_, select, update
@@ -23,6 +24,7 @@ from rft_platform.online.traffic.database import (
     FeedbackCall,
     transactions,
 )
+from rft_platform.online.traffic.incoming import NewFeedback
 from rft_platform.online.traffic.preferences import Preference
 
 _ERASED = re.compile(r"forgotten-[0-9a-f]{64}")
@@ -154,6 +156,27 @@ class TrafficErasure:
                     "the write-ahead log of the database still holds erased text, because another process reads it: "
                     "repeat this in a minute"
                 )
+
+
+def repeats_erased(session: Session, feedback: NewFeedback, unknown: Collection[str], calls: Collection[Call]) -> bool:
+    """Whether a feedback names answers of a forgotten person and repeats an erased feedback.
+
+    The service cannot compare the ids: one is a digest now, and the key of the digests is in the home that trains. So a
+    feedback of the same value on the same answers counts as a repetition. ``calls``: those that it would label.
+    """
+    forgotten = select(Call.number).where(Call.state == FORGOTTEN, Call.msg_id.in_(unknown))
+    if feedback.choice is not None:
+        forgotten = forgotten.where(Call.choice == feedback.choice)
+    if feedback.tenant:
+        forgotten = forgotten.where(Call.tenant == feedback.tenant)
+    gone = set(session.scalars(forgotten))
+    about = FeedbackCall.feedback_id.in_(select(FeedbackCall.feedback_id).where(FeedbackCall.number.in_(gone)))
+    same = (Feedback.metric == feedback.metric, Feedback.value.is_not_distinct_from(feedback.value))
+    query = select(FeedbackCall.feedback_id, FeedbackCall.number).join(Feedback).where(about, *same)
+    numbers: defaultdict[str, set[int]] = defaultdict(set)
+    for feedback_id, number in session.execute(query) if gone else ():
+        numbers[feedback_id].add(number)
+    return gone | {call.number for call in calls} in numbers.values()
 
 
 def _check_forgettable(person: Person, calls: Sequence[Call], rated: set[str]) -> None:

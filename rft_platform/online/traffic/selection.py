@@ -28,13 +28,13 @@ class SelectionContext:
     now: float = 0.0  # seconds since the epoch
 
 
-def unit_of(tenant: str, place: Mapping[str, str], msg_id: str) -> str:
+def unit_of(tenant: str, names: Mapping[str, str], msg_id: str) -> str:
     """The calls that are selected together: a run of a task, else a conversation, else a run, else the message.
 
     Run ids are often small numbers that each task counts anew, so a run is named by its task; a run without a task,
     outside of a conversation, is named by its id alone. Each tenant has its own names.
     """
-    task, conversation, run = (place.get(name) for name in ("task_id", "conversation", "run_id"))
+    task, conversation, run = (names.get(name) for name in ("task_id", "conversation", "run_id"))
     named = ("run", task, run) if task and run else ("conversation", conversation) if conversation else ("run", run)
     parts = (tenant, *named) if named[-1] else (tenant, "message", msg_id)
     return "/".join(quote(str(part), safe="") for part in parts)  # a slash inside a name separates nothing

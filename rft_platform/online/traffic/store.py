@@ -37,6 +37,7 @@ from rft_platform.online.traffic.database import (
     transactions,
 )
 from rft_platform.online.traffic.declared_metrics import REWARD
+from rft_platform.online.traffic.erasure import repeats_erased
 from rft_platform.online.traffic.incoming import (
     NewCall,
     NewFeedback,
@@ -67,7 +68,7 @@ class FeedbackResult:
 
     matched: int = 0  # ids that the feedback labelled, or whose reward it replaced
     duplicate: int = 0  # ids that had this feedback, or this reward, already
-    late: int = 0  # ids whose rows were committed or consumed before; the feedback is stored but labels no row
+    late: int = 0  # ids whose rows were committed or erased by age before; the feedback is stored but labels no row
     unknown: tuple[str, ...] = ()
 
 
@@ -156,6 +157,8 @@ class TrafficStore:
         unknown = tuple(each for each in dict.fromkeys(feedback.msg_ids) if each not in known)
         if not calls:
             return FeedbackResult(unknown=unknown)
+        if unknown and repeats_erased(session, feedback, unknown, calls):
+            return FeedbackResult(duplicate=len(known), unknown=unknown)
         row = row_of_feedback(feedback, now)
         if not session.connection().execute(self._insert_new(Feedback).values(row)).rowcount:
             _check_repeated(session.get_one(Feedback, row["feedback_id"]), row, feedback.feedback_id)

@@ -7,6 +7,7 @@ traces are refused from then on: an import that is repeated leaves them out.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.config.home import Home
 from rft_platform.model_registry.run_traces import delete_traces
-from rft_platform.rounds.maintenance.row_erasure import Forgotten, erase_canaries, erase_rows, one_per_judgement
+from rft_platform.rounds.maintenance.row_erasure import Forgotten, erase_rows, one_per_judgement
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import DatasetFile, change_policies, published, read, write
+from rft_platform.rounds.project.record import DatasetFile, drop_canaries, read, write
 from rft_platform.rounds.reporting.lineage import descendants_of, trace_row, trained_with
 from rft_platform.rounds.setup.demonstrations import EXPERTS, WARM_START
 from rft_platform.tasks.dataset import task_id_of
@@ -111,27 +112,31 @@ def _erase_datasets(project: Project, registry: "ModelRegistry | None", whose: W
 
     for number in store.rounds():
         dataset = read(store, number).dataset
-        if dataset is not None and (rows := _erase_file(Path(dataset.path), whose)):
-            _note_erased(project, number, dataset, rows)
+        if dataset is None:
+            continue
+        if rows := _erase_file(Path(dataset.path), whose, partial(_note_erased, project, number, dataset)):
             digest = dataset.digest
             found.add(number, rows, trained(lambda lineage: lineage.get("data_digest") == digest))  # noqa: B023
-    if rows := _erase_file(start / WARM_START, whose):
-        _drop_canaries(project, 0)
+    if rows := _erase_file(start / WARM_START, whose, lambda *_: drop_canaries(store, 0)):
         found.add(0, rows, trained(lambda lineage: lineage.get("round") == 0))
     if rows := _erase_file(start / EXPERTS, whose):
         found.add(0, rows, trained(lambda lineage: lineage.get("round") != 0))
 
 
-def _note_erased(project: Project, number: int, dataset: DatasetFile, rows: int) -> None:
-    """Record the dataset's file as it is without the erased rows, and remove what was made of them."""
-    file = Path(dataset.path)
-    changed = replace(dataset, sha256=digest_file(file), bytes=file.stat().st_size, erased=dataset.erased + rows)
+def _note_erased(project: Project, number: int, dataset: DatasetFile, file: Path, left: int) -> None:
+    """Record the dataset's file as it will be without the erased rows, and remove what was made of them."""
+    drop_canaries(project.store, number)
+    erased = dataset.rows - left
+    changed = replace(dataset, sha256=digest_file(file), bytes=file.stat().st_size, erased=erased)
     write(project.store, number, changed)
-    _drop_canaries(project, number)
 
 
-def _erase_file(file: Path, whose: Whose) -> int:
-    """Erase rows of a Parquet file; returns their number."""
+def _erase_file(file: Path, whose: Whose, before: Callable[[Path, int], None] = lambda *_: None) -> int:
+    """Erase rows of a Parquet file; returns their number.
+
+    ``before`` gets the new file and its number of rows before it replaces the old one: a killed ``rft forget`` that is
+    repeated finds the rows as long as anything else is left to do.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -142,19 +147,8 @@ def _erase_file(file: Path, whose: Whose) -> int:
     if not all(kept):
         with atomic_path(file) as temp:
             pq.write_table(table.filter(pa.array(kept)), temp, compression="zstd")
+            before(temp, kept.count(True))
     return kept.count(False)
-
-
-def _drop_canaries(project: Project, number: int) -> None:
-    """Remove the canaries of a round's policies: they are tokens of the rows or tasks that it began with.
-
-    Copies of them have the same weights: snapshots, and policies of later rounds that trained nothing.
-    """
-    policies = (published(project.store, number, name) for name in project.policies)
-    weights = {policy.weights_digest for policy in policies if policy is not None}
-    change_policies(
-        project.store, lambda policy: replace(policy, canary=None) if policy.weights_digest in weights else policy
-    )
 
 
 def _erase_rollouts(project: Project, registry: "ModelRegistry | None", tasks: set[str], found: _Found) -> None:
@@ -162,7 +156,7 @@ def _erase_rollouts(project: Project, registry: "ModelRegistry | None", tasks: s
     if not tasks:
         return
     if any(import_kind(taskset.path) == TASKS for taskset in project.config.buffer.explorer_input.explored.values()):
-        _drop_canaries(project, 0)  # the start's canary is made of tasks
+        drop_canaries(project.store, 0)  # the start's canary is made of tasks
     for number in project.store.rounds():
         if project.store.ledger(number).read().retired:
             continue
@@ -174,7 +168,7 @@ def _erase_rollouts(project: Project, registry: "ModelRegistry | None", tasks: s
         if registry is not None:
             runs = {row["run_id"] for row in held}
             delete_traces(registry.training_run(project.config.name), registry.tracking_uri, number, runs)
-        erase_canaries(project, erase_rows(project.store, number, rows, str))
+        erase_rows(project.store, number, rows, str)
         traces = [trace_row(row, project.store, project.checkpoints, registry) for row in
                   one_per_judgement(project, number, rows)]  # fmt: skip
         found.add(number, len(rows), [ref for trace in traces for ref in trace.trained])

@@ -1,4 +1,4 @@
-"""Erase stored rows: a row stays as a tombstone without its content, and is gone from the canaries of policies.
+"""Erase stored rows: a row stays as a tombstone without its content, and the canaries that may hold it are removed.
 
 A tombstone has no learning signal. Row ids, rewards and versions stay, so that lineage still names the weights that
 were trained on it. The ledger keeps the digests of the old files, so the round's digest does not change.
@@ -23,9 +23,8 @@ from rft_platform.experience.schema import (
     table_to_judged,
     table_to_rows,
 )
-from rft_platform.inference.canary import Canary
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, change_policies
+from rft_platform.rounds.project.record import drop_canaries
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,37 +74,19 @@ def one_per_judgement(project: Project, number: int, rows: set[str]) -> set[str]
     return found
 
 
-def erase_canaries(project: Project, erased: list[list[int]]) -> None:
-    """Remove erased sequences from the canary checks of all policies, also of their copies in snapshots."""
-    gone = {tuple(sequence) for sequence in erased}
-    if gone:
-        change_policies(project.store, partial(_without, gone))
-
-
-def _without(gone: set[tuple[int, ...]], policy: Policy) -> Policy:
-    if policy.canary is None:
-        return policy
-    pairs = zip(policy.canary.sequences, policy.canary.logprobs, strict=True)
-    kept = [(ids, logprobs) for ids, logprobs in pairs if tuple(ids) not in gone]
-    canary = Canary([ids for ids, _ in kept], [logprobs for _, logprobs in kept]) if kept else None
-    return replace(policy, canary=canary)
-
-
-def erase_rows(
-    store: "ExperienceStore", round_number: int, row_ids: Collection[str], rename: Rename
-) -> list[list[int]]:
+def erase_rows(store: "ExperienceStore", round_number: int, row_ids: Collection[str], rename: Rename) -> None:
     """Erase rows of a round from its files, and delete the files that held them; may be repeated.
 
     Damaged files of the round that were set aside are deleted, because their rows may not be readable. ``rename`` gives
-    tasks and runs of the rows another name, and leaves a name that it gave unchanged. Returns the token ids that the
-    rows had, prompt and response together.
+    tasks and runs of the rows another name, and leaves a name that it gave unchanged. The canaries of the round's
+    policies are removed first, and whole: the rows whose tokens they hold may be retired, lost or erased already.
     """
-    wanted, ledger, erased = set(row_ids), store.ledger(round_number), list[list[int]]()
+    wanted, ledger = set(row_ids), store.ledger(round_number)
+    drop_canaries(store, round_number)
     with ledger.change() as contents:
         for name in contents.rollouts():
             rows = table_to_rows(read_table(ledger.folder / name, ROLLOUT_SCHEMA))
             found = [row for row in rows if row.row_id in wanted and row.call.finish_reason != TOMBSTONE]
-            erased += [[*row.call.prompt_ids, *row.call.response_ids] for row in found]
             kept = _renamed([_tombstone(row) if row in found else row for row in rows], wanted, rename)
             if kept != rows:
                 _rewrite(ledger, contents, name, rows_to_table(kept))
@@ -114,13 +95,12 @@ def erase_rows(
             renamed = _renamed(judged, wanted, rename)
             if any(one.group_id != other.group_id for one, other in zip(renamed, judged, strict=True)):
                 _rewrite(ledger, contents, name, judged_to_table(renamed))
-        for name in contents.unfinished() if erased else ():  # they may be answers to the same tasks
+        for name in contents.unfinished():  # they may be answers to the same tasks
             del contents.files[name]
             contents.superseded[name] = time.time()
         delete_superseded(ledger, contents, [name for name in contents.superseded if name not in contents.files])
         for path in (ledger.folder / ASIDE).glob("*.parquet"):
             path.unlink(missing_ok=True)
-    return erased
 
 
 def _rewrite(ledger: Ledger, contents: Contents, name: str, table: "pa.Table") -> None:

@@ -6,7 +6,7 @@ only ``experience.selections`` knows one name, which is that of its file, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -439,15 +439,30 @@ def change_policies(store: ExperienceStore, change: Callable[[Policy], Policy]) 
 
     The notes decide which policies there are: the configuration may name fewer than before.
     """
+    for number, name, found in _policies(store):
+        if (changed := change(found)) != found:
+            store.write_note(number, name, encoded(changed, store.home))
+
+
+def drop_canaries(store: ExperienceStore, number: int) -> None:
+    """Remove the canaries of a round's policies: they are tokens of the rows or tasks that the round trained on.
+
+    Copies of them have the same weights: snapshots, and policies of later rounds that trained nothing.
+    """
+    weights = {policy.weights_digest for _, _, policy in _policies(store) if policy.round == number}
+    change_policies(store, lambda policy: replace(policy, canary=None) if policy.weights_digest in weights else policy)
+
+
+def _policies(store: ExperienceStore) -> Iterator[tuple[int, str, Policy]]:
+    """The recorded policies of all rounds: the round, the note's name, and the policy."""
     for number in store.rounds():
         record = RoundRecord(store, number)
         for name in store.notes(number):
             note, _, policy = name.partition("-")
-            if note not in (_SNAPSHOT, _NOTES[Policy]):
-                continue
-            found = record.snapshot(policy) if note == _SNAPSHOT else record.published(policy)
-            if found is not None and (changed := change(found)) != found:
-                store.write_note(number, name, encoded(changed, store.home))
+            if note in (_SNAPSHOT, _NOTES[Policy]):
+                found = record.snapshot(policy) if note == _SNAPSHOT else record.published(policy)
+                if found is not None:
+                    yield number, name, found
 
 
 def damaged_notes(store: ExperienceStore, number: int) -> Iterator[DamagedFile | None]:

@@ -101,7 +101,7 @@ class RowJudgement:
 
 @dataclass(frozen=True, slots=True)
 class RowTrace:
-    """Origin of a row, and the checkpoints trained on it. A retired row has only the fields of its judgements."""
+    """Origin of a row, and the checkpoints trained on it. A retired or lost row has only its judgements."""
 
     row_id: str
     round: int
@@ -117,7 +117,7 @@ class RowTrace:
     judgements: tuple[RowJudgement, ...]
     trained: tuple[CheckpointRef, ...]  # the checkpoints whose training read the row
     descendants: tuple[CheckpointRef, ...]  # all later checkpoints that descend from those
-    retired: str = ""  # text about its round's rollouts, if they were removed on purpose
+    retired: str = ""  # text about its rollouts, if they were retired or set aside as damaged
 
     def to_json(self) -> dict[str, Any]:
         """Return the trace as plain JSON values."""
@@ -134,6 +134,7 @@ _ROW = (
     "token_versions", "engine",
 )  # fmt: skip
 _SAMPLING = ("temperature", "top_p", "top_k")
+_LOST = "its rollouts were damaged and set aside: only its judgements are left"
 _Versions = Mapping[Path, tuple[int, tuple[str, ...]]]
 
 
@@ -295,21 +296,18 @@ def _without(read: dict[str, Any], left_out: Mapping[str, int]) -> dict[str, Any
 
 
 def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tuple[RowJudgement, ...], str]:
-    """Return a row, its judgements, and the text about its rollouts if they were retired."""
+    """Return a row, its judgements, and the text about its rollouts if they were retired or lost."""
     from rft_platform.experience.queries import find_row, judgements_of
 
     row, retired = find_row(store, row_id, (*_ROW, *_SAMPLING)), ""
     if row is not None:
         judged = judgements_of(store, row_id, [row["round"]])
     else:
-        gone = {
-            n: contents.retirement(store.home) for n in store.rounds() if (contents := store.ledger(n).read()).retired
-        }
-        judged = judgements_of(store, row_id, gone)
+        judged = judgements_of(store, row_id, store.rounds())
         if not judged:
             raise UserError(f"row {row_id!r} is in no round of {store.root}; row ids have 32 hexadecimal digits")
         row = {name: judged[0].get(name) for name in (*_ROW, *_SAMPLING)}
-        retired = gone[row["round"]]
+        retired = store.ledger(row["round"]).read().retirement(store.home) or _LOST
     in_force = store.judge_version(row["round"])
     return (
         row,

@@ -143,6 +143,7 @@ LIMITED = "a request may have at most 8 (service.most_choices)"
         ("chat/completions", {"n": 0}, "n", "0: expected at least 1"),
         ("chat/completions", {"metadata": {"task_id": "a\0"}}, None, "a text of the body contains NUL"),
         ("completions", {"prompt": "a\0"}, None, "a text of the body contains NUL"),
+        ("chat/completions", {"user": "é" * 201}, "subject", "the subject has 201 characters, at most 200 are allowed"),
         ("completions", {"prompt": ["a"] * 9}, "prompt", f"9 prompts with n=1 are 9 choices; {LIMITED}"),
         ("completions", {"prompt": [[1], [2], [3]], "n": 3}, "prompt", "3 prompts with n=3 are 9 choices"),
         ("chat/completions", {"max_tokens": "999999"}, "max_tokens", "'999999' is no integer"),

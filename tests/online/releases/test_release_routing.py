@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rft_platform.online.gateway.proxy import place_of
+from rft_platform.online.gateway.proxy import names_of
 from rft_platform.online.gateway.request_bodies import FeedbackRequest
 from rft_platform.online.releases.routing import Router, ServedRelease, Split
+from rft_platform.web_guard.checks import headers_of
 
 BASE: Any = SimpleNamespace(name="base")
 OTHER: Any = SimpleNamespace(name="candidate")
@@ -52,10 +53,16 @@ def test_failures_count_per_release() -> None:
     assert made.candidate_failures == 0
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_header_names_the_same_subject_as_the_body(encoding: str) -> None:
+    headers = headers_of({"headers": [(b"x-rft-subject", "Jörg".encode(encoding))]})
+    assert names_of(headers, {}) == names_of({}, {"user": "Jörg"}) == {"subject": "Jörg"}
+
+
 def test_an_api_key_is_never_taken_as_the_name_of_a_run() -> None:
     headers = {"authorization": "Bearer Qx7/9aZkL2/8sTuVw"}
-    assert place_of(headers, {}) == {"task_id": "Qx7/9aZkL2", "run_id": "8sTuVw"}
-    assert place_of(headers, {}, record_keys=False) == {}
+    assert names_of(headers, {}) == {"task_id": "Qx7/9aZkL2", "run_id": "8sTuVw"}
+    assert names_of(headers, {}, record_keys=False) == {}
 
 
 @pytest.mark.parametrize("given", [{"metrics": {"x": float("nan")}}, {"user_feedback": {"rating": float("inf")}}])

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,18 @@ def test_the_text_is_in_no_file_and_its_call_is_kept_for_statistics_only(project
     assert stored["b"].model_call["response_ids"] == [3]
     corrections = [row["messages"][-1]["content"] for row in DemonstrationStore(traffic_database(project)).rows()]
     assert corrections == ["Dear [email]"] * 3
+
+
+def test_a_prompt_of_token_ids_is_stored_without_tokens_if_there_is_a_function(project: Project) -> None:
+    completion = call("a", "")
+    completion.model_call["messages"] = []
+    redaction = redaction_of(project)
+    traffic_store(project, redaction).record([completion])
+    traffic_store(project).record([replace(completion, msg_id="b")])
+    found = traffic_store(project).calls(["a", "b"])
+    stored = {each.msg_id: (each.state, each.model_call["prompt_ids"]) for each in found}
+    assert stored == {"a": ("untrainable", []), "b": ("recorded", [1, 2])}
+    assert redaction.calls == 1
 
 
 def test_tags_and_tools_are_redacted_and_the_structure_stays() -> None:

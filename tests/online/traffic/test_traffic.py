@@ -348,6 +348,7 @@ def test_unlabelled_calls_expire(store, url, clock) -> None:
     store.give_feedback(feedback("f", "a"))
     clock.now += 100
     assert TrafficErasure(open_database(url), clock).expire(older_than_s=50) == 1
+    assert store.give_feedback(feedback("late", "b")) == FeedbackResult(late=1)
     assert store.counts()["expired"] == 1
 
 
@@ -423,6 +424,28 @@ def test_feedback_on_a_forgotten_call_is_not_kept(store, url) -> None:
     store.record([call("a", subject="ann")])
     TrafficErasure(open_database(url)).forget(Person("ann", b"key"))
     assert store.give_feedback(feedback("f1", "a", comment="ann was unhappy")) == FeedbackResult(unknown=("a",))
+
+
+def test_a_repeated_feedback_on_answers_of_a_forgotten_person_changes_nothing(store, url) -> None:
+    """Its id is a digest by then; it would relabel the answers of others by a reward that was replaced."""
+    store.record([call("a", subject="ann"), call("b", subject="bob"), call("c", subject="bob")])
+    given = feedback("ticket-1", "a", "b", comment="ann is happy", request={"x": 1})
+    store.give_feedback(given)
+    person, erasure = Person("ann", b"key"), TrafficErasure(engine := open_database(url))
+    erasure.forget(person)
+    erasure.forget_names(person)
+    store.give_feedback(feedback("later", "b", value=0.0))
+    assert store.give_feedback(given) == FeedbackResult(duplicate=1, unknown=("a",))
+    assert store.calls(["b"])[0].reward == 0.0
+    with engine.connect() as connection:
+        kept = connection.exec_driver_sql("SELECT feedback_id, comment FROM feedback ORDER BY feedback_id").all()
+    assert [(name.partition("-")[0], comment) for name, comment in kept] == [("forgotten", None), ("later", None)]
+    others = (
+        feedback("value", "a", "b", value=0.5),
+        feedback("answers", "a", "b", "c"),
+        feedback("own", "b", value=0.25),
+    )
+    assert [store.give_feedback(other).matched for other in others] == [1, 2, 1]
 
 
 def test_errors_of_the_database_do_not_show_messages(tmp_path) -> None:
