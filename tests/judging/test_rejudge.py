@@ -23,7 +23,7 @@ from rft_platform.jobs.instance import open_instance
 from rft_platform.judging.judge_context import BudgetSpentError
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Explored, read, write
+from rft_platform.rounds.project.record import Explored, Trained, read, write
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, check_judge, judge_spec, other_judge
 from rft_platform.run.project_checks import check_may_start
 from rft_platform.run.start import write_config
@@ -213,6 +213,32 @@ def test_a_reward_replaced_by_the_judge_is_reported_once(project: Project, caplo
         "to use the workflow's reward"
     ]
     assert judge(project, 1).own_rewards_replaced is None
+
+
+def test_a_judgement_that_a_training_read_is_not_replaced_by_another(project: Project, tmp_path: Path) -> None:
+    factor = tmp_path / "factor.txt"
+    factor.write_text("1")
+    (tmp_path / "j.py").write_text(
+        "from pathlib import Path\n"
+        f"def scaled(task, response): return len(str(response)) * float(Path({str(factor)!r}).read_text())\n"
+    )
+    chosen, store = other_judge(f"{tmp_path / 'j.py'}:scaled", {}, []), project.store
+    version = judge(project, 1, chosen).judge_version
+    factor.write_text("2")
+    assert judge(project, 1, chosen).judge_version == version  # no training has read the earlier one
+    before = store.digest(1, judge_version=version)
+    lineage = {"row_selection": {"digests": {"1": before}}}
+    write(store, 2, Trained("there", 1, "w", 1, {}, {}, 0.0, lineage=lineage))
+    assert judge(project, 1, chosen).sound  # the same rows
+    factor.write_text("3")
+    with pytest.raises(
+        UserError, match=rf"training of r0002 read judgement {version} of r0001.* 8 of 8 rows .*version"
+    ):
+        judge(project, 1, chosen)
+    assert store.digest(1, judge_version=version) == before
+    assert judge(project, 1, other_judge("numeric", {}, [])).judge_version != version
+    project.store.write_rollouts(1, 0, [replace(row, run_reward=0.5) for row in rollouts(project, 1)])
+    assert judge(project, 1, chosen).judge_version == version  # explored again: the training read other rows
 
 
 def test_a_judges_key_is_looked_for_before_anything_starts(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

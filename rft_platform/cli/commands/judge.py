@@ -29,7 +29,11 @@ def judge(
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Judge stored rollouts with another judge (or the configured one); earlier judgements are kept."""
+    """Judge stored rollouts with another judge (or the configured one).
+
+    Judgements of other judge versions are kept. One of the same version is replaced; the command refuses that if a
+    training has read it and the new one differs.
+    """
     from rft_platform.config.home import Home
     from rft_platform.online.project import open_project
     from rft_platform.run.console import output, print_json
