@@ -36,7 +36,9 @@ def trace(
     ],
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Read every file of rows and weights, and compare it with its digest."),
+        typer.Option(
+            "--verify", help="Read every file of rows and weights, compare it with its digest, and fail if one differs."
+        ),
     ] = False,
     code: Annotated[
         bool, typer.Option("--code", help="Print the user's code, and how it differs from that of the training before.")
@@ -73,6 +75,8 @@ def trace(
             print_verified(found, whole, output())
     else:
         print_row(found, output(), None if every else _SHOWN)
+    if verify and isinstance(found, CheckpointTrace) and changed_trainings(found):
+        raise typer.Exit(1)
 
 
 def _print_run(project: "Project", run_id: str, every: bool, as_json: bool) -> None:
@@ -221,17 +225,20 @@ def whole_checkpoints(found: "CheckpointTrace") -> int:
     return len(kept)
 
 
+def changed_trainings(found: "CheckpointTrace") -> "list[TrainingTrace]":
+    """The trainings whose rows are not those that they read any more."""
+    return [training for training in found.trainings if training.data_unchanged is False]
+
+
 def print_verified(found: "CheckpointTrace", whole: int, console: "Console") -> None:
     """Print the result of ``--verify``; damaged row files have raised an error before this call."""
-    compared = [training for training in found.trainings if training.data_unchanged is not None]
-    changed = [training for training in compared if not training.data_unchanged]
     files = len({file.path for training in found.trainings for file in (*training.rollouts, training.judged) if file})
     text = (
         f"verified: {files:,} files of rows and {whole:,} of {len(found.trainings):,} checkpoints match their digests"
     )
     missing = len(found.trainings) - whole
     console.print(text + (f" ({missing:,} keep only their manifest)" if missing else ""), markup=False, soft_wrap=True)
-    for training in changed:
+    for training in changed_trainings(found):
         console.print(f"{_named(training.result)}: its rows have CHANGED since", markup=False, soft_wrap=True)
 
 
