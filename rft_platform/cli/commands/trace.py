@@ -244,22 +244,28 @@ def print_verified(found: "CheckpointTrace", whole: int, console: "Console") -> 
 
 def _counts(training: "TrainingTrace", trained: str = "rows trained on") -> str:
     """The number of rows trained on, and of those that were not, by reason."""
+    if training.rows_trained is None and not training.result.round:
+        return "demonstrations"
     others = {
         "masked (their rewards count in their groups)": training.rows_masked,
         "dropped": training.rows_dropped,
         **training.rows_left_out,
     }
     found = [f"{count:,} {reason}" for reason, count in others.items() if count]
-    return f"{training.rows_trained:,} {trained}" + (f"; not: {', '.join(found)}" if found else "")
+    return f"{_rows(training.rows_trained)} {trained}" + (f"; not: {', '.join(found)}" if found else "")
+
+
+def _rows(count: int | None) -> str:
+    return "an unknown number of" if count is None else f"{count:,}"
 
 
 def _before(trainings: "Sequence[TrainingTrace]") -> str:
-    of_rounds = [training for training in trainings if training.result.round]
-    rows = sum(training.rows_trained for training in of_rounds)
-    warm_start = len(trainings) - len(of_rounds)
-    plural = "" if len(of_rounds) == 1 else "s"
-    parts = [f"{len(of_rounds):,} training{plural} on {rows:,} rows"] if of_rounds else []
-    parts += [f"a warm start with {warm_start:,} checkpoints"] if warm_start else []
+    from rft_platform.rounds.reporting.lineage import of_rounds, total_rows
+
+    count = len(of_rounds(trainings))
+    warm_start = len(trainings) - count
+    parts = [f"{count:,} training{'' if count == 1 else 's'} on {_rows(total_rows(trainings))} rows"] if count else []
+    parts += [f"a warm start with {warm_start:,} checkpoint{'' if warm_start == 1 else 's'}"] if warm_start else []
     return " after ".join(parts)
 
 
@@ -280,7 +286,8 @@ def print_checkpoint(
                 "trained from": f"{training.parent} (v{training.parent_version})",
                 "rollouts": "\n".join(f"{file.path}  {file.rows:,} rows" for file in training.rollouts) or None,
                 "selection": training.selection
-                and f"{training.selection.path}  {training.rows_trained:,} of {training.selection.rows:,} rows trained",
+                and f"{training.selection.path}  {_rows(training.rows_trained)} of {training.selection.rows:,} rows "
+                "trained",
                 "dataset": _dataset(training),
                 "from": _source(training.more),
                 "imported from": _traces(training.imported, every_trace),
@@ -299,8 +306,7 @@ def print_checkpoint(
         )
     more = found.trainings[shown:] if shown is not None else ()
     if more:
-        rows = sum(training.rows_trained for training in more)
-        text = f"... and {len(more):,} earlier trainings, on {rows:,} rows (--all shows them)"
+        text = f"... and before that {_before(more)} (--all shows them)"
         console.print(text, style="bold", markup=False, soft_wrap=True)
     console.print(_base(found), style="bold", markup=False, soft_wrap=True)
 
@@ -379,7 +385,7 @@ def _dataset(training: "TrainingTrace") -> str | None:
     if "dataset" not in lineage:
         return None
     origin = f"{lineage.get('project')}/{lineage.get('name')}"
-    return f"{lineage['dataset']} of {origin}  {lineage.get('dataset_rows', 0):,} rows"
+    return f"{lineage['dataset']} of {origin}  {_rows(lineage.get('dataset_rows'))} rows"
 
 
 def _traces(imported: "Sequence[Origin]", every: bool) -> str | None:
