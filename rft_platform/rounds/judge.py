@@ -106,7 +106,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     if sound := _may_be_in_force(rollouts_found, judged_found):
         store.put_in_force(round_number, version)
     figures = reward_figures(project, judged.rows, rows, has_advantage=chosen.advantage is not None)
-    earlier = record.judged or Judged()
+    earlier, seconds = record.judged or Judged(), perf_counter() - started
     made = Judged(
         judge_version=version,
         sound=sound,
@@ -114,11 +114,12 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         mean_reward=figures.pop("mean_reward"),
         judge_names={**earlier.judge_names, version: name_of(judges)},
         judge_codes={**earlier.judge_codes, version: keep_user_code(project, *_named_by(other))},
+        judge_seconds={version: seconds, **_seconds_of(earlier)},
         judge_errors=len(judged.errors),
         own_rewards_replaced=replaced or None,
         operators=list(judged.operators),
         operators_version=pipeline.version,
-        seconds=perf_counter() - started,
+        seconds=seconds,
         figures={
             **usage_of(judges),
             **figures,
@@ -146,6 +147,12 @@ def _refuse_to_replace(project: Project, round_number: int, version: str, rows: 
             "Give it another version (other --args or other code), use another judge, or, if its model failed for some "
             "runs, judge again later"
         )
+
+
+def _seconds_of(earlier: Judged) -> dict[str, float]:
+    """The time that each judgement of a round took, by judge version."""
+    seconds = earlier.seconds_of(earlier.judge_version)
+    return {**earlier.judge_seconds, **({} if seconds is None else {earlier.judge_version: seconds})}
 
 
 def _by_row(table: pa.Table) -> dict[str, dict[str, Any]]:
@@ -370,6 +377,7 @@ def restore(project: Project, round_number: int, version: str) -> Judged:
         mean_reward=figures.pop("mean_reward"),
         judge_names=earlier.judge_names,
         judge_codes=earlier.judge_codes,
+        judge_seconds=_seconds_of(earlier),
         judge_errors=len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
         restored=True,
         seconds=perf_counter() - started,

@@ -40,6 +40,7 @@ from rft_platform.rounds.project.record import (
     read,
     write,
 )
+from rft_platform.rounds.reporting.round_history import time_split
 from rft_platform.rounds.warm_start import WarmStartCourse
 from rft_platform.run import start
 from rft_platform.run.project_checks import is_finished
@@ -261,6 +262,21 @@ def test_the_table_distinguishes_a_later_judgement_from_the_trained_one(
     table = rft("rounds").stdout
     assert "0.125*" in table and "0.500*" not in table
     assert "r0001: judged again after its training" in table
+
+
+def test_a_later_judgement_does_not_change_what_a_round_took(project: Project) -> None:
+    store, wall = project.store, 9.0
+    write(store, 1, replace(read(store, 1).trained(), lineage={"judge_version": "old-1"}))
+    names = {"old-1": "exact_match"}
+    write(store, 1, Judged(seconds=0.5, judge_version="old-1", judge_names=names))
+    before = time_split(read(store, 1), wall)
+    assert (before["judge"], before["overhead"]) == (0.5, 0.5)
+    names |= {"new-2": "llm"}
+    later = Judged(seconds=50.0, judge_version="new-2", judge_names=names, judge_seconds={"old-1": 0.5, "new-2": 50.0})
+    write(store, 1, later)
+    assert time_split(read(store, 1), wall) == before
+    write(store, 1, Judged(seconds=50.0, judge_version="new-2", judge_names=names))  # the earlier time was not recorded
+    assert not {"judge", "overhead"} & time_split(read(store, 1), wall).keys()
 
 
 def test_rows_of_an_earlier_training_are_reported(

@@ -272,6 +272,7 @@ def test_the_command_compares_with_the_earlier_judgement_and_restores_it(project
     assert note.judge_names == {before: "exact_match", now: "numeric"}
     assert note.judge_codes == {before: None, now: None}  # no user code
     assert (note.judge_version, note.mean_reward, note.rows, note.sound) == (before, 0.125, 8, True)
+    assert note.judge_seconds.keys() == {before, now}
     for arguments, message in (
         (
             ["--restore", "feed"],
