@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -227,6 +228,21 @@ def test_pages_need_the_token_and_escape_text(url: str) -> None:
         compared = client.get("/tasks/task-0").text
         assert "Version 4" in compared and "Version 8" in compared and SCRIPT not in compared
         assert "default-src 'self'" in client.get("/").headers["content-security-policy"]
+
+
+def test_the_task_of_a_run_of_an_earlier_round_has_a_link_that_works(
+    url: str, store: ExperienceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "MOST_ROUNDS", 2)
+    store.write_rollouts(3, 0, rollouts(1, 1, round=3, task_id="another"))
+    store.write_rollouts(4, 0, rollouts(1, 1, round=4, task_id="another"))
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}) as client:
+        listed = client.get("/runs?first=1&last=1").text
+        for page in (listed, client.get(find_runs_link(listed)).text):
+            link = re.search(r'"(/tasks/task-0[^"]*)"', page)
+            assert link is not None
+            assert client.get(link[1]).status_code == 200, link[1]
+        assert '"/tasks/another"' in client.get("/runs").text
 
 
 def test_a_server_takes_connections_before_its_link_is_printed(home: Home) -> None:

@@ -32,6 +32,7 @@ from rft_platform.servers.viewer.queries import (
     Search,
     find_runs,
     newest,
+    rounds_to_compare,
     rows_of_run,
     runs_of_task,
     versions_of_task,
@@ -203,6 +204,7 @@ def _runs_page(home: Home, given: dict[str, str]) -> Response:
     kept = {name: value for name, value in given.items() if value and name != "page"}
     return page(
         "runs.html.jinja", project, title="Runs", search=search, given=kept, found=found,
+        compared=rounds_to_compare(project.store, found.rounds),
         tasksets=sorted(project.tasksets), policies=sorted(project.policies),
     )  # fmt: skip
 
@@ -216,7 +218,7 @@ def _run_page(home: Home, number: int, run_id: str, colour: str) -> Response:
         raise NotFoundError(f"round {number} has no run {run_id!r}")
     return page(
         "run.html.jinja", project, title=f"Run {run_id}", run=rows[-1], calls=_calls(project, rows, colour),
-        colour=colour, colours=COLOURS,
+        colour=colour, colours=COLOURS, compared=rounds_to_compare(project.store, [number]),
     )  # fmt: skip
 
 

@@ -79,6 +79,14 @@ def newest(store: ExperienceStore) -> list[int]:
     return known[-MOST_ROUNDS:]
 
 
+def rounds_to_compare(store: ExperienceStore, shown: Sequence[int]) -> str:
+    """The rounds for the page of a task shown in some rounds; empty: the newest, which it reads anyway."""
+    if not shown or set(shown) <= set(newest(store)):
+        return ""
+    known = [number for number in store.rounds() if 0 < number <= max(shown)][-MOST_ROUNDS:]
+    return f"{known[0]}-{known[-1]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Runs:
     """A page of runs."""
