@@ -167,6 +167,8 @@ def test_versions_are_listed_with_their_held_out_pass_rates(project: Project, rf
     }  # fmt: skip
     assert second[4:] == ["–", "–", "–"], "this round has no scores"
     refused = rft("models", "compare", 3, 1).stderr
+    compared = rft("models", "compare", 1, 2)
+    assert compared.exit_code == 2 and "`rft eval --all` evaluates every version" in " ".join(compared.stderr.split())
     assert "no policy version 3: there are 0, 1, 2; model version 3 is policy version 2" in refused
 
 
