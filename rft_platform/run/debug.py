@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 #: Value of ``--model``: a random model of a million parameters, built from code. Its answers mean nothing.
 TINY = "tiny"
+_DIGITS = 18  # of a number that no task has more of
 SLOW_S = 10.0  # seconds after which a run is reported as slow
 _SAMPLE = {"question": "What is 17+25?", "answer": "42"}
 _TASKSET = ("buffer", "explorer_input", "taskset")
@@ -225,9 +226,9 @@ def _chosen_task(project: Project, wanted: Wanted) -> "Task":
     tasks = project.tasks.tasks
     if wanted.task.lstrip().startswith("{"):
         return tasks[0]
-    if not wanted.task.isdecimal() or int(wanted.task) >= len(tasks):
+    if not wanted.task.isdecimal() or len(wanted.task) > _DIGITS or int(wanted.task) >= len(tasks):
         raise UserError(
-            f"--task {wanted.task}: expected a number from 0 to {len(tasks) - 1}, or the task as a JSON object"
+            f"--task {wanted.task[:80]}: expected a number from 0 to {len(tasks) - 1}, or the task as a JSON object"
         )
     return tasks[int(wanted.task)]
 

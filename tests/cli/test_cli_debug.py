@@ -228,6 +228,7 @@ def test_a_model_with_the_settings_of_a_file(write_config: Callable[..., Path], 
         (("judge", "42", "--judge", "judge.py"), "judge 'judge.py': names a file without a function; write judge.py:"),
         (("workflow", "agent.py"), "workflow 'agent.py': names a file without a function; write agent.py:solve"),
         (("judge", "42", "--judge", "numeric", "--task", "7"), "expected a number from 0 to 0"),
+        (("judge", "42", "--judge", "numeric", "--task", "²"), "expected a number from 0 to 0"),
         (("judge", "42", "--judge", "numeric", "--task", "{"), "--task: expected a number or a JSON object"),
     ],
 )
