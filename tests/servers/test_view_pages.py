@@ -99,7 +99,8 @@ def test_the_newest_round_is_shown_first(store: ExperienceStore) -> None:
         (Search(first=1, last=2, version=4), 4),
         (Search(taskset="other"), 0),
         (Search(least=1e9), 0),
-        (Search(first=1, page=1), 0),
+        (Search(first=1, page=1), 8),  # beyond the end: the last page
+        (Search(text="nowhere", page=7), 0),
     ],
 )
 def test_a_search_finds_whole_runs(store: ExperienceStore, search: Search, runs: int) -> None:
@@ -260,6 +261,8 @@ def test_a_server_takes_connections_before_its_link_is_printed(home: Home) -> No
     ("path", "status", "message"),
     [
         ("/runs?first=x", 400, "first 'x': expected a number"),
+        ("/runs?page=99999999999999999999", 200, "4 runs"),
+        ("/runs?version=99999999999999999999", 200, "0 runs"),
         ("/runs?order=best", 400, "order 'best': expected one of newest"),
         ("/runs/2/nothing", 404, "round 2 has no run 'nothing'"),
         ("/runs/9/nothing", 404, "round 9 has no run 'nothing'"),

@@ -26,7 +26,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import published
 from rft_platform.servers.ui_servers import interface_links
 from rft_platform.servers.viewer import overview
-from rft_platform.servers.viewer.page import FOLDER, field, page
+from rft_platform.servers.viewer.page import FOLDER, field, page, page_number
 from rft_platform.servers.viewer.production import production_dataset, production_page
 from rft_platform.servers.viewer.queries import (
     Search,
@@ -257,5 +257,5 @@ def _search(given: dict[str, str]) -> Search:
         field(given, "first", int), field(given, "last", int), given.get("text", "").strip(),
         given.get("task", "").strip(), given.get("taskset", ""), given.get("policy", ""), field(given, "version", int),
         field(given, "least", float), field(given, "most", float), given.get("order", "newest"),
-        max(field(given, "page", int) or 0, 0),
+        page_number(given),
     )  # fmt: skip
