@@ -197,7 +197,7 @@ def test_the_command_names_the_first_step_of_a_new_project(
 ) -> None:
     start.write_config(home, load_config(write_config()))
 
-    assert rft("rounds").stdout.splitlines()[-1] == "next: warm start"
+    assert rft("rounds").stdout.splitlines()[-1] == "next: starting policy"
 
 
 def test_the_summary_compares_the_start_with_the_last_evaluation(project: Project, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_launch_whose_driver_died_is_called_interrupted(
         run = instance.create_run_for_job(job, status=DagsterRunStatus.STARTED, tags=dead)
         said = rft("rounds").stdout.splitlines()[-1]
         assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED, "looking repairs nothing"
-    assert said == "interrupted: warm start (its process has ended); `rft run` continues it; next: warm start"
+    assert said == "interrupted: starting policy (its process has ended); `rft run` continues it; next: starting policy"
 
 
 def test_the_trace_of_a_round_without_training_is_its_parents(
