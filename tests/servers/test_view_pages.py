@@ -18,6 +18,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
+from rft_platform.experience.maintenance import retire_round
 from rft_platform.experience.record import row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.online.project import open_project
@@ -244,6 +245,14 @@ def test_the_task_of_a_run_of_an_earlier_round_has_a_link_that_works(
             assert link is not None
             assert client.get(link[1]).status_code == 200, link[1]
         assert '"/tasks/another"' in client.get("/runs").text
+
+
+def test_a_search_says_which_rounds_were_retired(url: str, store: ExperienceStore) -> None:
+    retire_round(store, 1)
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}) as client:
+        page = client.get("/runs?first=1").text
+        assert "Round 1: 4 rollout rows were retired on" in page and "they were deleted." in page
+        assert "were retired" not in client.get("/runs").text
 
 
 def test_a_server_takes_connections_before_its_link_is_printed(home: Home) -> None:

@@ -204,9 +204,15 @@ def _runs_page(home: Home, given: dict[str, str]) -> Response:
     kept = {name: value for name, value in given.items() if value and name != "page"}
     return page(
         "runs.html.jinja", project, title="Runs", search=search, given=kept, found=found,
-        compared=rounds_to_compare(project.store, found.rounds),
+        compared=rounds_to_compare(project.store, found.rounds), retired=_retired(project, found.rounds),
         tasksets=sorted(project.tasksets), policies=sorted(project.policies),
     )  # fmt: skip
+
+
+def _retired(project: Project, rounds: Sequence[int]) -> list[str]:
+    """A sentence for each of the rounds whose rows were retired."""
+    found = {number: project.store.ledger(number).read().retirement(project.store.home) for number in rounds}
+    return [f"Round {number}: {text}." for number, text in found.items() if text]
 
 
 def _run_page(home: Home, number: int, run_id: str, colour: str) -> Response:
